@@ -1,0 +1,92 @@
+"""Every error that omnireuse raises on purpose.
+
+    OmniReuseError
+    ├── ConfigError (ValueError)            a value that a user gave cannot work
+    │   ├── UnknownNameError                a name that nothing answers to; the nearest names are suggested
+    │   └── UnsupportedModelError           a model or pipeline that the asked-for reuse cannot serve
+    ├── WrongTypeError (TypeError)          a value of the wrong kind altogether
+    ├── StateError (RuntimeError)           a call that does not fit what happened before it
+    └── MissingExtraError (ImportError)     an optional dependency is not installed
+
+A message reads: *object(field=value): field must …, got …; what to do*.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ConfigError",
+    "MissingExtraError",
+    "OmniReuseError",
+    "StateError",
+    "UnknownNameError",
+    "UnsupportedModelError",
+    "WrongTypeError",
+]
+
+
+class OmniReuseError(Exception):
+    """The root of the tree: catch it to catch all that omnireuse raises on purpose."""
+
+
+class ConfigError(OmniReuseError, ValueError):
+    """A value that a user gave cannot work."""
+
+
+class UnknownNameError(ConfigError):
+    """A name that nothing answers to.
+
+    Args:
+        kind: what was looked up, in the domain's words ("cache backend").
+        given: the name that was not found.
+        known: every name that would have been.
+        hint: a further sentence on what to do, without the closing stop.
+    """
+
+    def __init__(self, kind: str, given: object, known: Iterable[str], *, hint: str = "") -> None:
+        self.kind, self.given, self.known, self.hint = kind, given, tuple(sorted(known)), hint
+        near = difflib.get_close_matches(str(given), self.known, n=1, cutoff=0.5)
+        parts = [f"unknown {kind} {given!r}"]
+        if near:
+            parts.append(f"did you mean {near[0]!r}?")
+        parts.append(f"known: {', '.join(self.known) or 'none'}")
+        if hint:
+            parts.append(hint)
+        super().__init__("; ".join(parts))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_unknown_name, (self.kind, self.given, self.known, self.hint)
+
+
+def _rebuild_unknown_name(kind: str, given: object, known: tuple[str, ...], hint: str) -> UnknownNameError:
+    return UnknownNameError(kind, given, known, hint=hint)
+
+
+class UnsupportedModelError(ConfigError):
+    """A model or pipeline that the asked-for reuse cannot serve."""
+
+
+class WrongTypeError(OmniReuseError, TypeError):
+    """A value of the wrong kind altogether."""
+
+
+class StateError(OmniReuseError, RuntimeError):
+    """A call that does not fit what happened before it."""
+
+
+class MissingExtraError(OmniReuseError, ImportError):
+    """An optional dependency is not installed.
+
+    Args:
+        feature: what needed it, in the domain's words.
+        extra: the extra that brings it, as in ``omnireuse[extra]``.
+    """
+
+    def __init__(self, feature: str, extra: str) -> None:
+        self.feature, self.extra = feature, extra
+        super().__init__(f"{feature} needs an optional dependency; install it: pip install 'omnireuse[{extra}]'")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return MissingExtraError, (self.feature, self.extra)
