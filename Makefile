@@ -1,0 +1,40 @@
+# Every target sets up what it needs in .venv; the stamp files make the second call quick.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup demo test lint bench clean
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.stamp-project ## the virtual environment in .venv
+
+demo: setup ## one prompt set in full, cached and with fewer steps; writes out/demo/report.html
+	$(BIN)/omnireuse demo $(DEMO)
+
+test: setup ## the test suite with branch coverage (TEST="-k name" narrows it)
+	$(BIN)/python -m pytest --cov --cov-report=term $(TEST)
+
+lint: setup ## ruff check, ruff format, mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+
+bench: setup ## the committed benchmarks under bench/
+	$(BIN)/python -m bench $(BENCH)
+
+clean: ## drop the environment and everything generated
+	rm -rf $(VENV) .ci/venv-* out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+
+# torch goes first and alone: pip then takes the build that this machine's own configuration prefers (a CPU wheel where
+# one is set up) and everything after it finds torch already there.
+$(VENV)/.stamp-torch: constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "the pinned environment needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt --upgrade pip
+	$(BIN)/pip install --quiet -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	touch $@
+
+$(VENV)/.stamp-project: $(VENV)/.stamp-torch pyproject.toml
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[report,metrics,redis]' --group dev
+	touch $@
