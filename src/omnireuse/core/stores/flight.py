@@ -1,0 +1,110 @@
+"""Single flight: concurrent requests for one absent key run its loader once and share what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Hashable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+__all__ = ["SingleFlight"]
+
+V = TypeVar("V")
+
+
+class _Flight(Generic[V]):
+    """One running loader: the thread and task that run it, and what they will deliver."""
+
+    __slots__ = ("future", "task", "thread")
+
+    def __init__(self, task: object) -> None:
+        self.future: Future[V] = Future()
+        self.thread, self.task = threading.get_ident(), task
+
+
+class SingleFlight(Generic[V]):
+    """Runs at most one loader per key at a time, across threads and asyncio tasks.
+
+    The first caller (the leader) runs its loader; the others wait and get the same value, or the leader's own error.
+    Nothing is remembered once the leader is done: an error is never served to a later caller. A leader that is
+    interrupted rather than failed (KeyboardInterrupt, a cancelled task) hands over to one of its waiters. A loader that asks for its own key again, and a
+    synchronous call on a thread whose own task is loading, run at once, because waiting would never end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._flights: dict[Hashable, _Flight[V]] = {}
+
+    def __len__(self) -> int:
+        """Loaders running now."""
+        return len(self._flights)
+
+    def run(self, key: Hashable, load: Callable[[], V]) -> tuple[V, bool]:
+        """The value of ``load()`` and whether this call led.
+
+        Raises:
+            Exception: what ``load`` raised, in the leader and in every waiter.
+        """
+        while True:
+            flight, leads = self._join(key, None)
+            if not leads:
+                if flight.thread == threading.get_ident():
+                    return load(), True
+                try:
+                    return flight.future.result(), False
+                except _Abandoned:
+                    continue
+            try:
+                value = load()
+            except BaseException as error:
+                self._finish(key, flight, error=error)
+                raise
+            self._finish(key, flight, value=value)
+            return value, True
+
+    async def run_async(self, key: Hashable, load: Callable[[], Awaitable[V]]) -> tuple[V, bool]:
+        """As :meth:`run` for a coroutine; waiting blocks no event loop."""
+        task = asyncio.current_task()
+        while True:
+            flight, leads = self._join(key, task)
+            if not leads:
+                if flight.task is task:
+                    return await load(), True
+                try:
+                    # Shielded: a cancelled waiter must not cancel the flight that others wait for.
+                    return await asyncio.shield(asyncio.wrap_future(flight.future)), False
+                except _Abandoned:
+                    continue
+            try:
+                value = await load()
+            except BaseException as error:
+                self._finish(key, flight, error=error)
+                raise
+            self._finish(key, flight, value=value)
+            return value, True
+
+    def _join(self, key: Hashable, task: object) -> tuple[_Flight[V], bool]:
+        with self._lock:
+            flight = self._flights.get(key)
+            if flight is not None:
+                return flight, False
+            flight = self._flights[key] = _Flight(task)
+            return flight, True
+
+    def _finish(
+        self, key: Hashable, flight: _Flight[V], *, value: V | None = None, error: BaseException | None = None
+    ) -> None:
+        # The key leaves first: a caller that comes after the outcome is known starts afresh (and finds the store filled).
+        with self._lock:
+            del self._flights[key]
+        if error is None:
+            flight.future.set_result(value)  # type: ignore[arg-type]  # value is V whenever there is no error
+        elif isinstance(error, Exception):
+            flight.future.set_exception(error)
+        else:
+            flight.future.set_exception(_Abandoned())
+
+
+class _Abandoned(Exception):  # noqa: N818 - a signal between leader and waiters, never seen outside
+    """The leader was interrupted: one of the waiters leads next."""
