@@ -1,0 +1,1 @@
+"""What a person looks at: how close images are, what was compared, and the page and pictures that show it."""

@@ -1,0 +1,81 @@
+"""A small made-up comparison for the tests of the report; its figures mean nothing."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from omnireuse.report.results import Comparison, Mark, Sample, Variant
+
+PROMPTS = (
+    "a large red circle in the centre on a plain teal background",
+    "a small blue cross left of a big <b>pink</b> square on a dotted gray background",
+    "a striped brown background with a little white triangle above a large green circle",
+)
+STEPS = 28
+
+
+def marks(computed: set[int], branches: tuple[str, ...] = ("cond", "uncond")) -> tuple[Mark, ...]:
+    return tuple(
+        Mark(
+            branch=branch,
+            step=step,
+            reused=step not in computed,
+            reason={0: "first", STEPS - 1: "last"}.get(step, "policy"),
+            drift=0.01 * step if step else None,
+        )
+        for step in range(STEPS)
+        for branch in branches
+    )
+
+
+def _variant(index: int, name: str, role: str, computed: set[int], psnr: float, **more: object) -> Variant:
+    samples = tuple(
+        Sample(
+            prompt=prompt,
+            seed=number,
+            image=f"images/{index}-{number}.png",
+            seconds=(0.02 * len(computed) + 0.001 * number, 0.02 * len(computed) + 0.002),
+            computed_steps=float(len(computed)),
+            psnr=psnr + number,
+            ssim=1.0 if math.isinf(psnr) else 0.98 - 0.01 * number,
+            attributes={"shape": True, "colour": role != "floor", "place": number != 2},
+            marks=marks(computed) if role == "cache" else (),
+        )
+        for number, prompt in enumerate(PROMPTS)
+    )
+    return Variant(name=name, role=role, settings={"threshold": 0.2}, samples=samples, **more)  # type: ignore[arg-type]
+
+
+def comparison() -> Comparison:
+    every = set(range(STEPS))
+    return Comparison(
+        title="omnireuse demo",
+        model="shapes-flux",
+        steps=STEPS,
+        guidance=5.0,
+        created="2026-01-02T03:04:05+00:00",
+        environment={"torch": "2.13.0", "processor": "2 cores"},
+        complete=True,
+        variants=(
+            _variant(0, "full", "reference", every, math.inf),
+            _variant(1, "TeaCache 0.2", "cache", set(range(0, 28, 2)) | {27}, 36.0),
+            _variant(2, "omnireuse", "cache", set(range(0, 28, 3)) | {1, 2, 27}, 44.0),
+            _variant(3, "15 steps", "floor", set(range(15)), 37.4, floor_of="TeaCache 0.2"),
+            _variant(4, "12 steps", "floor", set(range(12)), 34.0, floor_of="omnireuse"),
+        ),
+    )
+
+
+def save_images(made: Comparison, folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    for number in range(len(made.prompts)):
+        base = rng.integers(60, 200, 3)
+        for variant in made.variants:
+            pixels = np.broadcast_to(base, (64, 64, 3)).astype(np.float64) + rng.normal(0, 6, (64, 64, 3))
+            pixels[16 + 4 * number : 40, 20:48] = 255 - base
+            Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / variant.samples[number].image)
