@@ -60,6 +60,7 @@ def comparison() -> Comparison:
         created="2026-01-02T03:04:05+00:00",
         environment={"torch": "2.13.0", "processor": "2 cores"},
         complete=True,
+        highlight="omnireuse",
         variants=(
             _variant(0, "full", "reference", every, math.inf),
             _variant(1, "TeaCache 0.2", "cache", set(range(0, 28, 2)) | {27}, 36.0),

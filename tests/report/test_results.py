@@ -33,7 +33,7 @@ def test_nan_survives(tmp_path: Path) -> None:
     made = comparison()
     variant = made.variants[1]
     broken = replace(variant, samples=(replace(variant.samples[0], psnr=math.nan), *variant.samples[1:]))
-    write_results(replace(made, variants=(made.reference, broken)), tmp_path / "r.json")
+    write_results(replace(made, variants=(made.reference, broken), highlight=broken.name), tmp_path / "r.json")
     assert math.isnan(read_results(tmp_path / "r.json").variants[1].samples[0].psnr)
 
 
@@ -47,7 +47,7 @@ def test_speedup_is_the_median_over_the_prompts() -> None:
         ),
     )
     full = replace(made.reference, samples=tuple(replace(s, seconds=(1.0,)) for s in made.reference.samples))
-    other = replace(made, variants=(full, slow_once))
+    other = replace(made, variants=(full, slow_once), highlight="full")
     assert other.speedups(slow_once) == (2.0, 0.01, 4.0)
     assert other.speedup(slow_once) == 2.0
 
@@ -74,6 +74,16 @@ def test_a_floor_is_found_by_its_cache() -> None:
     assert floor is not None
     assert floor.floor_of == cache.name
     assert made.floor(made.reference) is None
+
+
+def test_gain_is_what_a_cache_adds_to_taking_fewer_steps() -> None:
+    made = comparison()
+    cache = made.highlighted
+    assert made.gain(cache) == pytest.approx(44.0 - 34.0)
+    assert made.gain(made.reference) is None
+    identical = replace(cache, samples=tuple(replace(sample, psnr=math.inf) for sample in cache.samples))
+    variants = tuple(identical if variant.name == cache.name else variant for variant in made.variants)
+    assert replace(made, variants=variants).gain(identical) == pytest.approx(100.0 - 35.0)
 
 
 def _mark() -> Mark:
@@ -108,6 +118,7 @@ def test_a_role_is_one_of_three() -> None:
         ((), "begin with the reference"),
         ((_variant("a", "cache"),), "begin with the reference"),
         ((_variant(), _variant()), "differ in name"),
+        ((_variant("full of it"),), "highlight must name"),
         ((_variant(), _variant("b", "cache", _sample("other"))), "same prompts and seeds"),
         ((_variant(), _variant("b", "cache", _sample("a", 1))), "same prompts and seeds"),
     ],
@@ -115,7 +126,15 @@ def test_a_role_is_one_of_three() -> None:
 def test_variants_that_cannot_be_compared_are_refused(variants: tuple[Variant, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Comparison(
-            title="t", model="m", steps=1, guidance=1.0, created="", environment={}, complete=True, variants=variants
+            title="t",
+            model="m",
+            steps=1,
+            guidance=1.0,
+            created="",
+            environment={},
+            complete=True,
+            highlight="full",
+            variants=variants,
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from omnireuse.errors import ConfigError
-from omnireuse.report.metrics import mean_psnr
+from omnireuse.report.metrics import IDENTICAL_DB, mean_psnr
 
 __all__ = ["Comparison", "Mark", "Sample", "Variant", "read_results", "write_results"]
 
@@ -117,6 +117,7 @@ class Comparison:
         created: date and time, ISO 8601.
         environment: versions and hardware that the seconds depend on.
         complete: False where it was interrupted and holds the prompts that were finished.
+        highlight: name of the variant that the report is about.
         variants: the reference first.
     """
 
@@ -127,6 +128,7 @@ class Comparison:
     created: str
     environment: dict[str, str]
     complete: bool
+    highlight: str
     variants: tuple[Variant, ...]
 
     def __post_init__(self) -> None:
@@ -134,6 +136,8 @@ class Comparison:
             raise ConfigError("Comparison(variants): variants must begin with the reference")
         if len({variant.name for variant in self.variants}) < len(self.variants):
             raise ConfigError("Comparison(variants): variants must differ in name")
+        if self.highlight not in {variant.name for variant in self.variants}:
+            raise ConfigError(f"Comparison(highlight={self.highlight!r}): highlight must name one of the variants")
         asked = [[(sample.prompt, sample.seed) for sample in variant.samples] for variant in self.variants]
         if not asked[0] or any(other != asked[0] for other in asked):
             raise ConfigError("Comparison(variants): variants must all hold the same prompts and seeds, at least one")
@@ -142,6 +146,11 @@ class Comparison:
     def reference(self) -> Variant:
         """The variant that computes everything."""
         return self.variants[0]
+
+    @property
+    def highlighted(self) -> Variant:
+        """The variant that the report is about."""
+        return next(variant for variant in self.variants if variant.name == self.highlight)
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -159,6 +168,13 @@ class Comparison:
     def floor(self, cache: Variant) -> Variant | None:
         """The variant that spends as many steps as `cache` by taking fewer of them."""
         return next((variant for variant in self.variants if variant.floor_of == cache.name), None)
+
+    def gain(self, cache: Variant) -> float | None:
+        """PSNR of `cache` above its floor in dB, below 0 where the cache is not worth having; None without a floor."""
+        floor = self.floor(cache)
+        if floor is None:
+            return None
+        return min(cache.psnr, IDENTICAL_DB) - min(floor.psnr, IDENTICAL_DB)
 
 
 def write_results(comparison: Comparison, path: Path) -> None:

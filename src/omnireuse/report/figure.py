@@ -1,0 +1,184 @@
+"""Pictures of a comparison: the images side by side with their decisions, and quality against compute."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import IO, Any
+
+from omnireuse.errors import ConfigError, MissingExtraError
+from omnireuse.report.metrics import IDENTICAL_DB
+from omnireuse.report.results import Comparison
+from omnireuse.report.style import LIGHT, decibels, strip, tones
+
+try:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from PIL import Image
+except ImportError as missing:
+    raise MissingExtraError("a figure", "report") from missing
+
+__all__ = ["grid_figure", "quality_figure", "save_figure"]
+
+# Text stays text in a drawing, so that the page's own font sets it.
+_STYLE: dict[Any, Any] = {
+    "font.family": ["sans-serif"],
+    "svg.fonttype": "none",
+    "svg.hashsalt": "omnireuse",
+    "text.color": LIGHT["ink"],
+}
+
+
+def save_figure(figure: Figure, target: Path | IO[bytes], kind: str) -> None:
+    """Write `figure` as a "png" or "svg"; the same figure gives the same bytes."""
+    with mpl.rc_context(_STYLE):
+        # Both formats stamp something of their own into the file otherwise: the date, and the version of the library.
+        stamp = {"Date": None} if kind == "svg" else {"Software": None}
+        figure.savefig(target, format=kind, dpi=160, metadata=stamp, facecolor="none" if kind == "svg" else None)
+
+
+def quality_figure(comparison: Comparison, *, size: tuple[float, float] = (6.4, 4.0)) -> Figure:
+    """PSNR over computed steps; a line falls from each cache to the floor that spends the same."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained", facecolor=LIGHT["card"])
+        axes = figure.add_subplot()
+        axes.set_facecolor("none")
+        tone = tones(comparison)
+        floors = sorted((v for v in comparison.variants if v.role == "floor"), key=lambda v: v.computed_steps)
+        axes.plot(
+            [floor.computed_steps for floor in floors],
+            [min(floor.psnr, IDENTICAL_DB) for floor in floors],
+            linestyle=(0, (2, 2)),
+            color=LIGHT["muted"],
+            linewidth=1.2,
+            zorder=1,
+        )
+        if floors:
+            last = floors[-1]
+            axes.annotate(
+                "fewer steps",
+                (last.computed_steps, min(last.psnr, IDENTICAL_DB)),
+                xytext=(9, -3),
+                textcoords="offset points",
+                color=LIGHT["muted"],
+                fontsize=9.5,
+            )
+        for variant in comparison.variants[1:]:
+            colour = LIGHT[tone[variant.name]]
+            x, y = variant.computed_steps, min(variant.psnr, IDENTICAL_DB)
+            hollow = variant.role == "floor"
+            axes.plot(
+                [x],
+                [y],
+                "o",
+                markersize=7 if hollow else 9,
+                color=colour,
+                markerfacecolor=LIGHT["card"] if hollow else colour,
+                markeredgewidth=1.6,
+                zorder=3,
+            )
+            floor = comparison.floor(variant)
+            if floor is not None:
+                axes.plot(
+                    [x, floor.computed_steps],
+                    [y, min(floor.psnr, IDENTICAL_DB)],
+                    color=colour,
+                    linewidth=1.6,
+                    alpha=0.45,
+                    zorder=2,
+                )
+            if variant.role == "cache":
+                axes.annotate(
+                    variant.name,
+                    (x, y),
+                    xytext=(9, 2),
+                    textcoords="offset points",
+                    color=colour,
+                    fontsize=10.5,
+                    weight="bold" if variant.name == comparison.highlight else "normal",
+                )
+        axes.axvline(comparison.steps, color=LIGHT["full"], linewidth=1.2)
+        axes.annotate(
+            comparison.reference.name,
+            (comparison.steps, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(-6, -12),
+            textcoords="offset points",
+            ha="right",
+            color=LIGHT["full"],
+            fontsize=10,
+        )
+        axes.set_xlim(0, comparison.steps * 1.03)
+        axes.margins(y=0.16)
+        axes.set_xlabel("computed steps", color=LIGHT["muted"], fontsize=9.5)
+        axes.set_ylabel("PSNR to the full run, dB", color=LIGHT["muted"], fontsize=9.5)
+        axes.tick_params(colors=LIGHT["muted"], length=0, labelsize=9.5)
+        axes.grid(axis="y", color=LIGHT["line"], linewidth=1)
+        axes.set_axisbelow(True)
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+        axes.spines["bottom"].set_color(LIGHT["line"])
+    return figure
+
+
+def grid_figure(comparison: Comparison, folder: Path, *, rows: int = 4) -> Figure:
+    """One row a prompt (the first `rows`), one column a variant, the decisions as a strip under each image.
+
+    Raises:
+        ConfigError: an image of the results is not in `folder`.
+    """
+    tone = tones(comparison)
+    rows = min(rows, len(comparison.prompts))
+    columns = len(comparison.variants)
+    with mpl.rc_context(_STYLE):
+        width, head, cell, gap, caption = 0.6 + 1.75 * columns, 0.95, 1.55, 0.2, 0.32
+        row = cell + caption + 0.3
+        height = head + rows * row + 0.3
+        figure = Figure(figsize=(width, height), facecolor=LIGHT["paper"])
+
+        def place(x: float, y: float, w: float, h: float) -> Any:
+            axes = figure.add_axes((x / width, 1 - (y + h) / height, w / width, h / height))
+            axes.set_axis_off()
+            return axes
+
+        def write(x: float, y: float, text: str, **style: Any) -> None:
+            figure.text(x / width, 1 - y / height, text, va="baseline", **style)
+
+        left = (width - columns * cell - (columns - 1) * gap) / 2
+        for column, variant in enumerate(comparison.variants):
+            x = left + column * (cell + gap)
+            colour = LIGHT[tone[variant.name]]
+            heavy = "bold" if variant.role != "floor" else "normal"
+            write(x, 0.42, variant.name, fontsize=10.5, weight=heavy, color=colour)
+            steps = f"{variant.computed_steps:.3g} steps"
+            quality = "" if variant.role == "reference" else f" · {decibels(variant.psnr)}"
+            speed = "" if variant.role == "reference" else f" · {comparison.speedup(variant):.1f}×"
+            write(x, 0.64, f"{steps}{speed}{quality}", fontsize=7.6, color=LIGHT["muted"])
+            for number in range(rows):
+                y = head + number * row
+                if column == 0:
+                    text = textwrap.shorten(comparison.prompts[number], 120, placeholder="…")
+                    write(left, y + 0.02, text, fontsize=8.4, color=LIGHT["ink"])
+                y += 0.12
+                place(x, y, cell, cell).imshow(_pixels(folder / variant.samples[number].image), interpolation="nearest")
+                branches = strip(variant, number)
+                for line, (_, cells) in enumerate(branches):
+                    thick = 0.13 / len(branches)
+                    axes = place(x, y + cell + 0.06 + line * thick, cell, thick * (0.86 if len(branches) > 1 else 1))
+                    axes.set_xlim(0, len(cells))
+                    axes.set_ylim(0, 1)
+                    for index, (reused, _) in enumerate(cells):
+                        axes.axvspan(index + 0.06, index + 0.94, color=LIGHT["line"] if reused else colour, linewidth=0)
+        for at, colour, text in ((0.0, "full", "computed step"), (1.25, "line", "reused step")):
+            axes = place(left + at, height - 0.36, 0.15, 0.1)
+            axes.axvspan(0, 1, color=LIGHT[colour], linewidth=0)
+            axes.set_xlim(0, 1)
+            write(left + at + 0.22, height - 0.265, text, fontsize=7.6, color=LIGHT["muted"])
+    return figure
+
+
+def _pixels(path: Path) -> Image.Image:
+    try:
+        return Image.open(path).convert("RGB")
+    except OSError as error:
+        raise ConfigError(f"image {path}: {error.strerror or error}; images belong beside their results") from error

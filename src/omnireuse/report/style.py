@@ -1,0 +1,80 @@
+"""The one set of colours and words of figures, which the page, the pictures and the table share."""
+
+from __future__ import annotations
+
+import math
+
+from omnireuse.report.results import Comparison, Variant
+
+__all__ = ["DARK", "LIGHT", "decibels", "strip", "tones"]
+
+#: Colours by role. No two of LIGHT are equal: the page finds them again in a drawing, to let a theme replace them.
+LIGHT = {
+    "paper": "#f7f6f2",
+    "card": "#ffffff",
+    "ink": "#1d2026",
+    "muted": "#6a6f78",
+    "line": "#e3e1da",
+    "reused": "#e9e7e1",
+    "full": "#4a4f59",
+    "highlight": "#0c7c6c",
+    "first": "#c2641a",
+    "second": "#6d4fc2",
+    "third": "#2b6cb8",
+    "good": "#1a7f4b",
+    "bad": "#c0343a",
+}
+DARK = {
+    "paper": "#111315",
+    "card": "#1a1d20",
+    "ink": "#eceae5",
+    "muted": "#9ba1a9",
+    "line": "#2c3035",
+    "reused": "#2b2f34",
+    "full": "#b3b8c0",
+    "highlight": "#35c9b1",
+    "first": "#f0a05a",
+    "second": "#b29bf5",
+    "third": "#74aef0",
+    "good": "#4fd08b",
+    "bad": "#f2777c",
+}
+
+
+def tones(comparison: Comparison) -> dict[str, str]:
+    """Name of each variant -> name of its colour; a floor shares the colour of its cache."""
+    found = {comparison.reference.name: "full"}
+    spare = iter(("first", "second", "third"))
+    for variant in comparison.variants:
+        if variant.role == "cache":
+            found[variant.name] = "highlight" if variant.name == comparison.highlight else next(spare, "muted")
+    for variant in comparison.variants:
+        found.setdefault(variant.name, found.get(variant.floor_of or "", "muted"))
+    return found
+
+
+def strip(variant: Variant, number: int) -> list[tuple[str, list[tuple[bool, str]]]]:
+    """The decisions for prompt `number`: per branch its name and, per step, whether it was reused and in words why.
+
+    A variant that decides nothing computes every step it takes; its strip has one cell a step.
+    """
+    sample = variant.samples[number]
+    if not sample.marks:
+        steps = round(sample.computed_steps)
+        return [("", [(False, f"step {step + 1} of {steps}: computed") for step in range(steps)])]
+    branches: dict[str, list[tuple[bool, str]]] = {}
+    for mark in sample.marks:
+        words = f"step {mark.step + 1}: {'reused' if mark.reused else 'computed'} ({mark.reason})"
+        words += "" if mark.drift is None else f", drift {mark.drift:.3g}"
+        words += "" if mark.error is None else f", forecast error {mark.error:.2g}"
+        branches.setdefault(mark.branch, []).append((mark.reused, words))
+    return [("" if len(branches) == 1 else branch, cells) for branch, cells in branches.items()]
+
+
+def decibels(value: float | None, *, signed: bool = False) -> str:
+    """A PSNR or a difference of two, for people."""
+    if value is None or math.isnan(value):
+        return "–"
+    if value == math.inf:
+        return "identical"
+    return f"{value:{'+' if signed else ''}.1f} dB".replace("-", "−")

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from omnireuse.errors import ConfigError
+from omnireuse.report.figure import grid_figure, quality_figure, save_figure
+
+from .make import comparison, save_images
+
+
+def test_the_grid_holds_an_image_a_variant_and_prompt(tmp_path: Path) -> None:
+    made = comparison()
+    save_images(made, tmp_path)
+    figure = grid_figure(made, tmp_path, rows=2)
+    pictures = [image for axes in figure.axes for image in axes.get_images()]
+    assert len(pictures) == 2 * len(made.variants)
+    # Two legend cells, and per row: 28 of the full run, 2 × 28 of each cache, 15 and 12 of the floors.
+    assert sum(len(axes.patches) for axes in figure.axes) == 2 + 2 * (28 + 2 * 56 + 15 + 12)
+    save_figure(figure, tmp_path / "grid.png", "png")
+    with Image.open(tmp_path / "grid.png") as saved:
+        assert saved.width > 1000
+
+
+def test_a_missing_image_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"0-0\.png: No such file"):
+        grid_figure(comparison(), tmp_path)
+
+
+def test_points_stand_at_compute_and_quality() -> None:
+    made = comparison()
+    axes = quality_figure(made).axes[0]
+    points = {(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.get_lines() if line.get_marker() == "o"}
+    assert points == {(variant.computed_steps, variant.psnr) for variant in made.variants[1:]}
+
+
+def test_identical_images_are_drawn_at_the_clamp() -> None:
+    made = comparison()
+    caches = tuple(
+        replace(v, samples=tuple(replace(s, psnr=float("inf")) for s in v.samples)) if v.role == "cache" else v
+        for v in made.variants
+    )
+    axes = quality_figure(replace(made, variants=caches)).axes[0]
+    assert max(line.get_ydata()[0] for line in axes.get_lines() if line.get_marker() == "o") == 100.0
+
+
+def test_the_same_comparison_gives_the_same_bytes() -> None:
+    first, second = io.BytesIO(), io.BytesIO()
+    for target in (first, second):
+        save_figure(quality_figure(comparison()), target, "svg")
+    assert first.getvalue() == second.getvalue()
