@@ -1,5 +1,63 @@
-"""Reuse for generative multimodal inference: do not compute what is already known."""
+"""Reuse for generative multimodal inference: do not compute what is already known.
+
+The names below are imported when first used, so that `import omnireuse` stays light and the bookkeeping in
+`omnireuse.core` works without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omnireuse.diffusion.calibration.tea_cache import fit_tea_cache
+    from omnireuse.diffusion.handle import Handle
+    from omnireuse.diffusion.pipelines import enable
+    from omnireuse.diffusion.reuse.events import Decision
+    from omnireuse.diffusion.reuse.forecasters import Blend, Hold, Polynomial
+    from omnireuse.diffusion.reuse.policies import FixedSchedule, Never, TeaCache
+    from omnireuse.diffusion.reuse.strategy import Strategy
+    from omnireuse.diffusion.reuse.summary import Summary
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = [
+    "Blend",
+    "Decision",
+    "FixedSchedule",
+    "Handle",
+    "Hold",
+    "Never",
+    "Polynomial",
+    "Strategy",
+    "Summary",
+    "TeaCache",
+    "__version__",
+    "enable",
+    "fit_tea_cache",
+]
+
+_HOME = {
+    "Blend": "omnireuse.diffusion.reuse.forecasters",
+    "Decision": "omnireuse.diffusion.reuse.events",
+    "FixedSchedule": "omnireuse.diffusion.reuse.policies",
+    "Handle": "omnireuse.diffusion.handle",
+    "Hold": "omnireuse.diffusion.reuse.forecasters",
+    "Never": "omnireuse.diffusion.reuse.policies",
+    "Polynomial": "omnireuse.diffusion.reuse.forecasters",
+    "Strategy": "omnireuse.diffusion.reuse.strategy",
+    "Summary": "omnireuse.diffusion.reuse.summary",
+    "TeaCache": "omnireuse.diffusion.reuse.policies",
+    "enable": "omnireuse.diffusion.pipelines",
+    "fit_tea_cache": "omnireuse.diffusion.calibration.tea_cache",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'omnireuse' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Reuse in diffusion: across the steps of one generation, and of prompt embeddings across generations."""

@@ -1,0 +1,125 @@
+"""What every cache backend is."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from typing import Any
+
+from omnireuse.diffusion.data import DiffusionCacheConfig
+from omnireuse.diffusion.handle import Handle
+from omnireuse.diffusion.reuse.validation import check_at_least
+from omnireuse.errors import StateError
+
+__all__ = ["CacheBackend", "StrategyBackend"]
+
+logger = logging.getLogger("omnireuse")
+
+
+class CacheBackend(ABC):
+    """A cache that an engine switches on once and refreshes before each generation.
+
+    Attributes:
+        config: the options it was made with.
+        enabled: False until `enable` ran.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.enabled = False
+
+    @abstractmethod
+    def enable(self, pipeline: Any) -> None:
+        """Serve this pipeline from now on. Called once, after loading.
+
+        Raises:
+            StateError: when enabled already.
+            UnsupportedModelError: a pipeline without a model this backend can serve.
+        """
+
+    @abstractmethod
+    def refresh(self, pipeline: Any, num_inference_steps: int, verbose: bool = True) -> None:
+        """Drop every cached tensor, counter and accumulator, and learn the step count. Called before each generation;
+        a diffusers pipeline tells its own and needs no call."""
+
+    @abstractmethod
+    def disable(self, pipeline: Any) -> None:
+        """Restore the pipeline exactly. Idempotent."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """Counters since `enable`."""
+
+    def is_enabled(self) -> bool:
+        """Whether `enable` ran and `disable` did not."""
+        return self.enabled
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(config={self.config!r})"
+
+
+class StrategyBackend(CacheBackend):
+    """A backend that is one strategy: subclasses say which handle to open."""
+
+    def __init__(self, config: DiffusionCacheConfig) -> None:
+        super().__init__(config)
+        self.handle: Handle | None = None
+        self._pipeline: Any = None
+
+    @abstractmethod
+    def open(self, pipeline: Any) -> Handle:
+        """Enable the strategy on the pipeline."""
+
+    def enable(self, pipeline: Any) -> None:
+        """Serve this pipeline from now on."""
+        if self.enabled:
+            raise StateError(
+                f"{self!r} is enabled already; call disable(pipeline) before enabling it on a pipeline again"
+            )
+        self.handle = self.open(pipeline)
+        self._pipeline = pipeline
+        self.enabled = True
+
+    def refresh(self, pipeline: Any, num_inference_steps: int, verbose: bool = True) -> None:
+        """Drop all state and learn the step count.
+
+        Raises:
+            StateError: before `enable`, or for a pipeline other than the one enabled.
+            ConfigError: a step count below 1.
+        """
+        if self.handle is None or pipeline is not self._pipeline:
+            raise StateError(
+                f"{type(self).__name__}.refresh: this pipeline is not enabled; call enable(pipeline) first"
+            )
+        check_at_least(_Steps(num_inference_steps), "num_inference_steps", 1)
+        self.handle.expect(num_inference_steps)
+        if verbose:
+            logger.info("%s: state dropped, %d steps ahead", type(self).__name__, num_inference_steps)
+
+    def disable(self, pipeline: Any) -> None:
+        """Restore the pipeline exactly; nothing happens where it was not enabled.
+
+        Raises:
+            StateError: for a pipeline other than the one enabled.
+        """
+        if self.handle is None:
+            return
+        if pipeline is not self._pipeline:
+            raise StateError(f"{type(self).__name__}.disable: another pipeline is enabled")
+        self.handle.disable()
+        self.handle = self._pipeline = None
+        self.enabled = False
+
+    def stats(self) -> dict[str, Any]:
+        """The summary's figures; empty before `enable`."""
+        if self.handle is None:
+            return {}
+        summary = self.handle.summary()
+        return {name: getattr(summary, name) for name in summary.__dataclass_fields__}
+
+
+class _Steps:
+    """Gives the argument of `refresh` the name that its error shows."""
+
+    def __init__(self, num_inference_steps: int) -> None:
+        self.num_inference_steps = num_inference_steps

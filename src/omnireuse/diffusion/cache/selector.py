@@ -1,0 +1,40 @@
+"""From a backend's name to the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omnireuse.diffusion.cache.base import CacheBackend, StrategyBackend
+from omnireuse.diffusion.cache.teacache import TeaCacheBackend
+from omnireuse.diffusion.data import DiffusionCacheConfig
+from omnireuse.errors import UnknownNameError, WrongTypeError
+
+__all__ = ["BACKENDS", "get_cache_backend"]
+
+BACKENDS: dict[str, type[StrategyBackend]] = {"tea_cache": TeaCacheBackend}
+
+
+def get_cache_backend(
+    cache_backend: str | None, cache_config: DiffusionCacheConfig | Mapping[str, Any] | None
+) -> CacheBackend | None:
+    """The backend of that name with that config; None for None and "none".
+
+    Raises:
+        UnknownNameError: another name, or a config key that is no option.
+        WrongTypeError: a config that is neither a mapping nor a `DiffusionCacheConfig`.
+    """
+    if cache_backend is None or cache_backend == "none":
+        return None
+    if cache_backend not in BACKENDS:
+        raise UnknownNameError("cache backend", cache_backend, BACKENDS)
+    if cache_config is None:
+        cache_config = DiffusionCacheConfig()
+    elif not isinstance(cache_config, DiffusionCacheConfig):
+        if not isinstance(cache_config, Mapping):
+            raise WrongTypeError(
+                "get_cache_backend: cache_config must be a DiffusionCacheConfig or a mapping, "
+                f"got {type(cache_config).__name__}"
+            )
+        cache_config = DiffusionCacheConfig.from_dict(cache_config)
+    return BACKENDS[cache_backend](cache_config)

@@ -1,0 +1,1 @@
+"""Measure a pipeline, so that its caches need not guess."""

@@ -1,0 +1,39 @@
+"""TeaCache's polynomial, fitted to a model's own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.errors import ConfigError
+
+__all__ = ["fit_tea_cache"]
+
+DEGREE = 4
+
+
+def fit_tea_cache(events: Iterable[Decision]) -> tuple[float, ...]:
+    """Coefficients from signal change to output change, highest power first.
+
+    The events are those of full runs with `policy="never", region="blocks", signal="modulated_input"` and the
+    forecaster "hold": there `drift` is the change of the signal and `error` is the change of the stack's residual
+    over the same step.
+
+    Source: arXiv 2411.19108, section 3.3 (a least-squares polynomial of degree 4).
+
+    Raises:
+        ConfigError: fewer than ten steps with both figures.
+    """
+    pairs = [(e.drift, e.error) for e in events if e.drift is not None and e.error is not None]
+    if len(pairs) < 2 * (DEGREE + 1):
+        raise ConfigError(
+            f"fit_tea_cache needs at least {2 * (DEGREE + 1)} steps with drift and error, got {len(pairs)}; "
+            "run a whole generation with policy='never', region='blocks', signal='modulated_input', measure_errors=True"
+        )
+    drifts, changes = np.array(pairs).T
+    # Fitted in units of the largest drift, for conditioning, and scaled back.
+    unit = max(float(drifts.max()), 1e-12)
+    fitted = np.polyfit(drifts / unit, changes, DEGREE)
+    return tuple(float(c / unit**power) for c, power in zip(fitted, range(DEGREE, -1, -1), strict=True))

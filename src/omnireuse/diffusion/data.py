@@ -1,0 +1,161 @@
+"""Configuration of diffusion caches, as engines hand it over."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from omnireuse.diffusion.reuse.validation import check_at_least, check_finite_list, check_positive, field_error
+from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
+
+__all__ = ["DiffusionCacheConfig", "OmniDiffusionConfig"]
+
+BACKEND_VARIABLE = "DIFFUSION_CACHE_BACKEND"
+
+
+@dataclass(kw_only=True)
+class DiffusionCacheConfig:
+    """The options of all backends in one flat record; each backend reads its own.
+
+    Args:
+        rel_l1_thresh: TeaCache: accumulated change at which a step computes, > 0. Raising it reuses more.
+        coefficients: TeaCache: five coefficients, highest power first; None takes the table's for the model.
+        mag_threshold: MagCache: accumulated magnitude error at which a step computes, > 0. Raising it reuses more.
+        mag_max_skip_steps: MagCache: longest run of reused steps, ≥ 1.
+        mag_retention_ratio: MagCache: share of the first steps that always compute, in [0, 1).
+        mag_ratios: MagCache: magnitude ratios, finite and positive; None takes the table's for the model.
+        mag_calibrate: MagCache: measure the ratios instead of reusing.
+        Fn_compute_blocks: DBCache: first blocks that always run, ≥ 1.
+        Bn_compute_blocks: DBCache: last blocks that always run, ≥ 0.
+        max_warmup_steps: DBCache: first steps that always compute, ≥ 0.
+        max_cached_steps: DBCache: most reused steps of a run; -1 for no limit.
+        residual_diff_threshold: DBCache: relative change of the first blocks' residual at which a step computes, > 0.
+        max_continuous_cached_steps: DBCache: longest run of reused steps; -1 for no limit.
+        enable_taylorseer: forecast the skipped residual instead of holding it.
+        taylorseer_order: degree of that forecast, ≥ 1.
+        scm_steps_mask_policy: SCM: "slow", "medium", "fast", "ultra", or None for no mask.
+        scm_steps_policy: SCM: "dynamic" (the threshold may compute more than the mask) or "static".
+        num_inference_steps: the step count, where known beforehand, ≥ 1.
+        force_refresh_step_hint: step at which everything is computed anew, ≥ 0.
+        force_refresh_step_policy: "once" or "repeat".
+
+    Raises:
+        ConfigError: any field out of its range; NaN and infinity are out of every range.
+    """
+
+    rel_l1_thresh: float = 0.2
+    coefficients: Sequence[float] | None = None
+    mag_threshold: float = 0.24
+    mag_max_skip_steps: int = 5
+    mag_retention_ratio: float = 0.1
+    mag_ratios: Sequence[float] | None = None
+    mag_calibrate: bool = False
+    Fn_compute_blocks: int = 1
+    Bn_compute_blocks: int = 0
+    max_warmup_steps: int = 4
+    max_cached_steps: int = -1
+    residual_diff_threshold: float = 0.24
+    max_continuous_cached_steps: int = 3
+    enable_taylorseer: bool = False
+    taylorseer_order: int = 1
+    scm_steps_mask_policy: str | None = None
+    scm_steps_policy: str = "dynamic"
+    num_inference_steps: int | None = None
+    force_refresh_step_hint: int | None = None
+    force_refresh_step_policy: str = "once"
+
+    def __post_init__(self) -> None:
+        for name in ("rel_l1_thresh", "mag_threshold", "residual_diff_threshold"):
+            check_positive(self, name)
+        ratio = self.mag_retention_ratio
+        if not isinstance(ratio, numbers.Real) or isinstance(ratio, bool) or not 0 <= ratio < 1 or math.isnan(ratio):
+            raise field_error(self, "mag_retention_ratio", "be at least 0 and below 1")
+        for name, least in (
+            ("mag_max_skip_steps", 1),
+            ("Fn_compute_blocks", 1),
+            ("Bn_compute_blocks", 0),
+            ("max_warmup_steps", 0),
+            ("max_cached_steps", -1),
+            ("max_continuous_cached_steps", -1),
+            ("taylorseer_order", 1),
+        ):
+            check_at_least(self, name, least)
+        for name, least in (("num_inference_steps", 1), ("force_refresh_step_hint", 0)):
+            if getattr(self, name) is not None:
+                check_at_least(self, name, least)
+        if self.coefficients is not None:
+            self.coefficients = check_finite_list(self, "coefficients", self.coefficients, length=5)
+        if self.mag_ratios is not None:
+            self.mag_ratios = check_finite_list(self, "mag_ratios", self.mag_ratios)
+            if not self.mag_ratios or min(self.mag_ratios) <= 0:
+                raise field_error(self, "mag_ratios", "be one or more numbers above 0")
+        for name in ("mag_calibrate", "enable_taylorseer"):
+            if not isinstance(getattr(self, name), bool):
+                raise field_error(self, name, "be True or False")
+        for name, known in (
+            ("scm_steps_mask_policy", (None, "slow", "medium", "fast", "ultra")),
+            ("scm_steps_policy", ("static", "dynamic")),
+            ("force_refresh_step_policy", ("once", "repeat")),
+        ):
+            if getattr(self, name) not in known:
+                raise field_error(self, name, f"be one of {', '.join(map(repr, known))}")
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> DiffusionCacheConfig:
+        """The config with these fields.
+
+        Raises:
+            WrongTypeError: not a mapping.
+            UnknownNameError: a key that is no field; the nearest one is named.
+        """
+        if not isinstance(mapping, Mapping):
+            raise WrongTypeError(f"DiffusionCacheConfig.from_dict needs a mapping, got {type(mapping).__name__}")
+        known = [field.name for field in fields(cls)]
+        for key in mapping:
+            if key not in known:
+                raise UnknownNameError("cache option", key, known)
+        return cls(**mapping)
+
+
+@dataclass(kw_only=True)
+class OmniDiffusionConfig:
+    """Which cache a diffusion engine uses.
+
+    Args:
+        cache_backend: name of a backend, or None. Where it is None the environment variable DIFFUSION_CACHE_BACKEND
+            counts.
+        cache_config: the options: a mapping, a JSON object as text, a `DiffusionCacheConfig`, or None for the defaults.
+
+    Raises:
+        ConfigError: text that is not JSON (the error names the position), or any option out of range.
+        WrongTypeError: a config of another kind.
+    """
+
+    cache_backend: str | None = None
+    cache_config: Any = None
+
+    def __post_init__(self) -> None:
+        if self.cache_backend is None:
+            self.cache_backend = os.environ.get(BACKEND_VARIABLE) or None
+        self.cache_config = _as_config(self.cache_config)
+
+
+def _as_config(given: Any) -> DiffusionCacheConfig:
+    if given is None:
+        return DiffusionCacheConfig()
+    if isinstance(given, DiffusionCacheConfig):
+        return given
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"OmniDiffusionConfig(cache_config=…): not JSON at line {error.lineno}, "
+                f"column {error.colno}: {error.msg}"
+            ) from error
+    return DiffusionCacheConfig.from_dict(given)

@@ -1,0 +1,103 @@
+"""What a user holds of enabled reuse: see what it does, and end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from omnireuse.diffusion.adapters import block_stack_for
+from omnireuse.diffusion.reuse.agreement import Agreement
+from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.runtime.regions.base import Emit, Region
+from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion
+from omnireuse.diffusion.reuse.runtime.regions.call import CallRegion
+from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
+from omnireuse.diffusion.reuse.runtime.session import RegionFactory, Session
+from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.diffusion.reuse.summary import Ledger, Summary
+
+__all__ = ["Handle", "make_region"]
+
+
+class Handle:
+    """Reuse at work on one pipeline. A context manager: leaving it disables.
+
+    Args:
+        pipeline: a pipeline with a denoiser.
+        strategy: what to do.
+        name: of the strategy, for the summary.
+        region: builds the region; the strategy's own by default.
+        agreement: how ranks agree; alone by default.
+    """
+
+    def __init__(
+        self,
+        pipeline: Any,
+        strategy: Strategy,
+        *,
+        name: str,
+        region: RegionFactory | None = None,
+        agreement: Agreement | None = None,
+    ) -> None:
+        self._ledger = Ledger(name)
+        self._session = Session(pipeline, strategy, region or make_region, self._ledger.record, agreement)
+        self._enabled = True
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy at work."""
+        return self._session.strategy
+
+    @property
+    def enabled(self) -> bool:
+        """Whether `disable` was not yet called."""
+        return self._enabled
+
+    @property
+    def events(self) -> tuple[Decision, ...]:
+        """The latest decisions of this handle's runs, oldest first; at most 20,000."""
+        return self._ledger.events
+
+    def subscribe(self, observer: Callable[[Decision], None]) -> Callable[[], None]:
+        """Call `observer` with every decision from now on; returns a function that ends it."""
+        return self._ledger.subscribe(observer)
+
+    def summary(self) -> Summary:
+        """What reuse has done so far; readable through `str`."""
+        return self._ledger.summary(kept_bytes=self._session.peak_kept_bytes, calls_outside=self._session.calls_outside)
+
+    def expect(self, num_inference_steps: int) -> None:
+        """Drop all state and announce the next run's step count, for engines without a diffusers scheduler."""
+        self._session.expect(num_inference_steps)
+
+    def disable(self) -> None:
+        """Restore the pipeline exactly and drop all state. Idempotent."""
+        self._session.close()
+        self._enabled = False
+
+    def __enter__(self) -> Handle:
+        """The handle itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Disable, whatever happened."""
+        self.disable()
+
+
+def make_region(strategy: Strategy, emit: Emit, denoisers: Sequence[torch.nn.Module], owner: object) -> Region:
+    """The strategy's region on these denoisers.
+
+    Raises:
+        UnknownNameError: region "blocks" on a model that nobody declared.
+    """
+    if strategy.region == "step":
+        return StepRegion(strategy, emit)
+    if strategy.region == "call":
+        return CallRegion(strategy, emit)
+    stacks = [(denoiser, block_stack_for(type(denoiser).__name__)) for denoiser in denoisers]
+    return BlocksRegion(strategy, emit, stacks, owner)

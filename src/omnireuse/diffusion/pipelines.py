@@ -1,0 +1,71 @@
+"""One call for any diffusers pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omnireuse.diffusion.cache.selector import BACKENDS
+from omnireuse.diffusion.data import DiffusionCacheConfig
+from omnireuse.diffusion.handle import Handle
+from omnireuse.diffusion.reuse.forecasters import Blend, Forecaster
+from omnireuse.diffusion.reuse.policies import FixedSchedule
+from omnireuse.diffusion.reuse.policy import Policy
+from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.errors import ConfigError, UnknownNameError
+
+__all__ = ["DEFAULT", "enable"]
+
+DEFAULT = Strategy(policy=FixedSchedule(speedup=2.0), forecaster=Blend())
+"""Half of the steps, every branch of a step together, forecast as far as the last computed step has shown it to be
+safe."""
+
+
+def enable(
+    pipeline: Any,
+    backend: str | None = None,
+    *,
+    policy: Policy | str | None = None,
+    forecaster: Forecaster | str | None = None,
+    **options: Any,
+) -> Handle:
+    """Let a pipeline reuse what neighbouring denoising steps have in common.
+
+    Three ways to say how: nothing at all (`DEFAULT`), the name of a cache backend with its options, or the axes of a
+    strategy.
+
+    Args:
+        pipeline: any diffusers pipeline with a `transformer` or `unet`.
+        backend: name of a cache backend; `options` are then fields of `DiffusionCacheConfig`.
+        policy: a policy or its name; `options` are then the other fields of `Strategy`.
+        forecaster: a forecaster or its name; "hold" where a policy is given without one.
+
+    Returns:
+        The handle: `summary()`, `events`, `disable()`; also a context manager.
+
+    Raises:
+        ConfigError: two ways at once, or a value out of range.
+        UnknownNameError: a backend, option, policy or forecaster that does not exist, or a model that the region
+            cannot serve.
+        UnsupportedModelError: a pipeline without a denoiser.
+        StateError: enabled already.
+    """
+    if backend is not None:
+        if policy is not None or forecaster is not None:
+            raise ConfigError(
+                f"enable(backend={backend!r}): give either a backend or a policy with its forecaster, not both"
+            )
+        if backend not in BACKENDS:
+            raise UnknownNameError(
+                "cache backend", backend, BACKENDS, hint="combinations go through policy=, forecaster=, region="
+            )
+        return BACKENDS[backend](DiffusionCacheConfig.from_dict(options)).open(pipeline)
+    if policy is None:
+        if forecaster is not None or options:
+            given = "forecaster" if forecaster is not None else next(iter(options))
+            raise ConfigError(
+                f"enable({given}=…): a policy or a backend must be given with it; policy='fixed' is the simplest"
+            )
+        return Handle(pipeline, DEFAULT, name="default")
+    strategy = Strategy.of(policy, forecaster if forecaster is not None else "hold", **options)
+    names = (type(strategy.policy).__name__, type(strategy.forecaster).__name__)
+    return Handle(pipeline, strategy, name=f"{names[0]} × {names[1]} on {strategy.region}")

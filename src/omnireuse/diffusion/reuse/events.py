@@ -1,0 +1,36 @@
+"""What happened: one frozen event a decision. Counters, summaries and pictures are all built on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Decision"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One answer to "compute or reuse?", and what came of it.
+
+    Attributes:
+        run: number of the run in this handle, counted from 1.
+        step: denoising step, counted from 0.
+        total: steps of the run; None where nobody told.
+        branch: which call of the step: "cond", "uncond", "0", "1", …; "step" where one decision covers the whole step.
+        reused: what was done.
+        reason: who decided: "policy", or the guard that made the step compute ("first", "last", "unprimed", …).
+        sigma: the scheduler's noise level; None where it has none.
+        drift: relative L1 change of the signal since the previous step; None where it was not measured.
+        error: on a computed step, the relative L1 error that the forecast for it would have had; None where unknown.
+        host_seconds: time spent on the decision and on the forecast, without the model's own computation.
+    """
+
+    run: int
+    step: int
+    total: int | None
+    branch: str
+    reused: bool
+    reason: str
+    sigma: float | None
+    drift: float | None
+    error: float | None
+    host_seconds: float

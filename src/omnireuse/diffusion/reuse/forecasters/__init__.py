@@ -1,0 +1,20 @@
+"""The forecasters by name. Each says what stands in for a value that was not computed."""
+
+from __future__ import annotations
+
+from omnireuse.diffusion.reuse.forecasters.base import Forecaster, Memory
+from omnireuse.diffusion.reuse.forecasters.blend import Blend
+from omnireuse.diffusion.reuse.forecasters.hold import Hold
+from omnireuse.diffusion.reuse.forecasters.polynomial import Polynomial
+from omnireuse.errors import UnknownNameError
+
+__all__ = ["FORECASTERS", "Blend", "Forecaster", "Hold", "Memory", "Polynomial", "forecaster_named"]
+
+FORECASTERS: dict[str, type[Forecaster]] = {"blend": Blend, "hold": Hold, "polynomial": Polynomial}
+
+
+def forecaster_named(name: str) -> Forecaster:
+    """The forecaster of that name with its defaults; an UnknownNameError names the nearest."""
+    if name not in FORECASTERS:
+        raise UnknownNameError("forecaster", name, FORECASTERS)
+    return FORECASTERS[name]()

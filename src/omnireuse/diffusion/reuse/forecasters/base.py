@@ -1,0 +1,38 @@
+"""What a forecaster is: what stands in for a value that was not computed.
+
+A forecaster is a frozen config whose `start()` gives the memory of one branch in one run.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+
+__all__ = ["Forecaster", "Memory"]
+
+
+class Memory(Protocol):
+    """The values of past computed steps, and what they foretell."""
+
+    @property
+    def primed(self) -> bool:
+        """Whether enough values were observed to predict at all."""
+
+    def observe(self, at: float, value: torch.Tensor) -> None:
+        """Remember a computed value at coordinate `at`. The tensor is kept as it is: hand over one nobody writes to."""
+
+    def predict(self, at: float) -> torch.Tensor:
+        """The expected value at coordinate `at`. May be a kept tensor itself: do not write to it."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of tensor storage held."""
+
+
+@runtime_checkable
+class Forecaster(Protocol):
+    """Starts one memory per value, branch and run."""
+
+    def start(self) -> Memory:
+        """An empty memory."""

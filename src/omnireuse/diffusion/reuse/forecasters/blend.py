@@ -1,0 +1,66 @@
+"""Between holding and extrapolating, by a weight that the last computed step has earned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from omnireuse.diffusion.reuse.forecasters.polynomial import PolynomialMemory
+from omnireuse.diffusion.reuse.validation import field_error
+
+__all__ = ["Blend"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blend:
+    """last + w · (polynomial − last), with w fitted to the last known truth.
+
+    A forecast of order ≥ 1 is worth much where the path is smooth and explodes where strong guidance bends it.
+    Whenever a step computes, the weight that would have been best is known at no cost:
+    w = ⟨truth − last, slope⟩ / ⟨slope, slope⟩ with slope = polynomial − last, clamped to [0, 1].
+    Until the first such fit w is 0: the order must be earned.
+
+    Cost: two reductions a computed step, no host synchronisation (w stays on the device); order + 1 values kept.
+
+    Args:
+        order: degree of the polynomial, 1 to 3.
+    """
+
+    order: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.order, int) or isinstance(self.order, bool) or not 1 <= self.order <= 3:
+            raise field_error(self, "order", "be 1, 2 or 3")
+
+    def start(self) -> _BlendMemory:
+        """An empty memory."""
+        return _BlendMemory(self.order)
+
+
+class _BlendMemory:
+    def __init__(self, order: int) -> None:
+        self._path = PolynomialMemory(order)
+        self._weight: torch.Tensor | None = None
+
+    @property
+    def primed(self) -> bool:
+        return self._path.primed
+
+    def observe(self, at: float, value: torch.Tensor) -> None:
+        if self._path.known_order >= 1:
+            slope = (self._path.predict(at) - self._path.last).flatten().float()
+            change = (value - self._path.last).flatten().float()
+            # 0/0 where the forecast stood still: NaN becomes 0, which holds.
+            fitted = torch.dot(change, slope) / torch.dot(slope, slope)
+            self._weight = torch.nan_to_num(fitted, nan=0.0).clamp(0.0, 1.0)
+        self._path.observe(at, value)
+
+    def predict(self, at: float) -> torch.Tensor:
+        if self._weight is None:
+            return self._path.last
+        return torch.lerp(self._path.last, self._path.predict(at), self._weight.to(self._path.last.dtype))
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._path.kept_bytes

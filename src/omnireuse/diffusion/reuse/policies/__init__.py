@@ -1,0 +1,20 @@
+"""The policies by name. Each answers "compute or reuse?" from scalars alone and imports without torch."""
+
+from __future__ import annotations
+
+from omnireuse.diffusion.reuse.policies.fixed import FixedSchedule
+from omnireuse.diffusion.reuse.policies.never import Never
+from omnireuse.diffusion.reuse.policies.tea_cache import TeaCache
+from omnireuse.diffusion.reuse.policy import Policy
+from omnireuse.errors import UnknownNameError
+
+__all__ = ["POLICIES", "FixedSchedule", "Never", "TeaCache", "policy_named"]
+
+POLICIES: dict[str, type[Policy]] = {"fixed": FixedSchedule, "never": Never, "tea_cache": TeaCache}
+
+
+def policy_named(name: str) -> Policy:
+    """The policy of that name with its defaults; an UnknownNameError names the nearest."""
+    if name not in POLICIES:
+        raise UnknownNameError("policy", name, POLICIES)
+    return POLICIES[name]()

@@ -1,0 +1,113 @@
+"""A schedule known before the run: no measurement, no synchronisation, the same on every rank."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+from omnireuse.diffusion.reuse.policy import StepView
+from omnireuse.diffusion.reuse.validation import field_error
+from omnireuse.errors import StateError
+
+__all__ = ["FixedSchedule"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSchedule:
+    """Compute at steps chosen beforehand and reuse at all others. The first and the last step always compute.
+
+    Give exactly one of `steps`, `every`, `num_computed` and `speedup`; with none of them every second step computes.
+
+    Args:
+        steps: the steps that compute, counted from 0. A negative step counts from the end.
+        every: compute every so many steps, ≥ 1, after the warm-up.
+        num_computed: how many steps compute in all, ≥ 1, spread evenly behind the warm-up.
+        speedup: steps divided by computed steps, ≥ 1; the computed count is rounded down, so the promise is kept
+            whenever the run is long enough to compute its first and last step.
+        warmup: steps at the start that always compute, ≥ 0; they count towards the number of computed steps.
+
+    Raises:
+        ConfigError: more than one way of choosing, or a value out of range.
+        StateError: at the first decision of a run, where `steps` names one that the run does not have, or where the
+            step count is unknown and the schedule depends on it.
+    """
+
+    steps: tuple[int, ...] | None = None
+    every: int | None = None
+    num_computed: int | None = None
+    speedup: float | None = None
+    warmup: int = 1
+
+    needs_drift: ClassVar[bool] = False
+    needs_error: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("steps", "every", "num_computed", "speedup") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise field_error(self, given[1], "be left out when another way of choosing is given", f"also {given[0]}")
+        if self.steps is not None:
+            if isinstance(self.steps, (str, bytes)) or not all(_is_int(step) for step in self.steps):
+                raise field_error(self, "steps", "be a sequence of whole numbers")
+            object.__setattr__(self, "steps", tuple(sorted(set(self.steps))))
+        for name in ("every", "num_computed"):
+            value = getattr(self, name)
+            if value is not None and (not _is_int(value) or value < 1):
+                raise field_error(self, name, "be a whole number of at least 1")
+        if self.speedup is not None and not (math.isfinite(self.speedup) and self.speedup >= 1):
+            raise field_error(self, "speedup", "be a finite number of at least 1")
+        if not _is_int(self.warmup) or self.warmup < 0:
+            raise field_error(self, "warmup", "be a whole number of at least 0")
+
+    def start(self) -> None:
+        """No state: the schedule is a function of the step alone."""
+        return
+
+    def wants_reuse(self, state: None, view: StepView) -> bool:
+        """Whether the schedule leaves this step out."""
+        if view.total is None:
+            if self.steps is None and self.num_computed is None and self.speedup is None:
+                return view.index >= self.warmup and (view.index - max(self.warmup - 1, 0)) % (self.every or 2) != 0
+            raise StateError(
+                f"{self!r} depends on the number of steps, which nobody told; "
+                "call refresh(pipeline, num_inference_steps)"
+            )
+        return view.index not in self.computed_steps(view.total)
+
+    def after(self, state: None, view: StepView, reused: bool) -> None:
+        """No state."""
+        return
+
+    def computed_steps(self, total: int) -> frozenset[int]:
+        """The steps that compute in a run of `total` steps."""
+        return _computed_steps(self, total)
+
+
+@lru_cache(maxsize=256)
+def _computed_steps(schedule: FixedSchedule, total: int) -> frozenset[int]:
+    last = total - 1
+    if schedule.steps is not None:
+        beyond = [step for step in schedule.steps if not -total <= step < total]
+        if beyond:
+            raise StateError(
+                f"{schedule!r} names step {beyond[0]}, but this run has {total} steps; give a schedule for {total}"
+            )
+        return frozenset({0, last, *(step % total for step in schedule.steps)})
+    warm = set(range(min(max(schedule.warmup, 1), total)))
+    if schedule.num_computed is None and schedule.speedup is None:
+        return frozenset(warm | set(range(len(warm) - 1, total, schedule.every or 2)) | {last})
+    wanted = (
+        schedule.num_computed if schedule.num_computed is not None else math.floor(total / (schedule.speedup or 1.0))
+    )
+    wanted = min(max(wanted, 1), total)
+    # The first and last step compute whatever the budget; a warm-up never takes the last step's place in it.
+    warm = set(range(min(len(warm), max(wanted - 1, 1))))
+    behind = max(wanted - len(warm), 0)
+    first = len(warm) - 1
+    spread = {first + round((last - first) * k / behind) for k in range(1, behind + 1)}
+    return frozenset(warm | spread | {last})
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

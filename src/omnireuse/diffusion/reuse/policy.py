@@ -1,0 +1,52 @@
+"""What a policy is: the part that answers "compute or reuse?" and touches no tensor.
+
+A policy is a frozen, keyword-only dataclass. It gets scalars that are already equal on every rank, so all ranks answer
+alike without talking. The runtime applies its guards after the policy has spoken and tells it what was really done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+__all__ = ["Policy", "StepView"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepView:
+    """All that a policy may know about the decision at hand.
+
+    Attributes:
+        index: denoising step, counted from 0.
+        total: number of steps of this run; None where nobody told it.
+        sigma: the scheduler's noise level at this step; None where it has none.
+        drift: relative L1 change of the watched signal since the previous step; None without a signal or at the first
+            step.
+        error: relative L1 error of the last forecast that could be compared with the truth; None before that.
+    """
+
+    index: int
+    total: int | None = None
+    sigma: float | None = None
+    drift: float | None = None
+    error: float | None = None
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Compute or reuse? Three small functions; the state is an opaque value owned by the caller."""
+
+    needs_drift: ClassVar[bool]
+    """Whether `StepView.drift` must be measured (costs one host synchronisation a decision)."""
+
+    needs_error: ClassVar[bool]
+    """Whether `StepView.error` must be measured (costs one host synchronisation a computed step)."""
+
+    def start(self) -> Any:
+        """The state before the first decision of a branch in a run."""
+
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        """Whether this policy would reuse at this step. Pure."""
+
+    def after(self, state: Any, view: StepView, reused: bool) -> Any:
+        """The next state, given what was really done."""

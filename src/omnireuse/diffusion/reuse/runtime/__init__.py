@@ -1,0 +1,1 @@
+"""The mechanism that every strategy shares: it finds the region, wraps it, remembers, and undoes itself."""

@@ -1,0 +1,73 @@
+"""Between a denoiser's output and the value that is remembered of it, for regions that see whole outputs."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from omnireuse.diffusion.reuse.quantities import can_denoise, denoised, output_of
+from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.runtime.verdict import mean_magnitude
+from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.errors import UnsupportedModelError
+
+__all__ = ["OutputAlgebra"]
+
+logger = logging.getLogger("omnireuse")
+
+
+class OutputAlgebra:
+    """Turns outputs into the strategy's quantity and back.
+
+    Raises:
+        UnsupportedModelError: at a run's first computed step, where x0 was asked for by name and is not defined.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._wanted = strategy.chosen_quantity
+        self._promised = strategy.quantity is not None
+
+    def settle(self, run: Run, sample: torch.Tensor | None, output: torch.Tensor) -> None:
+        """Choose the run's quantity, once: x0 where it is defined."""
+        if run.quantity is not None:
+            return
+        run.quantity = self._wanted
+        if self._wanted != "x0" or can_denoise(run.level, sample, output):
+            return
+        why = (
+            "the noise of its scheduler is not known"
+            if run.level.sample_weight is None
+            else "the output does not have the shape of the latents"
+        )
+        if self._promised:
+            raise UnsupportedModelError(
+                f"Strategy(quantity='x0') is not defined for this run: {why}; use quantity='output'"
+            )
+        logger.warning("reuse remembers the raw output instead of x0 in this run: %s", why)
+        run.quantity = "output"
+
+    def veto(self, run: Run) -> str | None:
+        """A reason why no output could be won back at this step: x0 says nothing about the output without noise."""
+        return "noiseless" if run.quantity == "x0" and not run.level.output_weight else None
+
+    def value(self, run: Run, sample: torch.Tensor | None, output: torch.Tensor) -> torch.Tensor | None:
+        """What to remember of an output; None where the quantity is not defined at this step."""
+        if run.quantity == "output":
+            # A copy: whoever receives the output may write to it.
+            return output.clone()
+        if sample is None or not can_denoise(run.level, sample, output):
+            return None
+        return denoised(run.level, sample, output)
+
+    def output(self, run: Run, sample: torch.Tensor | None, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The output that a remembered or foretold value stands for; a tensor of its own."""
+        if run.quantity == "output":
+            return value.clone()
+        assert sample is not None, "x0 was settled on with a sample"
+        return output_of(run.level, sample, value, dtype)
+
+    def scale(self, run: Run, output: torch.Tensor) -> float:
+        """The magnitude of the output in the units of the value, for relative errors."""
+        weight = abs(run.level.output_weight or 1.0) if run.quantity == "x0" else 1.0
+        return mean_magnitude([output]) * weight

@@ -1,0 +1,115 @@
+"""Stand between an object and its callers, and leave no trace afterwards.
+
+The object's class is exchanged for a subclass made for this one object, which overrides the named methods. Nothing is
+written into the object itself, so hooks that others keep there (accelerate, diffusers, PEFT, compiled calls) stay
+inside of ours in whatever order they come and go, a copy or a pickle of the object is a plain object of its original
+class, and undoing is the exchange back. `isinstance` holds and the class keeps its name; only `type(x) is C` sees the
+difference.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omnireuse.errors import UnsupportedModelError
+
+__all__ = ["Handler", "Interception", "intercept", "interceptors_of"]
+
+Handler = Callable[..., Any]
+"""`handler(proceed, *args, **kwargs)`: called instead of the method; `proceed` is the method, or the next
+interceptor."""
+
+_LAYERS = "__omnireuse_layers__"
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class Interception:
+    """One owner's handlers on one object."""
+
+    target: Any
+    owner: Any
+    handlers: Mapping[str, Handler]
+
+    def undo(self) -> None:
+        """Take the handlers away; others on the same object stay. Idempotent."""
+        with _lock:
+            layers = _layers(self.target)
+            if self in layers:
+                _rebuild(self.target, tuple(layer for layer in layers if layer is not self))
+
+
+def intercept(target: Any, owner: Any, handlers: Mapping[str, Handler]) -> Interception:
+    """Route calls of the named methods of one object through handlers, the latest interceptor outermost.
+
+    Raises:
+        UnsupportedModelError: an object whose class cannot be exchanged, or which carries one of the methods as an
+            attribute of its own, where a subclass would not be asked.
+    """
+    own = [name for name in handlers if name in getattr(target, "__dict__", {})]
+    if own:
+        raise UnsupportedModelError(
+            f"{type(target).__name__}.{own[0]} was replaced on this object by an attribute, which would bypass reuse; "
+            f"remove it or enable reuse before it is set"
+        )
+    interception = Interception(target, owner, dict(handlers))
+    with _lock:
+        _rebuild(target, (*_layers(target), interception))
+    return interception
+
+
+def interceptors_of(target: Any) -> tuple[Any, ...]:
+    """The owners that stand before this object, innermost first."""
+    return tuple(layer.owner for layer in _layers(target))
+
+
+def _layers(target: Any) -> tuple[Interception, ...]:
+    return tuple(type(target).__dict__.get(_LAYERS, ()))
+
+
+def _rebuild(target: Any, layers: tuple[Interception, ...]) -> None:
+    base: Any = type(target).__base__ if _LAYERS in type(target).__dict__ else type(target)
+    try:
+        target.__class__ = _subclass(base, layers) if layers else base
+    except TypeError as error:
+        raise UnsupportedModelError(f"{base.__name__} objects cannot be intercepted: {error}") from error
+
+
+def _subclass(base: Any, layers: tuple[Interception, ...]) -> type:
+    names = {name for layer in layers for name in layer.handlers}
+    namespace: dict[str, Any] = {name: _dispatch(base, name, layers) for name in names}
+    namespace[_LAYERS] = layers
+    namespace["__module__"] = base.__module__
+    namespace["__qualname__"] = base.__qualname__
+    namespace["__doc__"] = base.__doc__
+    namespace["__reduce_ex__"] = _reduce_as(base)
+    return type(base.__name__, (base,), namespace)
+
+
+def _dispatch(base: Any, name: str, layers: tuple[Interception, ...]) -> Handler:
+    inner = getattr(base, name)
+    handlers = [layer.handlers[name] for layer in layers if name in layer.handlers]
+
+    @functools.wraps(inner)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        proceed = functools.partial(inner, self)
+        for handler in handlers:
+            proceed = functools.partial(handler, proceed)
+        return proceed(*args, **kwargs)
+
+    return method
+
+
+def _reduce_as(base: Any) -> Callable[[Any, Any], Any]:
+    def reduce_ex(self: Any, protocol: Any) -> Any:
+        reduced = base.__reduce_ex__(self, protocol)
+        if not isinstance(reduced, tuple):
+            return reduced
+        constructor, arguments, *rest = reduced
+        return (constructor, tuple(base if argument is type(self) else argument for argument in arguments), *rest)
+
+    return reduce_ex

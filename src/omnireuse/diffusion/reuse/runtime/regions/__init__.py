@@ -1,0 +1,1 @@
+"""The regions: what is skipped, one file each."""

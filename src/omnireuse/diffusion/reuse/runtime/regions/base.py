@@ -1,0 +1,63 @@
+"""What a region is to the session, and how it reads a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.strategy import Strategy
+
+__all__ = ["DenoiserCall", "Emit", "Region", "input_of", "measures"]
+
+Emit = Callable[[Decision], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoiserCall:
+    """One call of a denoiser within a run: `proceed(*args, **kwargs)` computes it."""
+
+    run: Run
+    module: Any
+    denoiser: int
+    branch: str
+    proceed: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def compute(self) -> Any:
+        """What the untouched denoiser returns."""
+        return self.proceed(*self.args, **self.kwargs)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors handed over directly."""
+        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, torch.Tensor)]
+
+
+class Region(Protocol):
+    """What is skipped. The session hands it every denoiser call and every scheduler step of a run."""
+
+    def call(self, call: DenoiserCall) -> Any:
+        """The result of a denoiser call, computed or not."""
+
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """What the scheduler shall be handed instead of `output`."""
+
+    def undo(self) -> None:
+        """Take back whatever this region put between objects."""
+
+
+def input_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """The latents that a denoiser was called with: its first argument, or the one named as such."""
+    candidates = (*args[:1], kwargs.get("hidden_states"), kwargs.get("sample"), *kwargs.values())
+    return next((c for c in candidates if isinstance(c, torch.Tensor) and c.is_floating_point()), None)
+
+
+def measures(strategy: Strategy, tensor: torch.Tensor) -> bool:
+    """Whether forecast errors are measured: where asked for or needed, and where reading one back stalls no device."""
+    return strategy.measure_errors or strategy.policy.needs_error or tensor.device.type == "cpu"

@@ -1,0 +1,171 @@
+"""Region `blocks`: the block stack is skipped; embedders and output layers run as ever.
+
+The first block decides. On reuse the blocks in between hand their input on, and the last block returns *entry +
+forecast*, so whatever the model adds between blocks (ControlNet, VACE) is neither dropped nor counted twice: it is
+part of the residual.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, measures
+from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.runtime.track import layout_of
+from omnireuse.diffusion.reuse.runtime.verdict import Verdict, mean_magnitude
+from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.errors import StateError
+
+__all__ = ["BlocksRegion", "Stack"]
+
+
+class Stack(Protocol):
+    """What this region must be told of a model."""
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Names of the blocks' parameters that they return updated, in the order of the return value."""
+
+    @property
+    def signal(self) -> Callable[[torch.nn.Module, Mapping[str, Any]], torch.Tensor]:
+        """Reads the watched tensor from block 0 and its arguments."""
+
+    def blocks_of(self, denoiser: torch.nn.Module) -> list[torch.nn.Module]:
+        """All blocks in the order of the forward."""
+
+
+@dataclass
+class _Pass:
+    """One way through the stack."""
+
+    call: DenoiserCall
+    verdict: Verdict | None = None
+    entry: Sequence[torch.Tensor] = ()
+    finished: bool = False
+
+
+class BlocksRegion:
+    """One decision a denoiser call, taken where the first block is called.
+
+    Args:
+        strategy: what to do.
+        emit: takes the events.
+        stacks: for each denoiser, the module and the declaration of its stack.
+        owner: whom the interceptions belong to.
+    """
+
+    def __init__(
+        self, strategy: Strategy, emit: Emit, stacks: Sequence[tuple[torch.nn.Module, Stack]], owner: object
+    ) -> None:
+        self._strategy = strategy
+        self._emit = emit
+        self._residual = strategy.chosen_quantity == "residual"
+        self._watch = strategy.chosen_signal == "modulated_input"
+        self._here = threading.local()
+        self._interceptions: list[Interception] = []
+        for denoiser, stack in stacks:
+            blocks = stack.blocks_of(denoiser)
+            for position, block in enumerate(blocks):
+                handler = self._handler(block, stack, first=position == 0, last=position == len(blocks) - 1)
+                self._interceptions.append(intercept(block, owner, {"__call__": handler}))
+
+    def call(self, call: DenoiserCall) -> Any:
+        """Runs the denoiser, whose blocks ask this region."""
+        outer, self._here.pass_ = getattr(self._here, "pass_", None), _Pass(call)
+        try:
+            result = call.compute()
+            current: _Pass = self._here.pass_
+        finally:
+            self._here.pass_ = outer
+        if not current.finished:
+            raise StateError(
+                f"{type(call.module).__name__} did not run its last block, so reuse of the stack would be wrong; "
+                f"use region 'call' or 'step' where blocks are skipped"
+            )
+        return result
+
+    def _handler(self, block: torch.nn.Module, stack: Stack, *, first: bool, last: bool) -> Callable[..., Any]:
+        parameters = inspect.signature(type(block).forward)
+        names = list(parameters.parameters)[1:]
+        positions = [names.index(stream) for stream in stack.streams]
+
+        def streams_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+            return [
+                args[position] if position < len(args) else kwargs[name]
+                for position, name in zip(positions, stack.streams, strict=True)
+            ]
+
+        def handler(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            current: _Pass | None = getattr(self._here, "pass_", None)
+            if current is None:
+                return proceed(*args, **kwargs)
+            streams = streams_of(args, kwargs)
+            if first:
+                arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+                self._enter(current, streams, stack.signal(block, arguments) if self._watch else None)
+            assert current.verdict is not None, "the first block runs before the others"
+            if current.verdict.reuse:
+                return _as_returned(self._stand_in(current) if last else streams)
+            result = proceed(*args, **kwargs)
+            if last:
+                self._leave(current, [result] if isinstance(result, torch.Tensor) else list(result))
+            return result
+
+        return handler
+
+    def _enter(self, current: _Pass, streams: list[torch.Tensor], signal: torch.Tensor | None) -> None:
+        call = current.call
+        layout = layout_of(*call.tensors, *streams)
+        current.verdict = Verdict(call.run, (call.denoiser, call.branch), call.branch, signal, layout)
+        # Copied where it will be needed after the blocks have run: blocks may write in place.
+        keep_copy = self._residual and not current.verdict.reuse
+        current.entry = [stream.clone() for stream in streams] if keep_copy else streams
+
+    def _stand_in(self, current: _Pass) -> list[torch.Tensor]:
+        assert current.verdict is not None
+        started = perf_counter()
+        values = current.verdict.foretell()
+        if self._residual:
+            result = [entry + value for entry, value in zip(current.entry, values, strict=True)]
+        else:
+            result = [value.clone() for value in values]
+        self._finish(current, started)
+        return result
+
+    def _leave(self, current: _Pass, streams: list[torch.Tensor]) -> None:
+        assert current.verdict is not None
+        started = perf_counter()
+        if self._residual:
+            values = [after - before for after, before in zip(streams, current.entry, strict=True)]
+        else:
+            values = [stream.clone() for stream in streams]
+        current.verdict.learn(values, lambda: mean_magnitude(values), measures(self._strategy, values[0]))
+        self._finish(current, started)
+
+    def _finish(self, current: _Pass, started: float) -> None:
+        assert current.verdict is not None
+        current.verdict.host_seconds += perf_counter() - started
+        current.entry = ()
+        current.finished = True
+        self._emit(current.verdict.conclude())
+
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """The output as it is: this region has done its work in the blocks."""
+        return output
+
+    def undo(self) -> None:
+        """Take the handlers off the blocks."""
+        for interception in self._interceptions:
+            interception.undo()
+
+
+def _as_returned(streams: Sequence[torch.Tensor]) -> Any:
+    return streams[0] if len(streams) == 1 else tuple(streams)

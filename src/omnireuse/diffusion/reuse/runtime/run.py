@@ -1,0 +1,104 @@
+"""One generation: where it stands in its schedule, and what each branch remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from omnireuse.diffusion.reuse.agreement import Agreement
+from omnireuse.diffusion.reuse.noise import NoiseLevel
+from omnireuse.diffusion.reuse.policy import StepView
+from omnireuse.diffusion.reuse.runtime.track import Track
+from omnireuse.diffusion.reuse.strategy import Strategy
+
+__all__ = ["Run"]
+
+
+class Run:
+    """The state of one generation. It is told where it stands: `advance` at the end of each step.
+
+    Args:
+        number: counted from 1 within a session.
+        total: number of denoising steps; None where nobody knows.
+        levels: noise level of each step; shorter than the run, or empty, where unknown.
+    """
+
+    def __init__(
+        self, number: int, strategy: Strategy, agreement: Agreement, total: int | None, levels: list[NoiseLevel]
+    ) -> None:
+        self.number = number
+        self.total = total
+        self.index = 0
+        self.latents: torch.Tensor | None = None
+        """The sample that the scheduler returned last, which the next step starts from."""
+        self.calls = 0
+        """Denoiser calls since the step began."""
+        self.branches: dict[tuple[int, str], int] = {}
+        """How often each branch of each denoiser was called since the step began."""
+        self.pending: Any = None
+        """What a region carries from the first call of a step to its end."""
+        self._levels = levels
+        self._new_track: Callable[[], Track] = lambda: Track(strategy, agreement)
+        self._tracks: dict[object, Track] = {}
+        self.placeholders: dict[tuple[int, str], Any] = {}
+        """The last computed output of each denoiser and branch, handed out where only its shape matters."""
+        self.calls_when_computed: int | None = None
+        """Denoiser calls of the last computed step: guidance that sets in or ends changes it."""
+        self.quantity: str | None = None
+        """What this run remembers, once its first computed step has shown the shapes."""
+
+    @property
+    def level(self) -> NoiseLevel:
+        """The noise level of the current step; the step index stands in where the schedule is unknown."""
+        if self.index < len(self._levels):
+            return self._levels[self.index]
+        return NoiseLevel(sigma=None, at=float(self.index))
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done."""
+        return self.total is not None and self.index >= self.total
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of tensor storage that this run holds beyond what the pipeline holds itself."""
+        held = sum(track.kept_bytes for track in self._tracks.values())
+        leaves = pytree.tree_leaves(list(self.placeholders.values()))
+        return held + sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+    def track(self, key: object) -> Track:
+        """The memory of one branch, empty at first."""
+        if key not in self._tracks:
+            self._tracks[key] = self._new_track()
+        return self._tracks[key]
+
+    def view(self, drift: float | None, error: float | None) -> StepView:
+        """The scalars that a policy sees now."""
+        return StepView(index=self.index, total=self.total, sigma=self.level.sigma, drift=drift, error=error)
+
+    def name_branch(self, denoiser: int, context: str | None) -> str:
+        """The branch of a call that begins: its cache context, else its order among the step's calls of this
+        denoiser."""
+        name = context if context is not None else str(sum(n for (d, _), n in self.branches.items() if d == denoiser))
+        repeat = self.branches.get((denoiser, name), 0)
+        self.branches[denoiser, name] = repeat + 1
+        self.calls += 1
+        return f"{name}#{repeat + 1}" if repeat else name
+
+    def advance(self, latents: torch.Tensor | None) -> None:
+        """The step is over; the next one starts from `latents`."""
+        self.index += 1
+        self.calls = 0
+        self.branches.clear()
+        self.pending = None
+        self.latents = latents
+
+    def close(self) -> None:
+        """Drop everything that was kept."""
+        self._tracks.clear()
+        self.placeholders.clear()
+        self.pending = None
+        self.latents = None

@@ -1,0 +1,297 @@
+"""A strategy at work on one pipeline: it watches the scheduler, routes denoiser calls to the region, and undoes itself.
+
+A run starts when the scheduler's `set_timesteps` is called and advances at `scheduler.step`; no user has to say
+anything. State is kept per thread, so pipelines that share a transformer can run at the same time. An engine without
+a diffusers scheduler tells the number of steps through `expect`, and a step is over when a call comes with another
+timestep.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from omnireuse.diffusion.reuse.agreement import Agreement
+from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.noise import noise_levels
+from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, interceptors_of
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, Region
+from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.errors import StateError, UnsupportedModelError
+
+__all__ = ["DENOISERS", "Session", "denoisers_of"]
+
+logger = logging.getLogger("omnireuse")
+
+DENOISERS = ("transformer", "transformer_2", "unet")
+"""Attributes of a pipeline that hold a denoiser."""
+
+RegionFactory = Callable[[Strategy, Emit, Sequence[torch.nn.Module], object], Region]
+
+
+def denoisers_of(pipeline: Any) -> list[torch.nn.Module]:
+    """The pipeline's denoisers, in the order of `DENOISERS`.
+
+    Raises:
+        UnsupportedModelError: a pipeline without any.
+    """
+    found = [getattr(pipeline, name, None) for name in DENOISERS]
+    denoisers = [module for module in found if isinstance(module, torch.nn.Module)]
+    if not denoisers:
+        raise UnsupportedModelError(
+            f"{type(pipeline).__name__} has no denoiser: looked for a torch module at {', '.join(DENOISERS)}"
+        )
+    return denoisers
+
+
+class _Here(threading.local):
+    """What this thread is doing."""
+
+    scheduler: Any = None
+    """A scheduler whose timesteps were set and whose run has not begun."""
+    run: Run | None = None
+    context: str | None = None
+    """The cache context that the pipeline has entered."""
+    timestep: float | None = None
+    """Timestep of the last call, where nobody else tells the steps."""
+    served: bool = False
+    """Whether the pipeline call under way has had a run."""
+
+
+class Session:
+    """One strategy on one pipeline, from construction until `close`.
+
+    Args:
+        pipeline: anything with a denoiser; a diffusers pipeline tells its steps through its scheduler.
+        strategy: what to do.
+        make_region: builds the region for the denoisers.
+        emit: takes every decision.
+        agreement: how ranks agree; alone by default.
+
+    Raises:
+        StateError: a pipeline that already has a session.
+        UnsupportedModelError: a pipeline without a denoiser, or one whose parts cannot be intercepted.
+    """
+
+    def __init__(
+        self,
+        pipeline: Any,
+        strategy: Strategy,
+        make_region: RegionFactory,
+        emit: Emit,
+        agreement: Agreement | None = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.strategy = strategy
+        self.runs = 0
+        self.calls_outside = 0
+        """Denoiser calls that belonged to no run and were passed on."""
+        self.peak_kept_bytes = 0
+        """Most bytes of tensors that one run held."""
+        self.expected_steps: int | None = None
+        self._make_region = make_region
+        self._emit: Callable[[Decision], None] = emit
+        self._agreement = agreement or Agreement()
+        self._here = _Here()
+        self._region: Region | None = None
+        self._denoisers: list[torch.nn.Module] = []
+        self._scheduler: Any = None
+        self._on_denoisers: list[Interception] = []
+        self._on_scheduler: Interception | None = None
+        self._on_pipeline: Interception | None = None
+        for denoiser in denoisers_of(pipeline):
+            if any(isinstance(owner, Session) and owner.pipeline is pipeline for owner in interceptors_of(denoiser)):
+                raise StateError(
+                    f"reuse is already enabled on this {type(pipeline).__name__}; call disable() on its handle first"
+                )
+        try:
+            self._attach()
+            if any("__call__" in vars(cls) for cls in type(pipeline).__mro__):
+                self._on_pipeline = intercept(pipeline, self, {"__call__": self._pipeline_called})
+        except BaseException:
+            self.close()
+            raise
+
+    # -- coming and going -------------------------------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        """Stand before the pipeline's present denoisers and scheduler, which a user may have exchanged."""
+        denoisers = denoisers_of(self.pipeline)
+        if len(denoisers) != len(self._denoisers) or any(
+            a is not b for a, b in zip(denoisers, self._denoisers, strict=True)
+        ):
+            self._detach_denoisers()
+            self._denoisers = denoisers
+            for index, denoiser in enumerate(denoisers):
+                handlers: dict[str, Callable[..., Any]] = {"__call__": self._denoiser_handler(index, denoiser)}
+                if hasattr(denoiser, "cache_context"):
+                    handlers["cache_context"] = self._context_entered
+                self._on_denoisers.append(intercept(denoiser, self, handlers))
+            self._region = self._make_region(self.strategy, self._emit, denoisers, self)
+        scheduler = getattr(self.pipeline, "scheduler", None)
+        if scheduler is not self._scheduler:
+            if self._on_scheduler is not None:
+                self._on_scheduler.undo()
+                self._on_scheduler = None
+            self._scheduler = scheduler
+            if hasattr(scheduler, "set_timesteps") and hasattr(scheduler, "step"):
+                handlers = {"set_timesteps": self._timesteps_set, "step": self._scheduler_stepped}
+                self._on_scheduler = intercept(scheduler, self, handlers)
+
+    def _detach_denoisers(self) -> None:
+        if self._region is not None:
+            self._region.undo()
+            self._region = None
+        for interception in self._on_denoisers:
+            interception.undo()
+        self._on_denoisers.clear()
+        self._denoisers = []
+
+    def close(self) -> None:
+        """Restore every object and drop all state. Idempotent."""
+        self._end_run()
+        self._here = _Here()
+        self._detach_denoisers()
+        for interception in (self._on_scheduler, self._on_pipeline):
+            if interception is not None:
+                interception.undo()
+        self._on_scheduler = self._on_pipeline = self._scheduler = None
+
+    # -- the run ----------------------------------------------------------------------------------------------------
+
+    def expect(self, num_inference_steps: int) -> None:
+        """Drop all state; the next run has so many steps unless a scheduler says otherwise."""
+        self._end_run()
+        self.expected_steps = num_inference_steps
+
+    def _end_run(self) -> None:
+        here = self._here
+        if here.run is not None:
+            self.peak_kept_bytes = max(self.peak_kept_bytes, here.run.kept_bytes)
+            here.run.close()
+        here.run = here.scheduler = here.timestep = None
+
+    def _new_run(self, total: int | None, levels: Sequence[Any]) -> Run:
+        self.runs += 1
+        self._here.served = True
+        self._here.run = Run(self.runs, self.strategy, self._agreement, total, list(levels))
+        return self._here.run
+
+    def _current_run(self, kwargs: Mapping[str, Any]) -> Run | None:
+        here = self._here
+        if here.scheduler is not None:
+            scheduler, here.scheduler = here.scheduler, None
+            # Image-to-image starts in the middle of the timesteps, and some pipelines stop before their end.
+            begin = getattr(scheduler, "begin_index", None) or 0
+            levels = noise_levels(scheduler)[begin:]
+            told = getattr(self.pipeline, "num_timesteps", None)
+            total = told if isinstance(told, int) and 0 < told <= len(levels) else len(levels)
+            return self._new_run(total, levels)
+        if here.run is not None and here.timestep is None:
+            return here.run
+        if self._on_scheduler is None:
+            return self._run_by_timestep(kwargs)
+        return None
+
+    def _run_by_timestep(self, kwargs: Mapping[str, Any]) -> Run | None:
+        # Sampling goes down in time: a lower timestep is the next step, a higher one the next run.
+        here = self._here
+        given = kwargs.get("timestep")
+        now = float(given.flatten()[0]) if isinstance(given, torch.Tensor) else given
+        if not isinstance(now, (int, float)):
+            return None
+        before, here.timestep = here.timestep, float(now)
+        if here.run is not None and before is not None:
+            if now == before:
+                return here.run
+            here.run.advance(None)
+            if now < before and not here.run.finished:
+                return here.run
+            here.run.close()
+        return self._new_run(self.expected_steps, ())
+
+    # -- what the intercepted objects report ------------------------------------------------------------------------
+
+    def _pipeline_called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._attach()
+        self._end_run()
+        self._here.served = False
+        try:
+            result = proceed(*args, **kwargs)
+        finally:
+            self._end_run()
+        if not self._here.served:
+            logger.warning(
+                "%s finished without a run: its scheduler set no timesteps, or its denoiser was not called; "
+                "nothing was reused",
+                type(self.pipeline).__name__,
+            )
+        return result
+
+    def _timesteps_set(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._end_run()
+        result = proceed(*args, **kwargs)
+        self._here.scheduler = self._scheduler
+        return result
+
+    def _scheduler_stepped(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        run = self._here.run
+        if run is None:
+            return proceed(*args, **kwargs)
+        try:
+            values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
+            assert self._region is not None
+            output = self._region.scheduler_step(run, values["model_output"], values["sample"])
+            if args:
+                args = (output, *args[1:])
+            else:
+                kwargs["model_output"] = output
+            result = proceed(*args, **kwargs)
+        except BaseException:
+            self._end_run()
+            raise
+        run.advance(_previous_sample(result))
+        if run.finished:
+            self._end_run()
+        return result
+
+    def _denoiser_handler(self, index: int, module: torch.nn.Module) -> Callable[..., Any]:
+        def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            run = self._current_run(kwargs)
+            if run is None or self._region is None:
+                self.calls_outside += 1
+                return proceed(*args, **kwargs)
+            branch = run.name_branch(index, self._here.context)
+            call = DenoiserCall(
+                run=run, module=module, denoiser=index, branch=branch, proceed=proceed, args=args, kwargs=kwargs
+            )
+            try:
+                return self._region.call(call)
+            except BaseException:
+                # Nothing half remembered may serve a later call.
+                self._end_run()
+                raise
+
+        return called
+
+    @contextmanager
+    def _context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
+        outer, self._here.context = self._here.context, name
+        try:
+            with proceed(name, *args, **kwargs) as entered:
+                yield entered
+        finally:
+            self._here.context = outer
+
+
+def _previous_sample(result: Any) -> torch.Tensor | None:
+    sample = getattr(result, "prev_sample", None)
+    if sample is None and isinstance(result, (tuple, list)) and result:
+        sample = result[0]
+    return sample if isinstance(sample, torch.Tensor) else None

@@ -1,0 +1,102 @@
+"""What one branch remembers during one run, and the guards that every policy shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+
+import torch
+
+from omnireuse.diffusion.reuse.agreement import Agreement
+from omnireuse.diffusion.reuse.forecasters import Memory
+from omnireuse.diffusion.reuse.policy import StepView
+from omnireuse.diffusion.reuse.signals import change_of
+from omnireuse.diffusion.reuse.strategy import Strategy
+
+__all__ = ["Track", "layout_of"]
+
+
+def layout_of(*values: object) -> Hashable:
+    """Shape, dtype and device of every tensor among the values: what must not change between remembering and
+    reusing."""
+    return tuple((tuple(v.shape), v.dtype, v.device) for v in values if isinstance(v, torch.Tensor))
+
+
+class Track:
+    """The state of one branch: policy state, forecaster memories, last signal, layout, length of the reuse run."""
+
+    def __init__(self, strategy: Strategy, agreement: Agreement) -> None:
+        self._strategy = strategy
+        self._agreement = agreement
+        self._policy_state = strategy.policy.start()
+        self._memories: list[Memory] | None = None
+        self._layout: Hashable = None
+        self._signal: torch.Tensor | None = None
+        self._consecutive = 0
+        self.error: float | None = None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of tensor storage held by forecasters and signal."""
+        held = sum(memory.kept_bytes for memory in self._memories or ())
+        return held + (0 if self._signal is None else self._signal.nbytes)
+
+    def drift_to(self, signal: torch.Tensor | None) -> float | None:
+        """Relative change since the previous step's signal, reused or not; the new signal takes its place."""
+        if signal is None:
+            return None
+        before, self._signal = self._signal, signal.detach().clone()
+        if before is None or layout_of(before) != layout_of(signal):
+            return None
+        return self._agreement.ratio(change_of(signal, before))
+
+    def decide(self, view: StepView, layout: Hashable) -> tuple[bool, str]:
+        """Whether to reuse, and who said so. Guards that force a computation come before the policy."""
+        changed = self._layout is not None and layout != self._layout
+        if changed:
+            self.forget()
+        self._layout = layout
+        reason = self._guard(view, changed)
+        if reason is not None:
+            return False, reason
+        return self._strategy.policy.wants_reuse(self._policy_state, view), "policy"
+
+    def _guard(self, view: StepView, changed: bool) -> str | None:
+        longest = self._strategy.max_consecutive
+        if view.index == 0:
+            return "first"
+        if view.total is not None and view.index >= view.total - 1:
+            return "last"
+        if self._memories is None or not all(memory.primed for memory in self._memories):
+            return "layout" if changed else "unprimed"
+        if view.drift is not None and not math.isfinite(view.drift):
+            return "nonfinite"
+        if longest is not None and self._consecutive >= longest:
+            return "longest"
+        return None
+
+    def settle(self, view: StepView, reused: bool) -> None:
+        """Tell the policy what was really done."""
+        self._policy_state = self._strategy.policy.after(self._policy_state, view, reused)
+        self._consecutive = self._consecutive + 1 if reused else 0
+
+    def observe(self, at: float, values: Sequence[torch.Tensor]) -> None:
+        """Remember the computed values; the track owns the tensors from here on."""
+        if self._memories is None or len(self._memories) != len(values):
+            self._memories = [self._strategy.forecaster.start() for _ in values]
+        for memory, value in zip(self._memories, values, strict=True):
+            memory.observe(at, value)
+
+    def predict(self, at: float) -> list[torch.Tensor] | None:
+        """What the forecasters expect; None before anything was observed. The tensors are read-only."""
+        if self._memories is None or not all(memory.primed for memory in self._memories):
+            return None
+        return [memory.predict(at) for memory in self._memories]
+
+    def forget(self) -> None:
+        """Drop every tensor and start anew, as after a change of layout or of guidance."""
+        self._policy_state = self._strategy.policy.start()
+        self._memories = None
+        self._signal = None
+        self._consecutive = 0
+        self.error = None

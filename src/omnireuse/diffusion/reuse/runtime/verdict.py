@@ -1,0 +1,91 @@
+"""One decision from its opening to its event; the region in between does what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from time import perf_counter
+
+import torch
+
+from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.errors import StateError
+
+__all__ = ["Verdict"]
+
+
+class Verdict:
+    """A decision that was taken and is being carried out.
+
+    Args:
+        run: the generation it belongs to.
+        key: names the track in the run.
+        branch: as the event will show it.
+        signal: the tensor to be watched, or None.
+        layout: what must equal the remembered layout for a reuse to be possible.
+        veto: a reason to compute whatever the policy says, or None.
+    """
+
+    def __init__(
+        self, run: Run, key: object, branch: str, signal: torch.Tensor | None, layout: Hashable, veto: str | None = None
+    ) -> None:
+        started = perf_counter()
+        self.run, self.branch = run, branch
+        self.track = run.track(key)
+        self.drift = self.track.drift_to(signal)
+        self.view = run.view(self.drift, self.track.error)
+        self.reuse, self.reason = self.track.decide(self.view, layout)
+        if self.reuse and veto is not None:
+            self.reuse, self.reason = False, veto
+        self.error: float | None = None
+        self.host_seconds = perf_counter() - started
+
+    def foretell(self) -> list[torch.Tensor]:
+        """What stands in for the values that will not be computed; read-only."""
+        values = self.track.predict(self.run.level.at)
+        assert values is not None, "a reuse is decided only when primed"
+        return values
+
+    def learn(self, values: Sequence[torch.Tensor], scale: Callable[[], float], measure: bool) -> None:
+        """Remember computed values, and first compare the forecast for them with the truth.
+
+        Args:
+            values: what was computed; the track keeps the tensors.
+            scale: gives the mean magnitude that an error is relative to; called only where the error is measured.
+            measure: whether to measure, which reads the error back to the host.
+        """
+        if torch.is_grad_enabled() and any(value.requires_grad for value in values):
+            raise StateError(
+                "reuse would cut the gradient of what it stands in for; sample under torch.no_grad(), or disable reuse "
+                "while gradients are needed"
+            )
+        at = self.run.level.at
+        expected = self.track.predict(at) if measure else None
+        if expected is not None and all(e.shape == v.shape for e, v in zip(expected, values, strict=False)):
+            off = sum(float((e.float() - v.float()).abs().sum()) for e, v in zip(expected, values, strict=True))
+            size, count = scale(), sum(value.numel() for value in values)
+            self.error = off / count / size if size and count else None
+            self.track.error = self.error
+        self.track.observe(at, values)
+
+    def conclude(self) -> Decision:
+        """Tell the policy, and describe what happened."""
+        self.track.settle(self.view, self.reuse)
+        return Decision(
+            run=self.run.number,
+            step=self.view.index,
+            total=self.view.total,
+            branch=self.branch,
+            reused=self.reuse,
+            reason=self.reason,
+            sigma=self.view.sigma,
+            drift=self.drift,
+            error=self.error,
+            host_seconds=self.host_seconds,
+        )
+
+
+def mean_magnitude(values: Sequence[torch.Tensor]) -> float:
+    """Mean absolute value over all tensors; synchronises with the host."""
+    count = sum(value.numel() for value in values)
+    return sum(float(value.float().abs().sum()) for value in values) / count if count else 0.0

@@ -1,0 +1,103 @@
+"""One choice on each axis: region, quantity, signal, policy, forecaster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from omnireuse.diffusion.reuse.forecasters import Forecaster, Hold, forecaster_named
+from omnireuse.diffusion.reuse.policies import policy_named
+from omnireuse.diffusion.reuse.policy import Policy
+from omnireuse.diffusion.reuse.quantities import QUANTITIES
+from omnireuse.diffusion.reuse.signals import SIGNALS
+from omnireuse.diffusion.reuse.validation import check_at_least, field_error
+from omnireuse.errors import UnknownNameError, WrongTypeError
+
+__all__ = ["REGIONS", "Strategy"]
+
+REGIONS = {
+    "step": "every call of a step; what the scheduler is handed, after guidance, is forecast",
+    "call": "one call of the denoiser, each branch for itself",
+    "blocks": "the block stack; embedders and output layers still run",
+}
+# What can be remembered and watched in a region, the default first. A residual needs a region whose input and output
+# live in one space; x0 needs the denoiser's whole output.
+_QUANTITIES_OF = {"step": ("x0", "output"), "call": ("x0", "output"), "blocks": ("residual", "output")}
+_SIGNALS_OF = {"step": ("latents", "none"), "call": ("latents", "none"), "blocks": ("modulated_input", "none")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """A step cache: what is skipped, remembered, watched, who decides, and what stands in.
+
+    Args:
+        policy: decides between compute and reuse.
+        forecaster: gives what stands in for a value that was not computed.
+        region: "step", "call" or "blocks".
+        quantity: "x0", "output" or "residual"; None takes the region's default. "x0" asked for by name is a promise:
+            where the scheduler's algebra is unknown the run raises. As the default it falls back to "output", and
+            says so.
+        signal: "latents", "modulated_input" or "none"; None takes what the policy and the region need.
+        max_consecutive: longest run of reused steps, ≥ 1; None leaves it to the policy.
+        measure_errors: compare every forecast with the truth once it is known, also where reading the figure back
+            stalls an accelerator (one host synchronisation a computed step). On the CPU it is always done.
+
+    Raises:
+        UnknownNameError: a name that does not exist.
+        ConfigError: a quantity or signal that the region does not have; a policy that measures, without a signal.
+    """
+
+    policy: Policy
+    forecaster: Forecaster = field(default_factory=Hold)
+    region: str = "step"
+    quantity: str | None = None
+    signal: str | None = None
+    max_consecutive: int | None = None
+    measure_errors: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in (("policy", Policy), ("forecaster", Forecaster)):
+            value = getattr(self, name)
+            if isinstance(value, type) or not isinstance(value, kind):
+                raise WrongTypeError(f"Strategy({name}={value!r}): {name} must be a {name}, got {type(value).__name__}")
+        if self.region not in REGIONS:
+            raise UnknownNameError("region", self.region, REGIONS)
+        for axis, known, fitting in (("quantity", QUANTITIES, _QUANTITIES_OF), ("signal", SIGNALS, _SIGNALS_OF)):
+            chosen = getattr(self, axis)
+            if chosen is None:
+                continue
+            if chosen not in known:
+                raise UnknownNameError(axis, chosen, known)
+            if chosen not in fitting[self.region]:
+                raise field_error(self, axis, f"be {' or '.join(fitting[self.region])} in region {self.region!r}")
+        if self.policy.needs_drift and self.signal == "none":
+            raise field_error(
+                self, "signal", f"not be 'none' with a policy that measures ({type(self.policy).__name__})"
+            )
+        if self.max_consecutive is not None:
+            check_at_least(self, "max_consecutive", 1)
+
+    @classmethod
+    def of(cls, policy: Policy | str, forecaster: Forecaster | str = "hold", **choices: Any) -> Strategy:
+        """A strategy from objects or names; the further choices are this class's own fields."""
+        known = [each.name for each in fields(cls)]
+        for name in choices:
+            if name not in known:
+                raise UnknownNameError("option", name, known)
+        return cls(
+            policy=policy_named(policy) if isinstance(policy, str) else policy,
+            forecaster=forecaster_named(forecaster) if isinstance(forecaster, str) else forecaster,
+            **choices,
+        )
+
+    @property
+    def chosen_quantity(self) -> str:
+        """The quantity to be remembered, the region's default where none was asked for."""
+        return self.quantity or _QUANTITIES_OF[self.region][0]
+
+    @property
+    def chosen_signal(self) -> str:
+        """The signal to be watched: what was asked for, else the region's where the policy measures, else none."""
+        if self.signal is not None:
+            return self.signal
+        return _SIGNALS_OF[self.region][0] if self.policy.needs_drift else "none"
