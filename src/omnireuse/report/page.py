@@ -56,7 +56,7 @@ def _data_uri(path: Path) -> str:
 def _themed_svg(comparison: Comparison) -> str:
     """The quality plot with its colours as CSS variables, so that a theme reaches it."""
     target = io.BytesIO()
-    save_figure(quality_figure(comparison, size=(4.6, 4.1)), target, "svg")
+    save_figure(quality_figure(comparison, size=(4.6, 4.9)), target, "svg")
     drawing = target.getvalue().decode()
     drawing = drawing[drawing.index("<svg") :]
     for name, colour in LIGHT.items():

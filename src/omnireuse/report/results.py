@@ -81,6 +81,11 @@ class Variant:
             raise ConfigError(f"Variant(role={self.role!r}): role must be 'reference', 'cache' or 'floor'")
 
     @property
+    def label(self) -> str:
+        """The name where space is short: a floor is known by its colour and its place."""
+        return "fewer steps" if self.role == "floor" else self.name
+
+    @property
     def computed_steps(self) -> float:
         """Mean over the prompts."""
         return statistics.fmean(sample.computed_steps for sample in self.samples)

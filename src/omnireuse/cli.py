@@ -1,0 +1,108 @@
+"""The command line: ``omnireuse demo`` and ``omnireuse report``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+import omnireuse
+from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+__all__ = ["main"]
+
+_HELP = argparse.ArgumentDefaultsHelpFormatter
+
+INTERRUPTED = 130
+"""Exit status of a program that Ctrl-C ended, as shells have it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments; those of the process by default.
+
+    Returns:
+        Exit status: 0 done, 2 a mistake in what was asked for, 130 interrupted.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    errors = Console(stderr=True)
+    try:
+        parsed = _parse(arguments or ["--help"])
+        run: Callable[[argparse.Namespace], int] = parsed.run
+        return run(parsed)
+    except OmniReuseError as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        return 2
+    except KeyboardInterrupt:
+        errors.print("interrupted; nothing was kept")
+        return INTERRUPTED
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    """The arguments; a misspelt command or option gets the nearest one suggested, which argparse cannot do here."""
+    parser = argparse.ArgumentParser(
+        prog="omnireuse", description=omnireuse.__doc__.splitlines()[0], allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"omnireuse {omnireuse.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="")
+    known = {"demo": _add_demo(commands), "report": _add_report(commands)}
+    command = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if command is not None and command not in known:
+        raise UnknownNameError("command", command, known)
+    parsed, left = parser.parse_known_args(arguments)
+    if left:
+        options = set(re.findall(r"--[a-z]+", (known[command] if command else parser).format_help()))
+        if left[0].startswith("-"):
+            raise UnknownNameError("option", left[0].partition("=")[0], options)
+        raise ConfigError(f"{command}: arguments must be options here, got {left[0]!r}; see omnireuse {command} --help")
+    return parsed
+
+
+def _add_demo(commands: Commands) -> argparse.ArgumentParser:
+    words = "compare the full run, caches and fewer steps on the reference image pipeline"
+    parser = commands.add_parser("demo", help=words, description=words, allow_abbrev=False, formatter_class=_HELP)
+    parser.add_argument("--model", type=Path, default=Path("models/shapes-flux"), help="folder of the pipeline")
+    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder for the results")
+    parser.add_argument("--steps", type=int, default=28, help="denoising steps of the full run")
+    parser.add_argument("--guidance", type=float, default=5.0, help="classifier-free guidance; 1 is none")
+    parser.add_argument("--prompts", type=int, default=6, help="how many prompts")
+    parser.add_argument("--seed", type=int, default=0, help="decides prompts and noise")
+    parser.set_defaults(run=_demo)
+    return parser
+
+
+def _add_report(commands: Commands) -> argparse.ArgumentParser:
+    words = "make the page and the pictures again from the results of a demo"
+    parser = commands.add_parser("report", help=words, description=words, allow_abbrev=False)
+    parser.add_argument("results", type=Path, metavar="RESULTS.json")
+    parser.add_argument("--out", type=Path, help="folder for the report (default: that of the results)")
+    parser.set_defaults(run=_report)
+    return parser
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from omnireuse.demo.command import DemoConfig, run_demo
+
+    fields = {name: getattr(arguments, name) for name in ("model", "out", "steps", "guidance", "prompts", "seed")}
+    return 0 if run_demo(DemoConfig(**fields), Console()) else INTERRUPTED
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from omnireuse.report.files import write_report
+    from omnireuse.report.results import read_results
+
+    folder = arguments.results.parent
+    for path in write_report(read_results(arguments.results), folder, arguments.out or folder):
+        print(f"wrote {path}")
+    return 0

@@ -1,0 +1,206 @@
+"""Run several variants of one pipeline on the same prompts and noise, and record what came of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import omnireuse
+from omnireuse.errors import StateError
+from omnireuse.report.metrics import psnr, ssim
+from omnireuse.report.results import Comparison, Mark, Sample, Variant
+
+__all__ = ["Cache", "Task", "compare", "generations"]
+
+Image = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What to generate.
+
+    Attributes:
+        prompt, seed: the seed decides the noise.
+        check: tells which of the prompt's attributes an image (height, width, 3) in 0..1 shows; None where nothing can.
+    """
+
+    prompt: str
+    seed: int
+    check: Callable[[Image], dict[str, bool]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """One way of calling `omnireuse.enable`.
+
+    Attributes:
+        name: what the report calls it.
+        backend, options: what `enable` is given besides the pipeline.
+    """
+
+    name: str
+    backend: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The call as a person would write it."""
+        backend = [] if self.backend is None else [repr(self.backend)]
+        arguments = ["pipeline", *backend, *(f"{name}={value!r}" for name, value in self.options.items())]
+        return f"omnireuse.enable({', '.join(arguments)})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One timed generation."""
+
+    image: Image
+    seconds: float
+    computed_steps: float
+    marks: tuple[Mark, ...] = ()
+
+
+def generations(num_tasks: int, num_caches: int) -> int:
+    """How many images `compare` generates, warm-up included: for a progress bar."""
+    return 1 + num_caches + num_tasks * (1 + 2 * num_caches)
+
+
+def compare(
+    pipeline: Any,
+    tasks: Sequence[Task],
+    caches: Sequence[Cache],
+    *,
+    generate: Callable[[str, int, int], Image],
+    num_inference_steps: int,
+    guidance: float,
+    model: str,
+    folder: Path,
+    advance: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Generate every task in full, with each cache, and for each cache with as few steps as it computed.
+
+    All variants are warmed up and then take turns on each task, so that a slow moment of the machine meets all of them.
+    An interrupt (Ctrl-C) ends the comparison after the last task that every variant has finished.
+
+    Args:
+        pipeline: what `omnireuse.enable` takes.
+        generate: (prompt, number of steps, seed) -> image (height, width, 3), floats in 0..1, made by `pipeline`.
+        num_inference_steps: of the full run.
+        guidance, model: for the record.
+        folder: images are written to ``folder/images``.
+        advance: told the name of each variant when it has made an image.
+        caches: the first is the one that the report is about.
+
+    Raises:
+        KeyboardInterrupt: interrupted before the first task was finished.
+    """
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+
+    def plain(task: Task, steps: int) -> _Run:
+        start = time.perf_counter()
+        image = generate(task.prompt, steps, task.seed)
+        return _Run(image=image, seconds=time.perf_counter() - start, computed_steps=steps)
+
+    def cached(task: Task, cache: Cache) -> _Run:
+        with omnireuse.enable(pipeline, cache.backend, **cache.options) as handle:
+            run = plain(task, num_inference_steps)
+            summary, events = handle.summary(), handle.events
+        if not events:
+            raise StateError(
+                f"{cache}: no step was decided, so there is nothing to compare; is the pipeline supported?"
+            )
+        marks = tuple(
+            Mark(branch=e.branch, step=e.step, reused=e.reused, reason=e.reason, drift=e.drift, error=e.error)
+            for e in events
+        )
+        return _Run(image=run.image, seconds=run.seconds, computed_steps=summary.computed_steps, marks=marks)
+
+    variants = [_variant("full", "reference", {"num_inference_steps": num_inference_steps})]
+    for cache in caches:
+        variants.append(_variant(cache.name, "cache", {"call": str(cache)}))
+        settings = {"num_inference_steps": f"what {cache.name} computed for the prompt, rounded up"}
+        variants.append(_variant(f"fewer steps ({cache.name})", "floor", settings, floor_of=cache.name))
+
+    samples: list[list[Sample]] = []
+    interrupted = False
+    try:
+        plain(tasks[0], num_inference_steps)
+        advance("warm-up: full")
+        for cache in caches:
+            cached(tasks[0], cache)
+            advance(f"warm-up: {cache.name}")
+        for number, task in enumerate(tasks):
+            runs = [plain(task, num_inference_steps)]
+            advance("full")
+            for cache in caches:
+                runs.append(cached(task, cache))
+                advance(cache.name)
+                runs.append(plain(task, math.ceil(runs[-1].computed_steps - 1e-9)))
+                advance(f"fewer steps ({cache.name})")
+            samples.append(
+                [
+                    _sample(task, run, runs[0].image, folder, f"images/{number:02d}-{index}.png")
+                    for index, run in enumerate(runs)
+                ]
+            )
+    except KeyboardInterrupt:
+        if not samples:
+            raise
+        interrupted = True
+    return Comparison(
+        title="omnireuse demo",
+        model=model,
+        steps=num_inference_steps,
+        guidance=guidance,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        environment=_environment(),
+        complete=not interrupted,
+        highlight=caches[0].name,
+        variants=tuple(
+            Variant(**variant, samples=tuple(row[index] for row in samples)) for index, variant in enumerate(variants)
+        ),
+    )
+
+
+def _variant(name: str, role: str, settings: dict[str, Any], *, floor_of: str | None = None) -> dict[str, Any]:
+    return {"name": name, "role": role, "settings": settings, "floor_of": floor_of}
+
+
+def _sample(task: Task, run: _Run, reference: Image, folder: Path, name: str) -> Sample:
+    from PIL import Image as Pillow
+
+    Pillow.fromarray(np.rint(run.image * 255.0).astype(np.uint8)).save(folder / name)
+    return Sample(
+        prompt=task.prompt,
+        seed=task.seed,
+        image=name,
+        seconds=(run.seconds,),
+        computed_steps=float(run.computed_steps),
+        psnr=psnr(run.image, reference),
+        ssim=ssim(run.image, reference),
+        attributes={name: bool(held) for name, held in task.check(run.image).items()} if task.check else None,
+        marks=run.marks,
+    )
+
+
+def _environment() -> dict[str, str]:
+    import torch
+
+    return {
+        "omnireuse": omnireuse.__version__,
+        "torch": torch.__version__,
+        "diffusers": version("diffusers"),
+        "transformers": version("transformers"),
+        "python": platform.python_version(),
+        "processor": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+    }

@@ -1,0 +1,84 @@
+"""The command from end to end on an untrained reference pipeline: real generation, real caches, real files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from omnireuse.cli import main
+from omnireuse.demo import command
+from omnireuse.report.results import read_results
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from omnireuse.reference.models import FlowModel
+    from omnireuse.reference.train.autoencoder import new_autoencoder
+    from omnireuse.reference.train.export import export_pipeline
+
+    torch.manual_seed(0)
+    target = tmp_path_factory.mktemp("models") / "untrained"
+    export_pipeline(new_autoencoder(), FlowModel().eval(), target)
+    return target
+
+
+def test_demo_and_report(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    arguments = ["--model", str(model), "--out", str(out), "--steps", "6", "--prompts", "2", "--guidance", "3"]
+    assert main(["demo", *arguments]) == 0
+    text = capsys.readouterr().out
+    made = read_results(out / "results.json")
+    assert made.complete
+    assert len(made.prompts) == 2
+    assert made.model == "untrained"
+    for cache in command.CACHES:
+        assert cache.name in text
+    best = made.highlighted
+    assert best.computed_steps < 6
+    assert best.psnr < float("inf"), "something must have been reused"
+    assert {mark.step for mark in best.samples[0].marks} == set(range(6))
+    assert all(not variant.samples[0].marks for variant in made.variants if variant.role != "cache")
+
+    page = (out / "report.html").read_text()
+    for name in ("report.html", "report.png", "quality.png"):
+        assert f"wrote {out / name}" in text
+        (out / name).unlink()
+    assert main(["report", str(out / "results.json")]) == 0
+    assert (out / "report.html").read_text() == page
+    assert (out / "report.png").is_file()
+
+
+def test_the_same_seed_asks_for_the_same(model: Path) -> None:
+    first, again, other = (command.held_out_tasks(3, seed=seed) for seed in (0, 0, 1))
+    assert [task.prompt for task in first] == [task.prompt for task in again]
+    assert [task.prompt for task in first] != [task.prompt for task in other]
+
+
+def test_an_interrupted_demo_keeps_what_is_done_and_says_so(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = command.image_generator
+
+    def interrupting(pipeline: Any, *, guidance: float) -> Any:
+        generate, calls = real(pipeline, guidance=guidance), iter(range(1000))
+
+        def run(*arguments: Any) -> Any:
+            # One cache: two warm-ups, the first prompt of three variants, and one more.
+            if next(calls) == 2 + 3 + 1:
+                raise KeyboardInterrupt
+            return generate(*arguments)
+
+        return run
+
+    monkeypatch.setattr(command, "image_generator", interrupting)
+    monkeypatch.setattr(command, "CACHES", command.CACHES[:1])
+    out = tmp_path / "out"
+    assert main(["demo", "--model", str(model), "--out", str(out), "--steps", "4", "--prompts", "3"]) == 130
+    assert "kept the 1 of 3 prompts that were finished" in capsys.readouterr().out
+    assert "interrupted" in (out / "report.html").read_text()
+    assert not read_results(out / "results.json").complete
