@@ -1,0 +1,101 @@
+"""Read the engine's batch: which request owns which rows, blocks and slots.
+
+The batch is duck-typed as vLLM V1's `InputBatch`: `req_id_to_index`, `num_computed_tokens_cpu` and
+`block_table[0].block_table.cpu`, a tensor of block ids (requests, blocks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from omnireuse.errors import ConfigError, StateError, UnsupportedModelError, WrongTypeError
+
+__all__ = ["Span", "cached_blocks", "slots_of", "spans_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """The rows of one request in this step's outputs: [start, start + num_tokens)."""
+
+    req_id: str
+    index: int
+    start: int
+    num_tokens: int
+
+    @property
+    def stop(self) -> int:
+        """One past the last row."""
+        return self.start + self.num_tokens
+
+
+def spans_of(
+    query_start_loc: torch.Tensor | Sequence[int], input_batch: Any, num_scheduled_tokens: Mapping[str, int]
+) -> list[Span]:
+    """List the span of every request in the batch; one that is not scheduled has no rows.
+
+    Raises:
+        WrongTypeError: `num_scheduled_tokens` is no mapping.
+        ConfigError: `query_start_loc` has no entry for a scheduled request.
+        UnsupportedModelError: the batch has several KV cache groups.
+    """
+    if not isinstance(num_scheduled_tokens, Mapping):
+        raise WrongTypeError(
+            f"num_scheduled_tokens must map request ids to counts, got {type(num_scheduled_tokens).__name__}"
+        )
+    _require_one_group(input_batch)
+    starts = query_start_loc.tolist() if isinstance(query_start_loc, torch.Tensor) else list(query_start_loc)
+    spans = []
+    for req_id, index in input_batch.req_id_to_index.items():
+        num_tokens = int(num_scheduled_tokens.get(req_id, 0))
+        if num_tokens and index >= len(starts):
+            raise ConfigError(
+                f"query_start_loc: must have an entry for every request, got {len(starts)} entries and request "
+                f"{req_id!r} at index {index}"
+            )
+        spans.append(
+            Span(req_id=req_id, index=index, start=int(starts[index]) if num_tokens else 0, num_tokens=num_tokens)
+        )
+    return spans
+
+
+def cached_blocks(input_batch: Any, index: int, block_size: int) -> torch.Tensor:
+    """Return the ids of the full blocks that a request starts on, int64."""
+    num_blocks = int(input_batch.num_computed_tokens_cpu[index]) // block_size
+    if num_blocks == 0:
+        return torch.empty(0, dtype=torch.long)
+    return _block_ids(input_batch, index, num_blocks)
+
+
+def slots_of(input_batch: Any, index: int, positions_K: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Map token positions of a request through the block table to slots, int64."""
+    if positions_K.numel() == 0:
+        return positions_K
+    blocks = _block_ids(input_batch, index, int(positions_K.max()) // block_size + 1)
+    return blocks[positions_K // block_size] * block_size + positions_K % block_size
+
+
+def _require_one_group(input_batch: Any) -> None:
+    table = getattr(input_batch, "block_table", None)
+    groups = getattr(table, "block_tables", table)
+    if isinstance(groups, (list, tuple)) and len(groups) > 1:
+        raise UnsupportedModelError(
+            f"input_batch.block_table: must have one KV cache group, got {len(groups)}: slots of several groups do not "
+            "name one row; turn the prefix cache off for hybrid models"
+        )
+
+
+def _block_ids(input_batch: Any, index: int, num_blocks: int) -> torch.Tensor:
+    group = input_batch.block_table[0]
+    table = torch.as_tensor(group.block_table.cpu)
+    filled = getattr(group, "num_blocks_per_row", None)
+    limit = int(filled[index]) if filled is not None else table.shape[1]
+    if num_blocks > limit:
+        raise StateError(
+            f"input_batch.block_table: request at index {index} must have {num_blocks} blocks for its tokens, got "
+            f"{limit}; read it before the request leaves the batch"
+        )
+    return table[index, :num_blocks].to(torch.long)

@@ -1,0 +1,298 @@
+"""`OmniTensorPrefixCache`: per-token hidden states and multimodal outputs that follow the KV cache's slots."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from omnireuse.core.prefix_cache import writer
+from omnireuse.core.prefix_cache.batch import Span, cached_blocks, slots_of, spans_of
+from omnireuse.core.prefix_cache.deferred import Chunk, DeferredChunks, in_token_order
+from omnireuse.core.prefix_cache.keys import CachedKeys, hidden_rows, key_name
+from omnireuse.core.prefix_cache.options import PrefixCacheOptions, require_size
+from omnireuse.core.prefix_cache.payload import split_over
+from omnireuse.core.prefix_cache.pool import HIDDEN, RowPool
+from omnireuse.errors import StateError, WrongTypeError
+
+__all__ = ["OmniTensorPrefixCache"]
+
+QueryStarts = torch.Tensor | Sequence[int]
+
+
+class OmniTensorPrefixCache:
+    """Keep per-token model outputs on the CPU, addressed as the engine's paged KV cache is.
+
+    The token at slot s = block_id · block_size + offset. Call order in a step: `reset_prefix_cached_new_req_ids`,
+    `add_prefix_cached_new_req_id` for each hit, the forward, `update_omni_tensor_prefix_cache`, then the merges. The
+    reset is what tells one step from the next. One thread of the engine owns the cache.
+
+    Args:
+        num_blocks, block_size: shape of the engine's KV cache, ≥ 1.
+        hidden_size: width of the hidden states, ≥ 1.
+        hs_dtype: their dtype.
+        options: further choices.
+
+    Raises:
+        WrongTypeError, ConfigError: a size that cannot be.
+
+    Cost: address space for every slot and key, memory only for blocks that hold rows, 4 bytes a slot and key for
+    versions. On CUDA `update` does not synchronise unless `max_pending_writes` copies are in flight.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        hidden_size: int,
+        hs_dtype: torch.dtype,
+        *,
+        options: PrefixCacheOptions | None = None,
+    ) -> None:
+        options = options or PrefixCacheOptions()
+        self.num_blocks = require_size("OmniTensorPrefixCache(num_blocks)", num_blocks)
+        self.block_size = require_size("OmniTensorPrefixCache(block_size)", block_size)
+        self.default_hidden_size = require_size("OmniTensorPrefixCache(hidden_size)", hidden_size)
+        if not isinstance(hs_dtype, torch.dtype):
+            raise WrongTypeError(f"OmniTensorPrefixCache(hs_dtype={hs_dtype!r}): field must be a torch dtype")
+        self._pool = RowPool(num_blocks, block_size, options.absent)
+        self._pool.add(HIDDEN, (hidden_size,), hs_dtype)
+        self._keys = CachedKeys(self._pool, options.mm_keys, on_revoke=self._forget_key)
+        self._queue = writer.WriteQueue(options.max_pending_writes)
+        self._deferred = DeferredChunks()
+        self._hits: dict[str, Mapping[int, int]] = {}
+
+    @property
+    def hidden_states_cache(self) -> torch.Tensor:
+        """All hidden-state rows, (num_blocks, block_size, hidden_size), to look at; waits for pending writes."""
+        self._queue.flush()
+        return self._pool.stores[HIDDEN].rows_BOF
+
+    @property
+    def mm_outputs_cache(self) -> dict[str, torch.Tensor]:
+        """All rows of each key, (num_blocks, block_size, feature), to look at; waits for pending writes."""
+        self._queue.flush()
+        return {key: self._pool.stores[key_name(key)].rows_BOF for key in self._keys}
+
+    @property
+    def mm_cache_keys(self) -> set[str]:
+        """The multimodal outputs that are cached (a copy)."""
+        return set(self._keys)
+
+    def stats(self) -> dict[str, int]:
+        """Return counters and sizes; waits for pending writes."""
+        self._queue.flush()
+        names = (
+            "rows_written", "rows_read", "padding_rows", "absent_rows", "misses", "stale_rows_dropped", "keys_revoked",
+        )  # fmt: skip
+        return {
+            **{name: self._pool.counters[name] for name in names},
+            "stalls": self._queue.num_stalls,
+            "bytes_in_use": sum(store.num_bytes_in_use for store in self._pool.stores.values()),
+            "deferred_bytes": self._deferred.num_bytes,
+        }
+
+    def maybe_init_missing_mm_cache_keys(self, multimodal_outputs: Mapping[str, object], seq_len: int) -> None:
+        """Make a key of each tensor of at least two dimensions whose first is `seq_len`; known keys are left alone."""
+        for key, value in multimodal_outputs.items():
+            if key not in self._keys:
+                self._keys.admit(key, value, seq_len)
+
+    def update_omni_tensor_prefix_cache(
+        self,
+        hidden_states: torch.Tensor | None,
+        multimodal_outputs: Mapping[str, object] | None,
+        num_tokens_unpadded: int,
+        slot_mapping: torch.Tensor,
+        num_tokens_padded: int | None = None,
+        skip_mm_cache_keys: Collection[str] | None = None,
+        hidden_states_cpu: torch.Tensor | None = None,
+    ) -> None:
+        """Write rows [:num_tokens_unpadded] of this step's outputs at their slots.
+
+        Args:
+            hidden_states: (tokens, hidden_size) on any device, or None.
+            multimodal_outputs: outputs by key, or None. New keys are recognised against `num_tokens_padded`.
+            num_tokens_unpadded: rows that are tokens.
+            slot_mapping: slot of each row; −1 marks padding.
+            num_tokens_padded: rows including padding; the unpadded count if None.
+            skip_mm_cache_keys: keys to initialise and not to write: they are deferred.
+            hidden_states_cpu: the same rows on the CPU already, taken as the source.
+
+        Raises:
+            StateError: rows that do not fit the cache (count, width, dtype), an unusable `hidden_states_cpu`, or a slot
+                outside the pool. Nothing is written. On CUDA a bad slot is found later and raised by the next call.
+
+        Cost: see the class.
+        """
+        num_tokens = int(num_tokens_unpadded)
+        num_rows = num_tokens if num_tokens_padded is None else int(num_tokens_padded)
+        if slot_mapping.shape[0] < num_tokens:
+            raise StateError(f"slot_mapping: must cover {num_tokens} tokens, got {slot_mapping.shape[0]} slots")
+        rows_by_name: dict[str, torch.Tensor] = {}
+        if hidden_states is not None:
+            rows_by_name[HIDDEN] = hidden_rows(self._pool.stores[HIDDEN], hidden_states, hidden_states_cpu, num_tokens)
+        elif hidden_states_cpu is not None:
+            raise StateError("hidden_states_cpu: must come with the hidden_states it copies, got None for those")
+        for key, value in (multimodal_outputs or {}).items():
+            if self._keys.recognise(key, value, num_tokens, num_rows) and key not in (skip_mm_cache_keys or ()):
+                rows_by_name[key_name(key)] = self._keys.rows(key, value, num_tokens)
+        if num_tokens == 0 or not rows_by_name:
+            return
+        (slots_K, *rows), ready = writer.start_host_copies([slot_mapping[:num_tokens], *rows_by_name.values()])
+        rows_by_name = dict(zip(rows_by_name, rows, strict=True))
+        step = self._pool.step
+        self._queue.write(lambda: self._pool.land(slots_K, rows_by_name, step), ready)
+
+    def free_blocks(self, block_ids: Iterable[int]) -> None:
+        """Forget blocks that the engine took from their content, and hand their memory back.
+
+        Optional: without it stale rows are still told by the step that wrote them, but memory stays until reused.
+
+        Raises:
+            StateError: a block id outside the pool.
+        """
+        blocks_N = self._pool.check_blocks(torch.as_tensor(list(block_ids), dtype=torch.long))
+        self._queue.flush()
+        if blocks_N.numel():
+            self._pool.release(blocks_N)
+
+    def add_prefix_cached_new_req_id(self, req_id: str, *, block_ids: Iterable[int] | None = None) -> None:
+        """Take note that the request starts on a prefix hit in this step.
+
+        With `block_ids`, a block freed between now and the read is absent even if it was written again by then.
+        """
+        blocks_N = torch.as_tensor(list(block_ids or ()), dtype=torch.long)
+        self._hits[req_id] = self._pool.generations(self._pool.check_blocks(blocks_N))
+
+    def reset_prefix_cached_new_req_ids(self) -> None:
+        """Begin a step: no request has a hit yet."""
+        self._hits.clear()
+        self._pool.step += 1
+
+    def has_prefix_cached_new_req_ids(self) -> bool:
+        """Tell whether a request of this step starts on a prefix hit."""
+        return bool(self._hits)
+
+    def _forget_key(self, key: str) -> None:
+        self._queue.flush()
+        self._deferred.discard_key(key)
+
+    def get_merged_hidden_states(
+        self,
+        query_start_loc: QueryStarts,
+        input_batch: Any,
+        hidden_states: torch.Tensor,
+        num_scheduled_tokens: Mapping[str, int],
+        hidden_states_cpu: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Return each request's rows on the CPU: for a hit its cached full blocks, then this step's rows.
+
+        Raises:
+            StateError: rows that do not fit, an unusable `hidden_states_cpu`, absent rows under the policy "raise".
+            UnsupportedModelError: a batch with several KV cache groups.
+
+        Cost: one gather a hit straight into its result; on CUDA waits for this step's rows and pending writes.
+        """
+        spans = spans_of(query_start_loc, input_batch, num_scheduled_tokens)
+        num_rows = max((span.stop for span in spans), default=0)
+        rows_KF = hidden_rows(self._pool.stores[HIDDEN], hidden_states, hidden_states_cpu, num_rows)
+        return self._merge(HIDDEN, rows_KF, spans, self._hit_blocks(spans, input_batch))
+
+    def get_merged_multimodal_states(
+        self,
+        query_start_loc: QueryStarts,
+        input_batch: Any,
+        multimodal_outputs: Mapping[str, object] | None,
+        num_scheduled_tokens: Mapping[str, int],
+    ) -> dict[str, dict[str, object]]:
+        """Return {key: {request id: value}} on the CPU: cached keys merged as hidden states are, others split.
+
+        Raises: as for the hidden states.
+        """
+        spans = spans_of(query_start_loc, input_batch, num_scheduled_tokens)
+        num_rows = max((span.stop for span in spans), default=0)
+        blocks_by_hit = self._hit_blocks(spans, input_batch)
+        merged: dict[str, dict[str, object]] = {}
+        for key, value in (multimodal_outputs or {}).items():
+            if key in self._keys:
+                rows_KF = self._keys.rows(key, value, num_rows)
+                merged[key] = {**self._merge(key_name(key), rows_KF, spans, blocks_by_hit)}
+            else:
+                merged[key] = split_over(value, spans, sum(span.num_tokens for span in spans))
+        return merged
+
+    def _hit_blocks(self, spans: list[Span], input_batch: Any) -> dict[str, torch.Tensor]:
+        blocks = {
+            s.req_id: cached_blocks(input_batch, s.index, self.block_size) for s in spans if s.req_id in self._hits
+        }
+        return {req_id: self._pool.check_blocks(ids) for req_id, ids in blocks.items() if ids.numel()}
+
+    def _merge(
+        self, name: str, rows_KF: torch.Tensor, spans: list[Span], blocks_by_hit: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        if blocks_by_hit:
+            self._queue.flush()
+        return self._pool.merge(name, rows_KF.cpu(), spans, blocks_by_hit, self._hits)
+
+    def stage_deferred_mm_outputs(
+        self,
+        query_start_loc: QueryStarts,
+        input_batch: Any,
+        multimodal_outputs: Mapping[str, object] | None,
+        num_scheduled_tokens: Mapping[str, int],
+        deferred_mm_cache_keys: Collection[str],
+        *,
+        counter_includes_step: bool = True,
+    ) -> None:
+        """Keep this step's rows of the deferred keys on their device until the request finishes.
+
+        `counter_includes_step=False` is for an engine that advances `num_computed_tokens_cpu` after this call.
+
+        Cost: a device copy of each request's rows, so that the engine's buffers may be overwritten.
+        """
+        outputs = multimodal_outputs or {}
+        for span in spans_of(query_start_loc, input_batch, num_scheduled_tokens):
+            computed = int(input_batch.num_computed_tokens_cpu[span.index])
+            start = max(0, computed - span.num_tokens) if counter_includes_step else computed
+            for key in deferred_mm_cache_keys if span.num_tokens else ():
+                if key in outputs:
+                    rows = self._keys.rows_of_request(key, outputs[key], span)
+                    self._deferred.add(span.req_id, key, Chunk(start=start, rows=rows.clone(), step=self._pool.step))
+
+    def commit_deferred_mm_outputs(self, finished_req_ids: Iterable[str], input_batch: Any) -> None:
+        """Write the staged rows of finished requests, before they leave the batch.
+
+        Rows whose slot holds other content by now are dropped and counted.
+
+        Raises:
+            StateError: a request with staged rows left the batch, or lacks blocks for them; they stay staged.
+        """
+        for req_id in list(finished_req_ids):
+            chunks_by_key = self._deferred.of(req_id)
+            if not chunks_by_key:
+                continue
+            if req_id not in input_batch.req_id_to_index:
+                raise StateError(
+                    f"commit_deferred_mm_outputs({req_id!r}): the request must still be in the batch, its block table "
+                    "says where its rows belong; commit before it leaves, or discard_deferred_mm_outputs"
+                )
+            index = input_batch.req_id_to_index[req_id]
+            for key, chunks in chunks_by_key.items():
+                self._commit(key, chunks, input_batch, index)
+            self._deferred.discard(req_id)
+
+    def _commit(self, key: str, chunks: list[Chunk], input_batch: Any, index: int) -> None:
+        positions_K, rows, steps_K = in_token_order(chunks)
+        slots_K = slots_of(input_batch, index, positions_K, self.block_size)
+        self._pool.check_blocks(slots_K // self.block_size)
+        if key not in self._keys:
+            self._keys.add(key, tuple(rows.shape[1:]), rows.dtype)
+        name = key_name(key)
+        (rows_KF,), ready = writer.start_host_copies([self._keys.rows(key, rows, rows.shape[0])])
+        self._queue.write(lambda: self._pool.land_late(name, slots_K, rows_KF, steps_K), ready)
+
+    def discard_deferred_mm_outputs(self, req_id: str) -> None:
+        """Drop the staged rows of a request that leaves without finishing; none staged is fine."""
+        self._deferred.discard(req_id)

@@ -1,0 +1,63 @@
+"""What a user may choose about a prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError, WrongTypeError
+
+__all__ = ["PrefixCacheOptions"]
+
+ABSENT_POLICIES = ("raise", "miss", "zeros")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixCacheOptions:
+    """Choices beyond the shape of the cache.
+
+    Args:
+        absent: what a hit gets where a row it needs was never written, or was written for other content:
+            "raise" a StateError; "miss" this step's rows only, as if it were no hit, and it is counted; "zeros".
+        mm_keys: the multimodal outputs to cache, name to (feature size, dtype). None: keys are recognised by shape,
+            and given up again when a later step contradicts the first impression. A mapping: these and no others.
+        max_pending_writes: device copies in flight before `update` waits for the oldest, ≥ 1. More absorbs longer
+            bursts and holds more pinned memory.
+        num_kv_groups: KV cache groups of the engine. Only one can be mirrored; saying it here refuses at start-up.
+    """
+
+    absent: str = "raise"
+    mm_keys: Mapping[str, tuple[int, torch.dtype]] | None = None
+    max_pending_writes: int = 4
+    num_kv_groups: int = 1
+
+    def __post_init__(self) -> None:
+        if self.absent not in ABSENT_POLICIES:
+            raise UnknownNameError("policy for absent rows", self.absent, ABSENT_POLICIES)
+        if self.max_pending_writes < 1:
+            raise ConfigError(
+                f"PrefixCacheOptions(max_pending_writes={self.max_pending_writes}): field must be ≥ 1; "
+                "1 lets one step's copy overlap with the next step"
+            )
+        if self.num_kv_groups != 1:
+            raise UnsupportedModelError(
+                f"PrefixCacheOptions(num_kv_groups={self.num_kv_groups}): field must be 1: slots of several KV cache "
+                "groups do not name one row; turn the prefix cache off for hybrid models"
+            )
+        for name, spec in (self.mm_keys or {}).items():
+            if not (isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[1], torch.dtype)):
+                raise WrongTypeError(
+                    f"PrefixCacheOptions(mm_keys[{name!r}]={spec!r}): field must be (feature size, torch dtype)"
+                )
+            require_size(f"PrefixCacheOptions(mm_keys[{name!r}]): feature size", spec[0])
+
+
+def require_size(what: str, value: object) -> int:
+    """Return `value` if it is an int ≥ 1, else raise the error that says so."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise WrongTypeError(f"{what} must be an int, got {value!r} of type {type(value).__name__}")
+    if value < 1:
+        raise ConfigError(f"{what} must be ≥ 1, got {value}")
+    return value

@@ -1,0 +1,100 @@
+"""Copies off the device that the step does not wait for, and the writes that follow them, in order."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+
+__all__ = ["Ready", "WriteQueue", "start_host_copies"]
+
+
+class Ready(Protocol):
+    """Something to wait for, as a CUDA event is."""
+
+    def synchronize(self) -> None:
+        """Return once it has happened."""
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def start_host_copies(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Ready | None]:
+    """Start copying device tensors into pinned memory on a stream of their own.
+
+    The tensors are first snapshot on their device, in order with the model's own work: the engine may overwrite its
+    buffers (a CUDA graph replay does) as soon as this returns. Host tensors come along as copies for the same reason.
+
+    Returns:
+        The host tensors, and what to wait for before they may be read; with no device tensor among them, the very
+        tensors that were given and None.
+
+    Cost: no host synchronisation; one device-to-device copy on the current stream.
+    """
+    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+    if not devices:
+        return list(tensors), None
+    (device,) = devices
+    current, side = torch.cuda.current_stream(device), _side_stream(device)
+    snapshots = [tensor.detach().clone() for tensor in tensors]
+    side.wait_stream(current)
+    host = []
+    with torch.cuda.stream(side):
+        for snapshot in snapshots:
+            if snapshot.is_cuda:
+                pinned = torch.empty(snapshot.shape, dtype=snapshot.dtype, pin_memory=True)
+                host.append(pinned.copy_(snapshot, non_blocking=True))
+                snapshot.record_stream(side)
+            else:
+                host.append(snapshot)
+        event = torch.cuda.Event()
+        event.record(side)
+    return host, event
+
+
+class WriteQueue:
+    """Run writes in the order given: at once where nothing is to be waited for, else on one thread of their own.
+
+    Args:
+        max_pending: writes in flight before the caller waits for the oldest.
+
+    Attributes:
+        num_stalls: how often the caller had to wait because the queue was full.
+    """
+
+    def __init__(self, max_pending: int) -> None:
+        self._max_pending = max_pending
+        self._pending: deque[Future[None]] = deque()
+        self._thread: ThreadPoolExecutor | None = None
+        self.num_stalls = 0
+
+    def write(self, job: Callable[[], None], ready: Ready | None) -> None:
+        """Run `job` after `ready` and after every earlier job. A failed job raises at the next call."""
+        if ready is None:
+            self.flush()
+            job()
+            return
+        while self._pending and self._pending[0].done():
+            self._pending.popleft().result()
+        if len(self._pending) >= self._max_pending:
+            self.num_stalls += 1
+            self._pending.popleft().result()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="omnireuse-prefix-cache")
+        self._pending.append(self._thread.submit(_run_after, ready, job))
+
+    def flush(self) -> None:
+        """Wait until every write has landed."""
+        while self._pending:
+            self._pending.popleft().result()
+
+
+def _run_after(ready: Ready, job: Callable[[], None]) -> None:
+    ready.synchronize()
+    job()
