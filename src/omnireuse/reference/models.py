@@ -1,0 +1,89 @@
+"""The untrained networks of the reference image pipeline: their sizes are decided here and nowhere else."""
+
+from __future__ import annotations
+
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
+
+from omnireuse.reference.tokenizers import END_ID, MAX_SEQUENCE_LENGTH, PAD_ID, START_ID, words
+
+LATENT_CHANNELS = 8
+LATENT_SIZE = 16
+TEXT_WIDTH = 128
+#: Timestep shift of the flow, the same in training and sampling: layout is decided at high noise.
+SHIFT = 2.0
+
+
+class FlowModel(nn.Module):
+    """The transformer and its two text encoders, trained as one.
+
+    Attributes:
+        transformer: predicts noise - latents from packed latents.
+        clip: its pooled output conditions every block.
+        t5: its token states are the transformer's second stream.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        vocab_size = len(words())
+        self.clip = CLIPTextModel(
+            CLIPTextConfig(
+                vocab_size=vocab_size,
+                hidden_size=TEXT_WIDTH,
+                intermediate_size=2 * TEXT_WIDTH,
+                projection_dim=TEXT_WIDTH,
+                num_hidden_layers=1,
+                num_attention_heads=4,
+                max_position_embeddings=MAX_SEQUENCE_LENGTH,
+                pad_token_id=PAD_ID,
+                bos_token_id=START_ID,
+                eos_token_id=END_ID,
+            )
+        )
+        self.t5 = T5EncoderModel(
+            T5Config(
+                vocab_size=vocab_size,
+                d_model=TEXT_WIDTH,
+                d_kv=32,
+                d_ff=2 * TEXT_WIDTH,
+                num_layers=2,
+                num_heads=4,
+                dropout_rate=0.0,
+                feed_forward_proj="gated-gelu",
+                pad_token_id=PAD_ID,
+                eos_token_id=END_ID,
+                decoder_start_token_id=PAD_ID,
+                use_cache=False,
+                is_encoder_decoder=False,
+            )
+        )
+        self.transformer = FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=4 * LATENT_CHANNELS,
+            num_layers=2,
+            num_single_layers=4,
+            attention_head_dim=32,
+            num_attention_heads=5,
+            joint_attention_dim=TEXT_WIDTH,
+            pooled_projection_dim=TEXT_WIDTH,
+            guidance_embeds=False,
+            axes_dims_rope=(4, 14, 14),
+        )
+
+
+def new_scheduler() -> FlowMatchEulerDiscreteScheduler:
+    """The Euler solver with the shift that the model is trained with."""
+    return FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=SHIFT, use_dynamic_shifting=False)
+
+
+def init_adaptive_norms(model: FlowModel) -> None:
+    """Start every block as the identity and the output at zero, as adaptive layer norms train best that way.
+
+    Source: "Scalable Diffusion Models with Transformers", arXiv 2212.09748, section 3.2 (adaLN-Zero).
+    """
+    for name, module in model.transformer.named_modules():
+        is_modulation = ".norm" in f".{name}" and name.endswith(".linear")
+        if isinstance(module, nn.Linear) and (is_modulation or name == "proj_out"):
+            nn.init.zeros_(module.weight)
+            nn.init.zeros_(module.bias)

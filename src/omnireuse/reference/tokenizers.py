@@ -1,0 +1,60 @@
+"""Word-level tokenizers for the two text encoders, in files that every supported transformers version reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import Lowercase
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from omnireuse.reference.captions import vocabulary
+
+#: Tokens of a padded caption; the longest caption has 17 words, a start and an end.
+MAX_SEQUENCE_LENGTH = 20
+
+# CLIPTextModel takes an end token of id 2 for a defect of early configurations and then pools at the highest id;
+# with any other id it pools at the end token, so the end token is 1 here.
+SPECIAL_TOKENS = ("<pad>", "<end>", "<start>", "<unknown>")
+PAD_ID, END_ID, START_ID, UNKNOWN_ID = range(4)
+
+
+def words() -> list[str]:
+    """The token of each id."""
+    return [*SPECIAL_TOKENS, *vocabulary()]
+
+
+def save_tokenizer(folder: Path, *, starts: bool) -> None:
+    """Write a tokenizer; ``starts`` puts the start token first, as CLIP has it and T5 has not."""
+    ids = {word: index for index, word in enumerate(words())}
+    tokenizer = Tokenizer(WordLevel(ids, unk_token="<unknown>"))
+    tokenizer.normalizer = Lowercase()
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(
+        single="<start> $A <end>" if starts else "$A <end>",
+        pair=None,
+        special_tokens=[("<start>", START_ID), ("<end>", END_ID)],
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    # Written by hand: what transformers 5 saves names classes that 4.57 does not have.
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": MAX_SEQUENCE_LENGTH,
+        "bos_token": "<start>",
+        "eos_token": "<end>",
+        "pad_token": "<pad>",
+        "unk_token": "<unknown>",
+        "padding_side": "right",
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer that `save_tokenizer` wrote."""
+    return PreTrainedTokenizerFast.from_pretrained(str(folder))
