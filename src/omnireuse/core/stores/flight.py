@@ -28,8 +28,9 @@ class SingleFlight(Generic[V]):
 
     The first caller (the leader) runs its loader; the others wait and get the same value, or the leader's own error.
     Nothing is remembered once the leader is done: an error is never served to a later caller. A leader that is
-    interrupted rather than failed (KeyboardInterrupt, a cancelled task) hands over to one of its waiters. A loader that asks for its own key again, and a
-    synchronous call on a thread whose own task is loading, run at once, because waiting would never end.
+    interrupted rather than failed (KeyboardInterrupt, a cancelled task) hands over to one of its waiters. A loader
+    that asks for its own key again, and a synchronous call on a thread whose own task is loading, run at once,
+    because waiting would never end.
     """
 
     def __init__(self) -> None:
@@ -95,7 +96,8 @@ class SingleFlight(Generic[V]):
     def _finish(
         self, key: Hashable, flight: _Flight[V], *, value: V | None = None, error: BaseException | None = None
     ) -> None:
-        # The key leaves first: a caller that comes after the outcome is known starts afresh (and finds the store filled).
+        # The key leaves first: a caller that comes after the outcome is known starts afresh (and finds the store
+        # filled).
         with self._lock:
             del self._flights[key]
         if error is None:
@@ -106,5 +108,5 @@ class SingleFlight(Generic[V]):
             flight.future.set_exception(_Abandoned())
 
 
-class _Abandoned(Exception):  # noqa: N818 - a signal between leader and waiters, never seen outside
+class _Abandoned(Exception):
     """The leader was interrupted: one of the waiters leads next."""
