@@ -1,0 +1,1 @@
+"""The specified interface of diffusion caches, thin over `omnireuse.diffusion.reuse`."""

@@ -1,0 +1,177 @@
+"""Reuse of prompt embeddings across generations: encode a prompt once, as long as nothing it depends on changes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from omnireuse.diffusion.prompts.cache import CACHE_MISS as _CACHE_MISS
+from omnireuse.diffusion.prompts.cache import PromptEmbedCache
+from omnireuse.diffusion.prompts.keys import KeyRules
+from omnireuse.diffusion.prompts.options import PromptCacheOptions
+from omnireuse.diffusion.prompts.wrapper import ABSENT, CachedEncodePrompt, Setup
+from omnireuse.errors import ConfigError, StateError, UnsupportedModelError
+
+__all__ = [
+    "_CACHE_MISS",
+    "KeyRules",
+    "PromptCacheOptions",
+    "PromptEmbedCache",
+    "bump_epoch",
+    "install_prompt_embed_cache",
+    "resolve_prompt_embed_cache_config",
+    "uninstall_prompt_embed_cache",
+]
+
+logger = logging.getLogger("omnireuse")
+
+_SWITCH = "OMNI_DIFFUSION_PROMPT_EMBED_CACHE"
+_SIZE = "OMNI_DIFFUSION_PROMPT_EMBED_CACHE_SIZE"
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def install_prompt_embed_cache(
+    pipeline: Any,
+    *,
+    max_size: int = 32,
+    enabled: bool = True,
+    model_tag: str | None = None,
+    max_bytes: int | None = None,
+    options: PromptCacheOptions | None = None,
+) -> PromptEmbedCache | None:
+    """Cache what the pipeline's ``encode_prompt`` returns.
+
+    Works on any object with a callable ``encode_prompt``, plain or coroutine. A second call returns the cache that is
+    there and logs arguments that differ. The installation is copied and pickled with the pipeline (with an empty
+    cache).
+
+    Args:
+        max_size: most entries, at least 1.
+        enabled: False installs the cache switched off.
+        model_tag: names the model in stores shared between processes.
+        max_bytes: most bytes of tensor storage; overrides the field of ``options``.
+        options: everything else.
+
+    Returns:
+        The cache; None for a pipeline without a callable ``encode_prompt``.
+
+    Raises:
+        ConfigError: a value out of range.
+        UnsupportedModelError: an object that takes no attributes.
+    """
+    found = getattr(pipeline, "encode_prompt", None)
+    if not callable(found):
+        return None
+    setup = Setup(
+        max_size=max_size,
+        enabled=enabled,
+        max_bytes=max_bytes,
+        model_tag=model_tag,
+        options=options or PromptCacheOptions(),
+    )
+    if isinstance(found, CachedEncodePrompt):
+        _report_differences(found.setup, setup)
+        return found.cache
+    original = getattr(pipeline, "__dict__", {}).get("encode_prompt", ABSENT)
+    try:
+        pipeline.encode_prompt = wrapper = CachedEncodePrompt(pipeline, original, setup)
+    except (AttributeError, TypeError) as error:
+        name = type(pipeline).__name__
+        raise UnsupportedModelError(
+            f"install_prompt_embed_cache(pipeline={name}): pipeline must allow weak references and a new attribute "
+            f"encode_prompt, but {error}; give the class '__dict__' and '__weakref__' slots"
+        ) from error
+    return wrapper.cache
+
+
+def uninstall_prompt_embed_cache(pipeline: Any) -> bool:
+    """Restore the pipeline exactly as it was; False if no cache was installed.
+
+    Raises:
+        StateError: something else replaced or wrapped ``encode_prompt`` after the installation.
+    """
+    found = getattr(pipeline, "__dict__", {}).get("encode_prompt")
+    if not isinstance(found, CachedEncodePrompt):
+        inner = found
+        while inner is not None and not isinstance(inner, CachedEncodePrompt):
+            inner = getattr(inner, "__wrapped__", None) or getattr(inner, "func", None)
+        if inner is None:
+            return False
+        raise StateError(
+            f"uninstall_prompt_embed_cache(pipeline={type(pipeline).__name__}): encode_prompt was wrapped again after "
+            f"the installation; undo that first"
+        )
+    if found.original is ABSENT:
+        del pipeline.encode_prompt
+    else:
+        pipeline.encode_prompt = found.original
+    found.close()
+    return True
+
+
+def bump_epoch(pipeline: Any) -> int:
+    """Declare all embeddings of ``pipeline`` out of date, for engines that write weights behind torch's back.
+
+    Returns:
+        The new epoch.
+
+    Raises:
+        StateError: no cache is installed.
+    """
+    found = getattr(pipeline, "encode_prompt", None)
+    if not isinstance(found, CachedEncodePrompt):
+        raise StateError(
+            f"bump_epoch(pipeline={type(pipeline).__name__}): no prompt-embedding cache is installed; "
+            f"call install_prompt_embed_cache first"
+        )
+    return found.bump_epoch()
+
+
+def resolve_prompt_embed_cache_config(enable: bool | None = None, max_size: int | None = None) -> tuple[bool, int]:
+    """The switch and the size to use: the environment's if it says, else the arguments', else (True, 32).
+
+    ``OMNI_DIFFUSION_PROMPT_EMBED_CACHE`` takes 1/true/yes/on and 0/false/no/off in any case,
+    ``OMNI_DIFFUSION_PROMPT_EMBED_CACHE_SIZE`` a positive integer. Other text is logged as a warning and has no effect.
+
+    Raises:
+        ConfigError: ``max_size`` below 1.
+    """
+    if max_size is not None and max_size < 1:
+        raise ConfigError(
+            f"resolve_prompt_embed_cache_config(max_size={max_size}): field must be at least 1, got {max_size}"
+        )
+    is_on = True if enable is None else enable
+    size = 32 if max_size is None else max_size
+    switch = os.environ.get(_SWITCH)
+    if switch is not None:
+        text = switch.strip().lower()
+        if text in _TRUE or text in _FALSE:
+            is_on = text in _TRUE
+        else:
+            _report_unusable(_SWITCH, switch, f"one of {', '.join(_TRUE + _FALSE)}", is_on)
+    given = os.environ.get(_SIZE)
+    if given is not None:
+        text = given.strip()
+        if text.isascii() and text.isdigit() and 0 < len(text) < 19 and int(text) >= 1:
+            size = int(text)
+        else:
+            _report_unusable(_SIZE, given, "a positive integer", size)
+    return is_on, size
+
+
+def _report_unusable(name: str, text: str, wanted: str, used: object) -> None:
+    logger.warning("%s=%r is ignored: it must be %s; using %s", name, text, wanted, used)
+
+
+def _report_differences(installed: Setup, asked: Setup) -> None:
+    differing = [
+        f"{name}={getattr(asked, name)!r} (installed: {getattr(installed, name)!r})"
+        for name in installed.__dataclass_fields__
+        if getattr(asked, name) != getattr(installed, name)
+    ]
+    if differing:
+        logger.warning(
+            "a prompt-embedding cache is already installed; not applied: %s; uninstall it first to change it",
+            ", ".join(differing),
+        )

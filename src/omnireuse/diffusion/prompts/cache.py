@@ -1,0 +1,273 @@
+"""The prompt-embedding cache: a bounded store of results, one encode per key at a time, and its counters."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable
+from types import FrameType
+from typing import Any, Final
+
+from omnireuse.core.stores.flight import SingleFlight
+from omnireuse.core.stores.memory import MemoryStore
+from omnireuse.diffusion.prompts.entry import Entry
+from omnireuse.diffusion.prompts.keys import UnkeyableError, freeze
+from omnireuse.diffusion.prompts.options import PromptCacheOptions
+from omnireuse.errors import ConfigError, StateError, WrongTypeError
+
+__all__ = ["CACHE_MISS", "PromptEmbedCache", "PromptKey"]
+
+logger = logging.getLogger("omnireuse")
+
+
+class _Miss:
+    """The one value that no encode can return."""
+
+    def __repr__(self) -> str:
+        return "_CACHE_MISS"
+
+    def __reduce__(self) -> str:
+        return "CACHE_MISS"  # pickled by name: there is only one
+
+
+CACHE_MISS: Final = _Miss()
+
+
+class PromptKey(tuple[Any, ...]):
+    """A key that is already frozen: equal only to keys of the same types and values. Its first element is the state."""
+
+    __slots__ = ()
+
+
+class PromptEmbedCache:
+    """A thread-safe cache of what ``encode_prompt`` returns.
+
+    Values are copied on the way in (detached, each tensor in storage of its own size) and read-only by contract on
+    the way out. ``hits`` are calls served without an encode of their own, ``misses`` the encodes, ``bypassed`` the
+    calls that no key can be made for, by reason in ``bypassed_by``.
+
+    Args:
+        max_size: most entries, at least 1.
+        enabled: False lets every call through, uncounted.
+        max_bytes: most bytes of tensor storage; a shorthand for the field of ``options``.
+        options: everything else.
+
+    Raises:
+        ConfigError: a size below 1.
+    """
+
+    def __init__(
+        self,
+        max_size: int = 32,
+        enabled: bool = True,
+        *,
+        max_bytes: int | None = None,
+        options: PromptCacheOptions | None = None,
+    ) -> None:
+        self.options = options or PromptCacheOptions()
+        if not isinstance(max_size, int) or isinstance(max_size, bool) or max_size < 1:
+            raise ConfigError(
+                f"PromptEmbedCache(max_size={max_size!r}): field must be an integer of at least 1, got {max_size!r}; "
+                f"pass enabled=False to store nothing"
+            )
+        self.enabled, self.max_size = enabled, max_size
+        self.max_bytes = self.options.max_bytes if max_bytes is None else max_bytes
+        self.store: MemoryStore[Entry] = MemoryStore(
+            max_bytes=self.max_bytes,
+            max_entries=max_size,
+            eviction=self.options.eviction,
+            ttl_s=self.options.ttl_s,
+        )
+        self.hits = self.misses = 0
+        self.coalesced = self.mutated = self.outdated = 0
+        self.bypassed_by: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._flights: SingleFlight[_Loaded] = SingleFlight()
+
+    @property
+    def bypassed(self) -> int:
+        """Calls that went past the cache, for any reason."""
+        return self.bypassed_by.total()
+
+    def get(self, key: Hashable) -> Any:
+        """The value of ``key``, or ``_CACHE_MISS``; counted."""
+        if not self.enabled:
+            return CACHE_MISS
+        value = self.find(_as_key(key))
+        self.count(misses=value is CACHE_MISS)
+        return value
+
+    def put(self, key: Hashable, value: Any) -> None:
+        """Store a copy of ``value``. One that exceeds the whole byte budget is refused (and counted) alone.
+
+        Raises:
+            WrongTypeError: ``value`` is not made of dense tensors and plain values.
+        """
+        if self.enabled:
+            self._store(_as_key(key), Entry(value, checksum=self.options.checksum))
+
+    def clear(self) -> None:
+        """Drop every entry; counters stay."""
+        self.store.clear()
+
+    def stats(self) -> dict[str, int]:
+        """``size``, ``max_size``, ``hits``, ``misses`` and ``bypassed``."""
+        with self._lock:
+            return {
+                "size": len(self.store),
+                "max_size": self.max_size,
+                "hits": self.hits,
+                "misses": self.misses,
+                "bypassed": self.bypassed,
+            }
+
+    def details(self) -> dict[str, int]:
+        """Every counter: those of :meth:`stats`, of the store, and ``bypassed_<reason>``.
+
+        ``coalesced`` are hits that waited for another call's encode, ``mutated`` entries dropped because a consumer
+        changed them in place, ``outdated`` results not stored because the encoders changed while they were computed,
+        ``refused`` results larger than the byte budget.
+        """
+        store = self.store.stats()
+        with self._lock:
+            reasons = {f"bypassed_{reason}": count for reason, count in sorted(self.bypassed_by.items())}
+            own = {"coalesced": self.coalesced, "mutated": self.mutated, "outdated": self.outdated}
+        held = {"num_bytes": store.num_bytes, "evictions": store.evictions, "refused": store.refused}
+        return self.stats() | own | held | {"expired": store.expired} | reasons
+
+    def count(self, *, misses: bool) -> None:
+        """One more hit, or one more miss."""
+        with self._lock:
+            if misses:
+                self.misses += 1
+            else:
+                self.hits += 1
+
+    def count_bypass(self, reason: str) -> None:
+        """One more call past the cache."""
+        with self._lock:
+            self.bypassed_by[reason] += 1
+
+    def find(self, key: PromptKey, consumer: FrameType | None = None) -> Any:
+        """The value of ``key`` or ``CACHE_MISS``, uncounted; ``consumer`` goes on record as its holder.
+
+        Raises:
+            StateError: the value was changed in place, and ``on_mutation`` is ``raise``.
+        """
+        entry = self.store.lookup(key, None)
+        return CACHE_MISS if entry is None else self._hand_out(key, entry, consumer)
+
+    def load_once(
+        self, key: PromptKey, load: Callable[[], tuple[Any, PromptKey | None]], *, label: str, consumer: FrameType
+    ) -> Any:
+        """After a miss: the value of ``load()``, which runs once however many threads ask for ``key``.
+
+        Args:
+            load: gives the value and the key to store it under, or None in place of the key when the encoders
+                changed while it ran.
+            label: names the entry in messages.
+            consumer: the frame that asked.
+
+        Raises:
+            Exception: what ``load`` raised, also in those who waited for it.
+        """
+        loaded, led = self._flights.run(key, lambda: self._found(key) or self._keep(*load(), label))
+        served = self._serve(key, loaded, led, consumer)
+        return load()[0] if served is CACHE_MISS else served
+
+    async def load_once_async(
+        self,
+        key: PromptKey,
+        load: Callable[[], Awaitable[tuple[Any, PromptKey | None]]],
+        *,
+        label: str,
+        consumer: FrameType,
+    ) -> Any:
+        """As :meth:`load_once` for a coroutine function: ``load`` gives a coroutine of the pair."""
+
+        async def lead() -> _Loaded:
+            return self._found(key) or self._keep(*await load(), label)
+
+        loaded, led = await self._flights.run_async(key, lead)
+        served = self._serve(key, loaded, led, consumer)
+        return (await load())[0] if served is CACHE_MISS else served
+
+    def _found(self, key: PromptKey) -> _Loaded | None:
+        # Another leader may have finished between this call's lookup and its flight.
+        entry = self.store.lookup(key, None)
+        return None if entry is None else _Loaded(entry)
+
+    def _keep(self, value: Any, key: PromptKey | None, label: str) -> _Loaded:
+        self.count(misses=True)
+        try:
+            entry = Entry(value, label=label, checksum=self.options.checksum)
+        except WrongTypeError as error:
+            self.count_bypass("result")
+            logger.warning("prompt-embedding cache: result of encode_prompt(%s) not stored: %s", label, error)
+            return _Loaded(None, value)
+        if key is not None:
+            self._store(key, entry)
+        else:
+            with self._lock:
+                self.outdated += 1
+        return _Loaded(entry, value)
+
+    def _serve(self, key: PromptKey, loaded: _Loaded, led: bool, consumer: FrameType) -> Any:
+        if led and loaded.fresh is not CACHE_MISS:
+            return loaded.fresh  # the encode's own tensors: the store has copies
+        if loaded.entry is None:
+            return CACHE_MISS  # a result that cannot be shared: each call makes its own
+        with self._lock:
+            self.coalesced += 1
+            self.hits += 1
+        return self._hand_out(key, loaded.entry, consumer)
+
+    def _store(self, key: PromptKey, entry: Entry) -> None:
+        if not self.store.put(key, entry, entry.num_bytes):
+            logger.warning(
+                "prompt-embedding cache: %s not stored: %d bytes exceed max_bytes=%s",
+                entry.label or "a value",
+                entry.num_bytes,
+                self.max_bytes,
+            )
+
+    def _hand_out(self, key: PromptKey, entry: Entry, consumer: FrameType | None) -> Any:
+        what = entry.find_mutation()
+        if what is None:
+            if self.options.copy_on_hit:
+                return entry.copy()
+            if consumer is not None:
+                entry.consumers.append((consumer.f_code, consumer.f_lineno))
+            return entry.value()
+        self.store.discard(key)
+        with self._lock:
+            self.mutated += 1
+        message = (
+            f"prompt embedding {entry.label!r} was changed in place after it was stored ({what}); "
+            f"it was handed to {entry.describe_consumers()}; "
+            f"clone it there, or install the cache with copy_on_hit=True"
+        )
+        if self.options.on_mutation == "raise":
+            raise StateError(message)
+        logger.warning("%s; it is dropped and encoded again", message)
+        return CACHE_MISS
+
+
+class _Loaded:
+    """What a leader delivers: the entry (None if it cannot be stored) and, to itself, the fresh value."""
+
+    __slots__ = ("entry", "fresh")
+
+    def __init__(self, entry: Entry | None, fresh: Any = CACHE_MISS) -> None:
+        self.entry, self.fresh = entry, fresh
+
+
+def _as_key(key: Hashable) -> PromptKey:
+    """``key`` told apart by type as well as value; an object with its own equality stays as it is."""
+    if type(key) is PromptKey:
+        return key
+    try:
+        return PromptKey((None, freeze(key, PromptCacheOptions().key_rules)))
+    except UnkeyableError:
+        return PromptKey((None, type(key), key))

@@ -1,0 +1,57 @@
+"""The options of a prompt-embedding cache beyond its size and switch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from omnireuse.core.stores.memory import EVICTION_POLICIES, check_budget
+from omnireuse.diffusion.prompts.keys import KeyRules
+from omnireuse.errors import ConfigError
+
+__all__ = ["PromptCacheOptions"]
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "eviction": tuple(EVICTION_POLICIES),
+    "on_mutation": ("warn", "raise"),
+    "weights": ("versions", "told"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptCacheOptions:
+    """How a prompt-embedding cache behaves.
+
+    Args:
+        max_bytes: budget for the stored tensors in bytes of true storage; None for no limit beside ``max_size``.
+        eviction: ``lru``, ``lfu`` or ``fifo``.
+        ttl_s: seconds an entry lives; None for ever.
+        key_rules: what becomes of NaN and of large arrays in arguments.
+        on_mutation: a stored value that a consumer changed in place is dropped and encoded again; ``warn`` logs who
+            had it, ``raise`` fails the request that finds it.
+        copy_on_hit: hand out copies, so that consumers may change them.
+        checksum: compare the bytes at every hit too (slow; for the hunt): a write that torch does not count shows.
+        weights: how a weight update is noticed, see :class:`~omnireuse.diffusion.prompts.watch.EncoderWatch`.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    max_bytes: int | None = None
+    eviction: str = "lru"
+    ttl_s: float | None = None
+    key_rules: KeyRules = field(default_factory=KeyRules)
+    on_mutation: str = "warn"
+    copy_on_hit: bool = False
+    checksum: bool = False
+    weights: str = "versions"
+
+    def __post_init__(self) -> None:
+        check_budget("PromptCacheOptions", "max_bytes", self.max_bytes)
+        for name, choices in _CHOICES.items():
+            value: Any = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(
+                    f"PromptCacheOptions({name}={value!r}): field must be one of {', '.join(choices)}, got {value!r}"
+                )

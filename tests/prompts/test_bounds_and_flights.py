@@ -1,0 +1,200 @@
+"""Bytes bound the cache, one encode serves all who wait, and errors are theirs alone."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from omnireuse.diffusion.cache.prompt_embed_cache import (
+    _CACHE_MISS,
+    PromptCacheOptions,
+    PromptEmbedCache,
+    install_prompt_embed_cache,
+)
+
+from .conftest import Pipeline
+
+KILO = 256  # float32 values
+
+
+def test_bytes_bound_the_cache_by_true_storage():
+    cache = PromptEmbedCache(max_size=100, max_bytes=3 * 1024)
+    for name in "abcd":
+        cache.put(name, torch.zeros(KILO))
+    assert cache.details()["num_bytes"] == 3 * 1024
+    assert cache.get("a") is _CACHE_MISS
+    same = torch.zeros(KILO)
+    cache.put("shared", (same, same))
+    assert cache.details()["num_bytes"] == 3 * 1024
+
+
+def test_an_oversize_value_is_refused_alone(caplog):
+    cache = PromptEmbedCache(max_bytes=2048)
+    cache.put("a", torch.zeros(KILO))
+    cache.put("big", torch.zeros(3 * KILO))
+    assert cache.get("big") is _CACHE_MISS
+    assert cache.get("a") is not _CACHE_MISS
+    assert cache.details()["refused"] == 1
+    assert "exceed max_bytes=2048" in caplog.text
+
+
+def test_entries_age_out():
+    cache = PromptEmbedCache(options=PromptCacheOptions(ttl_s=10.0))
+    now = [0.0]
+    cache.store._clock = lambda: now[0]
+    cache.put("a", 1)
+    now[0] = 9.9
+    assert cache.get("a") == 1
+    now[0] = 10.0
+    assert cache.get("a") is _CACHE_MISS
+    assert cache.details()["expired"] == 1
+
+
+class Slow(Pipeline):
+    """Encodes only once let through."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.entered, self.gate, self.error = threading.Semaphore(0), threading.Event(), error
+
+    def encode_prompt(self, prompt):
+        self.num_encodes += 1
+        self.entered.release()
+        assert self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+        return self.text_encoder(prompt).detach()
+
+
+def in_threads(pipeline, cache, num=4):
+    """Results of that many concurrent calls, all waiting before the encode is let through."""
+    with ThreadPoolExecutor(num) as pool:
+        futures = [pool.submit(pipeline.encode_prompt, "p") for _ in range(num)]
+        assert pipeline.entered.acquire(timeout=10)
+        pipeline.gate.set()
+        return [f.exception() or f.result() for f in futures]
+
+
+def test_threads_that_miss_together_encode_once():
+    pipeline = Slow()
+    cache = install_prompt_embed_cache(pipeline)
+    results = in_threads(pipeline, cache)
+    assert pipeline.num_encodes == 1
+    assert all(torch.equal(r, results[0]) for r in results)
+    assert (cache.misses, cache.hits) == (1, 3)
+
+
+def test_a_failing_encode_fails_its_waiters_with_its_own_error_and_is_not_cached():
+    error = RuntimeError("the encoder is out of memory")
+    pipeline = Slow(error)
+    cache = install_prompt_embed_cache(pipeline)
+    results = in_threads(pipeline, cache)
+    assert {type(r) for r in results} == {RuntimeError}
+    assert error in results
+    pipeline.error = None
+    before = pipeline.num_encodes
+    pipeline.encode_prompt("p")
+    assert pipeline.num_encodes == before + 1
+    assert len(cache.store) == 1
+
+
+class Async(Pipeline):
+    """An engine whose encode_prompt is a coroutine."""
+
+    error = None
+
+    async def encode_prompt(self, prompt):
+        self.num_encodes += 1
+        await asyncio.sleep(0.01)
+        if self.error:
+            raise self.error
+        return self.text_encoder(prompt).detach()
+
+
+def test_tasks_that_miss_together_encode_once():
+    pipeline = Async()
+    cache = install_prompt_embed_cache(pipeline)
+
+    async def many():
+        first = await asyncio.gather(*[pipeline.encode_prompt("p") for _ in range(5)])
+        return [*first, await pipeline.encode_prompt("p")]
+
+    results = asyncio.run(many())
+    assert pipeline.num_encodes == 1
+    assert all(torch.equal(r, results[0]) for r in results)
+    assert (cache.hits, cache.misses) == (5, 1)
+
+
+def test_a_failing_coroutine_fails_its_waiters():
+    pipeline = Async()
+    pipeline.error = ValueError("no")
+    cache = install_prompt_embed_cache(pipeline)
+
+    async def many():
+        return await asyncio.gather(*[pipeline.encode_prompt("p") for _ in range(3)], return_exceptions=True)
+
+    assert [str(e) for e in asyncio.run(many())] == ["no"] * 3
+    assert (pipeline.num_encodes, len(cache.store)) == (1, 0)
+
+
+def test_a_cancelled_leader_hands_over():
+    pipeline = Async()
+    install_prompt_embed_cache(pipeline)
+
+    async def scenario():
+        leader = asyncio.create_task(pipeline.encode_prompt("p"))
+        await asyncio.sleep(0)
+        waiter = asyncio.create_task(pipeline.encode_prompt("p"))
+        await asyncio.sleep(0)
+        leader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leader
+        return await waiter
+
+    assert asyncio.run(scenario()).shape == (1, 6, 4)
+    assert pipeline.num_encodes == 2
+
+
+def test_a_function_that_asks_for_itself_does_not_wait_for_itself():
+    class Nested(Pipeline):
+        def encode_prompt(self, prompt):
+            self.num_encodes += 1
+            return torch.ones(1) if self.num_encodes > 1 else self.encode_prompt(prompt) * 2
+
+    pipeline = Nested()
+    install_prompt_embed_cache(pipeline)
+    assert pipeline.encode_prompt("p").item() == 2
+    assert pipeline.num_encodes == 2
+
+
+def test_eight_threads_of_mixed_operations_lose_nothing():
+    pipeline = Pipeline()
+    cache = install_prompt_embed_cache(pipeline, max_size=8, max_bytes=4096)
+    twin = Pipeline()
+    want = {f"p{i}": twin.encode_prompt(f"p{i}")[0] for i in range(16)}
+    per_thread = 300
+
+    def work(seed):
+        for i in range(per_thread):
+            prompt = f"p{(seed * 7 + i * i) % 16}"
+            assert torch.equal(pipeline.encode_prompt(prompt)[0], want[prompt])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert cache.hits + cache.misses == 8 * per_thread
+    assert cache.details()["num_bytes"] <= 4096
+    assert len(cache.store) <= 8
+
+
+def test_a_generator_result_passes_through_and_is_counted():
+    class Generating(Pipeline):
+        def encode_prompt(self, prompt):
+            self.num_encodes += 1
+            return (self.text_encoder(c) for c in prompt)
+
+    pipeline = Generating()
+    cache = install_prompt_embed_cache(pipeline)
+    assert [len(list(pipeline.encode_prompt("ab"))) for _ in range(2)] == [2, 2]
+    assert (pipeline.num_encodes, cache.bypassed_by["result"]) == (2, 2)
