@@ -68,10 +68,12 @@ def test_a_value_out_of_range_is_refused_before_anything_runs(
     assert message in fails(capsys, "demo", option, value, "--model", "does-not-exist")
 
 
-def test_missing_weights_name_the_command_that_makes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_weights_are_an_error_that_says_where_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     err = fails(capsys, "demo", "--model", str(tmp_path), "--out", str(tmp_path / "out"))
-    assert "model_index.json is missing" in err
-    assert "python -m omnireuse.reference.train" in err
+    assert "a directory with a model_index.json" in err
+    assert "models/shapes-flux of the repository" in err
     assert not (tmp_path / "out").exists()
 
 
@@ -83,6 +85,6 @@ def test_interrupt_before_anything_is_kept(monkeypatch: pytest.MonkeyPatch, caps
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("omnireuse.demo.command.load_pipeline", interrupt)
+    monkeypatch.setattr("omnireuse.demo.command.find_image_pipeline", interrupt)
     assert main(["demo"]) == 130
     assert "nothing was kept" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,13 @@ from rich.console import Console
 from rich.markup import escape
 
 import omnireuse
+from omnireuse.demo.config import DemoConfig
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 __all__ = ["main"]
-
-_HELP = argparse.ArgumentDefaultsHelpFormatter
 
 INTERRUPTED = 130
 """Exit status of a program that Ctrl-C ended, as shells have it."""
@@ -71,13 +71,19 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def _add_demo(commands: Commands) -> argparse.ArgumentParser:
     words = "compare the full run, caches and fewer steps on the reference image pipeline"
-    parser = commands.add_parser("demo", help=words, description=words, allow_abbrev=False, formatter_class=_HELP)
-    parser.add_argument("--model", type=Path, default=Path("models/shapes-flux"), help="folder of the pipeline")
-    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder for the results")
-    parser.add_argument("--steps", type=int, default=28, help="denoising steps of the full run")
-    parser.add_argument("--guidance", type=float, default=5.0, help="classifier-free guidance; 1 is none")
-    parser.add_argument("--prompts", type=int, default=6, help="how many prompts")
-    parser.add_argument("--seed", type=int, default=0, help="decides prompts and noise")
+    parser = commands.add_parser("demo", help=words, description=words, allow_abbrev=False)
+    helps = {
+        "model": "folder of the pipeline (default: models/shapes-flux of the repository)",
+        "out": "folder for the results",
+        "steps": "denoising steps of the full run",
+        "guidance": "classifier-free guidance; 1 is none",
+        "prompts": "how many prompts",
+        "seed": "decides prompts and noise",
+    }
+    for field in fields(DemoConfig):
+        kind = Path if field.name in ("model", "out") else type(field.default)
+        words = helps[field.name] + ("" if field.default is None else f" (default: {field.default})")
+        parser.add_argument(f"--{field.name}", type=kind, default=field.default, help=words)
     parser.set_defaults(run=_demo)
     return parser
 
@@ -92,10 +98,10 @@ def _add_report(commands: Commands) -> argparse.ArgumentParser:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from omnireuse.demo.command import DemoConfig, run_demo
+    from omnireuse.demo.command import run_demo
 
-    fields = {name: getattr(arguments, name) for name in ("model", "out", "steps", "guidance", "prompts", "seed")}
-    return 0 if run_demo(DemoConfig(**fields), Console()) else INTERRUPTED
+    config = DemoConfig(**{field.name: getattr(arguments, field.name) for field in fields(DemoConfig)})
+    return 0 if run_demo(config, Console()) else INTERRUPTED
 
 
 def _report(arguments: argparse.Namespace) -> int:

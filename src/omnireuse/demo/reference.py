@@ -10,35 +10,25 @@ from typing import Any
 import torch
 
 from omnireuse.demo.compare import Image, Task
-from omnireuse.errors import ConfigError
 from omnireuse.reference.captions import caption, held_out_scenes
 from omnireuse.reference.checker import check
-from omnireuse.reference.scenes import IMAGE_SIZE
-from omnireuse.reference.tokenizers import MAX_SEQUENCE_LENGTH
+from omnireuse.reference.load import SAMPLING, load_image_pipeline
 
-__all__ = ["held_out_tasks", "image_generator", "load_pipeline"]
+__all__ = ["held_out_tasks", "image_generator", "load_quietly"]
 
 
-def load_pipeline(folder: Path) -> Any:
-    """The reference pipeline in `folder`, on the CPU, without progress bars of its own.
+def load_quietly(folder: Path) -> Any:
+    """The reference pipeline in `folder`, without a word from the libraries that load it.
 
-    Raises:
-        ConfigError: there is no pipeline.
+    Their bars, and their warnings about an image processor that is not used here, are not about the demo.
     """
-    if not (folder / "model_index.json").is_file():
-        raise ConfigError(
-            f"demo(model={str(folder)!r}): model must be a folder with a trained reference pipeline "
-            "(model_index.json is missing); run from the top of the repository, which holds one in models/shapes-flux, "
-            "or train one: python -m omnireuse.reference.train all"
-        )
     import diffusers
     import transformers
 
-    # What these libraries say while loading (bars, an optional image processor that is not used) is not about the demo.
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     diffusers.logging.disable_progress_bar()
-    pipeline = diffusers.FluxPipeline.from_pretrained(folder, local_files_only=True)
+    pipeline = load_image_pipeline(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -53,19 +43,12 @@ def held_out_tasks(count: int, *, seed: int) -> list[Task]:
 
 def image_generator(pipeline: Any, *, guidance: float) -> Callable[[str, int, int], Image]:
     """A function (prompt, number of steps, seed) -> image (64, 64, 3) in 0..1; `guidance` of 1 is none."""
+    guided = {"true_cfg_scale": guidance} | ({} if guidance > 1.0 else {"negative_prompt": None})
 
     def generate(prompt: str, num_inference_steps: int, seed: int) -> Image:
-        image: Image = pipeline(
-            prompt=prompt,
-            negative_prompt="" if guidance > 1.0 else None,
-            true_cfg_scale=guidance,
-            num_inference_steps=num_inference_steps,
-            height=IMAGE_SIZE,
-            width=IMAGE_SIZE,
-            max_sequence_length=MAX_SEQUENCE_LENGTH,
-            generator=torch.Generator().manual_seed(seed),
-            output_type="np",
-        ).images[0]
+        arguments = SAMPLING | guided | {"num_inference_steps": num_inference_steps}
+        noise = torch.Generator().manual_seed(seed)
+        image: Image = pipeline(prompt, generator=noise, output_type="np", **arguments).images[0]
         return image
 
     return generate
