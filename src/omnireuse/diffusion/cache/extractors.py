@@ -72,8 +72,6 @@ class CacheContext:
                 raise ConfigError(
                     f"CacheContext.{name} must have elements and a batch dimension, got {tuple(value.shape)}"
                 )
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise ConfigError(f"CacheContext.{name} must be finite")
             if value.device != self.hidden_states.device:
                 raise ConfigError(
                     f"CacheContext.{name} must be on the device of hidden_states, {self.hidden_states.device}, "
@@ -84,6 +82,9 @@ class CacheContext:
                     f"CacheContext.{name} must have the batch size of hidden_states, {self.hidden_states.shape[0]}, "
                     f"got {value.shape[0]}"
                 )
+        for name, value in tensors.items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise ConfigError(f"CacheContext.{name} must be finite")
         if run_blocks:
             self._invoke()
 

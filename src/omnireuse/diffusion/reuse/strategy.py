@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from omnireuse.diffusion.reuse.forecasters import Forecaster, Hold, forecaster_named
+from omnireuse.diffusion.reuse.forecasters import Forecaster, Hold, Memory, forecaster_named
 from omnireuse.diffusion.reuse.policies import policy_named
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.quantities import QUANTITIES
@@ -56,9 +56,13 @@ class Strategy:
     measure_errors: bool = False
 
     def __post_init__(self) -> None:
-        for name, kind in (("policy", Policy), ("forecaster", Forecaster)):
-            value = getattr(self, name)
-            if isinstance(value, type) or not isinstance(value, kind):
+        is_forecaster = isinstance(self.forecaster, Forecaster) and not isinstance(self.forecaster, type)
+        for name, fits in (
+            ("policy", isinstance(self.policy, Policy) and not isinstance(self.policy, type)),
+            ("forecaster", is_forecaster and isinstance(self.forecaster.start(), Memory)),
+        ):
+            if not fits:
+                value = getattr(self, name)
                 raise WrongTypeError(f"Strategy({name}={value!r}): {name} must be a {name}, got {type(value).__name__}")
         if self.region not in REGIONS:
             raise UnknownNameError("region", self.region, REGIONS)

@@ -12,6 +12,7 @@ import torch
 __all__ = ["Forecaster", "Memory"]
 
 
+@runtime_checkable
 class Memory(Protocol):
     """The values of past computed steps, and what they foretell."""
 

@@ -9,6 +9,7 @@ difference.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import threading
 from collections.abc import Callable, Mapping
@@ -110,6 +111,9 @@ def _reduce_as(base: Any) -> Callable[[Any, Any], Any]:
         if not isinstance(reduced, tuple):
             return reduced
         constructor, arguments, *rest = reduced
+        if constructor is copyreg.__newobj__:  # type: ignore[attr-defined]  # typeshed leaves it out
+            # Pickle insists that this constructor gets the object's present class; what it would call does not.
+            constructor = base.__new__
         return (constructor, tuple(base if argument is type(self) else argument for argument in arguments), *rest)
 
     return reduce_ex

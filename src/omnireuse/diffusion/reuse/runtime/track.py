@@ -51,15 +51,15 @@ class Track:
         return self._agreement.ratio(change_of(signal, before))
 
     def decide(self, view: StepView, layout: Hashable) -> tuple[bool, str]:
-        """Whether to reuse, and who said so. Guards that force a computation come before the policy."""
+        """Whether to reuse, and who said so. Guards overrule the policy."""
         changed = self._layout is not None and layout != self._layout
         if changed:
             self.forget()
         self._layout = layout
+        # The policy is asked first and always, so that one that cannot serve this run says so at its first step.
+        wanted = self._strategy.policy.wants_reuse(self._policy_state, view)
         reason = self._guard(view, changed)
-        if reason is not None:
-            return False, reason
-        return self._strategy.policy.wants_reuse(self._policy_state, view), "policy"
+        return (wanted, "policy") if reason is None else (False, reason)
 
     def _guard(self, view: StepView, changed: bool) -> str | None:
         longest = self._strategy.max_consecutive

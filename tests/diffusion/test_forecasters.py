@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnireuse import Blend, Hold, Polynomial
+from omnireuse.diffusion.reuse.forecasters import FORECASTERS, forecaster_named
+from omnireuse.diffusion.reuse.forecasters.polynomial import lagrange_weights
+from omnireuse.errors import ConfigError, UnknownNameError
+
+coefficient = st.floats(-3, 3)
+
+
+@st.composite
+def uneven_nodes(draw: st.DrawFn, count: int) -> list[float]:
+    gaps = draw(st.lists(st.floats(0.02, 0.3), min_size=count, max_size=count))
+    here, nodes = draw(st.floats(0.5, 1.0)), []
+    for gap in gaps:
+        here -= gap
+        nodes.append(here)
+    return nodes
+
+
+def poly(coefficients: list[float], at: float) -> torch.Tensor:
+    value = sum(c * at**power for power, c in enumerate(coefficients))
+    return torch.tensor([value, -2 * value + 1], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@given(data=st.data())
+def test_polynomial_is_exact_on_its_order_at_uneven_spacing(order: int, data: st.DataObject) -> None:
+    coefficients = data.draw(st.lists(coefficient, min_size=order + 1, max_size=order + 1))
+    *known, at = data.draw(uneven_nodes(order + 2))
+    memory = Polynomial(order=order).start()
+    for node in known:
+        memory.observe(node, poly(coefficients, node))
+    torch.testing.assert_close(memory.predict(at), poly(coefficients, at), rtol=1e-6, atol=1e-6)
+
+
+@given(data=st.data())
+def test_polynomial_of_three_follows_a_quadratic_as_soon_as_three_values_are_known(data: st.DataObject) -> None:
+    coefficients = data.draw(st.lists(coefficient, min_size=3, max_size=3))
+    *known, at = data.draw(uneven_nodes(4))
+    memory = Polynomial(order=3).start()
+    for node in known:
+        memory.observe(node, poly(coefficients, node))
+    torch.testing.assert_close(memory.predict(at), poly(coefficients, at), rtol=1e-6, atol=1e-6)
+
+
+@given(nodes=uneven_nodes(4), at=st.floats(-1, 1))
+def test_weights_sum_to_one_and_reproduce_nodes(nodes: list[float], at: float) -> None:
+    assert sum(lagrange_weights(nodes, at)) == pytest.approx(1.0, abs=1e-6)
+    assert lagrange_weights(nodes, nodes[2]) == pytest.approx([0, 0, 1, 0], abs=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(FORECASTERS))
+def test_one_value_is_held_and_none_is_unprimed(name: str) -> None:
+    memory = forecaster_named(name).start()
+    assert not memory.primed
+    assert memory.kept_bytes == 0
+    memory.observe(0.9, torch.tensor([1.0, 2.0]))
+    assert memory.primed
+    assert memory.kept_bytes == 8
+    assert memory.predict(0.5).tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("name", sorted(FORECASTERS))
+def test_a_second_value_at_one_coordinate_replaces_the_first(name: str) -> None:
+    memory = forecaster_named(name).start()
+    for value in (1.0, 5.0):
+        memory.observe(0.9, torch.tensor([value]))
+    assert memory.predict(0.5).tolist() == [5.0]
+
+
+def test_history_is_bounded() -> None:
+    memory = Polynomial(order=2).start()
+    for step in range(50):
+        memory.observe(1 - step / 50, torch.zeros(10))
+    assert memory.kept_bytes == 3 * 40
+
+
+def test_blend_holds_until_a_slope_has_proved_itself() -> None:
+    memory = Blend().start()
+    memory.observe(1.0, torch.tensor([0.0, 0.0]))
+    memory.observe(0.8, torch.tensor([1.0, 0.0]))
+    assert memory.predict(0.6).tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(("third", "expected"), [(2.0, 3.0), (1.5, 1.75), (1.0, 1.0), (-4.0, -4.0), (9.0, 17.0)])
+def test_blend_weighs_the_slope_by_what_it_would_have_been_worth(third: float, expected: float) -> None:
+    # The line foretold 2; the truth sets the weight: all of the slope, half of it, none, less than none, more than all.
+    memory = Blend().start()
+    for at, value in ((1.0, 0.0), (0.8, 1.0), (0.6, third)):
+        memory.observe(at, torch.tensor([value], dtype=torch.float64))
+    assert memory.predict(0.4).item() == pytest.approx(expected)
+
+
+def test_blend_is_exact_on_a_line() -> None:
+    memory = Blend(order=1).start()
+    for at in (1.0, 0.7, 0.65):
+        memory.observe(at, poly([1.0, 2.0], at))
+    torch.testing.assert_close(memory.predict(0.1), poly([1.0, 2.0], 0.1))
+
+
+def test_blend_holds_where_nothing_moved() -> None:
+    memory = Blend().start()
+    for at in (1.0, 0.8, 0.6, 0.4):
+        memory.observe(at, torch.tensor([3.0]))
+    assert memory.predict(0.2).tolist() == [3.0]
+
+
+@pytest.mark.parametrize("forecaster", [Hold(), Polynomial(order=2), Blend(order=2)])
+def test_low_precision_comes_back_in_its_own_dtype(forecaster: Hold | Polynomial | Blend) -> None:
+    memory = forecaster.start()
+    for at in (1.0, 0.8, 0.5, 0.4):
+        memory.observe(at, torch.tensor([at], dtype=torch.bfloat16))
+    assert memory.predict(0.1).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("order", [0, 4, 1.5, True, "1"])
+@pytest.mark.parametrize("kind", [Polynomial, Blend])
+def test_orders_out_of_range_are_refused(kind: type, order: object) -> None:
+    with pytest.raises(ConfigError, match="order must be 1, 2 or 3"):
+        kind(order=order)
+
+
+def test_unknown_forecasters_suggest_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'polynomial'"):
+        forecaster_named("polinomial")
