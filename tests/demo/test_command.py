@@ -6,25 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from omnireuse.cli import main
 from omnireuse.demo import command
 from omnireuse.report.results import read_results
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from omnireuse.reference.models import FlowModel
-    from omnireuse.reference.train.autoencoder import new_autoencoder
-    from omnireuse.reference.train.export import export_pipeline
-
-    torch.manual_seed(0)
-    target = tmp_path_factory.mktemp("models") / "untrained"
-    export_pipeline(new_autoencoder(), FlowModel().eval(), target)
-    return target
 
 
 def test_demo_and_report(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+TOP = Path(__file__).parents[1]
+
+
+def test_every_module_has_its_line() -> None:
+    listed: set[str] = set()
+    folder = ""
+    for line in (TOP / "docs" / "structures.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            folder = line.removeprefix("## ")
+        elif found := re.match(r"- `(.+\.py)`: \S", line):
+            listed.add(f"{folder}/{found[1]}")
+    source = TOP / "src"
+    modules = {p.relative_to(source).as_posix() for p in source.rglob("*.py") if p.name != "__init__.py"}
+    assert listed == modules, "run: python scripts/structures.py"
