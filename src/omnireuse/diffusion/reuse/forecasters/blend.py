@@ -19,7 +19,8 @@ class Blend:
     A forecast of order ≥ 1 is worth much where the path is smooth and explodes where strong guidance bends it.
     Whenever a step computes, the weight that would have been best is known at no cost:
     w = ⟨truth − last, slope⟩ / ⟨slope, slope⟩ with slope = polynomial − last, clamped to [0, 1].
-    Until the first such fit w is 0: the order must be earned.
+    Until the first such fit w is 0: the order must be earned. Each sample of a batch has a weight of its own, so it gets
+    the same forecast in any company.
 
     Cost: two reductions a computed step, no host synchronisation (w stays on the device); order + 1 values kept.
 
@@ -49,18 +50,23 @@ class _BlendMemory:
 
     def observe(self, at: float, value: torch.Tensor) -> None:
         if self._path.known_order >= 1:
-            slope = (self._path.predict(at) - self._path.last).flatten().float()
-            change = (value - self._path.last).flatten().float()
+            slope = _rows(self._path.predict(at) - self._path.last)
+            change = _rows(value - self._path.last)
             # 0/0 where the forecast stood still: NaN becomes 0, which holds.
-            fitted = torch.dot(change, slope) / torch.dot(slope, slope)
-            self._weight = torch.nan_to_num(fitted, nan=0.0).clamp(0.0, 1.0)
+            fitted = (change * slope).sum(1) / slope.square().sum(1)
+            weight = torch.nan_to_num(fitted, nan=0.0).clamp(0.0, 1.0).to(value.dtype)
+            self._weight = weight.reshape(-1, *(1,) * (value.ndim - 1))
         self._path.observe(at, value)
 
     def predict(self, at: float) -> torch.Tensor:
         if self._weight is None:
             return self._path.last
-        return torch.lerp(self._path.last, self._path.predict(at), self._weight.to(self._path.last.dtype))
+        return torch.lerp(self._path.last, self._path.predict(at), self._weight)
 
     @property
     def kept_bytes(self) -> int:
         return self._path.kept_bytes
+
+
+def _rows(value: torch.Tensor) -> torch.Tensor:
+    return value.float().reshape(value.shape[0] if value.ndim > 1 else 1, -1)

@@ -1,0 +1,223 @@
+"""Reuse of denoising steps on the reference pipeline: quality at equal compute beside the floors, and wall-clock.
+
+    python -m bench step_reuse [--prompts 24] [--steps 28] [--out out/bench]
+
+Quality: held-out captions in batches, PSNR to the full run from the same noise. Beside every cache stand the two floors that it
+must not lose to, computed in the same run: the same solver on as many uniform steps, and the same solver on the very
+timesteps that the cache computed. Wall-clock: one prompt at a time, variants taking turns, as a ratio to the full run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import omnireuse
+from omnireuse import Blend, FixedSchedule, Hold, Polynomial
+from omnireuse.diffusion.pipelines import DEFAULT
+from omnireuse.reference.captions import caption, held_out_scenes
+from omnireuse.reference.evaluate import psnr, score
+from omnireuse.reference.load import SAMPLING, load_image_pipeline
+
+BATCH = 8
+FORECASTERS = {
+    "hold": Hold(),
+    "polynomial 1": Polynomial(order=1),
+    "polynomial 2": Polynomial(order=2),
+    "blend": Blend(),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run and write ``step_reuse.json`` and two tables."""
+    parser = argparse.ArgumentParser(prog="python -m bench step_reuse", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", type=Path, default=None, help="folder of the reference pipeline")
+    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--timed", type=int, default=8, help="prompts for the wall-clock part")
+    parser.add_argument("--steps", type=int, default=28)
+    parser.add_argument("--seed", type=int, default=1000)
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    options = parser.parse_args(arguments)
+    bench = Bench(options)
+    record: dict[str, Any] = {
+        "command": f"python -m bench step_reuse --prompts {options.prompts} --steps {options.steps} --seed {options.seed}",
+        "environment": environment(),
+        "quality": {name: bench.quality(guided) for name, guided in (("guided", True), ("unguided", False))},
+        "wall_clock": bench.wall_clock(),
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    target = options.out / "step_reuse.json"
+    target.write_text(json.dumps(record, indent=1))
+    show(record, Console())
+    print(f"wrote {target}")
+
+
+def environment() -> dict[str, str]:
+    """Versions and machine, for the record."""
+    packages = {name: version(name) for name in ("torch", "diffusers", "transformers")}
+    return packages | {
+        "omnireuse": omnireuse.__version__,
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+    }
+
+
+class Bench:
+    """One pipeline, one set of held-out prompts."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.steps, self.timed = options.steps, options.timed
+        self.pipe = load_image_pipeline(options.model)
+        self.pipe.set_progress_bar_config(disable=True)
+        self.scenes = held_out_scenes(options.prompts, seed=options.seed)
+        self.prompts = [caption(scene) for scene in self.scenes]
+        self.seed = options.seed
+
+    def images(self, *, guided: bool, **overrides: Any) -> np.ndarray:
+        """Every prompt once, in batches."""
+        made = []
+        for start in range(0, len(self.prompts), BATCH):
+            prompts = self.prompts[start : start + BATCH]
+            seeds = range(self.seed + start, self.seed + start + len(prompts))
+            call = SAMPLING | {"num_inference_steps": self.steps, "negative_prompt": [""] * len(prompts)} | overrides
+            if not guided:
+                call |= {"negative_prompt": None, "true_cfg_scale": 1.0}
+            generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+            made.append(self.pipe(prompts, generator=generators, output_type="np", **call).images)
+        return np.concatenate(made)
+
+    def subset(self, steps: list[int]) -> dict[str, Any]:
+        """What makes the solver run on these steps of the full schedule alone (the scheduler shifts what it is given)."""
+        return {
+            "sigmas": [float(s) for s in np.linspace(1.0, 1 / self.steps, self.steps)[steps]],
+            "num_inference_steps": None,
+        }
+
+    def quality(self, guided: bool) -> list[dict[str, Any]]:
+        """Each schedule with each forecaster, and its floors."""
+        full = self.images(guided=guided)
+        schedules = {f"default ({DEFAULT.policy!r})": DEFAULT.policy} | {
+            f"{count} computed, warm-up {warmup}": FixedSchedule(num_computed=count, warmup=warmup)
+            for count in (14, 10, 7)
+            for warmup in (1, 3)
+        }
+        rows = []
+        for name, policy in track(schedules.items(), f"quality, {'guided' if guided else 'unguided'}"):
+            assert isinstance(policy, FixedSchedule)
+            computed = sorted(policy.computed_steps(self.steps))
+            floors = {
+                "fewer uniform steps": self.images(guided=guided, num_inference_steps=len(computed)),
+                "same timesteps": self.images(guided=guided, **self.subset(computed)),
+            }
+            row: dict[str, Any] = {"schedule": name, "computed": len(computed), "variants": {}}
+            for floor, made in floors.items():
+                row["variants"][floor] = self.judge(made, full)
+            for forecaster, choice in FORECASTERS.items():
+                quantities = ("x0", "output") if forecaster == "hold" else ("x0",)
+                for quantity in quantities:
+                    with omnireuse.enable(self.pipe, policy=policy, forecaster=choice, quantity=quantity) as handle:
+                        made = self.images(guided=guided)
+                    assert handle.summary().computed_steps == len(computed)
+                    row["variants"][f"{forecaster} on {quantity}"] = self.judge(made, full)
+            rows.append(row)
+        rows.append({"schedule": "full", "computed": self.steps, "variants": {"full": self.judge(full, full)}})
+        return rows
+
+    def judge(self, made: np.ndarray, full: np.ndarray) -> dict[str, Any]:
+        """PSNR with its spread over prompts, and attributes right."""
+        each = [min(psnr(a, b), 100.0) for a, b in zip(made, full, strict=True)]
+        attributes, captions, _ = score(self.scenes, made)
+        return {
+            "psnr": statistics.fmean(each),
+            "psnr_low": float(np.quantile(each, 0.1)),
+            "psnr_high": float(np.quantile(each, 0.9)),
+            "attributes": attributes,
+            "captions": captions,
+        }
+
+    def wall_clock(self) -> list[dict[str, Any]]:
+        """Seconds for one image, variants taking turns; the host's share of a reused step."""
+        variants: dict[str, Callable[[], Any]] = {
+            "full": lambda: None,
+            "never (everything computed)": lambda: omnireuse.enable(self.pipe, policy="never"),
+            "default, region step": lambda: omnireuse.enable(self.pipe),
+            "default in region call": lambda: omnireuse.enable(
+                self.pipe, policy=DEFAULT.policy, forecaster=DEFAULT.forecaster, region="call"
+            ),
+            "hold in region blocks": lambda: omnireuse.enable(self.pipe, policy=DEFAULT.policy, region="blocks"),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in variants}
+        notes: dict[str, dict[str, Any]] = {name: {} for name in variants}
+        for number in track(range(-1, self.timed), "wall-clock"):
+            for name, enable in variants.items():
+                handle = enable()
+                generator = torch.Generator().manual_seed(self.seed + number)
+                start = time.perf_counter()
+                call = SAMPLING | {"num_inference_steps": self.steps}
+                self.pipe(self.prompts[number % len(self.prompts)], generator=generator, output_type="np", **call)
+                spent = time.perf_counter() - start
+                if number >= 0:
+                    seconds[name].append(spent)
+                if handle is not None:
+                    reused = [event.host_seconds for event in handle.events if event.reused]
+                    notes[name] = {
+                        "steps_over_computed": handle.summary().speedup,
+                        "host_ms_a_reused_decision": statistics.median(reused) * 1e3 if reused else None,
+                        "kept_bytes": handle.summary().kept_bytes,
+                    }
+                    handle.disable()
+        rows = []
+        for name, spent in seconds.items():
+            ratios = [full / own for full, own in zip(seconds["full"], spent, strict=True)]
+            rows.append(
+                {
+                    "variant": name,
+                    "speedup": statistics.median(ratios),
+                    "speedup_low": min(ratios),
+                    "speedup_high": max(ratios),
+                    **notes[name],
+                }
+            )
+        return rows
+
+
+def show(record: dict[str, Any], console: Console) -> None:
+    """Both tables."""
+    for name, rows in record["quality"].items():
+        table = Table(title=f"PSNR to the full run in dB, {name}", box=None, title_justify="left")
+        columns = list(rows[0]["variants"])
+        for heading in ("schedule", "computed", *columns):
+            table.add_column(heading, justify="left" if heading == "schedule" else "right")
+        for row in rows[:-1]:
+            cells = [f"{row['variants'][column]['psnr']:.1f}" for column in columns]
+            table.add_row(row["schedule"], str(row["computed"]), *cells)
+        console.print(table)
+    table = Table(title="wall-clock, ratio to the full run", box=None, title_justify="left")
+    for heading in ("variant", "speed-up", "low", "high", "steps / computed", "host ms, reused", "KiB kept"):
+        table.add_column(heading, justify="left" if heading == "variant" else "right")
+    for row in record["wall_clock"]:
+        host = row.get("host_ms_a_reused_decision")
+        table.add_row(
+            row["variant"],
+            *(f"{row[key]:.2f}" for key in ("speedup", "speedup_low", "speedup_high")),
+            f"{row.get('steps_over_computed', 1.0):.2f}",
+            "–" if host is None else f"{host:.3f}",
+            f"{row.get('kept_bytes', 0) / 1024:.0f}",
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
