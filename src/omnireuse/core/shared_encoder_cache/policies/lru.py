@@ -1,0 +1,36 @@
+"""Least recently released first: what vLLM's own manager does."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+from omnireuse.core.shared_encoder_cache.policies.base import EvictionPolicy
+
+__all__ = ["LRU"]
+
+
+class LRU(EvictionPolicy):
+    """Evict the entry whose last reference went first. O(1)."""
+
+    def __init__(self) -> None:
+        self._idle: OrderedDict[Hashable, None] = OrderedDict()
+
+    def stored(self, key: Hashable, size: int, cost: float) -> None:
+        """Nothing to note before it is idle."""
+
+    def used(self, key: Hashable) -> None:
+        """In use: out of the order."""
+        self._idle.pop(key, None)
+
+    def idle(self, key: Hashable) -> None:
+        """Last in the order from now."""
+        self._idle[key] = None
+
+    def victim(self, may_go: Callable[[Hashable], bool]) -> Hashable:
+        """Name the one idle for longest."""
+        return next(key for key in self._idle if may_go(key))
+
+    def removed(self, key: Hashable, *, evicted: bool) -> None:
+        """Out of the order."""
+        self._idle.pop(key, None)

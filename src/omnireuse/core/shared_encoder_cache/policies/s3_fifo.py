@@ -1,0 +1,93 @@
+"""S3-FIFO: a small queue keeps what is seen once from flushing what is seen again.
+
+Source: Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+from omnireuse.core.shared_encoder_cache.policies.base import EvictionPolicy
+
+__all__ = ["S3FIFO"]
+
+_MAX_FREQUENCY = 3
+_SMALL_SHARE = 0.1
+_MIN_GHOSTS = 16  # an empty main queue would otherwise never learn what came back
+
+
+class S3FIFO(EvictionPolicy):
+    """Evict from a small queue what was used once; from the main queue what was not used since its last turn."""
+
+    def __init__(self) -> None:
+        self._small: OrderedDict[Hashable, None] = OrderedDict()
+        self._main: OrderedDict[Hashable, None] = OrderedDict()
+        self._ghost: OrderedDict[Hashable, None] = OrderedDict()
+        self._size: dict[Hashable, int] = {}
+        self._frequency: dict[Hashable, int] = {}
+        self._small_size = self._total_size = 0
+
+    def stored(self, key: Hashable, size: int, cost: float) -> None:
+        """Join the small queue, or the main one if it was evicted from the small one not long ago."""
+        self._size[key], self._frequency[key] = size, 0
+        self._total_size += size
+        if key in self._ghost:
+            del self._ghost[key]
+            self._main[key] = None
+        else:
+            self._small[key] = None
+            self._small_size += size
+
+    def used(self, key: Hashable) -> None:
+        """Count, up to three."""
+        self._frequency[key] = min(self._frequency[key] + 1, _MAX_FREQUENCY)
+
+    def idle(self, key: Hashable) -> None:
+        """Queues do not care when an entry becomes idle."""
+
+    def victim(self, may_go: Callable[[Hashable], bool]) -> Hashable:
+        """Turn the queues until an entry comes up that may go and was not used enough to stay."""
+        small_first = self._small_size > _SMALL_SHARE * self._total_size
+        queues = (self._from_small, self._from_main) if small_first else (self._from_main, self._from_small)
+        for turn in queues:
+            key = turn(may_go)
+            if key is not None:
+                return key
+        # All that may go were promoted on the way.
+        return next(key for key in self._main if may_go(key))
+
+    def removed(self, key: Hashable, *, evicted: bool) -> None:
+        """Leave the queue; remember an entry evicted from the small one, for as many as the main one holds."""
+        size = self._size.pop(key)
+        self._total_size -= size
+        del self._frequency[key]
+        if key in self._main:
+            del self._main[key]
+            return
+        del self._small[key]
+        self._small_size -= size
+        if evicted:
+            self._ghost[key] = None
+            while len(self._ghost) > max(len(self._main), _MIN_GHOSTS):
+                self._ghost.popitem(last=False)
+
+    def _from_small(self, may_go: Callable[[Hashable], bool]) -> Hashable | None:
+        for key in list(self._small):
+            if self._frequency[key] > 1:
+                del self._small[key]
+                self._small_size -= self._size[key]
+                self._main[key], self._frequency[key] = None, 0
+            elif may_go(key):
+                return key
+        return None
+
+    def _from_main(self, may_go: Callable[[Hashable], bool]) -> Hashable | None:
+        for _ in range(_MAX_FREQUENCY + 1):
+            for key in list(self._main):
+                if may_go(key):
+                    if self._frequency[key] == 0:
+                        return key
+                    self._frequency[key] -= 1
+                    self._main.move_to_end(key)
+        return None
