@@ -2,9 +2,10 @@
 
     python -m bench step_reuse [--prompts 24] [--steps 28] [--out out/bench]
 
-Quality: held-out captions in batches, PSNR to the full run from the same noise. Beside every cache stand the two floors that it
-must not lose to, computed in the same run: the same solver on as many uniform steps, and the same solver on the very
-timesteps that the cache computed. Wall-clock: one prompt at a time, variants taking turns, as a ratio to the full run.
+Quality: held-out captions in batches, PSNR to the full run from the same noise. Beside every cache stand the two
+floors that it must not lose to, computed in the same run: the same solver on as many uniform steps, and the same
+solver on the very timesteps that the cache computed. Wall-clock: one prompt at a time, variants taking turns, as a
+ratio to the full run.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     bench = Bench(options)
     record: dict[str, Any] = {
-        "command": f"python -m bench step_reuse --prompts {options.prompts} --steps {options.steps} --seed {options.seed}",
+        "command": f"python -m bench step_reuse --prompts {options.prompts} --steps {options.steps}",
         "environment": environment(),
         "quality": {name: bench.quality(guided) for name, guided in (("guided", True), ("unguided", False))},
         "wall_clock": bench.wall_clock(),
@@ -99,7 +100,8 @@ class Bench:
         return np.concatenate(made)
 
     def subset(self, steps: list[int]) -> dict[str, Any]:
-        """What makes the solver run on these steps of the full schedule alone (the scheduler shifts what it is given)."""
+        """What makes the solver run on these steps of the full schedule alone (the scheduler shifts what it is
+        given)."""
         return {
             "sigmas": [float(s) for s in np.linspace(1.0, 1 / self.steps, self.steps)[steps]],
             "num_inference_steps": None,

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from tiny import TINY
 
+import omnireuse
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.signals import change_of
 
@@ -27,25 +29,45 @@ def test_low_precision_is_measured_in_float32() -> None:
     assert Agreement().ratio(change_of(before * 2, before)) == pytest.approx(1.0)
 
 
-def _rank(rank: int, meeting: str, whole: list[float], ratios: list[torch.Tensor]) -> None:
+WHOLE = [0.1, -2.0, 3.0, 0.4, 5.0, 6.0, -70.0]
+SCHEDULES = ([1 - i / 16 for i in range(16)], [(1 - i / 16) ** 3 for i in range(16)])
+
+
+def _shards() -> tuple[torch.Tensor, torch.Tensor]:
+    before = torch.tensor(WHOLE)
+    return before * torch.linspace(0.5, 1.4, len(WHOLE)), before
+
+
+def decisions(rank: int, group: dist.ProcessGroup | None) -> list[bool]:
+    """What a rank does whose schedule, and so whose measured change, differs from the other's."""
+    tiny = TINY["flux"]()
+    policy = omnireuse.TeaCache(rel_l1_thresh=0.2)
+    with omnireuse.enable(tiny.pipe, policy=policy, region="call", signal="latents", group=group) as handle:
+        tiny.run(steps=None, sigmas=SCHEDULES[rank], guided=False)
+    return [event.reused for event in handle.events]
+
+
+def _rank(rank: int, meeting: str, ratios: torch.Tensor, decided: torch.Tensor) -> None:
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     group = dist.new_group([0, 1])
-    before = torch.tensor(whole)
-    now = before * torch.linspace(0.5, 1.4, len(whole))
+    now, before = _shards()
     # Uneven shards: five values here, two there.
     mine = slice(0, 5) if rank == 0 else slice(5, None)
     pair = change_of(now[mine], before[mine])
     kept = pair.clone()
-    ratios[rank].fill_(Agreement(group).ratio(pair))
+    ratios[rank] = Agreement(group).ratio(pair)
     assert torch.equal(pair, kept)
+    decided[rank] = torch.tensor(decisions(rank, group))
     dist.destroy_process_group()
 
 
-def test_two_ranks_with_uneven_shards_see_what_one_would_have_seen(tmp_path: Path) -> None:
-    whole = [0.1, -2.0, 3.0, 0.4, 5.0, 6.0, -70.0]
-    ratios = [torch.zeros(1).share_memory_() for _ in range(2)]
-    mp.spawn(_rank, args=(str(tmp_path / "meeting"), whole, ratios), nprocs=2)
-    before = torch.tensor(whole)
-    expected = Agreement().ratio(change_of(before * torch.linspace(0.5, 1.4, 7), before))
-    assert ratios[0].item() == ratios[1].item()
-    assert ratios[0].item() == pytest.approx(expected)
+def test_two_ranks_measure_and_decide_as_one(tmp_path: Path) -> None:
+    ratios, decided = torch.zeros(2).share_memory_(), torch.zeros(2, 16, dtype=torch.bool).share_memory_()
+    mp.spawn(_rank, args=(str(tmp_path / "meeting"), ratios, decided), nprocs=2)
+    expected = Agreement().ratio(change_of(*_shards()))
+    assert ratios.tolist() == pytest.approx([expected, expected])
+    assert ratios[0] == ratios[1]
+    assert torch.equal(decided[0], decided[1])
+    assert decided[0].any()
+    assert decisions(0, None) != decisions(1, None)

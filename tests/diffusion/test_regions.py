@@ -153,6 +153,46 @@ def test_a_loop_of_ones_own_is_served_and_branches_are_told_by_their_order(flux:
     assert torch.equal(sample(), full)
 
 
+@torch.no_grad()
+def own_steps(flux: Tiny, handle: omnireuse.Handle | None = None, steps: int = 6) -> torch.Tensor:
+    """A rollout loop with a step function of its own."""
+    transformer, scheduler = flux.pipe.transformer, flux.pipe.scheduler
+    given = {
+        "encoder_hidden_states": torch.ones(1, 6, 32),
+        "pooled_projections": torch.ones(1, 32),
+        "img_ids": torch.zeros(16, 3),
+        "txt_ids": torch.zeros(6, 3),
+        "return_dict": False,
+    }
+    latents = torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(0))
+    scheduler.set_timesteps(steps)
+    for index, t in enumerate(scheduler.timesteps):
+        velocity = transformer(hidden_states=latents, timestep=t[None] / 1000, **given)[0]
+        latents = latents + (scheduler.sigmas[index + 1] - scheduler.sigmas[index]) * velocity
+        if handle is not None:
+            handle.advance()
+    return latents
+
+
+@pytest.mark.parametrize("region", ["step", "call", "blocks"])
+def test_a_step_function_of_ones_own_is_served_when_it_says_so(
+    flux: Tiny, region: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = own_steps(flux)
+    with omnireuse.enable(flux.pipe, policy="fixed", region=region) as handle:
+        served = own_steps(flux, handle)
+        assert (handle.summary().reused_calls == 0) == (region == "step")
+        assert torch.equal(served, full) == (region == "step")
+        with pytest.raises(StateError, match="no run is under way"):
+            handle.advance()
+        assert torch.equal(own_steps(flux, handle), served)
+        # Without the word, nothing is reused, nothing piles up, and it is said.
+        assert not caplog.records
+        assert torch.equal(own_steps(flux, steps=6), full)
+        own_steps(flux, steps=70)
+    assert "no step ended" in caplog.text
+
+
 def test_what_stands_before_the_class_is_refused_instead_of_bypassed(flux: Tiny) -> None:
     flux.pipe.transformer.cache_context = lambda *_a, **_k: nullcontext()
     with pytest.raises(UnsupportedModelError, match="cache_context was replaced"):

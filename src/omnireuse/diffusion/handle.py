@@ -73,6 +73,22 @@ class Handle:
         """Drop all state and announce the next run's step count, for engines without a diffusers scheduler."""
         self._session.expect(num_inference_steps)
 
+    def advance(self, latents: torch.Tensor | None = None) -> None:
+        """Say that a step is over, in a loop that does not call its scheduler's `step` (rollouts with a step of their
+        own).
+
+        Regions "call" and "blocks" reuse in such a loop; region "step" computes everything, because its forecast goes
+        through the scheduler.
+
+        Args:
+            latents: what the next step starts from, for quantity "x0" on models that are fed more channels than
+                latents.
+
+        Raises:
+            StateError: no run is under way.
+        """
+        self._session.advance(latents)
+
     def disable(self) -> None:
         """Restore the pipeline exactly and drop all state. Idempotent."""
         self._session.close()

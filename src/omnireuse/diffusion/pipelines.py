@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
+
 from omnireuse.diffusion.cache.selector import BACKENDS
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.handle import Handle
+from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.forecasters import Blend, Forecaster
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.policy import Policy
@@ -26,6 +29,7 @@ def enable(
     *,
     policy: Policy | str | None = None,
     forecaster: Forecaster | str | None = None,
+    group: dist.ProcessGroup | None = None,
     **options: Any,
 ) -> Handle:
     """Let a pipeline reuse what neighbouring denoising steps have in common.
@@ -38,6 +42,8 @@ def enable(
         backend: name of a cache backend; `options` are then fields of `DiffusionCacheConfig`.
         policy: a policy or its name; `options` are then the other fields of `Strategy`.
         forecaster: a forecaster or its name; "hold" where a policy is given without one.
+        group: the ranks that share the forward's collectives (sequence or tensor parallel), which must decide alike;
+            None where every rank runs its own model.
 
     Returns:
         The handle: `summary()`, `events`, `disable()`; also a context manager.
@@ -49,6 +55,7 @@ def enable(
         UnsupportedModelError: a pipeline without a denoiser.
         StateError: enabled already.
     """
+    agreement = Agreement(group)
     if backend is not None:
         if policy is not None or forecaster is not None:
             raise ConfigError(
@@ -58,14 +65,14 @@ def enable(
             raise UnknownNameError(
                 "cache backend", backend, BACKENDS, hint="combinations go through policy=, forecaster=, region="
             )
-        return BACKENDS[backend](DiffusionCacheConfig.from_dict(options)).open(pipeline)
+        return BACKENDS[backend](DiffusionCacheConfig.from_dict(options)).open(pipeline, agreement)
     if policy is None:
         if forecaster is not None or options:
             given = "forecaster" if forecaster is not None else next(iter(options))
             raise ConfigError(
                 f"enable({given}=…): a policy or a backend must be given with it; policy='fixed' is the simplest"
             )
-        return Handle(pipeline, DEFAULT, name="default")
+        return Handle(pipeline, DEFAULT, name="default", agreement=agreement)
     strategy = Strategy.of(policy, forecaster if forecaster is not None else "hold", **options)
     names = (type(strategy.policy).__name__, type(strategy.forecaster).__name__)
-    return Handle(pipeline, strategy, name=f"{names[0]} × {names[1]} on {strategy.region}")
+    return Handle(pipeline, strategy, name=f"{names[0]} × {names[1]} on {strategy.region}", agreement=agreement)

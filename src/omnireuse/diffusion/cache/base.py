@@ -6,8 +6,11 @@ import logging
 from abc import ABC, abstractmethod
 from typing import Any
 
+import torch.distributed as dist
+
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.handle import Handle
+from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.validation import check_at_least
 from omnireuse.errors import StateError
 
@@ -59,15 +62,21 @@ class CacheBackend(ABC):
 
 
 class StrategyBackend(CacheBackend):
-    """A backend that is one strategy: subclasses say which handle to open."""
+    """A backend that is one strategy: subclasses say which handle to open.
 
-    def __init__(self, config: DiffusionCacheConfig) -> None:
+    Args:
+        config: the options.
+        group: the ranks that share the forward's collectives and must decide alike; None where each runs its own model.
+    """
+
+    def __init__(self, config: DiffusionCacheConfig, *, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(config)
+        self._agreement = Agreement(group)
         self.handle: Handle | None = None
         self._pipeline: Any = None
 
     @abstractmethod
-    def open(self, pipeline: Any) -> Handle:
+    def open(self, pipeline: Any, agreement: Agreement) -> Handle:
         """Enable the strategy on the pipeline."""
 
     def enable(self, pipeline: Any) -> None:
@@ -76,7 +85,7 @@ class StrategyBackend(CacheBackend):
             raise StateError(
                 f"{self!r} is enabled already; call disable(pipeline) before enabling it on a pipeline again"
             )
-        self.handle = self.open(pipeline)
+        self.handle = self.open(pipeline, self._agreement)
         self._pipeline = pipeline
         self.enabled = True
 

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from omnireuse.diffusion.adapters import BLOCK_STACKS
 from omnireuse.diffusion.cache.base import StrategyBackend
@@ -24,6 +25,7 @@ from omnireuse.diffusion.cache.extractors import (
     register_extractor,
 )
 from omnireuse.diffusion.handle import Handle
+from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.policies import TeaCache
 from omnireuse.diffusion.reuse.runtime.session import denoisers_of
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -39,6 +41,7 @@ __all__ = [
     "register_extractor",
 ]
 
+LONGEST_REUSE = 10
 CALIBRATE = (
     "to calibrate: generate with enable(pipe, policy='never', region='blocks', signal='modulated_input') and pass "
     "fit_tea_cache(handle.events) as coefficients"
@@ -79,14 +82,17 @@ class TeaCacheConfig:
 
     @property
     def strategy(self) -> Strategy:
-        """The whole step cache: the block stack's residual is held while the modulated input changes little."""
-        return Strategy(policy=self.policy, region="blocks")
+        """The whole step cache: the block stack's residual is held while the modulated input changes little.
+
+        A polynomial that is flat somewhere would let reuse go on for ever there; ten steps in a row are the bound.
+        """
+        return Strategy(policy=self.policy, region="blocks", max_consecutive=LONGEST_REUSE)
 
 
 class TeaCacheBackend(StrategyBackend):
     """Reads `rel_l1_thresh` and `coefficients` of its config."""
 
-    def open(self, pipeline: Any) -> Handle:
+    def open(self, pipeline: Any, agreement: Agreement) -> Handle:
         """Enable TeaCache on the pipeline's denoisers, with the table's coefficients where none were given."""
         denoisers = denoisers_of(pipeline)
         config = TeaCacheConfig(
@@ -94,16 +100,18 @@ class TeaCacheBackend(StrategyBackend):
             coefficients=self.config.coefficients,
             transformer_type=type(denoisers[0]).__name__,
         )
-        return _open(pipeline, denoisers, config)
+        return _open(pipeline, denoisers, config, agreement)
 
 
-def apply_teacache_hook(module: torch.nn.Module, config: TeaCacheConfig) -> Handle:
+def apply_teacache_hook(
+    module: torch.nn.Module, config: TeaCacheConfig, *, group: dist.ProcessGroup | None = None
+) -> Handle:
     """TeaCache on a denoiser without a pipeline. Steps are told apart by the call's `timestep` argument.
 
     Returns the handle; `handle.expect(num_inference_steps)` before a generation lets the last step be known and
     computed.
     """
-    return _open(_Bare(module), [module], config)
+    return _open(_Bare(module), [module], config, Agreement(group))
 
 
 class _Bare:
@@ -113,7 +121,7 @@ class _Bare:
         self.transformer = transformer
 
 
-def _open(pipeline: Any, denoisers: Sequence[torch.nn.Module], config: TeaCacheConfig) -> Handle:
+def _open(pipeline: Any, denoisers: Sequence[torch.nn.Module], config: TeaCacheConfig, agreement: Agreement) -> Handle:
     extracted = all(has_extractor(type(denoiser).__name__) for denoiser in denoisers)
     return Handle(
         pipeline,
@@ -122,6 +130,7 @@ def _open(pipeline: Any, denoisers: Sequence[torch.nn.Module], config: TeaCacheC
         region=(lambda strategy, emit, modules, _owner: ExtractedRegion(strategy, emit, modules))
         if extracted
         else None,
+        agreement=agreement,
     )
 
 

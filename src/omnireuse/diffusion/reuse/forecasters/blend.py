@@ -19,8 +19,8 @@ class Blend:
     A forecast of order ≥ 1 is worth much where the path is smooth and explodes where strong guidance bends it.
     Whenever a step computes, the weight that would have been best is known at no cost:
     w = ⟨truth − last, slope⟩ / ⟨slope, slope⟩ with slope = polynomial − last, clamped to [0, 1].
-    Until the first such fit w is 0: the order must be earned. Each sample of a batch has a weight of its own, so it gets
-    the same forecast in any company.
+    Until the first such fit w is 0: the order must be earned. Each sample of a batch has a weight of its own, so it
+    gets the same forecast in any company.
 
     Cost: two reductions a computed step, no host synchronisation (w stays on the device); order + 1 values kept.
 

@@ -32,6 +32,9 @@ logger = logging.getLogger("omnireuse")
 DENOISERS = ("transformer", "transformer_2", "unet")
 """Attributes of a pipeline that hold a denoiser."""
 
+MOST_CALLS_A_STEP = 64
+"""Far more than any guidance needs: a step with more calls is one whose end nobody tells."""
+
 RegionFactory = Callable[[Strategy, Emit, Sequence[torch.nn.Module], object], Region]
 
 
@@ -216,6 +219,27 @@ class Session:
             here.run.close()
         return self._new_run(self.expected_steps, ())
 
+    def advance(self, latents: torch.Tensor | None) -> None:
+        """The step of this thread's run is over, told by a loop that does not call its scheduler's `step`.
+
+        Raises:
+            StateError: no run, because no timesteps were set or all steps are done.
+        """
+        run = self._here.run
+        if run is None:
+            raise StateError("advance: no run is under way; set the scheduler's timesteps and call the denoiser first")
+        run.advance(latents)
+        if run.finished:
+            self._end_run()
+
+    def _give_up(self, run: Run) -> None:
+        logger.warning(
+            "the denoiser was called %d times and no step ended: the loop does not call scheduler.step; "
+            "nothing is reused in this run, unless the loop calls advance() of the handle at the end of each step",
+            run.calls - 1,
+        )
+        self._end_run()
+
     # -- what the intercepted objects report ------------------------------------------------------------------------
 
     def _pipeline_called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -268,6 +292,9 @@ class Session:
                 self.calls_outside += 1
                 return proceed(*args, **kwargs)
             branch = run.name_branch(index, self._here.context)
+            if run.calls > MOST_CALLS_A_STEP:
+                self._give_up(run)
+                return proceed(*args, **kwargs)
             call = DenoiserCall(
                 run=run, module=module, denoiser=index, branch=branch, proceed=proceed, args=args, kwargs=kwargs
             )
