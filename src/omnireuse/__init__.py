@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from omnireuse.diffusion.pipelines import enable
     from omnireuse.diffusion.reuse.events import Decision
     from omnireuse.diffusion.reuse.forecasters import Blend, Hold, Polynomial
-    from omnireuse.diffusion.reuse.policies import FixedSchedule, Never, TeaCache
+    from omnireuse.diffusion.reuse.policies import FixedSchedule, MagCache, Never, TeaCache
     from omnireuse.diffusion.reuse.strategy import Strategy
     from omnireuse.diffusion.reuse.summary import Summary
 
@@ -27,6 +27,7 @@ __all__ = [
     "FixedSchedule",
     "Handle",
     "Hold",
+    "MagCache",
     "Never",
     "Polynomial",
     "Strategy",
@@ -43,6 +44,7 @@ _HOME = {
     "FixedSchedule": "omnireuse.diffusion.reuse.policies",
     "Handle": "omnireuse.diffusion.handle",
     "Hold": "omnireuse.diffusion.reuse.forecasters",
+    "MagCache": "omnireuse.diffusion.reuse.policies",
     "Never": "omnireuse.diffusion.reuse.policies",
     "Polynomial": "omnireuse.diffusion.reuse.forecasters",
     "Strategy": "omnireuse.diffusion.reuse.strategy",

@@ -158,7 +158,7 @@ class ExtractedRegion:
             streams.append(context.encoder_hidden_states)
         watch = context.modulated_input if self._strategy.chosen_signal == "modulated_input" else None
         key = (call.denoiser, call.branch)
-        verdict = Verdict(call.run, key, call.branch, watch, layout_of(*call.tensors, *streams))
+        verdict = Verdict(call.run, key, call.branch, call.order, watch, layout_of(*call.tensors, *streams))
         residual = self._strategy.chosen_quantity == "residual"
         if verdict.reuse:
             values = verdict.foretell()

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from omnireuse.diffusion.cache.base import CacheBackend, StrategyBackend
+from omnireuse.diffusion.cache.magcache import MagCacheBackend
 from omnireuse.diffusion.cache.teacache import TeaCacheBackend
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import UnknownNameError, WrongTypeError
 
 __all__ = ["BACKENDS", "get_cache_backend"]
 
-BACKENDS: dict[str, type[StrategyBackend]] = {"tea_cache": TeaCacheBackend}
+BACKENDS: dict[str, type[StrategyBackend]] = {"mag_cache": MagCacheBackend, "tea_cache": TeaCacheBackend}
 
 
 def get_cache_backend(

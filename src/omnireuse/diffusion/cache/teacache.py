@@ -5,11 +5,8 @@ Source: "Timestep Embedding Tells: It's Time to Cache for Video Diffusion Model"
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import torch
@@ -17,13 +14,13 @@ import torch.distributed as dist
 
 from omnireuse.diffusion.adapters import BLOCK_STACKS
 from omnireuse.diffusion.cache.base import StrategyBackend
+from omnireuse.diffusion.cache.borrowed import borrowed_rows, checkpoint_of, choose_row
 from omnireuse.diffusion.cache.extractors import (
     CacheContext,
-    ExtractedRegion,
     get_extractor,
-    has_extractor,
     register_extractor,
 )
+from omnireuse.diffusion.cache.opening import Bare, open_blocks
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.policies import TeaCache
@@ -95,12 +92,13 @@ class TeaCacheBackend(StrategyBackend):
     def open(self, pipeline: Any, agreement: Agreement) -> Handle:
         """Enable TeaCache on the pipeline's denoisers, with the table's coefficients where none were given."""
         denoisers = denoisers_of(pipeline)
+        model = type(denoisers[0]).__name__
         config = TeaCacheConfig(
             rel_l1_thresh=self.config.rel_l1_thresh,
-            coefficients=self.config.coefficients,
-            transformer_type=type(denoisers[0]).__name__,
+            coefficients=self.config.coefficients or borrowed_coefficients(model, checkpoint_of(pipeline)),
+            transformer_type=model,
         )
-        return _open(pipeline, denoisers, config, agreement)
+        return open_blocks(pipeline, config.strategy, name="tea_cache", agreement=agreement)
 
 
 def apply_teacache_hook(
@@ -111,48 +109,25 @@ def apply_teacache_hook(
     Returns the handle; `handle.expect(num_inference_steps)` before a generation lets the last step be known and
     computed.
     """
-    return _open(_Bare(module), [module], config, Agreement(group))
+    return open_blocks(Bare(module), config.strategy, name="tea_cache", agreement=Agreement(group))
 
 
-class _Bare:
-    """A pipeline that is nothing but its denoiser."""
+def borrowed_coefficients(transformer_type: str, checkpoint: str = "") -> tuple[float, ...]:
+    """Coefficients that others fitted for a checkpoint of this class, on the signal that we watch.
 
-    def __init__(self, transformer: torch.nn.Module) -> None:
-        self.transformer = transformer
-
-
-def _open(pipeline: Any, denoisers: Sequence[torch.nn.Module], config: TeaCacheConfig, agreement: Agreement) -> Handle:
-    extracted = all(has_extractor(type(denoiser).__name__) for denoiser in denoisers)
-    return Handle(
-        pipeline,
-        config.strategy,
-        name="tea_cache",
-        region=(lambda strategy, emit, modules, _owner: ExtractedRegion(strategy, emit, modules))
-        if extracted
-        else None,
-        agreement=agreement,
-    )
-
-
-@cache
-def _table() -> list[dict[str, Any]]:
-    text = resources.files("omnireuse.diffusion.cache").joinpath("data/teacache_coefficients.json").read_text("utf-8")
-    rows: list[dict[str, Any]] = json.loads(text)["rows"]
-    return rows
-
-
-def borrowed_coefficients(transformer_type: str) -> tuple[float, ...]:
-    """Coefficients that others fitted for a checkpoint of this class: the first row that was fitted on the signal we
-    watch.
+    Args:
+        transformer_type: class name of the denoiser.
+        checkpoint: name or path of the pipeline; where it names none of the table's, the class's first row is borrowed.
 
     Raises:
         UnknownNameError: none published; the error lists the types and says how to calibrate.
     """
-    rows = [row for row in _table() if row["transformer_class"] == transformer_type]
+    table = borrowed_rows("teacache_coefficients")
+    rows = [row for row in table if row["transformer_class"] == transformer_type]
     stack = BLOCK_STACKS.get(transformer_type)
     if stack is not None:
         rows = [row for row in rows if row["signal"] == stack.signal_name]
     if not rows:
-        known = {row["transformer_class"] for row in _table()}
+        known = {row["transformer_class"] for row in table}
         raise UnknownNameError("transformer type for TeaCache coefficients", transformer_type, known, hint=CALIBRATE)
-    return tuple(rows[0]["coefficients"])
+    return tuple(choose_row(rows, checkpoint)["coefficients"])

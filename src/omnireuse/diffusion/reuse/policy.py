@@ -22,6 +22,7 @@ class StepView:
         sigma: the scheduler's noise level at this step; None where it has none.
         drift: relative L1 change of the watched signal since the previous step; None without a signal or at the first
             step.
+        branch: order of this call among the step's calls of its denoiser; 0 where one decision covers the step.
         error: relative L1 error of the last forecast that could be compared with the truth; None before that.
     """
 
@@ -30,6 +31,7 @@ class StepView:
     sigma: float | None = None
     drift: float | None = None
     error: float | None = None
+    branch: int = 0
 
 
 @runtime_checkable

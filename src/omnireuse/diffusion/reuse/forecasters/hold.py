@@ -6,33 +6,39 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Hold"]
+__all__ = ["Hold", "HoldMemory"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hold:
     """Forecast of order 0. On the raw output it makes Euler's method the same method on the computed steps alone."""
 
-    def start(self) -> _HoldMemory:
+    def start(self) -> HoldMemory:
         """An empty memory."""
-        return _HoldMemory()
+        return HoldMemory()
 
 
-class _HoldMemory:
+class HoldMemory:
+    """The last value."""
+
     def __init__(self) -> None:
         self._last: torch.Tensor | None = None
 
     @property
     def primed(self) -> bool:
+        """Whether a value is known."""
         return self._last is not None
 
     def observe(self, at: float, value: torch.Tensor) -> None:
+        """Keep this value instead."""
         self._last = value
 
     def predict(self, at: float) -> torch.Tensor:
+        """The last value, wherever."""
         assert self._last is not None
         return self._last
 
     @property
     def kept_bytes(self) -> int:
+        """Bytes of the value kept."""
         return 0 if self._last is None else self._last.nbytes

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from omnireuse.diffusion.reuse.policies.fixed import FixedSchedule
+from omnireuse.diffusion.reuse.policies.mag_cache import MagCache
 from omnireuse.diffusion.reuse.policies.never import Never
 from omnireuse.diffusion.reuse.policies.tea_cache import TeaCache
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.errors import UnknownNameError
 
-__all__ = ["POLICIES", "FixedSchedule", "Never", "TeaCache", "policy_named"]
+__all__ = ["POLICIES", "FixedSchedule", "MagCache", "Never", "TeaCache", "policy_named"]
 
 POLICIES: dict[str, type[Policy]] = {"fixed": FixedSchedule, "never": Never, "tea_cache": TeaCache}
 
 
 def policy_named(name: str) -> Policy:
-    """The policy of that name with its defaults; an UnknownNameError names the nearest."""
+    """The policy of that name with its defaults; an UnknownNameError names the nearest.
+
+    `MagCache` has no name here: without its model's ratios it means nothing. The backend "mag_cache" finds them.
+    """
     if name not in POLICIES:
         raise UnknownNameError("policy", name, POLICIES)
     return POLICIES[name]()

@@ -75,18 +75,24 @@ class Run:
             self._tracks[key] = self._new_track()
         return self._tracks[key]
 
-    def view(self, drift: float | None, error: float | None) -> StepView:
+    def view(self, branch: int, drift: float | None, error: float | None) -> StepView:
         """The scalars that a policy sees now."""
-        return StepView(index=self.index, total=self.total, sigma=self.level.sigma, drift=drift, error=error)
+        return StepView(
+            index=self.index, total=self.total, sigma=self.level.sigma, branch=branch, drift=drift, error=error
+        )
 
     def name_branch(self, denoiser: int, context: str | None) -> str:
         """The branch of a call that begins: its cache context, else its order among the step's calls of this
         denoiser."""
-        name = context if context is not None else str(sum(n for (d, _), n in self.branches.items() if d == denoiser))
+        name = context if context is not None else str(self.order(denoiser))
         repeat = self.branches.get((denoiser, name), 0)
         self.branches[denoiser, name] = repeat + 1
         self.calls += 1
         return f"{name}#{repeat + 1}" if repeat else name
+
+    def order(self, denoiser: int) -> int:
+        """How many calls of this denoiser the step has seen."""
+        return sum(count for (each, _), count in self.branches.items() if each == denoiser)
 
     def advance(self, latents: torch.Tensor | None) -> None:
         """The step is over; the next one starts from `latents`."""

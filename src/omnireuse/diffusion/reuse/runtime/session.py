@@ -291,12 +291,20 @@ class Session:
             if run is None or self._region is None:
                 self.calls_outside += 1
                 return proceed(*args, **kwargs)
+            order = run.order(index)
             branch = run.name_branch(index, self._here.context)
             if run.calls > MOST_CALLS_A_STEP:
                 self._give_up(run)
                 return proceed(*args, **kwargs)
             call = DenoiserCall(
-                run=run, module=module, denoiser=index, branch=branch, proceed=proceed, args=args, kwargs=kwargs
+                run=run,
+                module=module,
+                denoiser=index,
+                branch=branch,
+                order=order,
+                proceed=proceed,
+                args=args,
+                kwargs=kwargs,
             )
             try:
                 return self._region.call(call)

@@ -21,19 +21,27 @@ class Verdict:
         run: the generation it belongs to.
         key: names the track in the run.
         branch: as the event will show it.
+        order: of the call among the step's calls of its denoiser.
         signal: the tensor to be watched, or None.
         layout: what must equal the remembered layout for a reuse to be possible.
         veto: a reason to compute whatever the policy says, or None.
     """
 
     def __init__(
-        self, run: Run, key: object, branch: str, signal: torch.Tensor | None, layout: Hashable, veto: str | None = None
+        self,
+        run: Run,
+        key: object,
+        branch: str,
+        order: int,
+        signal: torch.Tensor | None,
+        layout: Hashable,
+        veto: str | None = None,
     ) -> None:
         started = perf_counter()
         self.run, self.branch = run, branch
         self.track = run.track(key)
         self.drift = self.track.drift_to(signal)
-        self.view = run.view(self.drift, self.track.error)
+        self.view = run.view(order, self.drift, self.track.error)
         self.reuse, self.reason = self.track.decide(self.view, layout)
         if self.reuse and veto is not None:
             self.reuse, self.reason = False, veto

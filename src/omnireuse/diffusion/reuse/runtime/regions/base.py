@@ -19,12 +19,18 @@ Emit = Callable[[Decision], None]
 
 @dataclass(frozen=True, kw_only=True)
 class DenoiserCall:
-    """One call of a denoiser within a run: `proceed(*args, **kwargs)` computes it."""
+    """One call of a denoiser within a run: `proceed(*args, **kwargs)` computes it.
+
+    Attributes:
+        branch: its name among the calls of the step.
+        order: its number among the step's calls of this denoiser, from 0.
+    """
 
     run: Run
     module: Any
     denoiser: int
     branch: str
+    order: int
     proceed: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]

@@ -124,7 +124,7 @@ class BlocksRegion:
     def _enter(self, current: _Pass, streams: list[torch.Tensor], signal: torch.Tensor | None) -> None:
         call = current.call
         layout = layout_of(*call.tensors, *streams)
-        current.verdict = Verdict(call.run, (call.denoiser, call.branch), call.branch, signal, layout)
+        current.verdict = Verdict(call.run, (call.denoiser, call.branch), call.branch, call.order, signal, layout)
         # Copied where it will be needed after the blocks have run: blocks may write in place.
         keep_copy = self._residual and not current.verdict.reuse
         current.entry = [stream.clone() for stream in streams] if keep_copy else streams

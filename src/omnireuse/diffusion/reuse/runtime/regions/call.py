@@ -34,7 +34,7 @@ class CallRegion:
         started = perf_counter()
         given = input_of(call.args, call.kwargs)
         signal = given if self._watch_latents else None
-        verdict = Verdict(run, key, call.branch, signal, layout_of(*call.tensors), self._algebra.veto(run))
+        verdict = Verdict(run, key, call.branch, call.order, signal, layout_of(*call.tensors), self._algebra.veto(run))
         if verdict.reuse:
             leaves, structure = run.placeholders[key]
             outputs = iter(self._forecast(run, verdict, given, leaves))

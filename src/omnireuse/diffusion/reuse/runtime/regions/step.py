@@ -39,7 +39,7 @@ class StepRegion:
         run = call.run
         if run.pending is None:
             signal = input_of(call.args, call.kwargs) if self._watch_latents else None
-            run.pending = Verdict(run, "step", "step", signal, layout_of(*call.tensors), self._algebra.veto(run))
+            run.pending = Verdict(run, "step", "step", 0, signal, layout_of(*call.tensors), self._algebra.veto(run))
         key = (call.denoiser, call.branch)
         if run.pending.reuse:
             if key in run.placeholders:

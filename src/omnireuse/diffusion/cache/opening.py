@@ -1,0 +1,40 @@
+"""Opening a block-level strategy on a model: by its declaration, or through its extractor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from omnireuse.diffusion.cache.extractors import ExtractedRegion, has_extractor
+from omnireuse.diffusion.handle import Handle
+from omnireuse.diffusion.reuse.agreement import Agreement
+from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+from omnireuse.diffusion.reuse.strategy import Strategy
+
+__all__ = ["Bare", "is_extracted", "open_blocks"]
+
+
+class Bare:
+    """A pipeline that is nothing but its denoiser."""
+
+    def __init__(self, transformer: torch.nn.Module) -> None:
+        self.transformer = transformer
+
+
+def is_extracted(pipeline: Any) -> bool:
+    """Whether all of the pipeline's denoisers are served by extractors that were registered for them."""
+    return all(has_extractor(type(denoiser).__name__) for denoiser in denoisers_of(pipeline))
+
+
+def open_blocks(pipeline: Any, strategy: Strategy, *, name: str, agreement: Agreement) -> Handle:
+    """Enable a strategy of region `blocks`; an extractor, where one was registered, comes before a declaration."""
+    if not is_extracted(pipeline):
+        return Handle(pipeline, strategy, name=name, agreement=agreement)
+    return Handle(
+        pipeline,
+        strategy,
+        name=name,
+        region=lambda chosen, emit, denoisers, _owner: ExtractedRegion(chosen, emit, denoisers),
+        agreement=agreement,
+    )
