@@ -1,0 +1,174 @@
+"""A tier: a place outside this process that may keep values, and that may be dead, slow, lying or full.
+
+Whatever goes wrong there is a miss, counted by its reason, and never an error of the request. After a few failures in
+a row the circuit opens: for a while the tier is not asked at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from omnireuse.core.stores.codec import CorruptValueError, decode, encode
+from omnireuse.errors import ConfigError, WrongTypeError
+
+__all__ = ["CircuitBreaker", "Tier"]
+
+logger = logging.getLogger("omnireuse")
+
+
+class CircuitBreaker:
+    """Closed until ``max_failures`` failures in a row, then open for ``pause_s`` seconds, then one trial call.
+
+    Args:
+        max_failures: failures in a row that open it, at least 1.
+        pause_s: seconds it stays open, above 0.
+        clock: monotonic seconds.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    def __init__(
+        self, *, max_failures: int = 3, pause_s: float = 30.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if max_failures < 1 or not pause_s > 0:
+            raise ConfigError(
+                f"CircuitBreaker(max_failures={max_failures}, pause_s={pause_s}): fields must be at least 1 and > 0"
+            )
+        self._max_failures, self._pause_s, self._clock = max_failures, pause_s, clock
+        self._lock = threading.Lock()
+        self._num_failures = 0
+        self._opened_at: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls are being held back."""
+        return self._opened_at is not None
+
+    def allows(self) -> bool:
+        """Whether to try now; after the pause it lets one call through and holds the others back until that reports."""
+        with self._lock:
+            if self._opened_at is None:
+                return True
+            if self._clock() - self._opened_at < self._pause_s:
+                return False
+            self._opened_at = self._clock()
+            return True
+
+    def report(self, *, ok: bool) -> bool:
+        """Tell the outcome of a call; True when this very failure opened the circuit."""
+        with self._lock:
+            if ok:
+                self._num_failures, self._opened_at = 0, None
+                return False
+            self._num_failures += 1
+            opens = self._opened_at is None and self._num_failures >= self._max_failures
+            if self._num_failures >= self._max_failures:
+                self._opened_at = self._clock()
+            return opens
+
+
+class Tier(ABC):
+    """Bytes by text key in some outside place, wrapped so that nothing it does can hurt.
+
+    A subclass implements ``_read``, ``_write``, ``_delete`` and ``_keys`` and lets its errors out.
+
+    Args:
+        namespace: separates values of one model and state from those of others; part of every key.
+        breaker: the circuit; None for the default one.
+    """
+
+    name = "tier"
+
+    def __init__(self, *, namespace: str, breaker: CircuitBreaker | None = None) -> None:
+        self.namespace = namespace
+        self.breaker = breaker or CircuitBreaker()
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def lookup(self, key: str, default: Any = None, *, namespace: str | None = None) -> Any:
+        """The value of ``key`` with its tensors on the CPU, or ``default``. Never raises for the tier's sake."""
+        full = self._full(key, namespace)
+        data = self._guard("read", lambda: self._read(full))
+        if data is None:
+            self._count("misses")
+            return default
+        try:
+            value = decode(full, data)
+        except CorruptValueError as error:
+            self._count("misses", "corrupt")
+            logger.warning("%s: %s; it is dropped", self.name, error)
+            self._guard("delete", lambda: self._delete(full))
+            return default
+        self._count("hits")
+        return value
+
+    def put(self, key: str, value: object, *, namespace: str | None = None) -> bool:
+        """Store ``value``; False, counted, when the tier does not take it."""
+        full = self._full(key, namespace)
+        try:
+            data = encode(full, value)
+        except WrongTypeError as error:
+            self._count("unstorable")
+            logger.warning("%s: %s", self.name, error)
+            return False
+        kept = self._guard("write", lambda: self._write(full, data))
+        self._count("writes" if kept else "not_written")
+        return bool(kept)
+
+    def discard(self, key: str, *, namespace: str | None = None) -> None:
+        """Drop ``key`` if it is there."""
+        self._guard("delete", lambda: self._delete(self._full(key, namespace)))
+
+    def stored_keys(self) -> Iterator[str]:
+        """The keys of this namespace, without it; none where the tier does not answer."""
+        prefix = f"{self.namespace}:"
+        found: list[str] = self._guard("list", lambda: list(self._keys(prefix))) or []
+        return (key[len(prefix) :] for key in found)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of connections."""
+
+    def _full(self, key: str, namespace: str | None) -> str:
+        return f"{self.namespace if namespace is None else f'{self.namespace}:{namespace}'}:{key}"
+
+    def _guard(self, what: str, call: Callable[[], Any]) -> Any:
+        if not self.breaker.allows():
+            self._count("held_back")
+            return None
+        try:
+            result = call()
+        except self.errors() as error:
+            self._count(f"failed_{what}")
+            if self.breaker.report(ok=False):
+                logger.warning("%s: not asked for a while after repeated failures, last: %s", self.name, error)
+            return None
+        self.breaker.report(ok=True)
+        return result
+
+    def _count(self, *names: str) -> None:
+        with self._lock:
+            self.counts.update(names)
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the outside place may raise."""
+        return (OSError,)
+
+    @abstractmethod
+    def _read(self, full: str) -> bytes | None: ...
+
+    @abstractmethod
+    def _write(self, full: str, data: bytes) -> bool: ...
+
+    @abstractmethod
+    def _delete(self, full: str) -> None: ...
+
+    @abstractmethod
+    def _keys(self, prefix: str) -> Iterator[str]: ...
