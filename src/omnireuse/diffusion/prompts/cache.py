@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from types import FrameType
 from typing import Any, Final
 
+import torch
+
 from omnireuse.core.stores.flight import SingleFlight
 from omnireuse.core.stores.memory import MemoryStore
 from omnireuse.diffusion.prompts.entry import Entry
@@ -80,7 +82,9 @@ class PromptEmbedCache:
             ttl_s=self.options.ttl_s,
         )
         self.hits = self.misses = 0
-        self.coalesced = self.mutated = self.outdated = 0
+        self.unplaced = self.outside_hits = self.coalesced = self.mutated = self.outdated = self.row_hits = (
+            self.row_misses
+        ) = 0
         self.bypassed_by: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._flights: SingleFlight[_Loaded] = SingleFlight()
@@ -105,7 +109,7 @@ class PromptEmbedCache:
             WrongTypeError: ``value`` is not made of dense tensors and plain values.
         """
         if self.enabled:
-            self._store(_as_key(key), Entry(value, checksum=self.options.checksum))
+            self._store(_as_key(key), self._entry(value, "", None))
 
     def clear(self) -> None:
         """Drop every entry; counters stay."""
@@ -125,16 +129,27 @@ class PromptEmbedCache:
     def details(self) -> dict[str, int]:
         """Every counter: those of :meth:`stats`, of the store, and ``bypassed_<reason>``.
 
-        ``coalesced`` are hits that waited for another call's encode, ``mutated`` entries dropped because a consumer
-        changed them in place, ``outdated`` results not stored because the encoders changed while they were computed,
-        ``refused`` results larger than the byte budget.
+        ``coalesced`` are hits that waited for another call's encode, ``outside_hits`` those of the outer store,
+        ``row_hits`` and ``row_misses`` prompts of lists; ``mutated`` entries dropped because a consumer changed them
+        in place, ``outdated`` results not stored because the encoders changed while they were computed, ``refused``
+        results larger than the byte budget, ``unplaced`` hits that could not be moved to the device of their call.
         """
         store = self.store.stats()
         with self._lock:
             reasons = {f"bypassed_{reason}": count for reason, count in sorted(self.bypassed_by.items())}
             own = {"coalesced": self.coalesced, "mutated": self.mutated, "outdated": self.outdated}
+            own |= {
+                "unplaced": self.unplaced,
+                "outside_hits": self.outside_hits,
+                "row_hits": self.row_hits,
+                "row_misses": self.row_misses,
+            }
         held = {"num_bytes": store.num_bytes, "evictions": store.evictions, "refused": store.refused}
         return self.stats() | own | held | {"expired": store.expired} | reasons
+
+    def _entry(self, value: Any, label: str, target: torch.device | None) -> Entry:
+        options = self.options
+        return Entry(value, label=label, checksum=options.checksum, placement=options.placement, target=target)
 
     def count(self, *, misses: bool) -> None:
         """One more hit, or one more miss."""
@@ -144,22 +159,52 @@ class PromptEmbedCache:
             else:
                 self.hits += 1
 
+    def count_outside_hit(self) -> None:
+        """One more hit, served by the outer store."""
+        with self._lock:
+            self.hits += 1
+            self.outside_hits += 1
+
+    def count_rows(self, *, found: int, missing: int) -> None:
+        """Rows of one list of prompts: those that were there (or came twice in it) and those to encode."""
+        with self._lock:
+            self.row_hits += found
+            self.row_misses += missing
+
+    def keep(self, key: PromptKey, value: Any, label: str, target: torch.device | None) -> None:
+        """Store a row of a batch."""
+        self._store(key, self._entry(value, label, target))
+
+    def release(self) -> int:
+        """Free the entries' device memory, before the model sleeps; the bytes freed. Each comes back when asked for."""
+        return sum(entry.release() for _, entry in self.store.snapshot())
+
+    def device_bytes(self) -> int:
+        """Bytes that the entries hold on an accelerator now."""
+        return sum(entry.device_bytes for _, entry in self.store.snapshot())
+
     def count_bypass(self, reason: str) -> None:
         """One more call past the cache."""
         with self._lock:
             self.bypassed_by[reason] += 1
 
-    def find(self, key: PromptKey, consumer: FrameType | None = None) -> Any:
+    def find(self, key: PromptKey, consumer: FrameType | None = None, target: torch.device | None = None) -> Any:
         """The value of ``key`` or ``CACHE_MISS``, uncounted; ``consumer`` goes on record as its holder.
 
         Raises:
             StateError: the value was changed in place, and ``on_mutation`` is ``raise``.
         """
         entry = self.store.lookup(key, None)
-        return CACHE_MISS if entry is None else self._hand_out(key, entry, consumer)
+        return CACHE_MISS if entry is None else self._hand_out(key, entry, consumer, target)
 
     def load_once(
-        self, key: PromptKey, load: Callable[[], tuple[Any, PromptKey | None]], *, label: str, consumer: FrameType
+        self,
+        key: PromptKey,
+        load: Callable[[], tuple[Any, PromptKey | None]],
+        *,
+        label: str,
+        consumer: FrameType,
+        target: torch.device | None = None,
     ) -> Any:
         """After a miss: the value of ``load()``, which runs once however many threads ask for ``key``.
 
@@ -172,8 +217,8 @@ class PromptEmbedCache:
         Raises:
             Exception: what ``load`` raised, also in those who waited for it.
         """
-        loaded, led = self._flights.run(key, lambda: self._found(key) or self._keep(*load(), label))
-        served = self._serve(key, loaded, led, consumer)
+        loaded, led = self._flights.run(key, lambda: self._found(key) or self._keep(*load(), label, target))
+        served = self._serve(key, loaded, led, consumer, target)
         return load()[0] if served is CACHE_MISS else served
 
     async def load_once_async(
@@ -183,14 +228,15 @@ class PromptEmbedCache:
         *,
         label: str,
         consumer: FrameType,
+        target: torch.device | None = None,
     ) -> Any:
         """As :meth:`load_once` for a coroutine function: ``load`` gives a coroutine of the pair."""
 
         async def lead() -> _Loaded:
-            return self._found(key) or self._keep(*await load(), label)
+            return self._found(key) or self._keep(*await load(), label, target)
 
         loaded, led = await self._flights.run_async(key, lead)
-        served = self._serve(key, loaded, led, consumer)
+        served = self._serve(key, loaded, led, consumer, target)
         return (await load())[0] if served is CACHE_MISS else served
 
     def _found(self, key: PromptKey) -> _Loaded | None:
@@ -198,10 +244,9 @@ class PromptEmbedCache:
         entry = self.store.lookup(key, None)
         return None if entry is None else _Loaded(entry)
 
-    def _keep(self, value: Any, key: PromptKey | None, label: str) -> _Loaded:
-        self.count(misses=True)
+    def _keep(self, value: Any, key: PromptKey | None, label: str, target: torch.device | None) -> _Loaded:
         try:
-            entry = Entry(value, label=label, checksum=self.options.checksum)
+            entry = self._entry(value, label, target)
         except WrongTypeError as error:
             self.count_bypass("result")
             logger.warning("prompt-embedding cache: result of encode_prompt(%s) not stored: %s", label, error)
@@ -213,7 +258,9 @@ class PromptEmbedCache:
                 self.outdated += 1
         return _Loaded(entry, value)
 
-    def _serve(self, key: PromptKey, loaded: _Loaded, led: bool, consumer: FrameType) -> Any:
+    def _serve(
+        self, key: PromptKey, loaded: _Loaded, led: bool, consumer: FrameType, target: torch.device | None
+    ) -> Any:
         if led and loaded.fresh is not CACHE_MISS:
             return loaded.fresh  # the encode's own tensors: the store has copies
         if loaded.entry is None:
@@ -221,7 +268,7 @@ class PromptEmbedCache:
         with self._lock:
             self.coalesced += 1
             self.hits += 1
-        return self._hand_out(key, loaded.entry, consumer)
+        return self._hand_out(key, loaded.entry, consumer, target)
 
     def _store(self, key: PromptKey, entry: Entry) -> None:
         if not self.store.put(key, entry, entry.num_bytes):
@@ -232,14 +279,19 @@ class PromptEmbedCache:
                 self.max_bytes,
             )
 
-    def _hand_out(self, key: PromptKey, entry: Entry, consumer: FrameType | None) -> Any:
+    def _hand_out(self, key: PromptKey, entry: Entry, consumer: FrameType | None, target: torch.device | None) -> Any:
         what = entry.find_mutation()
         if what is None:
-            if self.options.copy_on_hit:
-                return entry.copy()
             if consumer is not None:
                 entry.consumers.append((consumer.f_code, consumer.f_lineno))
-            return entry.value()
+            try:
+                return entry.copy(target) if self.options.copy_on_hit else entry.value(target)
+            except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
+                self.store.discard(key)  # the encode that follows takes its place
+                with self._lock:
+                    self.unplaced += 1
+                logger.warning("prompt embedding %s cannot be moved to %s: %s", entry.label, target, error)
+                return CACHE_MISS
         self.store.discard(key)
         with self._lock:
             self.mutated += 1

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omnireuse.core.stores.memory import EVICTION_POLICIES, check_budget
+from omnireuse.core.stores.tier import Tier
+from omnireuse.core.stores.tiered import TieredStore
 from omnireuse.diffusion.prompts.keys import KeyRules
 from omnireuse.errors import ConfigError
 
@@ -16,6 +18,8 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "eviction": tuple(EVICTION_POLICIES),
     "on_mutation": ("warn", "raise"),
     "weights": ("versions", "told"),
+    "rows": ("proven", "off"),
+    "placement": ("device", "cpu", "both"),
 }
 
 
@@ -33,6 +37,10 @@ class PromptCacheOptions:
         copy_on_hit: hand out copies, so that consumers may change them.
         checksum: compare the bytes at every hit too (slow; for the hunt): a write that torch does not count shows.
         weights: how a weight update is noticed, see :class:`~omnireuse.diffusion.prompts.watch.EncoderWatch`.
+        rows: ``proven`` looks up a list of prompts one by one, for batch sizes where encoding alone was seen to give
+        the
+            same bits (the first list of each size encodes up to eight prompts alone as well); ``off`` treats a list
+            as one.
 
     Raises:
         ConfigError: a value out of range.
@@ -46,6 +54,9 @@ class PromptCacheOptions:
     copy_on_hit: bool = False
     checksum: bool = False
     weights: str = "versions"
+    rows: str = "proven"
+    placement: str = "device"
+    outside: Tier | TieredStore | None = None
 
     def __post_init__(self) -> None:
         check_budget("PromptCacheOptions", "max_bytes", self.max_bytes)

@@ -22,6 +22,8 @@ IS_NONE = "is None"
 # Where the work runs, not what it gives: placement is the cache's own matter.
 _IGNORED = frozenset({"_execution_device", "device", "components", "__class__", "hf_device_map"})
 
+_BOOKKEEPING = frozenset({"append", "extend", "add", "update", "inc"})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reads:
@@ -140,8 +142,8 @@ class _Scan:
             names.append(outer.attr)
             node, outer = outer, parents.get(outer)
         is_call = isinstance(outer, ast.Call) and outer.func is node
-        if isinstance(node.ctx, ast.Store):
-            return  # self.counter.calls += 1: the call's own bookkeeping
+        if isinstance(node.ctx, ast.Store) or (is_call and len(names) == 2 and names[1] in _BOOKKEEPING):
+            return  # self.counter.calls += 1, self.log.append(prompt): the call's own bookkeeping
         if len(names) == 1 and _compares_with_none(outer):
             self.chains.add((names[0], IS_NONE))
         elif len(names) == 1 or is_call:

@@ -1,0 +1,77 @@
+"""Token tensors, arrays and images are known by their content, up to a size."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from omnireuse.diffusion.cache.prompt_embed_cache import KeyRules, PromptCacheOptions, install_prompt_embed_cache
+from omnireuse.errors import ConfigError
+
+from .conftest import Pipeline
+
+
+def image(value=1, mode="RGB", size=(4, 3)):
+    return Image.new(mode, size, value)
+
+
+CONTENTS = [
+    (lambda: torch.arange(6), lambda: torch.arange(6) + 1),
+    (lambda: torch.tensor([True, False]), lambda: torch.tensor([True, True])),
+    (lambda: torch.arange(6)[::2], lambda: torch.arange(6)[1::2]),
+    (lambda: np.arange(6).reshape(2, 3).T, lambda: np.arange(6).reshape(3, 2)),
+    (lambda: np.array([0.5, np.nan]), lambda: np.array([0.5, 1])),
+    (lambda: np.arange(3, dtype=">i4"), lambda: np.arange(3, dtype="<i4")),
+    (lambda: image(), lambda: image(2)),
+    (lambda: image(mode="L"), lambda: image()),
+    (lambda: image(size=(4, 3)), lambda: image(size=(3, 4))),
+    (lambda: [image(), torch.arange(2)], lambda: [image(), torch.arange(3)]),
+]
+
+
+@pytest.mark.parametrize(("make", "other"), CONTENTS)
+def test_content_decides(make, other):
+    pipeline = Pipeline()
+    cache = install_prompt_embed_cache(pipeline)
+    for value in (make(), make(), other()):
+        pipeline.encode_prompt("p", extra=value)
+    assert (cache.hits, cache.misses, cache.bypassed) == (1, 2, 0)
+
+
+def test_content_changed_in_place_is_other_content():
+    pipeline = Pipeline()
+    cache = install_prompt_embed_cache(pipeline)
+    tokens = torch.arange(4)
+    pipeline.encode_prompt("p", extra=tokens)
+    tokens[0] = 9
+    pipeline.encode_prompt("p", extra=tokens)
+    assert cache.misses == 2
+
+
+def test_a_palette_is_content():
+    one, other = image(mode="P"), image(mode="P")
+    one.putpalette([0, 0, 0, 255, 0, 0])
+    other.putpalette([0, 0, 0, 0, 255, 0])
+    pipeline = Pipeline()
+    cache = install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("p", extra=one)
+    pipeline.encode_prompt("p", extra=other)
+    assert cache.misses == 2
+
+
+@pytest.mark.parametrize("value", [torch.zeros(100, dtype=torch.int64), np.zeros(100), image(size=(20, 20))])
+def test_content_above_the_size_bypasses(value):
+    pipeline = Pipeline()
+    rules = KeyRules(max_content_bytes=400)
+    cache = install_prompt_embed_cache(pipeline, options=PromptCacheOptions(key_rules=rules))
+    pipeline.encode_prompt("p", extra=value)
+    assert cache.details()["bypassed_large_content"] == 1
+
+
+def test_bad_rules_are_refused():
+    with pytest.raises(ConfigError, match="nan='maybe'"):
+        KeyRules(nan="maybe")
+    with pytest.raises(ConfigError, match="max_content_bytes"):
+        KeyRules(max_content_bytes=-1)
+    with pytest.raises(ConfigError, match="on_mutation='shrug'"):
+        PromptCacheOptions(on_mutation="shrug")

@@ -1,0 +1,54 @@
+"""What Prometheus reads is what was counted, and the dashboard asks for nothing else."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from omnireuse.core.stores.disk import DiskTier
+from omnireuse.diffusion.cache.prompt_embed_cache import (
+    PromptCacheOptions,
+    PromptEmbedCache,
+    install_prompt_embed_cache,
+)
+from omnireuse.diffusion.prompts.metrics import METRICS, PromptCacheCollector
+from omnireuse.errors import ConfigError
+
+from .conftest import Pipeline
+
+prometheus_client = pytest.importorskip("prometheus_client", reason="needs omnireuse[metrics]")
+
+
+def test_the_exposition_holds_the_counts(tmp_path):
+    pipeline = Pipeline()
+    options = PromptCacheOptions(outside=DiskTier(tmp_path, max_bytes=1 << 20))
+    cache = install_prompt_embed_cache(pipeline, options=options)
+    for prompt in "aab":
+        pipeline.encode_prompt(prompt)
+    pipeline.encode_prompt("a", extra=torch.ones(1))
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(PromptCacheCollector().add("tiny", cache))
+    text = prometheus_client.generate_latest(registry).decode()
+    name = "omnireuse_prompt_cache"
+    assert f'{name}_hits_total{{model="tiny"}} 1.0' in text
+    assert f'{name}_misses_total{{model="tiny"}} 2.0' in text
+    assert f'{name}_bypassed_total{{model="tiny",reason="float_tensor"}} 1.0' in text
+    assert f'{name}_entries{{model="tiny"}} 2.0' in text
+    assert f'{name}_tier_events_total{{event="writes",model="tiny",tier="disk"}} 2.0' in text
+    exposed = set(re.findall(r"^# TYPE (\S+)", text, re.M))
+    assert exposed == set(METRICS)
+
+
+def test_the_dashboard_and_the_metrics_have_the_same_names():
+    path = Path(__file__).parents[2] / "docs" / "prompt-embeddings-dashboard.json"
+    targets = [t["expr"] for panel in json.loads(path.read_text())["panels"] for t in panel["targets"]]
+    assert {name for expr in targets for name in re.findall(r"omnireuse_\w+", expr)} == set(METRICS)
+
+
+def test_a_label_names_one_cache():
+    cache = PromptEmbedCache()
+    collector = PromptCacheCollector().add("m", cache).add("m", cache)
+    with pytest.raises(ConfigError, match="unique"):
+        collector.add("m", PromptEmbedCache())
