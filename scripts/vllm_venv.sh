@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Build a venv with vLLM's scheduler (no GPU, no model, no vLLM dependencies beyond its imports) and run our encoder cache
+# manager inside it. Usage: scripts/vllm_venv.sh [folder of the venv]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${1:-${TMPDIR:-/tmp}/omnireuse-vllm-venv}
+torch='torch==2.13.0'
+
+if [ ! -x "$venv/bin/python" ]; then
+    python3 -m venv "$venv"
+fi
+# vLLM itself pins a CUDA stack that its scheduler does not need.
+"$venv/bin/pip" install --quiet --no-deps 'vllm==0.33.0'
+"$venv/bin/pip" install --quiet "$torch" numpy pytest hypothesis \
+    'transformers>=5.16.1,<5.21' pydantic cloudpickle msgspec cachetools psutil regex requests tqdm py-cpuinfo pyzmq \
+    einops pillow prometheus_client blake3 cbor2 pybase64 setproctitle python-json-logger pyyaml packaging uvloop xxhash
+# The rest is imported somewhere on the way to the scheduler; their own dependencies would bring another torch.
+"$venv/bin/pip" install --quiet --no-deps \
+    aiohttp aiosignal aiohappyeyeballs frozenlist multidict yarl propcache attrs 'fastapi<0.137' starlette anyio sniffio \
+    openai distro jiter httpx httpcore h11 oss-harmony partial-json-parser 'xgrammar==0.2.8' 'apache-tvm-ffi==0.1.11' \
+    opencv-python-headless scipy annotated-doc typing-inspection mcp httpx-sse \
+    'llguidance>=1.7,<1.8' 'outlines_core==0.2.14' 'lm-format-enforcer==0.11.3' 'lark==1.2.2' interegular
+
+# -c /dev/null: the project's pytest settings name plugins that this venv lacks.
+PYTHONPATH=src "$venv/bin/python" -m pytest -c /dev/null --rootdir . -p no:cacheprovider -q -s \
+    tests/integration/test_vllm_encoder_cache.py
