@@ -23,4 +23,4 @@ fi
 
 # -c /dev/null: the project's pytest settings name plugins that this venv lacks.
 PYTHONPATH=src "$venv/bin/python" -m pytest -c /dev/null --rootdir . -p no:cacheprovider -q -s \
-    tests/integration/test_vllm_encoder_cache.py
+    tests/integration/test_vllm_scheduler.py
