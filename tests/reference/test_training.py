@@ -1,4 +1,6 @@
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from omnireuse.reference.train.autoencoder import new_autoencoder, train_autoenc
 from omnireuse.reference.train.export import export_pipeline, export_run
 from omnireuse.reference.train.flow import new_optimizers, sample_sigmas, train_flow
 from omnireuse.reference.train.loop import Loop, averaged, learning_rate_factor
+from omnireuse.reference.train.text import QUESTIONS, answers, train_text
 
 # torch says that bfloat16 activations over float32 RMSNorm weights take its slower kernel; the result is what is meant.
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
@@ -27,6 +30,7 @@ WEIGHTS = Path(__file__).parents[2] / "models" / "shapes-flux"
 def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     train_autoencoder(folder, num_steps=1)
+    train_text(folder, num_steps=2, batch_size=8)
     train_flow(folder, num_steps=3, num_scenes=64, batch_size=4, compile_model=False, checkpoint_every=2)
     return folder
 
@@ -61,6 +65,23 @@ def test_clip_pools_at_the_end_token_whatever_follows():
         short = clip(torch.tensor([[START_ID, 9, END_ID, PAD_ID]])).pooler_output
         other = clip(torch.tensor([[START_ID, 9, END_ID, 7]])).pooler_output
     torch.testing.assert_close(short, other)
+
+
+def test_what_a_caption_says_does_not_depend_on_which_thing_it_names_first():
+    scene = next(scene for scene in held_out_scenes(50) if scene.relation == "left of")
+    turned = replace(scene, things=scene.things[::-1], relation="right of")
+    assert answers(scene) == answers(turned)
+    assert answers(scene) != answers(replace(scene, relation="right of"))
+    assert len(answers(scene)) == len(QUESTIONS)
+
+
+def test_the_flow_starts_from_encoders_that_were_taught(run_folder):
+    text = torch.load(run_folder / "text.pt", weights_only=True)
+    flow = torch.load(run_folder / "flow.pt", weights_only=True)
+    for part in ("clip", "t5"):
+        for name, value in text[part].items():
+            # Three gentle steps from where the reading lesson ended; another start would be far away.
+            torch.testing.assert_close(flow[f"{part}.{name}"], value, atol=2e-3, rtol=0.0, msg=f"{part}.{name}")
 
 
 def test_sigmas_are_shifted_and_fill_the_range():
@@ -99,8 +120,6 @@ def test_a_loop_counts_on_from_where_it_stopped():
 
 
 def test_a_stopped_run_goes_on_from_its_checkpoint(run_folder, tmp_path):
-    import shutil
-
     folder = tmp_path / "again"
     shutil.copytree(run_folder, folder)
     before = torch.load(folder / "flow-resume.pt", weights_only=True)
@@ -111,9 +130,9 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(run_folder, tmp_path):
 
 
 def test_training_is_repeatable(run_folder, tmp_path):
-    import shutil
-
-    shutil.copytree(run_folder / "vae", tmp_path / "vae")
+    for name in ("vae", "tokenizer", "tokenizer_2"):
+        shutil.copytree(run_folder / name, tmp_path / name)
+    shutil.copy(run_folder / "text.pt", tmp_path)
     train_flow(tmp_path, num_steps=3, num_scenes=64, batch_size=4, compile_model=False)
     first, again = (torch.load(folder / "flow.pt", weights_only=True) for folder in (run_folder, tmp_path))
     for name, value in first.items():

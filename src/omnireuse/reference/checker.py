@@ -6,6 +6,7 @@ and each piece is compared with every shape over a range of radii and angles. Ne
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
@@ -175,7 +176,7 @@ def _judge(scene: Scene, things: tuple[Found | None, ...]) -> dict[str, bool]:
             verdict[f"{field} {index + 1}"] = found is not None and getattr(found, field) == getattr(asked, field)
     if scene.place is not None:
         found, (x, y) = things[0], PLACES[scene.place]
-        verdict["place"] = found is not None and np.hypot(found.centre[0] - x, found.centre[1] - y) < PLACE_REACH
+        verdict["place"] = found is not None and math.dist(found.centre, (x, y)) < PLACE_REACH
     if scene.relation is not None:
         first, second = things
         verdict["relation"] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.normalizers import Lowercase
@@ -53,6 +54,13 @@ def save_tokenizer(folder: Path, *, starts: bool) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def token_ids(tokenizer: PreTrainedTokenizerFast, captions: list[str]) -> torch.Tensor:
+    """Padded token ids (B, T) of ``captions``, as the pipeline makes them."""
+    padded = tokenizer(captions, padding="max_length", max_length=MAX_SEQUENCE_LENGTH, return_tensors="pt")
+    ids: torch.Tensor = padded.input_ids
+    return ids
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from diffusers import AutoencoderKL, FluxPipeline
 from torch import nn
-from transformers import PreTrainedTokenizerFast
 
 from omnireuse.reference.captions import caption, sample_split
 from omnireuse.reference.models import LATENT_CHANNELS, LATENT_SIZE, SHIFT, FlowModel, init_adaptive_norms
 from omnireuse.reference.scenes import Scene, draw
-from omnireuse.reference.tokenizers import MAX_SEQUENCE_LENGTH, load_tokenizer, save_tokenizer
+from omnireuse.reference.tokenizers import MAX_SEQUENCE_LENGTH, load_tokenizer, token_ids
 from omnireuse.reference.train.loop import (
     Loop,
     averaged,
@@ -32,6 +32,7 @@ from omnireuse.reference.train.loop import (
 
 MUON_LR = 3e-3
 ADAMW_LR = 1.5e-3
+TEXT_LR = 3e-4
 EMPTY_SHARE = 0.1
 
 
@@ -64,31 +65,25 @@ def sample_sigmas(count: int) -> torch.Tensor:
 
 
 def new_optimizers(model: FlowModel) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for the rest.
+    """Muon for the matrices inside the blocks, AdamW for the rest, gently for the encoders, which can read already.
 
     Source: Muon with updates matched to AdamW's size, "Muon is Scalable for LLM Training", arXiv 2502.16982.
     """
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        in_block = any(part in name for part in ("blocks.", "layers.", "block."))
-        special = any(part in name for part in ("norm", "relative_attention_bias"))
-        (matrices if parameter.ndim == 2 and in_block and not special else rest).append(parameter)
+    for name, parameter in model.transformer.named_parameters():
+        is_matrix = parameter.ndim == 2 and "blocks." in name and "norm" not in name
+        (matrices if is_matrix else rest).append(parameter)
+    text = [*model.clip.parameters(), *model.t5.parameters()]
     muon = torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-    return [muon, torch.optim.AdamW(rest, lr=ADAMW_LR, betas=(0.9, 0.98), weight_decay=0.0)]
+    groups: list[dict[str, Any]] = [{"params": rest}, {"params": text, "lr": TEXT_LR}]
+    return [muon, torch.optim.AdamW(groups, lr=ADAMW_LR, betas=(0.9, 0.98), weight_decay=0.0)]
 
 
 def _batches(count: int, batch_size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
     while True:
         order = rng.permutation(count)
         yield from (order[i : i + batch_size] for i in range(0, count - batch_size + 1, batch_size))
-
-
-def _token_ids(tokenizer: PreTrainedTokenizerFast, captions: list[str]) -> torch.Tensor:
-    ids: torch.Tensor = tokenizer(
-        captions, padding="max_length", max_length=MAX_SEQUENCE_LENGTH, return_tensors="pt"
-    ).input_ids
-    return ids
 
 
 def _velocity(model: FlowModel) -> Callable[..., torch.Tensor]:
@@ -123,12 +118,12 @@ def train_flow(
     compile_model: bool = True,
     checkpoint_every: int = 500,
 ) -> nn.Module:
-    """Train on top of the autoencoder in ``folder`` and keep the averaged weights in ``folder/flow.pt``.
+    """Train on the autoencoder and text encoders in ``folder``; averaged weights go to ``folder/flow.pt``.
 
     A run that was stopped goes on from its last checkpoint, with batches drawn afresh; an unbroken run is repeatable.
 
     Args:
-        folder: where the autoencoder is and the checkpoints go.
+        folder: where they are and the checkpoints go.
         num_steps: optimizer steps; the learning rates reach zero at the last.
         num_scenes: size of the pool of scenes that is drawn and encoded first.
         seed: of everything random.
@@ -142,13 +137,14 @@ def train_flow(
         save_atomically(encode_scenes(vae, num_scenes, seed=seed), cache)
     scenes, latents = torch.load(cache, weights_only=False)
     log.info("flow: %d scenes, latent standard deviation %.3f", len(scenes), float(latents.float().std()))
-    for name, starts in (("tokenizer", True), ("tokenizer_2", False)):
-        save_tokenizer(folder / name, starts=starts)
     clip_tokenizer, t5_tokenizer = load_tokenizer(folder / "tokenizer"), load_tokenizer(folder / "tokenizer_2")
 
     torch.manual_seed(seed)
     model = FlowModel().train()
     init_adaptive_norms(model)
+    text = torch.load(folder / "text.pt", weights_only=True)
+    model.clip.load_state_dict(text["clip"])
+    model.t5.load_state_dict(text["t5"])
     average = averaged(model, 0.998)
     optimizers = new_optimizers(model)
     resume, start = folder / "flow-resume.pt", 0
@@ -175,7 +171,7 @@ def train_flow(
         noise, sigma = torch.randn_like(clean), sample_sigmas(len(index))
         noisy = torch.lerp(clean, noise, sigma[:, None, None])
         with torch.autocast("cpu", torch.bfloat16):
-            predicted = velocity(noisy, sigma, _token_ids(clip_tokenizer, captions), _token_ids(t5_tokenizer, captions))
+            predicted = velocity(noisy, sigma, token_ids(clip_tokenizer, captions), token_ids(t5_tokenizer, captions))
         loss = (predicted.float() - (noise - clean)).square().mean()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
