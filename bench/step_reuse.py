@@ -30,8 +30,9 @@ import omnireuse
 from omnireuse import Blend, FixedSchedule, Hold, Polynomial
 from omnireuse.diffusion.pipelines import DEFAULT
 from omnireuse.reference.captions import caption, held_out_scenes
-from omnireuse.reference.evaluate import psnr, score
+from omnireuse.reference.evaluate import score
 from omnireuse.reference.load import SAMPLING, load_image_pipeline
+from omnireuse.report.metrics import psnr
 
 BATCH = 8
 FORECASTERS = {
