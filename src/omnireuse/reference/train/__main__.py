@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--autoencoder-steps", type=int, default=2600)
     parser.add_argument("--text-steps", type=int, default=600)
-    parser.add_argument("--flow-steps", type=int, default=4500)
+    parser.add_argument("--flow-steps", type=int, default=2500)
     parser.add_argument("--scenes", type=int, default=48_000, help="scenes encoded before the flow is trained")
     parser.add_argument("--no-compile", action="store_true", help="train without torch.compile")
     args = parser.parse_args()
