@@ -12,7 +12,7 @@ from omnireuse.errors import ConfigError
 from omnireuse.reference import SAMPLING, load_image_pipeline
 from omnireuse.reference.captions import caption, held_out_scenes, vocabulary
 from omnireuse.reference.load import PATH_VARIABLE, find_image_pipeline
-from omnireuse.reference.models import SHIFT, FlowModel
+from omnireuse.reference.models import TRAINING_SHIFT, FlowModel
 from omnireuse.reference.tokenizers import END_ID, MAX_SEQUENCE_LENGTH, PAD_ID, START_ID, load_tokenizer, save_tokenizer
 from omnireuse.reference.train.autoencoder import new_autoencoder, train_autoencoder
 from omnireuse.reference.train.export import export_pipeline, export_run
@@ -89,7 +89,7 @@ def test_sigmas_are_shifted_and_fill_the_range():
     sigma = sample_sigmas(4000)
     assert 0.0 <= sigma.min() < 0.05
     assert 0.98 < sigma.max() <= 1.0
-    assert sigma.median() == pytest.approx(SHIFT * 0.5 / (1 + (SHIFT - 1) * 0.5), abs=0.02)
+    assert sigma.median() == pytest.approx(TRAINING_SHIFT * 0.5 / (1 + (TRAINING_SHIFT - 1) * 0.5), abs=0.02)
 
 
 def test_every_parameter_has_one_optimizer():

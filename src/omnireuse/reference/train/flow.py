@@ -18,7 +18,7 @@ from diffusers import AutoencoderKL, FluxPipeline
 from torch import nn
 
 from omnireuse.reference.captions import caption, sample_split
-from omnireuse.reference.models import LATENT_CHANNELS, LATENT_SIZE, SHIFT, FlowModel, init_adaptive_norms
+from omnireuse.reference.models import LATENT_CHANNELS, LATENT_SIZE, TRAINING_SHIFT, FlowModel, init_adaptive_norms
 from omnireuse.reference.scenes import Scene, draw
 from omnireuse.reference.tokenizers import MAX_SEQUENCE_LENGTH, load_tokenizer, token_ids
 from omnireuse.reference.train.loop import (
@@ -54,14 +54,14 @@ def encode_scenes(vae: AutoencoderKL, count: int, *, seed: int) -> tuple[list[Sc
 
 
 def sample_sigmas(count: int) -> torch.Tensor:
-    """Noise levels (count,): four fifths logit-normal and one fifth uniform, stratified, then shifted as at sampling.
+    """Noise levels (count,): four fifths logit-normal and one fifth uniform, stratified, then shifted towards noise.
 
     Source: logit-normal weighting from "Scaling Rectified Flow Transformers", arXiv 2403.03206, section 3.1.
     """
     even = (torch.arange(count) + torch.rand(count)) / count
     logit_normal = torch.sigmoid(torch.special.ndtri(even.clamp(1e-4, 1 - 1e-4)))
     sigma = torch.where(torch.rand(count) < 0.8, logit_normal, even[torch.randperm(count)])
-    return SHIFT * sigma / (1 + (SHIFT - 1) * sigma)
+    return TRAINING_SHIFT * sigma / (1 + (TRAINING_SHIFT - 1) * sigma)
 
 
 def new_optimizers(model: FlowModel) -> list[torch.optim.Optimizer]:
