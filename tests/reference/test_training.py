@@ -169,6 +169,11 @@ def test_the_files_name_classes_that_both_transformers_generations_have(exported
     )
 
 
+def test_no_file_tells_where_it_was_trained(run_folder, exported):
+    texts = [path.read_text() for path in exported.rglob("*.json")]
+    assert not any(str(run_folder) in text for text in texts)
+
+
 def test_exporting_twice_leaves_one_set_of_files(tmp_path):
     for _ in range(2):
         export_pipeline(new_autoencoder(), FlowModel(), tmp_path)

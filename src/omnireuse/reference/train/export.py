@@ -48,6 +48,11 @@ def export_pipeline(vae: AutoencoderKL, flow: FlowModel, target: Path) -> None:
         config = json.loads(path.read_text())
         config["dtype"] = "float32"
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    # Where the autoencoder was loaded from is nobody's business but the training machine's.
+    vae_path = target / "vae" / "config.json"
+    config = json.loads(vae_path.read_text())
+    config.pop("_name_or_path", None)
+    vae_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     index_path = target / "model_index.json"
     index = json.loads(index_path.read_text())
     for name in tokenizers:
