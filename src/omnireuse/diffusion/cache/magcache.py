@@ -167,8 +167,8 @@ def _recorder_for(pipeline: Any) -> MagnitudeRecorder:
         )
     if len(denoisers_of(pipeline)) > 1:
         raise UnsupportedModelError("MagCache calibration measures one denoiser; this pipeline has several")
-    streams = block_stack_for(type(denoisers_of(pipeline)[0]).__name__).streams
-    return MagnitudeRecorder(num_streams=len(streams), stream=streams.index("hidden_states"))
+    stack = block_stack_for(type(denoisers_of(pipeline)[0]).__name__)
+    return MagnitudeRecorder(num_streams=len(stack.streams), stream=stack.main_stream)
 
 
 def borrowed_ratios(transformer_type: str, checkpoint: str = "") -> tuple[tuple[float, ...], ...]:

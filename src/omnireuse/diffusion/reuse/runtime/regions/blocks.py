@@ -7,39 +7,24 @@ part of the residual.
 
 from __future__ import annotations
 
-import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, measures
+from omnireuse.diffusion.reuse.runtime.regions.stack import Block, Stack
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.track import layout_of
 from omnireuse.diffusion.reuse.runtime.verdict import Verdict, mean_magnitude
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
 
-__all__ = ["BlocksRegion", "Stack"]
-
-
-class Stack(Protocol):
-    """What this region must be told of a model."""
-
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """Names of the blocks' parameters that they return updated, in the order of the return value."""
-
-    @property
-    def signal(self) -> Callable[[torch.nn.Module, Mapping[str, Any]], torch.Tensor]:
-        """Reads the watched tensor from block 0 and its arguments."""
-
-    def blocks_of(self, denoiser: torch.nn.Module) -> list[torch.nn.Module]:
-        """All blocks in the order of the forward."""
+__all__ = ["BlocksRegion"]
 
 
 @dataclass
@@ -75,7 +60,7 @@ class BlocksRegion:
             blocks = stack.blocks_of(denoiser)
             for position, block in enumerate(blocks):
                 handler = self._handler(block, stack, first=position == 0, last=position == len(blocks) - 1)
-                self._interceptions.append(intercept(block, owner, {"__call__": handler}))
+                self._interceptions.append(intercept(block.module, owner, {"__call__": handler}))
 
     def call(self, call: DenoiserCall) -> Any:
         """Runs the denoiser, whose blocks ask this region."""
@@ -92,31 +77,21 @@ class BlocksRegion:
             )
         return result
 
-    def _handler(self, block: torch.nn.Module, stack: Stack, *, first: bool, last: bool) -> Callable[..., Any]:
-        parameters = inspect.signature(type(block).forward)
-        names = list(parameters.parameters)[1:]
-        positions = [names.index(stream) for stream in stack.streams]
-
-        def streams_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-            return [
-                args[position] if position < len(args) else kwargs[name]
-                for position, name in zip(positions, stack.streams, strict=True)
-            ]
-
+    def _handler(self, block: Block, stack: Stack, *, first: bool, last: bool) -> Callable[..., Any]:
         def handler(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             current: _Pass | None = getattr(self._here, "pass_", None)
             if current is None:
                 return proceed(*args, **kwargs)
-            streams = streams_of(args, kwargs)
+            arguments = block.arguments(args, kwargs)
             if first:
-                arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-                self._enter(current, streams, stack.signal(block, arguments) if self._watch else None)
+                signal = stack.signal(block.module, arguments) if self._watch else None
+                self._enter(current, block.entering(arguments), signal)
             assert current.verdict is not None, "the first block runs before the others"
             if current.verdict.reuse:
-                return _as_returned(self._stand_in(current) if last else streams)
+                return block.returned(self._stand_in(current)) if last else block.passed_on(arguments)
             result = proceed(*args, **kwargs)
             if last:
-                self._leave(current, [result] if isinstance(result, torch.Tensor) else list(result))
+                self._leave(current, block.leaving(result, current.entry))
             return result
 
         return handler
@@ -125,9 +100,8 @@ class BlocksRegion:
         call = current.call
         layout = layout_of(*call.tensors, *streams)
         current.verdict = Verdict(call.run, (call.denoiser, call.branch), call.branch, call.order, signal, layout)
-        # Copied where it will be needed after the blocks have run: blocks may write in place.
-        keep_copy = self._residual and not current.verdict.reuse
-        current.entry = [stream.clone() for stream in streams] if keep_copy else streams
+        # Copied where it is needed after the blocks: they, and what the model adds between them, may write in place.
+        current.entry = [stream.clone() for stream in streams] if self._residual else streams
 
     def _stand_in(self, current: _Pass) -> list[torch.Tensor]:
         assert current.verdict is not None
@@ -140,15 +114,17 @@ class BlocksRegion:
         self._finish(current, started)
         return result
 
-    def _leave(self, current: _Pass, streams: list[torch.Tensor]) -> None:
+    def _leave(self, current: _Pass, streams: Sequence[torch.Tensor | None]) -> None:
         assert current.verdict is not None
         started = perf_counter()
-        if self._residual:
-            values = [after - before for after, before in zip(streams, current.entry, strict=True)]
-        else:
-            values = [stream.clone() for stream in streams]
+        values = [self._value(after, before) for after, before in zip(streams, current.entry, strict=True)]
         current.verdict.learn(values, lambda: mean_magnitude(values), measures(self._strategy, values[0]))
         self._finish(current, started)
+
+    def _value(self, after: torch.Tensor | None, before: torch.Tensor) -> torch.Tensor:
+        if after is None:
+            return before.new_zeros(1)  # nobody reads this stream any more
+        return after - before if self._residual else after.clone()
 
     def _finish(self, current: _Pass, started: float) -> None:
         assert current.verdict is not None
@@ -165,7 +141,3 @@ class BlocksRegion:
         """Take the handlers off the blocks."""
         for interception in self._interceptions:
             interception.undo()
-
-
-def _as_returned(streams: Sequence[torch.Tensor]) -> Any:
-    return streams[0] if len(streams) == 1 else tuple(streams)
