@@ -1,4 +1,4 @@
-"""The command line: ``omnireuse demo`` and ``omnireuse report``."""
+"""The command line: ``omnireuse demo``, ``report`` and ``replay``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.markup import escape
 import omnireuse
 from omnireuse.demo.config import DemoConfig
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError
+from omnireuse.replay.config import ReplayConfig
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -56,7 +57,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"omnireuse {omnireuse.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="")
-    known = {"demo": _add_demo(commands), "report": _add_report(commands)}
+    known = {"demo": _add_demo(commands), "report": _add_report(commands), "replay": _add_replay(commands)}
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     if command is not None and command not in known:
         raise UnknownNameError("command", command, known)
@@ -97,11 +98,45 @@ def _add_report(commands: Commands) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_replay(commands: Commands) -> argparse.ArgumentParser:
+    words = "replay a trace of item accesses through the shared encoder cache, beside LRU and the clairvoyant bound"
+    parser = commands.add_parser("replay", help=words, description=words, allow_abbrev=False)
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="CSV or JSON lines: key, size, [cost], [request]")
+    parser.add_argument("--capacity", type=_numbers, help="embeddings, N[,N…] (default: shares of all items)")
+    parser.add_argument("--policy", type=_names, help="eviction policies, NAME[,NAME…] (default: all)")
+    parser.add_argument("--out", type=Path, help="folder for the results (default: out/replay)")
+    parser.add_argument("--make", metavar="KIND", help="write TRACE instead: zipf, scan or multi-turn")
+    parser.add_argument("--accesses", type=int, help="of a trace to make (default: 20000)")
+    parser.add_argument("--seed", type=int, help="of a trace to make (default: 0)")
+    parser.add_argument("--size", type=int, help="embeddings of every item of a trace to make (default: a mix)")
+    parser.set_defaults(run=_replay)
+    return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be whole numbers with commas between, got {text!r}") from None
+
+
 def _demo(arguments: argparse.Namespace) -> int:
     from omnireuse.demo.command import run_demo
 
     config = DemoConfig(**{field.name: getattr(arguments, field.name) for field in fields(DemoConfig)})
     return 0 if run_demo(config, Console()) else INTERRUPTED
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from omnireuse.replay.command import run_replay
+
+    given = {field.name: getattr(arguments, field.name) for field in fields(ReplayConfig)}
+    run_replay(ReplayConfig(**{name: value for name, value in given.items() if value is not None}), Console())
+    return 0
 
 
 def _report(arguments: argparse.Namespace) -> int:
