@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from omnireuse.diffusion.adapters.flux import FLUX
-from omnireuse.diffusion.adapters.qwen_image import QWEN_IMAGE
+from omnireuse.diffusion.adapters import audio, flux, image, qwen_image, video, wan
 from omnireuse.diffusion.adapters.spec import BlockStack
-from omnireuse.diffusion.adapters.wan import WAN
-from omnireuse.errors import UnknownNameError
+from omnireuse.diffusion.adapters.unsupported import UNSUPPORTED
+from omnireuse.errors import UnknownNameError, UnsupportedModelError
 
-__all__ = ["BLOCK_STACKS", "BlockStack", "block_stack_for"]
+__all__ = ["BLOCK_STACKS", "UNSUPPORTED", "BlockStack", "block_stack_for"]
 
-BLOCK_STACKS: dict[str, BlockStack] = {stack.model: stack for stack in (FLUX, QWEN_IMAGE, WAN)}
+_DECLARED: list[BlockStack] = [
+    getattr(module, name) for module in (flux, image, qwen_image, video, wan, audio) for name in module.__all__
+]
+BLOCK_STACKS: dict[str, BlockStack] = {stack.model: stack for stack in _DECLARED}
+"""Class name of a denoiser -> its declaration."""
 
 
 def block_stack_for(model: str) -> BlockStack:
-    """The declaration for a denoiser's class name; the error says which regions need none."""
+    """The declaration for a denoiser's class name; the error says which regions need none.
+
+    Raises:
+        UnsupportedModelError: a model whose blocks are no stack.
+        UnknownNameError: a model that nobody declared.
+    """
+    if model in UNSUPPORTED:
+        raise UnsupportedModelError(
+            f"region 'blocks' cannot serve {model}: {UNSUPPORTED[model]}; use region 'step' or 'call'"
+        )
     if model not in BLOCK_STACKS:
         raise UnknownNameError(
             "model for region 'blocks'", model, BLOCK_STACKS, hint="regions 'step' and 'call' serve any denoiser"

@@ -24,5 +24,4 @@ QWEN_IMAGE = BlockStack(
     lists=("transformer_blocks",),
     streams=("encoder_hidden_states", "hidden_states"),
     signal=_modulated_input,
-    signal_name="modulated_input",
 )

@@ -1,0 +1,22 @@
+"""Denoisers whose blocks are no stack, and why: they are served in regions `step` and `call`."""
+
+from __future__ import annotations
+
+__all__ = ["UNSUPPORTED"]
+
+_UNET = "its blocks change the resolution and are joined by skip connections, so its input and output differ in shape"
+_ALTERNATING = "its spatial and temporal blocks alternate and see the tokens in different orders"
+
+UNSUPPORTED = {
+    "I2VGenXLUNet": _UNET,
+    "Kandinsky3UNet": _UNET,
+    "LatteTransformer3DModel": _ALTERNATING,
+    "StableCascadeUNet": _UNET,
+    "UNet1DModel": _UNET,
+    "UNet2DConditionModel": _UNET,
+    "UNet2DModel": _UNET,
+    "UNet3DConditionModel": _UNET,
+    "UNetMotionModel": _UNET,
+    "UNetSpatioTemporalConditionModel": _UNET,
+}
+"""Class name of a denoiser -> why region `blocks` cannot serve it."""

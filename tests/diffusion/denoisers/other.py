@@ -1,0 +1,61 @@
+"""Audio, and priors that make embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers import PriorTransformer, StableAudioDiTModel
+
+from denoisers.base import Denoiser, tensor, time, varied
+
+
+def stable_audio() -> Denoiser:
+    model = StableAudioDiTModel(
+        sample_size=8,
+        in_channels=4,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        num_key_value_attention_heads=2,
+        out_channels=4,
+        cross_attention_dim=16,
+        time_proj_dim=8,
+        global_states_input_dim=16,
+        cross_attention_input_dim=16,
+    )
+    angles = tensor(9, 4, seed=1)
+
+    def inputs(step: int, text: int) -> dict[str, Any]:
+        return {
+            "hidden_states": tensor(1, 4, 8, seed=step),
+            "timestep": time(step, 1.0),
+            "encoder_hidden_states": tensor(1, text, 16, seed=text),
+            "global_hidden_states": tensor(1, 1, 16, seed=text),
+            "rotary_embedding": (angles.cos(), angles.sin()),
+            "return_dict": False,
+        }
+
+    return Denoiser(varied(model), inputs)
+
+
+def prior() -> Denoiser:
+    model = PriorTransformer(
+        num_attention_heads=2, attention_head_dim=8, num_layers=2, embedding_dim=12, num_embeddings=5
+    )
+
+    def inputs(step: int, text: int) -> dict[str, Any]:
+        # Its texts are padded to one length.
+        return {
+            "hidden_states": tensor(1, 12, seed=step),
+            "timestep": time(step),
+            "proj_embedding": tensor(1, 12, seed=text),
+            "encoder_hidden_states": tensor(1, 5, 12, seed=text),
+            "attention_mask": torch.ones(1, 5).bool(),
+            "return_dict": False,
+        }
+
+    return Denoiser(varied(model), inputs)
+
+
+DENOISERS = {"PriorTransformer": prior, "StableAudioDiTModel": stable_audio}
