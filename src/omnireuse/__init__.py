@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from omnireuse.diffusion.pipelines import enable
     from omnireuse.diffusion.reuse.events import Decision
     from omnireuse.diffusion.reuse.forecasters import Blend, Hold, Polynomial
-    from omnireuse.diffusion.reuse.policies import FixedSchedule, MagCache, Never, TeaCache
+    from omnireuse.diffusion.reuse.policies import FixedSchedule, MagCache, Never, ResidualDiff, StepMask, TeaCache
     from omnireuse.diffusion.reuse.strategy import Strategy
     from omnireuse.diffusion.reuse.summary import Summary
 
@@ -30,6 +30,8 @@ __all__ = [
     "MagCache",
     "Never",
     "Polynomial",
+    "ResidualDiff",
+    "StepMask",
     "Strategy",
     "Summary",
     "TeaCache",
@@ -47,6 +49,8 @@ _HOME = {
     "MagCache": "omnireuse.diffusion.reuse.policies",
     "Never": "omnireuse.diffusion.reuse.policies",
     "Polynomial": "omnireuse.diffusion.reuse.forecasters",
+    "ResidualDiff": "omnireuse.diffusion.reuse.policies",
+    "StepMask": "omnireuse.diffusion.reuse.policies",
     "Strategy": "omnireuse.diffusion.reuse.strategy",
     "Summary": "omnireuse.diffusion.reuse.summary",
     "TeaCache": "omnireuse.diffusion.reuse.policies",

@@ -15,6 +15,7 @@ from omnireuse.diffusion.reuse.runtime.regions.base import Emit, Region
 from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion
 from omnireuse.diffusion.reuse.runtime.regions.call import CallRegion
 from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
+from omnireuse.diffusion.reuse.runtime.regions.tail import TailRegion
 from omnireuse.diffusion.reuse.runtime.session import RegionFactory, Session
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Ledger, Summary
@@ -109,11 +110,12 @@ def make_region(strategy: Strategy, emit: Emit, denoisers: Sequence[torch.nn.Mod
     """The strategy's region on these denoisers.
 
     Raises:
-        UnknownNameError: region "blocks" on a model that nobody declared.
+        UnknownNameError: region "blocks" or "tail" on a model that nobody declared.
     """
     if strategy.region == "step":
         return StepRegion(strategy, emit)
     if strategy.region == "call":
         return CallRegion(strategy, emit)
     stacks = [(denoiser, block_stack_for(type(denoiser).__name__)) for denoiser in denoisers]
-    return BlocksRegion(strategy, emit, stacks, owner)
+    region = TailRegion if strategy.region == "tail" else BlocksRegion
+    return region(strategy, emit, stacks, owner)

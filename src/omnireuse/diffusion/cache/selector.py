@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from omnireuse.diffusion.cache.base import CacheBackend, StrategyBackend
+from omnireuse.diffusion.cache.db_cache import DBCacheBackend, FirstBlockCacheBackend
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
 from omnireuse.diffusion.cache.teacache import TeaCacheBackend
 from omnireuse.diffusion.data import DiffusionCacheConfig
@@ -13,7 +14,12 @@ from omnireuse.errors import UnknownNameError, WrongTypeError
 
 __all__ = ["BACKENDS", "get_cache_backend"]
 
-BACKENDS: dict[str, type[StrategyBackend]] = {"mag_cache": MagCacheBackend, "tea_cache": TeaCacheBackend}
+BACKENDS: dict[str, type[StrategyBackend]] = {
+    "db_cache": DBCacheBackend,
+    "first_block_cache": FirstBlockCacheBackend,
+    "mag_cache": MagCacheBackend,
+    "tea_cache": TeaCacheBackend,
+}
 
 
 def get_cache_backend(

@@ -7,7 +7,7 @@ alike without talking. The runtime applies its guards after the policy has spoke
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 __all__ = ["Policy", "StepView"]
 
@@ -20,8 +20,8 @@ class StepView:
         index: denoising step, counted from 0.
         total: number of steps of this run; None where nobody told it.
         sigma: the scheduler's noise level at this step; None where it has none.
-        drift: relative L1 change of the watched signal since the previous step; None without a signal or at the first
-            step.
+        drift: relative L1 change of the watched signal since the previous step, or since the last computed one for a
+            policy that asks for that; None without a signal or at the first step.
         branch: order of this call among the step's calls of its denoiser; 0 where one decision covers the step.
         error: relative L1 error of the last forecast that could be compared with the truth; None before that.
     """
@@ -36,13 +36,19 @@ class StepView:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Compute or reuse? Three small functions; the state is an opaque value owned by the caller."""
+    """Compute or reuse? Three small functions; the state is an opaque value owned by the caller.
 
-    needs_drift: ClassVar[bool]
-    """Whether `StepView.drift` must be measured (costs one host synchronisation a decision)."""
+    A policy whose drift is to be measured since the last computed step says so in an attribute
+    `drift_since_computed = True`; for others it is measured since the previous step, reused or not.
+    """
 
-    needs_error: ClassVar[bool]
-    """Whether `StepView.error` must be measured (costs one host synchronisation a computed step)."""
+    @property
+    def needs_drift(self) -> bool:
+        """Whether `StepView.drift` must be measured (costs one host synchronisation a decision)."""
+
+    @property
+    def needs_error(self) -> bool:
+        """Whether `StepView.error` must be measured (costs one host synchronisation a computed step)."""
 
     def start(self) -> Any:
         """The state before the first decision of a branch in a run."""

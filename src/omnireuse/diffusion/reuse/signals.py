@@ -11,6 +11,7 @@ import torch
 __all__ = ["SIGNALS", "change_of"]
 
 SIGNALS = {
+    "first_residual": "what the first blocks, which always run, added to their input",
     "latents": "the tensor that the denoiser was called with",
     "modulated_input": "the normalised, modulated input of the first block, as the model's adapter reads it",
     "none": "nothing: for policies that need no measurement",

@@ -19,11 +19,22 @@ REGIONS = {
     "step": "every call of a step; what the scheduler is handed, after guidance, is forecast",
     "call": "one call of the denoiser, each branch for itself",
     "blocks": "the block stack; embedders and output layers still run",
+    "tail": "the block stack but its first and last blocks",
 }
 # What can be remembered and watched in a region, the default first. A residual needs a region whose input and output
 # live in one space; x0 needs the denoiser's whole output.
-_QUANTITIES_OF = {"step": ("x0", "output"), "call": ("x0", "output"), "blocks": ("residual", "output")}
-_SIGNALS_OF = {"step": ("latents", "none"), "call": ("latents", "none"), "blocks": ("modulated_input", "none")}
+_QUANTITIES_OF = {
+    "step": ("x0", "output"),
+    "call": ("x0", "output"),
+    "blocks": ("residual", "output"),
+    "tail": ("residual", "output"),
+}
+_SIGNALS_OF = {
+    "step": ("latents", "none"),
+    "call": ("latents", "none"),
+    "blocks": ("modulated_input", "none"),
+    "tail": ("first_residual", "modulated_input", "none"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,18 +44,23 @@ class Strategy:
     Args:
         policy: decides between compute and reuse.
         forecaster: gives what stands in for a value that was not computed.
-        region: "step", "call" or "blocks".
+        region: "step", "call", "blocks" or "tail".
         quantity: "x0", "output" or "residual"; None takes the region's default. "x0" asked for by name is a promise:
             where the scheduler's algebra is unknown the run raises. As the default it falls back to "output", and
             says so.
-        signal: "latents", "modulated_input" or "none"; None takes what the policy and the region need.
+        signal: "latents", "modulated_input", "first_residual" or "none"; None takes what the policy and the region
+            need.
+        first_blocks: region "tail": blocks at the start of the stack that always run, ≥ 0, and ≥ 1 where their
+            residual is watched; None is 1.
+        last_blocks: region "tail": blocks at its end that always run, ≥ 0; None is 0.
         max_consecutive: longest run of reused steps, ≥ 1; None leaves it to the policy.
         measure_errors: compare every forecast with the truth once it is known, also where reading the figure back
             stalls an accelerator (one host synchronisation a computed step). On the CPU it is always done.
 
     Raises:
         UnknownNameError: a name that does not exist.
-        ConfigError: a quantity or signal that the region does not have; a policy that measures, without a signal.
+        ConfigError: a quantity or signal that the region does not have; a policy that measures, without a signal;
+            numbers of blocks out of range or in another region than "tail".
     """
 
     policy: Policy
@@ -52,6 +68,8 @@ class Strategy:
     region: str = "step"
     quantity: str | None = None
     signal: str | None = None
+    first_blocks: int | None = None
+    last_blocks: int | None = None
     max_consecutive: int | None = None
     measure_errors: bool = False
 
@@ -80,6 +98,13 @@ class Strategy:
             )
         if self.max_consecutive is not None:
             check_at_least(self, "max_consecutive", 1)
+        for name in ("first_blocks", "last_blocks"):
+            if getattr(self, name) is not None:
+                check_at_least(self, name, 0)
+                if self.region != "tail":
+                    raise field_error(self, name, f"be left out in region {self.region!r}", do="region 'tail' has it")
+        if self.first_blocks == 0 and self.chosen_signal == "first_residual":
+            raise field_error(self, "first_blocks", "be at least 1 where their residual is watched")
 
     @classmethod
     def of(cls, policy: Policy | str, forecaster: Forecaster | str = "hold", **choices: Any) -> Strategy:
@@ -105,3 +130,15 @@ class Strategy:
         if self.signal is not None:
             return self.signal
         return _SIGNALS_OF[self.region][0] if self.policy.needs_drift else "none"
+
+    @property
+    def kept_blocks(self) -> tuple[int, int]:
+        """How many blocks at the start and at the end of the stack always run."""
+        if self.region != "tail":
+            return 0, 0
+        return 1 if self.first_blocks is None else self.first_blocks, self.last_blocks or 0
+
+    @property
+    def drifts_since_computed(self) -> bool:
+        """Whether drift is measured since the last computed step, and not since the previous one."""
+        return bool(getattr(self.policy, "drift_since_computed", False))

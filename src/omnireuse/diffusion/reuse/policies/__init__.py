@@ -5,13 +5,31 @@ from __future__ import annotations
 from omnireuse.diffusion.reuse.policies.fixed import FixedSchedule
 from omnireuse.diffusion.reuse.policies.mag_cache import MagCache
 from omnireuse.diffusion.reuse.policies.never import Never
+from omnireuse.diffusion.reuse.policies.residual_diff import ResidualDiff
+from omnireuse.diffusion.reuse.policies.step_mask import StepMask, scm_mask
 from omnireuse.diffusion.reuse.policies.tea_cache import TeaCache
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.errors import UnknownNameError
 
-__all__ = ["POLICIES", "FixedSchedule", "MagCache", "Never", "TeaCache", "policy_named"]
+__all__ = [
+    "POLICIES",
+    "FixedSchedule",
+    "MagCache",
+    "Never",
+    "ResidualDiff",
+    "StepMask",
+    "TeaCache",
+    "policy_named",
+    "scm_mask",
+]
 
-POLICIES: dict[str, type[Policy]] = {"fixed": FixedSchedule, "never": Never, "tea_cache": TeaCache}
+POLICIES: dict[str, type[Policy]] = {
+    "fixed": FixedSchedule,
+    "never": Never,
+    "residual_diff": ResidualDiff,
+    "scm": StepMask,
+    "tea_cache": TeaCache,
+}
 
 
 def policy_named(name: str) -> Policy:

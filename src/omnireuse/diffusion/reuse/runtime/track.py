@@ -32,6 +32,7 @@ class Track:
         self._memories: list[Memory] | None = None
         self._layout: Hashable = None
         self._signal: torch.Tensor | None = None
+        self._fresh: torch.Tensor | None = None
         self._consecutive = 0
         self.error: float | None = None
 
@@ -42,10 +43,13 @@ class Track:
         return held + (0 if self._signal is None else self._signal.nbytes)
 
     def drift_to(self, signal: torch.Tensor | None) -> float | None:
-        """Relative change since the previous step's signal, reused or not; the new signal takes its place."""
+        """Relative change since the previous step's signal, reused or not; the new signal takes its place. For a policy
+        that measures since the last computed step it does so only if this step computes."""
         if signal is None:
             return None
-        before, self._signal = self._signal, signal.detach().clone()
+        before, self._fresh = self._signal, signal.detach().clone()
+        if not self._strategy.drifts_since_computed:
+            self._signal, self._fresh = self._fresh, None
         if before is None or layout_of(before) != layout_of(signal):
             return None
         return self._agreement.ratio(change_of(signal, before))
@@ -79,6 +83,9 @@ class Track:
         """Tell the policy what was really done."""
         self._policy_state = self._strategy.policy.after(self._policy_state, view, reused)
         self._consecutive = self._consecutive + 1 if reused else 0
+        if self._fresh is not None and not reused:
+            self._signal = self._fresh
+        self._fresh = None
 
     def observe(self, at: float, values: Sequence[torch.Tensor]) -> None:
         """Remember the computed values; the track owns the tensors from here on."""

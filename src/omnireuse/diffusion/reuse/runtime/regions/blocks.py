@@ -24,15 +24,23 @@ from omnireuse.diffusion.reuse.runtime.verdict import Verdict, mean_magnitude
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
 
-__all__ = ["BlocksRegion"]
+__all__ = ["BlocksRegion", "Pass"]
 
 
 @dataclass
-class _Pass:
-    """One way through the stack."""
+class Pass:
+    """One way through the stack.
+
+    Attributes:
+        start: the streams before the first block, where what the first blocks add is watched.
+        signal: what was watched in this pass, until the decision has used it.
+        entry: the streams before the skipped blocks.
+    """
 
     call: DenoiserCall
     verdict: Verdict | None = None
+    start: Sequence[torch.Tensor] = ()
+    signal: torch.Tensor | None = None
     entry: Sequence[torch.Tensor] = ()
     finished: bool = False
 
@@ -53,21 +61,51 @@ class BlocksRegion:
         self._strategy = strategy
         self._emit = emit
         self._residual = strategy.chosen_quantity == "residual"
-        self._watch = strategy.chosen_signal == "modulated_input"
+        self._owner = owner
         self._here = threading.local()
         self._interceptions: list[Interception] = []
-        for denoiser, stack in stacks:
-            blocks = stack.blocks_of(denoiser)
-            for position, block in enumerate(blocks):
-                handler = self._handler(block, stack, first=position == 0, last=position == len(blocks) - 1)
-                self._interceptions.append(intercept(block.module, owner, {"__call__": handler}))
+        try:
+            for denoiser, stack in stacks:
+                self._attach(denoiser, stack)
+        except BaseException:
+            self.undo()
+            raise
+
+    def _attach(self, denoiser: torch.nn.Module, stack: Stack) -> None:
+        blocks = stack.blocks_of(denoiser)
+        self._skip(blocks)
+        self._watch(blocks, stack)
+
+    def _skip(self, blocks: Sequence[Block]) -> None:
+        """Let these blocks be skipped together."""
+        for position, block in enumerate(blocks):
+            self._intercept(block, self._handler(block, first=position == 0, last=position == len(blocks) - 1))
+
+    def _watch(self, blocks: Sequence[Block], stack: Stack) -> None:
+        """See to it that the signal is known before the skipped blocks are reached; called after `_skip`, so that what
+        watches a block stands before what skips it."""
+        if self._strategy.chosen_signal == "modulated_input":
+            block = blocks[0]
+
+            def read(current: Pass, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+                current.signal = stack.signal(block.module, block.arguments(args, kwargs))
+                return proceed(*args, **kwargs)
+
+            self._intercept(block, read)
+
+    def _intercept(self, block: Block, handler: Callable[..., Any]) -> None:
+        def within_a_pass(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            current: Pass | None = getattr(self._here, "pass_", None)
+            return proceed(*args, **kwargs) if current is None else handler(current, proceed, *args, **kwargs)
+
+        self._interceptions.append(intercept(block.module, self._owner, {"__call__": within_a_pass}))
 
     def call(self, call: DenoiserCall) -> Any:
         """Runs the denoiser, whose blocks ask this region."""
-        outer, self._here.pass_ = getattr(self._here, "pass_", None), _Pass(call)
+        outer, self._here.pass_ = getattr(self._here, "pass_", None), Pass(call)
         try:
             result = call.compute()
-            current: _Pass = self._here.pass_
+            current: Pass = self._here.pass_
         finally:
             self._here.pass_ = outer
         if not current.finished:
@@ -77,15 +115,11 @@ class BlocksRegion:
             )
         return result
 
-    def _handler(self, block: Block, stack: Stack, *, first: bool, last: bool) -> Callable[..., Any]:
-        def handler(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            current: _Pass | None = getattr(self._here, "pass_", None)
-            if current is None:
-                return proceed(*args, **kwargs)
+    def _handler(self, block: Block, *, first: bool, last: bool) -> Callable[..., Any]:
+        def handler(current: Pass, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             arguments = block.arguments(args, kwargs)
             if first:
-                signal = stack.signal(block.module, arguments) if self._watch else None
-                self._enter(current, block.entering(arguments), signal)
+                self._enter(current, block.entering(arguments))
             assert current.verdict is not None, "the first block runs before the others"
             if current.verdict.reuse:
                 return block.returned(self._stand_in(current)) if last else block.passed_on(arguments)
@@ -96,14 +130,16 @@ class BlocksRegion:
 
         return handler
 
-    def _enter(self, current: _Pass, streams: list[torch.Tensor], signal: torch.Tensor | None) -> None:
+    def _enter(self, current: Pass, streams: Sequence[torch.Tensor]) -> None:
         call = current.call
+        key = (call.denoiser, call.branch)
         layout = layout_of(*call.tensors, *streams)
-        current.verdict = Verdict(call.run, (call.denoiser, call.branch), call.branch, call.order, signal, layout)
+        current.verdict = Verdict(call.run, key, call.branch, call.order, current.signal, layout)
+        current.signal = None
         # Copied where it is needed after the blocks: they, and what the model adds between them, may write in place.
         current.entry = [stream.clone() for stream in streams] if self._residual else streams
 
-    def _stand_in(self, current: _Pass) -> list[torch.Tensor]:
+    def _stand_in(self, current: Pass) -> list[torch.Tensor]:
         assert current.verdict is not None
         started = perf_counter()
         values = current.verdict.foretell()
@@ -114,7 +150,7 @@ class BlocksRegion:
         self._finish(current, started)
         return result
 
-    def _leave(self, current: _Pass, streams: Sequence[torch.Tensor | None]) -> None:
+    def _leave(self, current: Pass, streams: Sequence[torch.Tensor | None]) -> None:
         assert current.verdict is not None
         started = perf_counter()
         values = [self._value(after, before) for after, before in zip(streams, current.entry, strict=True)]
@@ -126,7 +162,7 @@ class BlocksRegion:
             return before.new_zeros(1)  # nobody reads this stream any more
         return after - before if self._residual else after.clone()
 
-    def _finish(self, current: _Pass, started: float) -> None:
+    def _finish(self, current: Pass, started: float) -> None:
         assert current.verdict is not None
         current.verdict.host_seconds += perf_counter() - started
         current.entry = ()

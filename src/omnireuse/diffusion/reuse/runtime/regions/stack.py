@@ -76,5 +76,9 @@ class Stack(Protocol):
     def signal(self) -> Callable[[torch.nn.Module, Arguments], torch.Tensor]:
         """Reads the watched tensor from block 0 and its arguments."""
 
+    @property
+    def main_stream(self) -> int:
+        """Index of the stream that becomes the output."""
+
     def blocks_of(self, denoiser: torch.nn.Module) -> list[Block]:
         """All blocks in the order of the forward. The streams of the first are the streams of the stack."""

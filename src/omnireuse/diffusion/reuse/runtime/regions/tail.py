@@ -1,0 +1,108 @@
+"""Region `tail`: the first blocks run and show what changed, the middle of the stack is skipped, the last blocks run.
+
+Additions between blocks (ControlNet, VACE) before the middle enter it, those within it are part of its residual, and
+those behind it are made by the model as ever: on a reused step each counts once.
+
+Source: DBCache of cache-dit (https://github.com/vipshop/cache-dit): its Fn and Bn are `first_blocks` and `last_blocks`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit
+from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion, Pass
+from omnireuse.diffusion.reuse.runtime.regions.stack import Block, Stack
+from omnireuse.diffusion.reuse.runtime.track import layout_of
+from omnireuse.diffusion.reuse.runtime.verdict import Verdict
+from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.errors import ConfigError, UnsupportedModelError
+
+__all__ = ["TailRegion"]
+
+logger = logging.getLogger("omnireuse")
+
+
+class TailRegion(BlocksRegion):
+    """One decision a denoiser call, taken behind the first blocks.
+
+    The signal "first_residual" is the output of the first blocks minus their input, of the stream that becomes the
+    model's output.
+
+    Raises:
+        ConfigError: more first and last blocks than a stack has.
+        UnsupportedModelError: a block beside the middle that does not return its streams.
+    """
+
+    def __init__(
+        self, strategy: Strategy, emit: Emit, stacks: Sequence[tuple[torch.nn.Module, Stack]], owner: object
+    ) -> None:
+        self._whole: list[torch.nn.Module] = []
+        super().__init__(strategy, emit, stacks, owner)
+
+    def _attach(self, denoiser: torch.nn.Module, stack: Stack) -> None:
+        blocks = stack.blocks_of(denoiser)
+        first, last = self._strategy.kept_blocks
+        name = type(denoiser).__name__
+        if first + last > len(blocks):
+            raise ConfigError(
+                f"Strategy(first_blocks={first}, last_blocks={last}): together they must be at most the "
+                f"{len(blocks)} blocks of {name}, got {first + last}"
+            )
+        middle = blocks[first : len(blocks) - last]
+        if not middle:
+            logger.warning("%s: all %d blocks always run, so nothing is reused", name, len(blocks))
+            self._whole.append(denoiser)
+            return
+        for block in (*blocks[max(first - 1, 0) : first], middle[-1]):
+            if block.bypass is not None:
+                raise UnsupportedModelError(
+                    f"{name}: {type(block.module).__name__} does not return its streams, so the middle of the stack "
+                    f"cannot begin behind it or end with it; choose other first_blocks and last_blocks"
+                )
+        self._skip(middle)
+        self._watch(blocks, stack)
+
+    def _watch(self, blocks: Sequence[Block], stack: Stack) -> None:
+        if self._strategy.chosen_signal != "first_residual":
+            super()._watch(blocks, stack)
+            return
+        first, _ = self._strategy.kept_blocks
+        self._intercept(blocks[first - 1], self._behind_the_first(blocks[first - 1], stack))
+        self._intercept(blocks[0], self._before_the_first(blocks[0]))
+
+    def _before_the_first(self, block: Block) -> Callable[..., Any]:
+        def handler(current: Pass, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            # Copied, because blocks may write in place.
+            current.start = [stream.clone() for stream in block.entering(block.arguments(args, kwargs))]
+            return proceed(*args, **kwargs)
+
+        return handler
+
+    def _behind_the_first(self, block: Block, stack: Stack) -> Callable[..., Any]:
+        def handler(current: Pass, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            result = proceed(*args, **kwargs)
+            # A stack that is joined from its first block on has one stream.
+            main = stack.main_stream if len(current.start) > 1 else 0
+            after = block.leaving(result, current.start)[main]
+            assert after is not None, "the main stream goes through every block"
+            current.signal = after - current.start[main]
+            current.start = ()
+            return result
+
+        return handler
+
+    def call(self, call: DenoiserCall) -> Any:
+        """Runs the denoiser, whose blocks ask this region."""
+        if not any(call.module is each for each in self._whole):
+            return super().call(call)
+        verdict = Verdict(
+            call.run, (call.denoiser, call.branch), call.branch, call.order, None, layout_of(*call.tensors)
+        )
+        result = call.compute()
+        self._emit(verdict.conclude())
+        return result
