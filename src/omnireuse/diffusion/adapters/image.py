@@ -74,7 +74,7 @@ def _hunyuan_dit_input(block: Any, arguments: Arguments) -> torch.Tensor:
 
 
 # Long skips join blocks of this one stack, so they are skipped with it.
-HUNYUAN_DIT = BlockStack(model="HunyuanDiT2DModel", lists=("blocks",), signal=_hunyuan_dit_input)
+HUNYUAN_DIT = BlockStack(model="HunyuanDiT2DModel", lists=("blocks",), signal=_hunyuan_dit_input, has_long_skips=True)
 
 
 def _cogview_4_input(block: Any, arguments: Arguments) -> torch.Tensor:

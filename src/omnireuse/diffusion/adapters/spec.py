@@ -27,6 +27,7 @@ class BlockStack:
         joined: those of `lists` whose blocks carry all streams as one `hidden_states`, concatenated along the tokens
             in the order of `streams`.
         bypass: for lists whose blocks do not return their streams, what a block returns instead of running.
+        has_long_skips: whether the k-th block from the end reads what the k-th from the beginning put out.
         refuses: says why this very denoiser cannot be served; None where it can.
     """
 
@@ -37,6 +38,7 @@ class BlockStack:
     signal_name: str = "modulated_input"
     joined: tuple[str, ...] = ()
     bypass: Mapping[str, Callable[[Arguments], Any]] = field(default_factory=dict)
+    has_long_skips: bool = False
     refuses: Callable[[Any], str | None] = lambda _denoiser: None
 
     @property

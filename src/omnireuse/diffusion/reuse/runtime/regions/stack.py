@@ -80,5 +80,9 @@ class Stack(Protocol):
     def main_stream(self) -> int:
         """Index of the stream that becomes the output."""
 
+    @property
+    def has_long_skips(self) -> bool:
+        """Whether the k-th block from the end reads what the k-th from the beginning put out."""
+
     def blocks_of(self, denoiser: torch.nn.Module) -> list[Block]:
         """All blocks in the order of the forward. The streams of the first are the streams of the stack."""

@@ -20,7 +20,7 @@ from omnireuse.diffusion.reuse.runtime.regions.stack import Block, Stack
 from omnireuse.diffusion.reuse.runtime.track import layout_of
 from omnireuse.diffusion.reuse.runtime.verdict import Verdict
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.errors import ConfigError, UnsupportedModelError
+from omnireuse.errors import ConfigError
 
 __all__ = ["TailRegion"]
 
@@ -34,8 +34,7 @@ class TailRegion(BlocksRegion):
     model's output.
 
     Raises:
-        ConfigError: more first and last blocks than a stack has.
-        UnsupportedModelError: a block beside the middle that does not return its streams.
+        ConfigError: more first and last blocks than a stack has, or last blocks that read skipped ones.
     """
 
     def __init__(
@@ -45,7 +44,8 @@ class TailRegion(BlocksRegion):
         super().__init__(strategy, emit, stacks, owner)
 
     def _attach(self, denoiser: torch.nn.Module, stack: Stack) -> None:
-        blocks = stack.blocks_of(denoiser)
+        # Blocks that only feed others (the control blocks of VACE) run at every step, as the last blocks read them.
+        blocks = [block for block in stack.blocks_of(denoiser) if block.bypass is None]
         first, last = self._strategy.kept_blocks
         name = type(denoiser).__name__
         if first + last > len(blocks):
@@ -53,17 +53,16 @@ class TailRegion(BlocksRegion):
                 f"Strategy(first_blocks={first}, last_blocks={last}): together they must be at most the "
                 f"{len(blocks)} blocks of {name}, got {first + last}"
             )
+        if stack.has_long_skips and last > first:
+            raise ConfigError(
+                f"Strategy(first_blocks={first}, last_blocks={last}): last_blocks must be at most first_blocks, for "
+                f"the last blocks of {name} read what as many of the first put out"
+            )
         middle = blocks[first : len(blocks) - last]
         if not middle:
             logger.warning("%s: all %d blocks always run, so nothing is reused", name, len(blocks))
             self._whole.append(denoiser)
             return
-        for block in (*blocks[max(first - 1, 0) : first], middle[-1]):
-            if block.bypass is not None:
-                raise UnsupportedModelError(
-                    f"{name}: {type(block.module).__name__} does not return its streams, so the middle of the stack "
-                    f"cannot begin behind it or end with it; choose other first_blocks and last_blocks"
-                )
         self._skip(middle)
         self._watch(blocks, stack)
 
