@@ -13,6 +13,7 @@ Imports neither vLLM nor torch.
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -30,6 +31,9 @@ __all__ = ["VllmEncoderCacheManager"]
 logger = logging.getLogger(__name__)
 
 _OPTIONS = ("policy", "ttl_seconds")
+
+# vLLM asks several times a pass about the same items.
+_key_of = functools.lru_cache(maxsize=16_384)(EncoderKey)
 
 
 class VllmEncoderCacheManager:
@@ -156,6 +160,9 @@ class VllmEncoderCacheManager:
     def free_encoder_input(self, request: Any, input_id: int) -> None:
         """Let go of one input; one that is not held is left alone."""
         request_id = request.request_id
+        if not self._planned:
+            self.shared.release(request_id, input_id)
+            return
         key = self.shared.held_positions(request_id).get(input_id)
         promoted = self.shared.release(request_id, input_id)
         if key is None or key not in self._planned:
@@ -208,4 +215,4 @@ class VllmEncoderCacheManager:
     @staticmethod
     def _key(request: Any, input_id: int) -> EncoderKey:
         # The runner files outputs under the identifier alone, so nothing else may tell entries apart here.
-        return EncoderKey(content=request.mm_features[input_id].identifier)
+        return _key_of(request.mm_features[input_id].identifier)

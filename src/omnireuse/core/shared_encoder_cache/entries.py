@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from omnireuse.errors import ConfigError
 
@@ -14,8 +15,10 @@ class ItemTooLargeError(ConfigError):
     """An item that is larger than the whole cache: waiting for room would never end."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncoderKey:
+# What is made or hashed on every access is a NamedTuple: a frozen dataclass takes several times as long for both.
+
+
+class EncoderKey(NamedTuple):
     """Everything an encoder output depends on.
 
     Args:
@@ -42,8 +45,7 @@ class Outcome(Enum):
     """Room is set aside: encode it, then commit or abort."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lease:
+class Lease(NamedTuple):
     """A reference to an entry by one input position of one request; the entry stays while it is held."""
 
     key: EncoderKey
@@ -52,8 +54,7 @@ class Lease:
     outcome: Outcome
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheEvent:
+class CacheEvent(NamedTuple):
     """Something that happened to an entry, for whoever keeps the tensors.
 
     Args:
@@ -67,11 +68,12 @@ class CacheEvent:
     why: str = ""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Entry:
     """One encoder output, planned or there, and who refers to it.
 
-    `holders` is ordered: while the output is only planned, the first holder is the one who encodes it.
+    `holders` is ordered: while the output is only planned, the first holder is the one who encodes it. `is_idle` says
+    that the output is there and neither holder nor pin keeps it; the ledger sets it, together with its sums.
     """
 
     num_embeds: int
@@ -79,9 +81,5 @@ class Entry:
     holders: dict[tuple[str, int], None] = field(default_factory=dict)
     is_ready: bool = False
     num_pins: int = 0
+    is_idle: bool = False
     idle_since: float = 0.0
-
-    @property
-    def may_go(self) -> bool:
-        """Whether nothing keeps the entry."""
-        return self.is_ready and not self.holders and not self.num_pins

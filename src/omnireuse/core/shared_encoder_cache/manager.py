@@ -61,14 +61,14 @@ class SharedEncoderCacheManager:
         Raises:
             StateError: the position holds another item.
         """
-        self._require_position_free(key, request_id, position)
-        self._drop_if_expired(key)
-        entry = self._ledger.entries.get(key)
+        entry = self._ledger.live_entry(key)
         if entry is None or not entry.is_ready:
+            self._require_position_free(key, request_id, position)
             self._ledger.counters["misses"] += 1
             return None
+        self._hold(key, entry, request_id, position)
         self._ledger.counters["hits"] += 1
-        return self._hold(key, request_id, position)
+        return Lease(key, request_id, position, Outcome.HIT)
 
     def reserve(
         self, key: EncoderKey, request_id: str, position: int, num_embeds: int, num_bytes: int = 0
@@ -87,28 +87,29 @@ class SharedEncoderCacheManager:
             StateError: the position holds another item, the key is known with another size, or pinned entries leave no
                 room for it.
         """
-        require_count("reserve(num_embeds)", num_embeds)
-        require_count("reserve(num_bytes)", num_bytes)
-        self._require_position_free(key, request_id, position)
-        self._drop_if_expired(key)
-        entry = self._ledger.entries.get(key)
+        if type(num_embeds) is not int or type(num_bytes) is not int or num_embeds < 0 or num_bytes < 0:
+            require_count("reserve(num_embeds)", num_embeds)
+            require_count("reserve(num_bytes)", num_bytes)
+        entry = self._ledger.live_entry(key)
         if entry is None:
+            self._require_position_free(key, request_id, position)
             if not self.make_room(num_embeds, num_bytes):
                 self._ledger.counters["no_room"] += 1
                 return None
             holder = (request_id, position)
-            self._ledger.add(key, Entry(num_embeds=num_embeds, num_bytes=num_bytes, holders={holder: None}))
+            entry = Entry(num_embeds=num_embeds, num_bytes=num_bytes, holders={holder: None})
+            self._ledger.add(key, entry)
             self._held.setdefault(request_id, {})[position] = key
             self._ledger.counters["reserved"] += 1
-            return self._lease(key, holder)
+            return Lease(key, request_id, position, Outcome.RESERVED)
         if entry.num_embeds != num_embeds:
             raise StateError(
                 f"reserve({key}): the item must have {entry.num_embeds} embeddings as before, got {num_embeds}; two "
                 "different items share a content hash, or the preprocessing changed and the hash did not"
             )
-        if (request_id, position) not in entry.holders:
+        if self._hold(key, entry, request_id, position):
             self._ledger.counters["hits" if entry.is_ready else "joined"] += 1
-        return self._hold(key, request_id, position)
+        return self._lease(key, entry, (request_id, position))
 
     def make_room(self, num_embeds: int, num_bytes: int = 0) -> bool:
         """Evict until that much fits; False, with nothing evicted, if it cannot now.
@@ -151,10 +152,12 @@ class SharedEncoderCacheManager:
         """
         entry = self._require_leader(lease, "abort")
         holders = list(entry.holders)
-        lost = [self._lease(lease.key, holder) for holder in holders[1:]]
+        lost = [self._lease(lease.key, entry, holder) for holder in holders[1:]]
         for holder in holders:
-            self._ledger.let_go(lease.key, holder)
-            self._forget_position(*holder)
+            self._ledger.let_go(lease.key, entry, holder)
+            del self._held[holder[0]][holder[1]]
+            if not self._held[holder[0]]:
+                del self._held[holder[0]]
         self._ledger.remove(lease.key, "aborted")
         return lost
 
@@ -164,15 +167,18 @@ class SharedEncoderCacheManager:
         Returns:
             The lease of another holder who has to encode the item now, because the one who was to has let go.
         """
-        key = self._held.get(request_id, {}).get(position)
-        if key is None:
+        held = self._held.get(request_id)
+        if held is None or position not in held:
             return None
-        entry, holder = self._ledger.entries[key], (request_id, position)
+        key, holder = held[position], (request_id, position)
+        entry = self._ledger.entries[key]
         was_leader = not entry.is_ready and next(iter(entry.holders)) == holder
-        self._ledger.let_go(key, holder)
-        self._forget_position(*holder)
+        self._ledger.let_go(key, entry, holder)
+        del held[position]
+        if not held:
+            del self._held[request_id]
         if was_leader and entry.holders:
-            return self._lease(key, next(iter(entry.holders)))
+            return self._lease(key, entry, next(iter(entry.holders)))
         if was_leader:
             self._ledger.remove(key, "aborted")
         self._ledger.evict_to_fit()  # after a resize, room may be owed
@@ -207,11 +213,9 @@ class SharedEncoderCacheManager:
     def resize(self, *, max_embeds: int | None = None, max_bytes: int | None = None) -> None:
         """Change a budget. What is held beyond a smaller one leaves as soon as it is released."""
         config = self.config
-        self._ledger.config = replace(
-            config,
-            max_embeds=config.max_embeds if max_embeds is None else max_embeds,
-            max_bytes=config.max_bytes if max_bytes is None else max_bytes,
-        )
+        max_embeds = config.max_embeds if max_embeds is None else max_embeds
+        max_bytes = config.max_bytes if max_bytes is None else max_bytes
+        self._ledger.configure(replace(config, max_embeds=max_embeds, max_bytes=max_bytes))
         self._ledger.evict_to_fit()
 
     def trim(self, max_embeds: int = 0) -> int:
@@ -258,36 +262,28 @@ class SharedEncoderCacheManager:
         assert by_entry == by_request, "holders and held positions differ"
         assert all(self._held.values()), "a request that holds nothing is remembered"
 
-    def _hold(self, key: EncoderKey, request_id: str, position: int) -> Lease:
-        holder = (request_id, position)
-        if holder not in self._ledger.entries[key].holders:
-            self._ledger.hold(key, holder)
-            self._held.setdefault(request_id, {})[position] = key
-        return self._lease(key, holder)
+    def _hold(self, key: EncoderKey, entry: Entry, request_id: str, position: int) -> bool:
+        """Hold the entry there; False if it was held there already."""
+        held = self._held.setdefault(request_id, {})
+        if position in held:
+            self._require_position_free(key, request_id, position)
+            return False
+        self._ledger.hold(key, entry, (request_id, position))
+        held[position] = key
+        return True
 
-    def _lease(self, key: EncoderKey, holder: tuple[str, int]) -> Lease:
-        entry = self._ledger.entries[key]
-        outcome = Outcome.HIT if entry.is_ready else Outcome.JOINED
-        if not entry.is_ready and next(iter(entry.holders)) == holder:
-            outcome = Outcome.RESERVED
-        return Lease(key=key, request_id=holder[0], position=holder[1], outcome=outcome)
-
-    def _forget_position(self, request_id: str, position: int) -> None:
-        del self._held[request_id][position]
-        if not self._held[request_id]:
-            del self._held[request_id]
-
-    def _drop_if_expired(self, key: EncoderKey) -> None:
-        entry = self._ledger.entries.get(key)
-        if entry is not None and self._ledger.has_expired(entry):
-            self._ledger.remove(key, "expired")
+    def _lease(self, key: EncoderKey, entry: Entry, holder: tuple[str, int]) -> Lease:
+        if entry.is_ready:
+            return Lease(key, holder[0], holder[1], Outcome.HIT)
+        is_leader = next(iter(entry.holders)) == holder
+        return Lease(key, holder[0], holder[1], Outcome.RESERVED if is_leader else Outcome.JOINED)
 
     def _require_position_free(self, key: EncoderKey, request_id: str, position: int) -> None:
-        held = self._held.get(request_id, {}).get(position, key)
-        if held != key:
+        held = self._held.get(request_id)
+        if held is not None and held.get(position, key) != key:
             raise StateError(
                 f"position {position} of request {request_id!r}: must hold one item at a time, got {key} while it "
-                f"holds {held}; release it first"
+                f"holds {held[position]}; release it first"
             )
 
     def _require_leader(self, lease: Lease, verb: str) -> Entry:

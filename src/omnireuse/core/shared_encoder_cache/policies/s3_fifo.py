@@ -72,22 +72,27 @@ class S3FIFO(EvictionPolicy):
             while len(self._ghost) > max(len(self._main), _MIN_GHOSTS):
                 self._ghost.popitem(last=False)
 
+    # An entry in use that comes up goes to the back: left at the front, every victim would have to pass it again.
+
     def _from_small(self, may_go: Callable[[Hashable], bool]) -> Hashable | None:
-        for key in list(self._small):
+        for _ in range(len(self._small)):
+            key = next(iter(self._small))
             if self._frequency[key] > 1:
                 del self._small[key]
                 self._small_size -= self._size[key]
                 self._main[key], self._frequency[key] = None, 0
             elif may_go(key):
                 return key
+            else:
+                self._small.move_to_end(key)
         return None
 
     def _from_main(self, may_go: Callable[[Hashable], bool]) -> Hashable | None:
-        for _ in range(_MAX_FREQUENCY + 1):
-            for key in list(self._main):
-                if may_go(key):
-                    if self._frequency[key] == 0:
-                        return key
-                    self._frequency[key] -= 1
-                    self._main.move_to_end(key)
+        for _ in range((_MAX_FREQUENCY + 1) * len(self._main)):
+            key = next(iter(self._main))
+            if may_go(key):
+                if self._frequency[key] == 0:
+                    return key
+                self._frequency[key] -= 1
+            self._main.move_to_end(key)
         return None

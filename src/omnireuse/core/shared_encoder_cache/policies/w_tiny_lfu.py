@@ -1,12 +1,12 @@
 """W-TinyLFU: who leaves is settled by how often each was asked for, over a fading history.
 
 Source: Einziger, Friedman, Manes, "TinyLFU: A Highly Efficient Cache Admission Policy", ACM ToS 2017, section 4. Exact
-counts that are halved from time to time stand in for its sketch: there are hundreds of items here, not millions.
+counts that are halved from time to time stand in for its sketch: beside an encoder output, a dict entry is nothing.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 from omnireuse.core.shared_encoder_cache.policies.base import EvictionPolicy
@@ -26,7 +26,7 @@ class WTinyLFU(EvictionPolicy):
         self._probation: OrderedDict[Hashable, None] = OrderedDict()
         self._protected: OrderedDict[Hashable, None] = OrderedDict()
         self._size: dict[Hashable, int] = {}
-        self._asked: Counter[Hashable] = Counter()
+        self._asked: dict[Hashable, int] = {}
         self._num_asked = 0
         self._window_size = self._protected_size = self._total_size = 0
 
@@ -68,7 +68,7 @@ class WTinyLFU(EvictionPolicy):
         oldest = next((key for key in main if may_go(key)), None)
         if oldest is None:
             return next(key for key in self._window if may_go(key))
-        if newcomer is not None and may_go(newcomer) and self._asked[newcomer] <= self._asked[oldest]:
+        if newcomer is not None and may_go(newcomer) and self._asked.get(newcomer, 0) <= self._asked.get(oldest, 0):
             return newcomer
         return oldest
 
@@ -86,8 +86,8 @@ class WTinyLFU(EvictionPolicy):
             del self._probation[key]
 
     def _ask(self, key: Hashable) -> None:
-        self._asked[key] += 1
+        self._asked[key] = self._asked.get(key, 0) + 1
         self._num_asked += 1
         if self._num_asked > _HISTORY_PER_ENTRY * max(len(self._size), 16):
-            self._asked = Counter({key: count // 2 for key, count in self._asked.items() if count > 1})
-            self._num_asked = self._asked.total()
+            self._asked = {key: count // 2 for key, count in self._asked.items() if count > 1}
+            self._num_asked = sum(self._asked.values())
