@@ -104,6 +104,15 @@ def pattern_mask(pattern: str, angle: float, period: float, phase: tuple[float, 
     return coverage(np.hypot(du, dv) - np.float32(0.3 * period))
 
 
+def light(image: Array, slope: tuple[float, float]) -> Array:
+    """``image`` (H, H, 3) lit unevenly: `slope` (x, y) is how much brighter it is at an edge than in the middle."""
+    x, y = grid(len(image))
+    half = len(image) / 2
+    lighting = 1.0 + slope[0] / half * (x - half) + slope[1] / half * (y - half)
+    lit: Array = np.clip(image * lighting[..., None], 0.0, 1.0).astype(np.float32)
+    return lit
+
+
 def blend(image: Array, colour: Array, mask: Array) -> Array:
     """``image`` (H, W, 3) with ``colour`` (3,) laid over it where ``mask`` (H, W) is 1."""
     return image + (colour - image) * mask[..., None]

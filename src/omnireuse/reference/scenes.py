@@ -18,7 +18,7 @@ from omnireuse.reference.drawing import (
     SHAPES,
     Array,
     blend,
-    grid,
+    light,
     pattern_mask,
     shape_mask,
 )
@@ -109,8 +109,5 @@ def draw(scene: Scene, rng: np.random.Generator) -> Array:
     for thing, radius, centre in zip(scene.things, radii, _centres(scene, radii, rng), strict=True):
         colour = np.asarray(OBJECT_COLOURS[thing.colour], np.float32) + rng.uniform(-0.03, 0.03, 3).astype(np.float32)
         image = blend(image, colour, shape_mask(thing.shape, centre, radius, float(rng.uniform(-0.2, 0.2)), IMAGE_SIZE))
-    x, y = grid(IMAGE_SIZE)
-    slope = rng.uniform(-0.08, 0.08, 2) / (IMAGE_SIZE / 2)
-    lighting = 1.0 + slope[0] * (x - IMAGE_SIZE / 2) + slope[1] * (y - IMAGE_SIZE / 2)
-    lit: Array = np.clip(image * lighting[..., None], 0.0, 1.0).astype(np.float32)
-    return lit
+    slope = rng.uniform(-0.08, 0.08, 2)
+    return light(image, (float(slope[0]), float(slope[1])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from omnireuse.reference.captions import vocabulary
+from omnireuse.reference.captions import vocabulary as image_vocabulary
 
 #: Tokens of a padded caption; the longest caption has 17 words, a start and an end.
 MAX_SEQUENCE_LENGTH = 20
@@ -24,14 +25,16 @@ SPECIAL_TOKENS = ("<pad>", "<end>", "<start>", "<unknown>")
 PAD_ID, END_ID, START_ID, UNKNOWN_ID = range(4)
 
 
-def words() -> list[str]:
-    """The token of each id."""
-    return [*SPECIAL_TOKENS, *vocabulary()]
+def words(vocabulary: Sequence[str] | None = None) -> list[str]:
+    """The token of each id, for `vocabulary` or for that of the image captions."""
+    return [*SPECIAL_TOKENS, *(image_vocabulary() if vocabulary is None else vocabulary)]
 
 
-def save_tokenizer(folder: Path, *, starts: bool) -> None:
+def save_tokenizer(
+    folder: Path, *, starts: bool, vocabulary: Sequence[str] | None = None, max_length: int = MAX_SEQUENCE_LENGTH
+) -> None:
     """Write a tokenizer; ``starts`` puts the start token first, as CLIP has it and T5 has not."""
-    ids = {word: index for index, word in enumerate(words())}
+    ids = {word: index for index, word in enumerate(words(vocabulary))}
     tokenizer = Tokenizer(WordLevel(ids, unk_token="<unknown>"))
     tokenizer.normalizer = Lowercase()
     tokenizer.pre_tokenizer = Whitespace()
@@ -45,7 +48,7 @@ def save_tokenizer(folder: Path, *, starts: bool) -> None:
     # Written by hand: what transformers 5 saves names classes that 4.57 does not have.
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": MAX_SEQUENCE_LENGTH,
+        "model_max_length": max_length,
         "bos_token": "<start>",
         "eos_token": "<end>",
         "pad_token": "<pad>",

@@ -16,6 +16,13 @@ from omnireuse.reference.tokenizers import load_tokenizer, save_tokenizer
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 
 
+def edit_json(path: Path, **values: object) -> None:
+    """Set ``values`` in the JSON object in ``path``; None takes a key out."""
+    document = json.loads(path.read_text()) | values
+    kept = {key: value for key, value in document.items() if value is not None or key not in values}
+    path.write_text(json.dumps(kept, indent=2) + "\n")
+
+
 def export_pipeline(vae: AutoencoderKL, flow: FlowModel, target: Path) -> None:
     """Write the pipeline to ``target`` with half-precision weights, in files that transformers 4.57 and 5 both read."""
     target.mkdir(parents=True, exist_ok=True)
@@ -44,21 +51,11 @@ def export_pipeline(vae: AutoencoderKL, flow: FlowModel, target: Path) -> None:
     # The weights are stored in half precision and meant to be computed with in float32; transformers 5 would otherwise
     # load them in the stored type while diffusers loads its models in float32.
     for name in ("text_encoder", "text_encoder_2"):
-        path = target / name / "config.json"
-        config = json.loads(path.read_text())
-        config["dtype"] = "float32"
-        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        edit_json(target / name / "config.json", dtype="float32")
     # Where the autoencoder was loaded from is nobody's business but the training machine's.
-    vae_path = target / "vae" / "config.json"
-    config = json.loads(vae_path.read_text())
-    config.pop("_name_or_path", None)
-    vae_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    index_path = target / "model_index.json"
-    index = json.loads(index_path.read_text())
-    for name in tokenizers:
-        index[name] = ["transformers", TOKENIZER_CLASS]
-    index.pop("_name_or_path", None)
-    index_path.write_text(json.dumps(index, indent=2) + "\n")
+    edit_json(target / "vae" / "config.json", _name_or_path=None)
+    classes = {name: ["transformers", TOKENIZER_CLASS] for name in tokenizers}
+    edit_json(target / "model_index.json", **classes, _name_or_path=None)
 
 
 def export_run(folder: Path, target: Path) -> None:

@@ -8,7 +8,7 @@ Axes: B batch, C channels, H, W rows and columns, T tokens, D features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from omnireuse.reference.models import LATENT_CHANNELS, LATENT_SIZE, TRAINING_SH
 from omnireuse.reference.scenes import Scene, draw
 from omnireuse.reference.tokenizers import MAX_SEQUENCE_LENGTH, load_tokenizer, token_ids
 from omnireuse.reference.train.loop import (
+    Checkpoint,
     Loop,
     averaged,
     learning_rate_factor,
@@ -64,23 +65,24 @@ def sample_sigmas(count: int) -> torch.Tensor:
     return TRAINING_SHIFT * sigma / (1 + (TRAINING_SHIFT - 1) * sigma)
 
 
-def new_optimizers(model: FlowModel) -> list[torch.optim.Optimizer]:
+def new_optimizers(transformer: nn.Module, encoders: Sequence[nn.Module]) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the blocks, AdamW for the rest, gently for the encoders, which can read already.
 
     Source: Muon with updates matched to AdamW's size, "Muon is Scalable for LLM Training", arXiv 2502.16982.
     """
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
-    for name, parameter in model.transformer.named_parameters():
+    for name, parameter in transformer.named_parameters():
         is_matrix = parameter.ndim == 2 and "blocks." in name and "norm" not in name
         (matrices if is_matrix else rest).append(parameter)
-    text = [*model.clip.parameters(), *model.t5.parameters()]
+    text = [parameter for encoder in encoders for parameter in encoder.parameters()]
     muon = torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
     groups: list[dict[str, Any]] = [{"params": rest}, {"params": text, "lr": TEXT_LR}]
     return [muon, torch.optim.AdamW(groups, lr=ADAMW_LR, betas=(0.9, 0.98), weight_decay=0.0)]
 
 
-def _batches(count: int, batch_size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+def random_batches(count: int, batch_size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Indices below ``count`` without end, in a new order each time round."""
     while True:
         order = rng.permutation(count)
         yield from (order[i : i + batch_size] for i in range(0, count - batch_size + 1, batch_size))
@@ -146,22 +148,15 @@ def train_flow(
     model.clip.load_state_dict(text["clip"])
     model.t5.load_state_dict(text["t5"])
     average = averaged(model, 0.998)
-    optimizers = new_optimizers(model)
-    resume, start = folder / "flow-resume.pt", 0
-    if resume.exists():
-        state = torch.load(resume, weights_only=True)
-        start = state["step"]
-        model.load_state_dict(state["model"])
-        average.load_state_dict(state["average"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        torch.manual_seed(seed + start)
-        log.info("flow: goes on from step %d", start)
+    optimizers = new_optimizers(model.transformer, (model.clip, model.t5))
+    checkpoint = Checkpoint(folder / "flow-resume.pt", model, average, optimizers)
+    start = checkpoint.load()
+    torch.manual_seed(seed + start)
     rng = np.random.default_rng([seed, 4, start])
     velocity = _velocity(model)
     if compile_model:
         velocity = torch.compile(velocity)
-    batches = _batches(len(scenes), batch_size, rng)
+    batches = random_batches(len(scenes), batch_size, rng)
     loop = Loop("flow", num_steps, start=start, log_every=50)
     for step in loop:
         set_learning_rates(optimizers, learning_rate_factor(step, num_steps, warmup=200))
@@ -182,6 +177,5 @@ def train_flow(
         loop.note(loss=loss, norm=norm)
         if (step + 1) % checkpoint_every == 0 or step + 1 == num_steps:
             save_atomically(average.module.state_dict(), folder / "flow.pt")
-            state = {"step": step + 1, "model": model.state_dict(), "average": average.state_dict()}
-            save_atomically(state | {"optimizers": [optimizer.state_dict() for optimizer in optimizers]}, resume)
+            checkpoint.save(step + 1)
     return average.module

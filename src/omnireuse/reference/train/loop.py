@@ -39,6 +39,40 @@ def save_atomically(value: object, path: Path) -> None:
     part.replace(path)
 
 
+class Checkpoint:
+    """Where a run goes on from: weights, their average and the optimizers at one step.
+
+    Args:
+        path: the file.
+        model, average, optimizers: read by `save`, changed by `load`.
+    """
+
+    def __init__(
+        self, path: Path, model: nn.Module, average: nn.Module, optimizers: list[torch.optim.Optimizer]
+    ) -> None:
+        self.path = path
+        self._parts = {"model": model, "average": average}
+        self._optimizers = optimizers
+
+    def load(self) -> int:
+        """Take everything from the file; returns the step to go on with, 0 where there is no file."""
+        if not self.path.exists():
+            return 0
+        state = torch.load(self.path, weights_only=True)
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        log.info("%s: goes on from step %d", self.path.stem, state["step"])
+        return int(state["step"])
+
+    def save(self, step: int) -> None:
+        """Write everything after ``step`` steps."""
+        state: dict[str, object] = {name: part.state_dict() for name, part in self._parts.items()}
+        state |= {"step": step, "optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
+        save_atomically(state, self.path)
+
+
 class Loop:
     """Counts steps from ``start`` to ``num_steps`` with a progress bar, and logs the mean of what `note` was given.
 

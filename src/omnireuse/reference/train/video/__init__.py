@@ -1,0 +1,1 @@
+"""Training of the reference video pipeline, stage by stage."""
