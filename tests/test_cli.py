@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,6 +86,6 @@ def test_interrupt_before_anything_is_kept(monkeypatch: pytest.MonkeyPatch, caps
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("omnireuse.demo.command.find_image_pipeline", interrupt)
+    monkeypatch.setattr("omnireuse.demo.command.IMAGES", SimpleNamespace(find=interrupt))
     assert main(["demo"]) == 130
     assert "nothing was kept" in capsys.readouterr().err

@@ -71,20 +71,31 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _add_demo(commands: Commands) -> argparse.ArgumentParser:
-    words = "compare the full run, caches and fewer steps on the reference image pipeline"
+    words = "compare the full run, caches and fewer steps on a reference pipeline"
     parser = commands.add_parser("demo", help=words, description=words, allow_abbrev=False)
+    parser.add_argument("--video", action="store_true", help="short clips instead of images")
+    images, clips = DemoConfig(), DemoConfig(video=True)
+    kinds: dict[str, Callable[[str], object]] = {
+        "model": Path,
+        "out": Path,
+        "steps": int,
+        "guidance": float,
+        "prompts": int,
+        "seed": int,
+    }
     helps = {
-        "model": "folder of the pipeline (default: models/shapes-flux of the repository)",
+        "model": "folder of the pipeline (default: models/shapes-flux, with --video models/shapes-wan)",
         "out": "folder for the results",
-        "steps": "denoising steps of the full run",
-        "guidance": "classifier-free guidance; 1 is none",
+        "steps": f"denoising steps of the full run (default: {images.full_steps}, with --video {clips.full_steps})",
+        "guidance": "classifier-free guidance; 1 is none "
+        f"(default: {images.full_guidance:g}, with --video {clips.full_guidance:g})",
         "prompts": "how many prompts",
         "seed": "decides prompts and noise",
     }
-    for field in fields(DemoConfig):
-        kind = Path if field.name in ("model", "out") else type(field.default)
-        words = helps[field.name] + ("" if field.default is None else f" (default: {field.default})")
-        parser.add_argument(f"--{field.name}", type=kind, default=field.default, help=words)
+    for name, kind in kinds.items():
+        default = getattr(images, name)
+        words = helps[name] + ("" if default is None else f" (default: {default})")
+        parser.add_argument(f"--{name}", type=kind, default=default, help=words)
     parser.set_defaults(run=_demo)
     return parser
 

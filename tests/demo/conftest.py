@@ -17,3 +17,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("models") / "untrained"
     export_pipeline(new_autoencoder(), FlowModel().eval(), target)
     return target
+
+
+@pytest.fixture(scope="session")
+def video_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for the video pipeline."""
+    from omnireuse.reference.train.video.export import export_video_pipeline
+    from omnireuse.reference.video.models import VideoFlowModel, new_autoencoder
+
+    torch.manual_seed(0)
+    target = tmp_path_factory.mktemp("models") / "untrained-clips"
+    export_video_pipeline(new_autoencoder(), VideoFlowModel().eval(), target)
+    return target

@@ -9,6 +9,8 @@ import pytest
 
 from omnireuse.cli import main
 from omnireuse.demo import command
+from omnireuse.reference.load import VIDEO_SAMPLING
+from omnireuse.report.clips import read_frames
 from omnireuse.report.results import read_results
 
 pytestmark = pytest.mark.integration
@@ -40,8 +42,25 @@ def test_demo_and_report(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert (out / "report.png").is_file()
 
 
+def test_a_demo_of_clips(video_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("skimage")
+    out = tmp_path / "out"
+    arguments = ["--video", "--model", str(video_model), "--out", str(out), "--steps", "6", "--prompts", "1"]
+    assert main(["demo", *arguments]) == 0
+    assert "untrained-clips: 6 steps" in capsys.readouterr().out
+    made = read_results(out / "results.json")
+    assert made.guidance == VIDEO_SAMPLING["guidance_scale"]
+    assert made.highlighted.computed_steps < 6
+    assert set(made.reference.samples[0].attributes or {}) >= {"shape", "direction", "speed"}
+    # The clips are animated files of their own, and play on the page without anything beside it.
+    assert len(read_frames(out / made.reference.samples[0].image)) == VIDEO_SAMPLING["num_frames"]
+    page = (out / "report.html").read_text()
+    assert page.count('class="clip"') == len(made.variants)
+    assert "<script" not in page
+
+
 def test_the_same_seed_asks_for_the_same(model: Path) -> None:
-    first, again, other = (command.held_out_tasks(3, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (command.IMAGES.tasks(3, seed=seed) for seed in (0, 0, 1))
     assert [task.prompt for task in first] == [task.prompt for task in again]
     assert [task.prompt for task in first] != [task.prompt for task in other]
 
@@ -49,9 +68,9 @@ def test_the_same_seed_asks_for_the_same(model: Path) -> None:
 def test_an_interrupted_demo_keeps_what_is_done_and_says_so(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = command.image_generator
+    real = command.IMAGES.generator
 
-    def interrupting(pipeline: Any, *, guidance: float) -> Any:
+    def interrupting(_: object, pipeline: Any, *, guidance: float) -> Any:
         generate, calls = real(pipeline, guidance=guidance), iter(range(1000))
 
         def run(*arguments: Any) -> Any:
@@ -62,7 +81,7 @@ def test_an_interrupted_demo_keeps_what_is_done_and_says_so(
 
         return run
 
-    monkeypatch.setattr(command, "image_generator", interrupting)
+    monkeypatch.setattr(type(command.IMAGES), "generator", interrupting)
     monkeypatch.setattr(command, "CACHES", command.CACHES[:1])
     out = tmp_path / "out"
     assert main(["demo", "--model", str(model), "--out", str(out), "--steps", "4", "--prompts", "3"]) == 130

@@ -43,6 +43,12 @@ def test_more_noise_is_worse() -> None:
     assert ssims[0] > ssims[1]
 
 
+def test_a_clip_counts_as_its_frames() -> None:
+    clip = np.stack([GREY, GREY + 0.1])
+    assert psnr(clip, np.stack([GREY, GREY])) == pytest.approx(20.0 + 10 * math.log10(2))
+    assert ssim(clip, np.stack([GREY, GREY])) == pytest.approx((1.0 + ssim(GREY + 0.1, GREY)) / 2)
+
+
 def test_mean_counts_identical_images_as_the_clamp() -> None:
     assert mean_psnr([40.0, math.inf]) == (40.0 + IDENTICAL_DB) / 2
     assert mean_psnr([math.inf, math.inf]) == math.inf

@@ -7,9 +7,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from omnireuse.demo.compare import Cache, compare, generations
 from omnireuse.demo.config import DemoConfig
-from omnireuse.demo.reference import held_out_tasks, image_generator, load_quietly
+from omnireuse.demo.reference import CLIPS, IMAGES
 from omnireuse.demo.table import results_table
-from omnireuse.reference.load import find_image_pipeline
 from omnireuse.report.files import write_report
 from omnireuse.report.results import write_results
 
@@ -33,19 +32,20 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
         ConfigError: no pipeline where `config.model` says.
         KeyboardInterrupt: interrupted before anything could be kept.
     """
-    folder = find_image_pipeline(config.model)
+    reference = CLIPS if config.video else IMAGES
+    folder = reference.find(config.model)
     with console.status("loading the reference pipeline"):
-        pipeline = load_quietly(folder)
+        pipeline = reference.load_quietly(folder)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("warm-up: full", total=generations(config.prompts, len(CACHES)))
         comparison = compare(
             pipeline,
-            held_out_tasks(config.prompts, seed=config.seed),
+            reference.tasks(config.prompts, seed=config.seed),
             CACHES,
-            generate=image_generator(pipeline, guidance=config.guidance),
-            num_inference_steps=config.steps,
-            guidance=config.guidance,
+            generate=reference.generator(pipeline, guidance=config.full_guidance),
+            num_inference_steps=config.full_steps,
+            guidance=config.full_guidance,
             model=folder.resolve().name,
             folder=config.out,
             advance=lambda name: progress.update(bar, advance=1, description=name),

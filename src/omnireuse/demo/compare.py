@@ -32,7 +32,7 @@ class Task:
 
     Attributes:
         prompt, seed: the seed decides the noise.
-        check: tells which of the prompt's attributes an image (height, width, 3) in 0..1 shows; None where nothing can.
+        check: tells which of the prompt's attributes an image or a clip in 0..1 shows; None where nothing can.
     """
 
     prompt: str
@@ -94,7 +94,8 @@ def compare(
 
     Args:
         pipeline: what `omnireuse.enable` takes.
-        generate: (prompt, number of steps, seed) -> image (height, width, 3), floats in 0..1, made by `pipeline`.
+        generate: (prompt, number of steps, seed) -> what `pipeline` makes: an image (height, width, 3) or a clip
+            (frames, height, width, 3), floats in 0..1.
         num_inference_steps: of the full run.
         guidance, model: for the record.
         folder: images are written to ``folder/images``.
@@ -177,9 +178,9 @@ def _variant(name: str, role: str, settings: dict[str, Any], *, floor_of: str | 
 
 
 def _sample(task: Task, run: _Run, reference: Image, folder: Path, name: str) -> Sample:
-    from PIL import Image as Pillow
+    from omnireuse.report.clips import save_clip
 
-    Pillow.fromarray(np.rint(run.image * 255.0).astype(np.uint8)).save(folder / name)
+    save_clip(run.image, folder / name)
     return Sample(
         prompt=task.prompt,
         seed=task.seed,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnireuse.errors import ConfigError
-from omnireuse.reference.load import SAMPLING
+from omnireuse.reference.load import SAMPLING, VIDEO_SAMPLING
 
 __all__ = ["DemoConfig"]
 
@@ -17,10 +17,11 @@ class DemoConfig:
     """What `run_demo` does.
 
     Attributes:
+        video: whether the reference video pipeline is compared instead of the image pipeline.
         model: folder of the reference pipeline; None for the one of the repository.
         out: folder for the results, created where missing.
-        steps: denoising steps of the full run, ≥ 4.
-        guidance: classifier-free guidance, ≥ 1; 1 is none.
+        steps: denoising steps of the full run, ≥ 4; None for what the pipeline is usually asked for.
+        guidance: classifier-free guidance, ≥ 1; 1 is none; None for the usual.
         prompts: how many prompts, ≥ 1.
         seed: decides prompts and noise, ≥ 0.
 
@@ -28,22 +29,35 @@ class DemoConfig:
         ConfigError: a value out of range.
     """
 
+    video: bool = False
     model: Path | None = None
     out: Path = Path("out/demo")
-    steps: int = SAMPLING["num_inference_steps"]
-    guidance: float = SAMPLING["true_cfg_scale"]
+    steps: int | None = None
+    guidance: float | None = None
     prompts: int = 6
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 4), ("prompts", 1), ("seed", 0)):
             value = getattr(self, name)
-            if value < least:
+            if value is not None and value < least:
                 raise ConfigError(
                     f"demo({name}={value}): {name} must be a whole number of at least {least}, got {value}"
                 )
-        if not (math.isfinite(self.guidance) and self.guidance >= 1.0):
+        if self.guidance is not None and not (math.isfinite(self.guidance) and self.guidance >= 1.0):
             raise ConfigError(
                 f"demo(guidance={self.guidance}): guidance must be a finite number of at least 1, got {self.guidance}; "
                 "1 is no guidance"
             )
+
+    @property
+    def full_steps(self) -> int:
+        """`steps`, or what the pipeline is usually asked for."""
+        usual: int = (VIDEO_SAMPLING if self.video else SAMPLING)["num_inference_steps"]
+        return usual if self.steps is None else self.steps
+
+    @property
+    def full_guidance(self) -> float:
+        """`guidance`, or what the pipeline is usually asked for."""
+        usual: float = VIDEO_SAMPLING["guidance_scale"] if self.video else SAMPLING["true_cfg_scale"]
+        return usual if self.guidance is None else self.guidance

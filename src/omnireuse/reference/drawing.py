@@ -104,7 +104,7 @@ def pattern_mask(pattern: str, angle: float, period: float, phase: tuple[float, 
     return coverage(np.hypot(du, dv) - np.float32(0.3 * period))
 
 
-def light(image: Array, slope: tuple[float, float]) -> Array:
+def light_unevenly(image: Array, slope: tuple[float, float]) -> Array:
     """``image`` (H, H, 3) lit unevenly: `slope` (x, y) is how much brighter it is at an edge than in the middle."""
     x, y = grid(len(image))
     half = len(image) / 2

@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from diffusers import FluxPipeline
 
 BATCH_SIZE = 10
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,9 @@ def psnr(image: Array, reference: Array) -> float:
     return float(-10 * np.log10(np.square(image - reference, dtype=np.float64).mean()))
 
 
-def score(scenes: list[Scene], images: Array) -> tuple[float, float, dict[str, float]]:
+def score(
+    scenes: Sequence[S], images: Array, check: Callable[[S, Array], dict[str, bool]]
+) -> tuple[float, float, dict[str, float]]:
     """Share of all attributes right, share of scenes wholly right, and the share right of each attribute."""
     verdicts = [check(scene, image) for scene, image in zip(scenes, images, strict=True)]
     asked, right = Counter[str](), Counter[str]()
@@ -95,7 +99,7 @@ def measure(pipeline: FluxPipeline, folder: Path, *, num_captions: int, num_psnr
     images = np.concatenate(
         [generate(pipeline, prompts[i : i + BATCH_SIZE], seeds[i : i + BATCH_SIZE]) for i in batches]
     )
-    attributes_right, captions_right, by_attribute = score(scenes, images)
+    attributes_right, captions_right, by_attribute = score(scenes, images, check)
     start = time.perf_counter()
     for prompt in prompts[:5]:
         pipeline(prompt, **SAMPLING)

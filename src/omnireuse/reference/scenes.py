@@ -18,7 +18,7 @@ from omnireuse.reference.drawing import (
     SHAPES,
     Array,
     blend,
-    light,
+    light_unevenly,
     pattern_mask,
     shape_mask,
 )
@@ -110,4 +110,4 @@ def draw(scene: Scene, rng: np.random.Generator) -> Array:
         colour = np.asarray(OBJECT_COLOURS[thing.colour], np.float32) + rng.uniform(-0.03, 0.03, 3).astype(np.float32)
         image = blend(image, colour, shape_mask(thing.shape, centre, radius, float(rng.uniform(-0.2, 0.2)), IMAGE_SIZE))
     slope = rng.uniform(-0.08, 0.08, 2)
-    return light(image, (float(slope[0]), float(slope[1])))
+    return light_unevenly(image, (float(slope[0]), float(slope[1])))

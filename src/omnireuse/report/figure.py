@@ -6,7 +6,8 @@ import textwrap
 from pathlib import Path
 from typing import IO, Any
 
-from omnireuse.errors import ConfigError, MissingExtraError
+from omnireuse.errors import MissingExtraError
+from omnireuse.report.clips import read_frames
 from omnireuse.report.metrics import IDENTICAL_DB
 from omnireuse.report.results import Comparison
 from omnireuse.report.style import LIGHT, decibels, strip, tones
@@ -124,6 +125,8 @@ def quality_figure(comparison: Comparison, *, size: tuple[float, float] = (6.4, 
 def grid_figure(comparison: Comparison, folder: Path, *, rows: int = 4) -> Figure:
     """One row a prompt (the first `rows`), one column a variant, the decisions as a strip under each image.
 
+    A clip shows its middle frame.
+
     Raises:
         ConfigError: an image of the results is not in `folder`.
     """
@@ -178,7 +181,5 @@ def grid_figure(comparison: Comparison, folder: Path, *, rows: int = 4) -> Figur
 
 
 def _pixels(path: Path) -> Image.Image:
-    try:
-        return Image.open(path).convert("RGB")
-    except OSError as error:
-        raise ConfigError(f"image {path}: {error.strerror or error}; images belong beside their results") from error
+    frames = read_frames(path)
+    return frames[len(frames) // 2]

@@ -1,8 +1,9 @@
-"""How close an image is to its reference."""
+"""How close an image or a clip is to its reference."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,10 @@ def _pair(image: Any, reference: Any) -> tuple[NDArray[np.float64], NDArray[np.f
     for name, given in (("image", image), ("reference", reference)):
         array = np.asarray(given)
         scaled = array / 255.0 if array.dtype == np.uint8 else array.astype(np.float64)
-        if array.ndim != 3 or array.shape[2] not in (1, 3):
+        if array.ndim not in (3, 4) or array.shape[-1] not in (1, 3):
             raise ConfigError(
-                f"{name}(shape={array.shape}): shape must be (height, width, channels) with 1 or 3 channels"
+                f"{name}(shape={array.shape}): shape must be (height, width, channels) with 1 or 3 channels, with the "
+                "frames of a clip before them"
             )
         if not np.isfinite(scaled).all() or scaled.min() < -1e-6 or scaled.max() > 1 + 1e-6:
             raise ConfigError(
@@ -43,8 +45,9 @@ def psnr(image: Any, reference: Any) -> float:
     """Peak signal-to-noise ratio in dB of `image` against `reference`; inf where they are identical.
 
     Args:
-        image, reference: (height, width, channels), uint8 or floats in 0..1. Floats are better where images are
-            close: at 59 dB and above the rounding to 8 bits is larger than the difference.
+        image, reference: (height, width, channels), or a clip's (frames, height, width, channels), which counts as one
+            large image; uint8 or floats in 0..1. Floats are better where images are close: at 59 dB and above the
+            rounding to 8 bits is larger than the difference.
 
     Raises:
         ConfigError: another shape, another range or values that are not finite.
@@ -55,7 +58,7 @@ def psnr(image: Any, reference: Any) -> float:
 
 
 def ssim(image: Any, reference: Any) -> float:
-    """Structural similarity, 1 where identical, as scikit-image computes it on all channels.
+    """Structural similarity, 1 where identical, as scikit-image computes it on all channels; of clips the mean.
 
     Source: Wang, Bovik, Sheikh and Simoncelli, "Image Quality Assessment: From Error Visibility to Structural
     Similarity", 2004; their Gaussian window (σ = 1.5) and population covariance.
@@ -69,16 +72,20 @@ def ssim(image: Any, reference: Any) -> float:
         from skimage.metrics import structural_similarity
     except ImportError as error:
         raise MissingExtraError("ssim", "report") from error
-    return float(
-        structural_similarity(
-            first,
-            second,
-            data_range=1.0,
-            channel_axis=2,
-            gaussian_weights=True,
-            sigma=1.5,
-            use_sample_covariance=False,
+    frames = [(first, second)] if first.ndim == 3 else zip(first, second, strict=True)
+    return statistics.fmean(
+        float(
+            structural_similarity(
+                one,
+                other,
+                data_range=1.0,
+                channel_axis=2,
+                gaussian_weights=True,
+                sigma=1.5,
+                use_sample_covariance=False,
+            )
         )
+        for one, other in frames
     )
 
 

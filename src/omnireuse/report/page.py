@@ -7,13 +7,15 @@ import io
 import re
 from pathlib import Path
 
-from omnireuse.errors import ConfigError, MissingExtraError
+from omnireuse.errors import MissingExtraError
+from omnireuse.report.clips import FRAME_MILLISECONDS, read_frames
 from omnireuse.report.figure import quality_figure, save_figure
 from omnireuse.report.results import Comparison
 from omnireuse.report.style import DARK, LIGHT, decibels, strip, tones
 
 try:
     import jinja2
+    from PIL import Image
 except ImportError as missing:
     raise MissingExtraError("the report page", "report") from missing
 
@@ -21,7 +23,7 @@ __all__ = ["render_page"]
 
 
 def render_page(comparison: Comparison, folder: Path) -> str:
-    """`comparison` as HTML, with the images that lie in `folder` inside it.
+    """`comparison` as HTML, with the images or clips that lie in `folder` inside it.
 
     Raises:
         ConfigError: an image of the results is not in `folder`.
@@ -34,6 +36,8 @@ def render_page(comparison: Comparison, folder: Path) -> str:
         lstrip_blocks=True,
     )
     environment.filters["decibels"] = decibels
+    names = [sample.image for variant in comparison.variants for sample in variant.samples]
+    pictures = {name: _strip_of_frames(folder / name) for name in names}
     return environment.get_template("page.html.j2").render(
         comparison=comparison,
         best=comparison.highlighted,
@@ -41,16 +45,29 @@ def render_page(comparison: Comparison, folder: Path) -> str:
         tones=tones(comparison),
         themes={"light": LIGHT, "dark": DARK},
         plot=_themed_svg(comparison),
-        image=lambda name: _data_uri(folder / name),
+        pictures={name: _data_uri(strip) for name, (strip, _) in pictures.items()},
+        frames=max(count for _, count in pictures.values()),
+        frame_ms=FRAME_MILLISECONDS,
         strip=strip,
     )
 
 
-def _data_uri(path: Path) -> str:
-    try:
-        return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-    except OSError as error:
-        raise ConfigError(f"image {path}: {error.strerror or error}; images belong beside their results") from error
+def _strip_of_frames(path: Path) -> tuple[bytes, int]:
+    """A PNG with the frames side by side, and their number; a still image as it is."""
+    frames = read_frames(path)
+    if len(frames) == 1:
+        return path.read_bytes(), 1
+    width, height = frames[0].size
+    joined = Image.new("RGB", (width * len(frames), height))
+    for index, frame in enumerate(frames):
+        joined.paste(frame, (width * index, 0))
+    target = io.BytesIO()
+    joined.save(target, format="png", optimize=True)
+    return target.getvalue(), len(frames)
+
+
+def _data_uri(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 def _themed_svg(comparison: Comparison) -> str:

@@ -79,8 +79,8 @@ def read(clip: Array) -> ClipReading:
     clip = np.asarray(clip, np.float32)
     if clip.ndim != 4 or len(clip) < LEAST_FRAMES or clip.shape[1:] != (IMAGE_SIZE, IMAGE_SIZE, 3):
         raise ConfigError(
-            f"read(clip.shape={clip.shape}): clip must be (frames, {IMAGE_SIZE}, {IMAGE_SIZE}, 3) in 0..1 with at least "
-            f"{LEAST_FRAMES} frames; resize it first"
+            f"read(clip.shape={clip.shape}): clip must be (frames, {IMAGE_SIZE}, {IMAGE_SIZE}, 3) in 0..1, at least "
+            f"{LEAST_FRAMES} of them; resize it first"
         )
     frames = [read_frame(frame) for frame in clip]
     things = [thing for frame in frames for thing in frame.things]

@@ -17,7 +17,7 @@ from omnireuse.reference.drawing import (
     SHAPES,
     Array,
     blend,
-    light,
+    light_unevenly,
     shape_mask,
 )
 from omnireuse.reference.scenes import IMAGE_SIZE, SIZES, Thing
@@ -49,9 +49,7 @@ def sample_scene(rng: np.random.Generator) -> MovingScene:
         return known[int(rng.integers(len(known)))]
 
     thing = Thing(shape=pick(SHAPES), colour=pick(OBJECT_COLOURS), size=pick(SIZES))
-    return MovingScene(
-        thing=thing, direction=pick(DIRECTIONS), speed=pick(SPEEDS), background=pick(BACKGROUND_COLOURS)
-    )
+    return MovingScene(thing=thing, direction=pick(DIRECTIONS), speed=pick(SPEEDS), background=pick(BACKGROUND_COLOURS))
 
 
 def draw(scene: MovingScene, rng: np.random.Generator) -> Array:
@@ -72,5 +70,5 @@ def draw(scene: MovingScene, rng: np.random.Generator) -> Array:
         way = along + speed * (frame - (NUM_FRAMES - 1) / 2)
         centre = IMAGE_SIZE / 2 + dx * way + abs(dy) * across, IMAGE_SIZE / 2 + dy * way + abs(dx) * across
         mask = shape_mask(scene.thing.shape, centre, radius, angle, IMAGE_SIZE)
-        frames.append(light(blend(empty, colour, mask), slope))
+        frames.append(light_unevenly(blend(empty, colour, mask), slope))
     return np.stack(frames)

@@ -1,0 +1,44 @@
+"""Images and clips as files: a clip is an animated PNG, lossless, and plays wherever an image is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omnireuse.errors import ConfigError, MissingExtraError
+
+try:
+    from PIL import Image, ImageSequence
+except ImportError as missing:
+    raise MissingExtraError("a picture of the report", "report") from missing
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["FRAME_MILLISECONDS", "read_frames", "save_clip"]
+
+FRAME_MILLISECONDS = 125
+"""How long a clip shows each frame."""
+
+
+def save_clip(clip: NDArray[Any], path: Path) -> None:
+    """Write (height, width, 3) as a PNG, or (frames, height, width, 3) as an animated one; floats in 0..1."""
+    import numpy as np
+
+    frames = np.rint((clip if clip.ndim == 4 else clip[None]) * 255.0).astype(np.uint8)
+    first, *rest = (Image.fromarray(frame) for frame in frames)
+    animation = {"save_all": True, "append_images": rest, "duration": FRAME_MILLISECONDS, "loop": 0} if rest else {}
+    first.save(path, format="png", optimize=True, **animation)
+
+
+def read_frames(path: Path) -> list[Image.Image]:
+    """The frames of a PNG, one where it is a still image.
+
+    Raises:
+        ConfigError: no such image.
+    """
+    try:
+        with Image.open(path) as image:
+            return [frame.convert("RGB") for frame in ImageSequence.Iterator(image)]
+    except OSError as error:
+        raise ConfigError(f"image {path}: {error.strerror or error}; images belong beside their results") from error
