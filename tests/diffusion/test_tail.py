@@ -10,11 +10,11 @@ import torch
 from tiny import TINY, Tiny
 
 import omnireuse
-from omnireuse import Blend, FixedSchedule, Never, Polynomial, ResidualDiff, StepMask, TeaCache
+from omnireuse import Blend, FixedSchedule, Polynomial, ResidualDiff, StepMask, TeaCache
 from omnireuse.diffusion.adapters import BLOCK_STACKS, BlockStack
 from omnireuse.diffusion.cache.selector import get_cache_backend
 from omnireuse.diffusion.reuse.policy import StepView
-from omnireuse.errors import ConfigError, UnknownNameError
+from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
 
 MODELS = ("flux", "qwen_image", "wan")
 # Any drift passes.
@@ -186,6 +186,18 @@ def test_the_signal_is_measured_against_the_last_computed_step(flux: Tiny, first
         assert event.drift == pytest.approx(float(expected), rel=1e-5)
         if not event.reused:
             last = now
+
+
+def test_of_a_batch_the_sample_that_changed_most_decides(flux: Tiny) -> None:
+    seen = Watched(flux)
+    policy = ResidualDiff(residual_diff_threshold=1e-9)
+    with omnireuse.enable(flux.pipe, policy=policy, region="tail") as handle:
+        flux.run(steps=4, guided=False, batch=3)
+    residuals = [outputs[0][1] - embedded for outputs, embedded in zip(seen.outputs, seen.embedded, strict=True)]
+    for event, last, now in zip(handle.events[1:], residuals, residuals[1:], strict=False):
+        of_samples = (last - now).abs().mean((1, 2)) / last.abs().mean((1, 2))
+        assert len(set(of_samples.tolist())) == 3
+        assert event.drift == pytest.approx(float(of_samples.max()), rel=1e-5)
 
 
 def test_each_branch_measures_its_own_signal() -> None:
@@ -453,7 +465,8 @@ def test_options_that_a_backend_cannot_serve_are_refused(
     assert torch.equal(flux.run(), full)
 
 
-def test_an_undeclared_model_is_refused() -> None:
-    with pytest.raises(UnknownNameError, match="regions 'step' and 'call' serve any denoiser"):
+def test_models_without_a_declared_stack_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="use region 'step' or 'call'"):
         omnireuse.enable(TINY["stable_diffusion"]().pipe, "db_cache")
-    assert not Never().needs_drift
+    with pytest.raises(UnknownNameError, match="regions 'step' and 'call' serve any denoiser"):
+        omnireuse.enable(SimpleNamespace(transformer=torch.nn.Linear(2, 2)), "first_block_cache")

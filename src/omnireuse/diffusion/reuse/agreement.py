@@ -6,6 +6,8 @@ the model deadlocks. The measured pair is summed over exactly that group before 
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.distributed as dist
 
@@ -20,19 +22,28 @@ class Agreement:
             world by
             default: replicas that serve other requests would wait for each other.
 
-    Cost: one all-reduce of two floats and one host synchronisation a call; without a group the synchronisation only.
+    Cost: one all-reduce of two floats a pair and one host synchronisation a call; without a group the latter only.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
 
-    def ratio(self, pair: torch.Tensor) -> float:
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other rank takes part."""
+        return self._group is None
+
+    def ratio(self, pairs: torch.Tensor) -> float:
         """numerator / denominator over all ranks; inf where the denominator is 0 and the numerator is not, 0 where
-        both are."""
+        both are. Of several pairs, shape (n, 2), the largest ratio; NaN where one is."""
         if self._group is not None:
-            pair = pair.clone()
-            dist.all_reduce(pair, group=self._group)
-        numerator, denominator = pair.tolist()
-        if denominator == 0.0:
-            return 0.0 if numerator == 0.0 else float("inf")
-        return float(numerator / denominator)
+            pairs = pairs.clone()
+            dist.all_reduce(pairs, group=self._group)
+        ratios = [_divided(*pair) for pair in pairs.reshape(-1, 2).tolist()]
+        return math.nan if any(map(math.isnan, ratios)) else max(ratios)
+
+
+def _divided(numerator: float, denominator: float) -> float:
+    if denominator == 0.0:
+        return 0.0 if numerator == 0.0 else math.inf
+    return numerator / denominator

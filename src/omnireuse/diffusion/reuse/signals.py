@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["SIGNALS", "change_of"]
+__all__ = ["SIGNALS", "change_by_sample", "change_of"]
 
 SIGNALS = {
-    "first_residual": "what the first blocks, which always run, added to their input",
+    "first_residual": "what the first blocks added to their input; the sample of a batch that changed most counts",
     "latents": "the tensor that the denoiser was called with",
     "modulated_input": "the normalised, modulated input of the first block, as the model's adapter reads it",
     "none": "nothing: for policies that need no measurement",
@@ -22,3 +22,9 @@ def change_of(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     """Relative L1 change as a pair: (Σ|now − before|, Σ|before|), float32, shape (2,), on the tensors' device."""
     before = before.float()
     return torch.stack(((now.float() - before).abs().sum(), before.abs().sum()))
+
+
+def change_by_sample(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """The same for each sample of a batch, shape (samples, 2)."""
+    before = before.float().flatten(1)
+    return torch.stack(((now.float().flatten(1) - before).abs().sum(1), before.abs().sum(1)), dim=1)

@@ -10,7 +10,7 @@ import torch
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.forecasters import Memory
 from omnireuse.diffusion.reuse.policy import StepView
-from omnireuse.diffusion.reuse.signals import change_of
+from omnireuse.diffusion.reuse.signals import change_by_sample, change_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 
 __all__ = ["Track", "layout_of"]
@@ -33,6 +33,8 @@ class Track:
         self._layout: Hashable = None
         self._signal: torch.Tensor | None = None
         self._fresh: torch.Tensor | None = None
+        # One sample that has moved on must not be reused because the others have not.
+        self._change = change_by_sample if strategy.chosen_signal == "first_residual" else change_of
         self._consecutive = 0
         self.error: float | None = None
 
@@ -52,7 +54,7 @@ class Track:
             self._signal, self._fresh = self._fresh, None
         if before is None or layout_of(before) != layout_of(signal):
             return None
-        return self._agreement.ratio(change_of(signal, before))
+        return self._agreement.ratio(self._change(signal, before))
 
     def decide(self, view: StepView, layout: Hashable) -> tuple[bool, str]:
         """Whether to reuse, and who said so. Guards overrule the policy."""
