@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from omnireuse.diffusion.cache.base import CacheBackend, StrategyBackend
+from omnireuse.diffusion.cache.cache_dit_backend import CacheDiTBackend
 from omnireuse.diffusion.cache.db_cache import DBCacheBackend, FirstBlockCacheBackend
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
 from omnireuse.diffusion.cache.teacache import TeaCacheBackend
@@ -15,6 +16,7 @@ from omnireuse.errors import UnknownNameError, WrongTypeError
 __all__ = ["BACKENDS", "get_cache_backend"]
 
 BACKENDS: dict[str, type[StrategyBackend]] = {
+    "cache_dit": CacheDiTBackend,
     "db_cache": DBCacheBackend,
     "first_block_cache": FirstBlockCacheBackend,
     "mag_cache": MagCacheBackend,
