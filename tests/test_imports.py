@@ -42,8 +42,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 #: `core` is a world of its own: the engine side knows nothing of denoising, nor denoising of it, but for the stores.
 CORE, STORES = "core", "core.stores"
-#: What plays with the engine side from outside.
-ENGINE_TOOLS = ("replay",)
+#: What uses the engine side: tools that play with it, and the engine that it is proven in.
+ENGINE_TOOLS = ("replay", "reference.engine")
 
 #: What must work where torch is not installed.
 WITHOUT_TORCH = (
