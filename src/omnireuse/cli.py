@@ -1,4 +1,4 @@
-"""The command line: ``omnireuse demo``, ``report`` and ``replay``."""
+"""The command line: ``omnireuse demo``, ``report``, ``replay`` and ``engine-demo``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.markup import escape
 
 import omnireuse
 from omnireuse.demo.config import DemoConfig
+from omnireuse.demo.engine.config import EngineDemoConfig
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError
 from omnireuse.replay.config import ReplayConfig
 
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; those of the process by default.
 
     Returns:
-        Exit status: 0 done, 2 a mistake in what was asked for, 130 interrupted.
+        Exit status: 0 done, 1 the engine demo's outputs differ, 2 a mistake in what was asked for, 130 interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     errors = Console(stderr=True)
@@ -57,7 +58,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"omnireuse {omnireuse.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="")
-    known = {"demo": _add_demo(commands), "report": _add_report(commands), "replay": _add_replay(commands)}
+    known = {
+        "demo": _add_demo(commands),
+        "report": _add_report(commands),
+        "replay": _add_replay(commands),
+        "engine-demo": _add_engine_demo(commands),
+    }
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     if command is not None and command not in known:
         raise UnknownNameError("command", command, known)
@@ -124,6 +130,23 @@ def _add_replay(commands: Commands) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_engine_demo(commands: Commands) -> argparse.ArgumentParser:
+    words = "serve conversations over images in a small engine, with the engine caches off and on"
+    parser = commands.add_parser("engine-demo", help=words, description=words, allow_abbrev=False)
+    helps = {
+        "out": "folder for the results",
+        "users": "conversations side by side",
+        "turns": "questions of each user",
+        "blocks": "blocks of the KV cache; few of them make preemptions",
+        "seed": "decides what is said and shown",
+    }
+    for field in fields(EngineDemoConfig):
+        words = f"{helps[field.name]} (default: {field.default})"
+        parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default, help=words)
+    parser.set_defaults(run=_engine_demo)
+    return parser
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
@@ -148,6 +171,13 @@ def _replay(arguments: argparse.Namespace) -> int:
     given = {field.name: getattr(arguments, field.name) for field in fields(ReplayConfig)}
     run_replay(ReplayConfig(**{name: value for name, value in given.items() if value is not None}), Console())
     return 0
+
+
+def _engine_demo(arguments: argparse.Namespace) -> int:
+    from omnireuse.demo.engine.command import run_engine_demo
+
+    config = EngineDemoConfig(**{field.name: getattr(arguments, field.name) for field in fields(EngineDemoConfig)})
+    return 0 if run_engine_demo(config, Console()).identical else 1
 
 
 def _report(arguments: argparse.Namespace) -> int:

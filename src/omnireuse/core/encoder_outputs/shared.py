@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from omnireuse.core.encoder_outputs.store import EncoderOutputStore
@@ -53,7 +52,7 @@ class SharedEncoderOutputs:
             return lease
         self.manager.commit(lease, num_bytes=found.num_bytes)
         self.follow()
-        return replace(lease, outcome=Outcome.HIT)
+        return Lease(key=key, request_id=request_id, position=position, outcome=Outcome.HIT)
 
     def commit(self, lease: Lease, output: object, *, encode_seconds: float | None = None) -> None:
         """Store what the lease's holder encoded: from now on it is a hit.

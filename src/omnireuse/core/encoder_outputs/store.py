@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -222,7 +222,7 @@ class EncoderOutputStore:
 
 
 def _name(key: EncoderKey) -> str:
-    return hashlib.blake2b(json.dumps(astuple(key)).encode(), digest_size=20).hexdigest()
+    return hashlib.blake2b(json.dumps(tuple(key)).encode(), digest_size=20).hexdigest()
 
 
 def _moved(value: Any, device: torch.device) -> Any:

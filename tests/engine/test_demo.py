@@ -1,0 +1,61 @@
+"""``omnireuse engine-demo``: the table, the record and the picture of a small comparison."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="the timeline needs the extra 'report'")
+
+from PIL import Image
+from rich.console import Console
+
+from omnireuse.cli import main
+from omnireuse.demo.engine.command import comparison_table
+from omnireuse.demo.engine.record import EngineComparison, EngineRun
+
+
+def test_the_demo_writes_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["engine-demo", "--users", "2", "--turns", "2", "--blocks", "14", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    record = json.loads((tmp_path / "engine.json").read_text())
+    assert record["identical"]
+    assert record["off"]["counts"]["finish"] == record["on"]["counts"]["finish"] == 4
+    for kind in ("encode", "prefill"):
+        assert record["on"]["counts"][kind] < record["off"]["counts"][kind]
+        assert f"{record['on']['counts'][kind]:,}" in said
+    assert record["off"]["counts"]["preempt"], "no preemption to be seen in the picture"
+    assert "identical outputs" in said
+    assert "yes" in said
+    width, height = Image.open(tmp_path / "timeline.png").size
+    assert (width, height) > (1000, 400)
+
+
+def test_a_difference_is_said() -> None:
+    run = EngineRun(
+        name="x", num_steps=1, seconds=1.0, counts={"finish": 1}, marks=[(0, "user 1, turn 1", "finish", 1)]
+    )
+    same = EngineComparison(off=run, on=run, identical=True, largest_difference=0.0)
+    verdicts = [
+        comparison.verdict
+        for comparison in (
+            same,
+            replace(same, largest_difference=3e-15),
+            replace(same, identical=False, largest_difference=float("inf")),
+        )
+    ]
+    assert verdicts == ["yes, bit for bit", "yes, states within 3e-15", "no"]
+    console = Console(record=True, width=100)
+    console.print(comparison_table(replace(same, identical=False)))
+    assert "no" in console.export_text()
+
+
+def test_a_number_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engine-demo", "--users", "0"]) == 2
+    assert "users must be at least 1" in capsys.readouterr().err.replace("\n", " ")
+    assert main(["engine-demo", "--blocks", "3", "--users", "1", "--turns", "1"]) == 2
+    assert "must fit in the KV cache" in capsys.readouterr().err.replace("\n", " ")
