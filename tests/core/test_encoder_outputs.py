@@ -175,6 +175,20 @@ def test_an_outer_tier_needs_the_name_of_the_weights() -> None:
         EncoderOutputStore(host_bytes=-1)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_leaves_a_gpu_is_pinned_and_comes_back() -> None:
+    store = EncoderOutputStore("cuda", host_bytes=1 << 20)
+    truth = torch.randn(64, 1024)
+    store.put(CAT, truth, 64)
+    assert store.get(CAT).is_cuda
+    store.drop(CAT)
+    assert store.num_bytes == 0
+    store.load(CAT, 64)
+    assert torch.equal(store.get(CAT).cpu(), truth)
+    store.assert_invariants()
+
+
 # --- tiers that fail
 
 

@@ -62,6 +62,7 @@ def test_under_pressure_the_tokens_are_the_same(model: TinyOmniModel, policy: st
     assert largest_difference(results, expected) <= TOLERANCE
     assert off.counts["preempt"]
     assert on.counts["preempt"]
+    assert sum(result.num_preemptions for result in results.values())
     assert on.counts["abort"]
     assert on.counts["load"], "nothing came back from host memory"
     assert on.counts["encode"] < off.counts["encode"]

@@ -14,9 +14,6 @@ class BlockPool:
 
     Args:
         num_blocks: how many there are.
-
-    Attributes:
-        evicted: blocks whose known content was given up since the last `drain_evicted`.
     """
 
     def __init__(self, num_blocks: int) -> None:

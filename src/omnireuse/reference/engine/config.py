@@ -49,9 +49,3 @@ class EngineConfig:
                 f"EngineConfig(max_step_tokens={self.max_step_tokens}): field must be at least block_size "
                 f"({self.block_size}), because prefill goes block by block"
             )
-
-    @property
-    def caches(self) -> str:
-        """Which caches are on, in words."""
-        on = [name for name, is_on in (("encodes", self.share_encodes), ("prefixes", self.share_prefixes)) if is_on]
-        return "caches off" if not on else f"shared {' and '.join(on)}"

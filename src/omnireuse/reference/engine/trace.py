@@ -113,12 +113,16 @@ def serve(
         after_step: called after every step.
     """
     todo, alive = deque(enumerate(trace)), dict[str, int]()
+    to_abort: dict[int | None, list[int]] = {}
+    for index, arrival in enumerate(trace):
+        to_abort.setdefault(arrival.abort_step, []).append(index)
     step = 0
     while todo or not engine.is_idle:
-        for index, arrival in enumerate(trace):
-            if arrival.abort_step == step and alive.get(arrival.request.request_id) == index:
-                engine.abort(arrival.request.request_id)
-                del alive[arrival.request.request_id]
+        for index in to_abort.get(step, ()):
+            name = trace[index].request.request_id
+            if alive.get(name) == index:
+                engine.abort(name)
+                del alive[name]
         while todo and todo[0][1].step <= step and todo[0][1].request.request_id not in alive:
             index, arrival = todo.popleft()
             engine.add(arrival.request)
