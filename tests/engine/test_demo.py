@@ -31,8 +31,8 @@ def test_the_demo_writes_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixt
     assert record["off"]["counts"]["preempt"], "no preemption to be seen in the picture"
     assert "identical outputs" in said
     assert "yes" in said
-    width, height = Image.open(tmp_path / "timeline.png").size
-    assert (width, height) > (1000, 400)
+    with Image.open(tmp_path / "timeline.png") as picture:
+        assert picture.width > 1000
 
 
 def test_a_difference_is_said() -> None:
