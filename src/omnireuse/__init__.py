@@ -14,23 +14,38 @@ if TYPE_CHECKING:
     from omnireuse.diffusion.handle import Handle
     from omnireuse.diffusion.pipelines import enable
     from omnireuse.diffusion.reuse.events import Decision
-    from omnireuse.diffusion.reuse.forecasters import Blend, Hold, Polynomial
-    from omnireuse.diffusion.reuse.policies import FixedSchedule, MagCache, Never, ResidualDiff, StepMask, TeaCache
+    from omnireuse.diffusion.reuse.forecasters import BestOrder, Blend, Hermite, Hold, Polynomial
+    from omnireuse.diffusion.reuse.policies import (
+        EasyCache,
+        ErrorControl,
+        FixedSchedule,
+        MagCache,
+        Never,
+        ResidualDiff,
+        SeaCache,
+        StepMask,
+        TeaCache,
+    )
     from omnireuse.diffusion.reuse.strategy import Strategy
     from omnireuse.diffusion.reuse.summary import Summary
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BestOrder",
     "Blend",
     "Decision",
+    "EasyCache",
+    "ErrorControl",
     "FixedSchedule",
     "Handle",
+    "Hermite",
     "Hold",
     "MagCache",
     "Never",
     "Polynomial",
     "ResidualDiff",
+    "SeaCache",
     "StepMask",
     "Strategy",
     "Summary",
@@ -41,15 +56,20 @@ __all__ = [
 ]
 
 _HOME = {
+    "BestOrder": "omnireuse.diffusion.reuse.forecasters",
     "Blend": "omnireuse.diffusion.reuse.forecasters",
     "Decision": "omnireuse.diffusion.reuse.events",
+    "EasyCache": "omnireuse.diffusion.reuse.policies",
+    "ErrorControl": "omnireuse.diffusion.reuse.policies",
     "FixedSchedule": "omnireuse.diffusion.reuse.policies",
     "Handle": "omnireuse.diffusion.handle",
+    "Hermite": "omnireuse.diffusion.reuse.forecasters",
     "Hold": "omnireuse.diffusion.reuse.forecasters",
     "MagCache": "omnireuse.diffusion.reuse.policies",
     "Never": "omnireuse.diffusion.reuse.policies",
     "Polynomial": "omnireuse.diffusion.reuse.forecasters",
     "ResidualDiff": "omnireuse.diffusion.reuse.policies",
+    "SeaCache": "omnireuse.diffusion.reuse.policies",
     "StepMask": "omnireuse.diffusion.reuse.policies",
     "Strategy": "omnireuse.diffusion.reuse.strategy",
     "Summary": "omnireuse.diffusion.reuse.summary",

@@ -10,12 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from omnireuse.diffusion.reuse.policies import EasyCache, ErrorControl, SeaCache
 from omnireuse.diffusion.reuse.validation import check_at_least, check_finite_list, check_positive, field_error
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
 
 __all__ = ["DiffusionCacheConfig", "OmniDiffusionConfig"]
 
 BACKEND_VARIABLE = "DIFFUSION_CACHE_BACKEND"
+_POSITIVE = (
+    "rel_l1_thresh",
+    "mag_threshold",
+    "residual_diff_threshold",
+    "easy_thresh",
+    "sea_thresh",
+    "error_tolerance",
+)
 
 
 @dataclass(kw_only=True)
@@ -40,6 +49,16 @@ class DiffusionCacheConfig:
         taylorseer_order: degree of that forecast, ≥ 1.
         scm_steps_mask_policy: SCM: "slow", "medium", "fast", "ultra", or None for no mask.
         scm_steps_policy: SCM: "dynamic" (the threshold may compute more than the mask) or "static".
+        taylorseer_interval: TaylorSeer: every so many steps one computes, ≥ 1.
+        taylorseer_warmup_steps: TaylorSeer: first steps that always compute, ≥ 0.
+        easy_thresh: EasyCache: expected change of the output at which a step computes, > 0. Raising it reuses more.
+        easy_warmup_steps: EasyCache: first steps that always compute, ≥ 1.
+        sea_thresh: SeaCache: accumulated change of the filtered latents at which a step computes, > 0. Raising it
+            reuses more.
+        sea_warmup_steps: SeaCache: first steps that always compute, ≥ 1.
+        error_tolerance: error control: relative L1 error of the denoised sample that a reused step may be expected to
+            have, > 0. Raising it reuses more.
+        error_max_gap: error control: most steps from one computed step to the next, ≥ 1.
         num_inference_steps: the step count, where known beforehand, ≥ 1.
         force_refresh_step_hint: step at which everything is computed anew, ≥ 0.
         force_refresh_step_policy: "once" or "repeat".
@@ -63,6 +82,14 @@ class DiffusionCacheConfig:
     max_continuous_cached_steps: int = 3
     enable_taylorseer: bool = False
     taylorseer_order: int = 1
+    taylorseer_interval: int = 3
+    taylorseer_warmup_steps: int = 3
+    easy_thresh: float = EasyCache.threshold
+    easy_warmup_steps: int = EasyCache.warmup
+    sea_thresh: float = SeaCache.threshold
+    sea_warmup_steps: int = SeaCache.warmup
+    error_tolerance: float = ErrorControl.tolerance
+    error_max_gap: int = ErrorControl.max_gap
     scm_steps_mask_policy: str | None = None
     scm_steps_policy: str = "dynamic"
     num_inference_steps: int | None = None
@@ -70,7 +97,7 @@ class DiffusionCacheConfig:
     force_refresh_step_policy: str = "once"
 
     def __post_init__(self) -> None:
-        for name in ("rel_l1_thresh", "mag_threshold", "residual_diff_threshold"):
+        for name in _POSITIVE:
             check_positive(self, name)
         ratio = self.mag_retention_ratio
         if not isinstance(ratio, numbers.Real) or isinstance(ratio, bool) or not 0 <= ratio < 1 or math.isnan(ratio):
@@ -83,6 +110,11 @@ class DiffusionCacheConfig:
             ("max_cached_steps", -1),
             ("max_continuous_cached_steps", -1),
             ("taylorseer_order", 1),
+            ("taylorseer_interval", 1),
+            ("taylorseer_warmup_steps", 0),
+            ("easy_warmup_steps", 1),
+            ("sea_warmup_steps", 1),
+            ("error_max_gap", 1),
         ):
             check_at_least(self, name, least)
         for name, least in (("num_inference_steps", 1), ("force_refresh_step_hint", 0)):

@@ -65,7 +65,9 @@ def enable(
             raise UnknownNameError(
                 "cache backend", backend, BACKENDS, hint="combinations go through policy=, forecaster=, region="
             )
-        return BACKENDS[backend](DiffusionCacheConfig.from_dict(options)).open(pipeline, agreement)
+        config = DiffusionCacheConfig.from_dict(options)
+        BACKENDS[backend].check_options(options)
+        return BACKENDS[backend](config).open(pipeline, agreement)
     if policy is None:
         if forecaster is not None or options:
             given = "forecaster" if forecaster is not None else next(iter(options))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 
@@ -12,7 +13,7 @@ from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.validation import check_at_least
-from omnireuse.errors import StateError
+from omnireuse.errors import StateError, UnknownNameError
 
 __all__ = ["CacheBackend", "StrategyBackend"]
 
@@ -69,11 +70,21 @@ class StrategyBackend(CacheBackend):
         group: the ranks that share the forward's collectives and must decide alike; None where each runs its own model.
     """
 
+    options: ClassVar[tuple[str, ...] | None] = None
+    """Fields of `DiffusionCacheConfig` that this backend reads; None where it has not said so."""
+
     def __init__(self, config: DiffusionCacheConfig, *, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(config)
         self._agreement = Agreement(group)
         self.handle: Handle | None = None
         self._pipeline: Any = None
+
+    @classmethod
+    def check_options(cls, given: Iterable[str]) -> None:
+        """Raise an UnknownNameError for an option that this backend would ignore."""
+        for name in given:
+            if cls.options is not None and name not in cls.options:
+                raise UnknownNameError(f"option of {cls.__name__}", name, cls.options)
 
     @abstractmethod
     def open(self, pipeline: Any, agreement: Agreement) -> Handle:

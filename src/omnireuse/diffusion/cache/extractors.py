@@ -16,7 +16,7 @@ import torch
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, measures
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.track import layout_of
-from omnireuse.diffusion.reuse.runtime.verdict import Verdict, mean_magnitude
+from omnireuse.diffusion.reuse.runtime.verdict import Verdict, magnitudes
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
 
@@ -170,7 +170,7 @@ class ExtractedRegion:
             verdict.host_seconds -= perf_counter() - started
             pairs = list(zip(results, entries, strict=True))
             values = [after - before if residual else after.clone() for after, before in pairs]
-            verdict.learn(values, lambda: mean_magnitude(values), measures(self._strategy, values[0]))
+            verdict.learn(values, lambda: magnitudes(values), measures(self._strategy, values[0]))
             hidden = results[0]
         verdict.host_seconds += perf_counter() - started
         self._emit(verdict.conclude())

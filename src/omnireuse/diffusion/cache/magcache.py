@@ -85,6 +85,14 @@ class MagCacheBackend(StrategyBackend):
     `save_ratios(path)` keeps it.
     """
 
+    options = (
+        "mag_calibrate",
+        "mag_max_skip_steps",
+        "mag_ratios",
+        "mag_retention_ratio",
+        "mag_threshold",
+        "num_inference_steps",
+    )
     _recorder: MagnitudeRecorder | None = None
 
     def open(self, pipeline: Any, agreement: Agreement) -> Handle:

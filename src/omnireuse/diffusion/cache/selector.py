@@ -9,6 +9,12 @@ from omnireuse.diffusion.cache.base import CacheBackend, StrategyBackend
 from omnireuse.diffusion.cache.cache_dit_backend import CacheDiTBackend
 from omnireuse.diffusion.cache.db_cache import DBCacheBackend, FirstBlockCacheBackend
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
+from omnireuse.diffusion.cache.online import (
+    EasyCacheBackend,
+    ErrorControlBackend,
+    SeaCacheBackend,
+    TaylorSeerBackend,
+)
 from omnireuse.diffusion.cache.teacache import TeaCacheBackend
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import UnknownNameError, WrongTypeError
@@ -18,8 +24,12 @@ __all__ = ["BACKENDS", "get_cache_backend"]
 BACKENDS: dict[str, type[StrategyBackend]] = {
     "cache_dit": CacheDiTBackend,
     "db_cache": DBCacheBackend,
+    "easy_cache": EasyCacheBackend,
+    "error_control": ErrorControlBackend,
     "first_block_cache": FirstBlockCacheBackend,
     "mag_cache": MagCacheBackend,
+    "sea_cache": SeaCacheBackend,
+    "taylorseer": TaylorSeerBackend,
     "tea_cache": TeaCacheBackend,
 }
 

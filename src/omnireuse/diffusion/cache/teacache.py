@@ -89,6 +89,8 @@ class TeaCacheConfig:
 class TeaCacheBackend(StrategyBackend):
     """Reads `rel_l1_thresh` and `coefficients` of its config."""
 
+    options = ("coefficients", "rel_l1_thresh")
+
     def open(self, pipeline: Any, agreement: Agreement) -> Handle:
         """Enable TeaCache on the pipeline's denoisers, with the table's coefficients where none were given."""
         denoisers = denoisers_of(pipeline)

@@ -23,7 +23,10 @@ class StepView:
         drift: relative L1 change of the watched signal since the previous step, or since the last computed one for a
             policy that asks for that; None without a signal or at the first step.
         branch: order of this call among the step's calls of its denoiser; 0 where one decision covers the step.
-        error: relative L1 error of the last forecast that could be compared with the truth; None before that.
+        error: relative L1 error of the last forecast that could be compared with the truth: of the denoised sample x0
+            where the scheduler's algebra is known, else of the remembered quantity; None before that.
+        at: the coordinate that forecasters measure distance in; the step index where nothing else is known.
+        order: degree of the forecaster's polynomial; 0 where it has none.
     """
 
     index: int
@@ -32,11 +35,15 @@ class StepView:
     drift: float | None = None
     error: float | None = None
     branch: int = 0
+    at: float | None = None
+    order: int = 0
 
 
 @runtime_checkable
 class Policy(Protocol):
     """Compute or reuse? Three small functions; the state is an opaque value owned by the caller.
+
+    A policy that means one certain signal names it in a class attribute `signal`; others take the region's default.
 
     A policy whose drift is to be measured since the last computed step says so in an attribute
     `drift_since_computed = True`; for others it is measured since the previous step, reused or not.

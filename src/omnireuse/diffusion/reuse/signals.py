@@ -11,6 +11,8 @@ import torch
 __all__ = ["SIGNALS", "change_by_sample", "change_of"]
 
 SIGNALS = {
+    "expected_output": "the remembered value, whose change is expected from that of the latents",
+    "filtered_latents": "the latents, weighted by how far each frequency stands out of the noise",
     "first_residual": "what the first blocks added to their input; the sample of a batch that changed most counts",
     "latents": "the tensor that the denoiser was called with",
     "modulated_input": "the normalised, modulated input of the first block, as the model's adapter reads it",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import torch
+
 from omnireuse.diffusion.reuse.forecasters import Forecaster, Hold, Memory, forecaster_named
 from omnireuse.diffusion.reuse.policies import policy_named
 from omnireuse.diffusion.reuse.policy import Policy
@@ -13,7 +15,12 @@ from omnireuse.diffusion.reuse.signals import SIGNALS
 from omnireuse.diffusion.reuse.validation import check_at_least, field_error
 from omnireuse.errors import UnknownNameError, WrongTypeError
 
-__all__ = ["REGIONS", "Strategy"]
+__all__ = ["AXES", "REGIONS", "Strategy"]
+
+AXES = {
+    "noise": "the noise level, in [0, 1]; the step index where the scheduler's is not known",
+    "steps": "the step index",
+}
 
 REGIONS = {
     "step": "every call of a step; what the scheduler is handed, after guidance, is forecast",
@@ -29,9 +36,10 @@ _QUANTITIES_OF = {
     "blocks": ("residual", "output"),
     "tail": ("residual", "output"),
 }
+_WHOLE = ("latents", "filtered_latents", "expected_output", "none")
 _SIGNALS_OF = {
-    "step": ("latents", "none"),
-    "call": ("latents", "none"),
+    "step": _WHOLE,
+    "call": _WHOLE,
     "blocks": ("modulated_input", "none"),
     "tail": ("first_residual", "modulated_input", "none"),
 }
@@ -48,11 +56,13 @@ class Strategy:
         quantity: "x0", "output" or "residual"; None takes the region's default. "x0" asked for by name is a promise:
             where the scheduler's algebra is unknown the run raises. As the default it falls back to "output", and
             says so.
-        signal: "latents", "modulated_input", "first_residual" or "none"; None takes what the policy and the region
-            need.
+        signal: a name in `SIGNALS`; None takes what the policy and the region need.
         first_blocks: region "tail": blocks at the start of the stack that always run, ≥ 0, and ≥ 1 where their
             residual is watched; None is 1.
         last_blocks: region "tail": blocks at its end that always run, ≥ 0; None is 0.
+        axis: what forecasters measure distance in: "noise" (level) or "steps".
+        history_dtype: the dtype in which computed values are remembered, "bfloat16" say; None keeps their own.
+            Forecasts come back in the values' dtype.
         max_consecutive: longest run of reused steps, ≥ 1; None leaves it to the policy.
         measure_errors: compare every forecast with the truth once it is known, also where reading the figure back
             stalls an accelerator (one host synchronisation a computed step). On the CPU it is always done.
@@ -60,7 +70,7 @@ class Strategy:
     Raises:
         UnknownNameError: a name that does not exist.
         ConfigError: a quantity or signal that the region does not have; a policy that measures, without a signal;
-            numbers of blocks out of range or in another region than "tail".
+            numbers of blocks out of range or in another region than "tail"; a dtype that holds no fractions.
     """
 
     policy: Policy
@@ -70,6 +80,8 @@ class Strategy:
     signal: str | None = None
     first_blocks: int | None = None
     last_blocks: int | None = None
+    axis: str = "noise"
+    history_dtype: torch.dtype | str | None = None
     max_consecutive: int | None = None
     measure_errors: bool = False
 
@@ -92,6 +104,17 @@ class Strategy:
                 raise UnknownNameError(axis, chosen, known)
             if chosen not in fitting[self.region]:
                 raise field_error(self, axis, f"be {' or '.join(fitting[self.region])} in region {self.region!r}")
+        if self.chosen_signal not in _SIGNALS_OF[self.region]:
+            fitting_regions = " or ".join(region for region, has in _SIGNALS_OF.items() if self.chosen_signal in has)
+            raise field_error(self, "region", f"be {fitting_regions} with {type(self.policy).__name__}")
+        if self.axis not in AXES:
+            raise UnknownNameError("axis", self.axis, AXES)
+        if self.history_dtype is not None:
+            named = self.history_dtype
+            dtype = getattr(torch, named.removeprefix("torch."), None) if isinstance(named, str) else named
+            if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
+                raise field_error(self, "history_dtype", "be a floating-point dtype of 16 bits at least, or its name")
+            object.__setattr__(self, "history_dtype", dtype)
         if self.policy.needs_drift and self.signal == "none":
             raise field_error(
                 self, "signal", f"not be 'none' with a policy that measures ({type(self.policy).__name__})"
@@ -126,9 +149,11 @@ class Strategy:
 
     @property
     def chosen_signal(self) -> str:
-        """The signal to be watched: what was asked for, else the region's where the policy measures, else none."""
-        if self.signal is not None:
-            return self.signal
+        """The signal to be watched: what was asked for, else the policy's own, else the region's where the policy
+        measures, else none."""
+        chosen: str | None = self.signal or getattr(self.policy, "signal", None)
+        if chosen is not None:
+            return chosen
         return _SIGNALS_OF[self.region][0] if self.policy.needs_drift else "none"
 
     @property

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from omnireuse.diffusion.reuse.forecasters.base import Forecaster, Memory
+from omnireuse.diffusion.reuse.forecasters.best_order import BestOrder
 from omnireuse.diffusion.reuse.forecasters.blend import Blend
+from omnireuse.diffusion.reuse.forecasters.hermite import Hermite
 from omnireuse.diffusion.reuse.forecasters.hold import Hold
 from omnireuse.diffusion.reuse.forecasters.polynomial import Polynomial
 from omnireuse.errors import UnknownNameError
 
-__all__ = ["FORECASTERS", "Blend", "Forecaster", "Hold", "Memory", "Polynomial", "forecaster_named"]
+__all__ = [
+    "FORECASTERS",
+    "BestOrder",
+    "Blend",
+    "Forecaster",
+    "Hermite",
+    "Hold",
+    "Memory",
+    "Polynomial",
+    "forecaster_named",
+]
 
-FORECASTERS: dict[str, type[Forecaster]] = {"blend": Blend, "hold": Hold, "polynomial": Polynomial}
+FORECASTERS: dict[str, type[Forecaster]] = {
+    "best_order": BestOrder,
+    "blend": Blend,
+    "hermite": Hermite,
+    "hold": Hold,
+    "polynomial": Polynomial,
+    "taylorseer": Polynomial,
+}
 
 
 def forecaster_named(name: str) -> Forecaster:

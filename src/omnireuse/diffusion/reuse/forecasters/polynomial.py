@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,9 +37,15 @@ class Polynomial:
 
 
 class PolynomialMemory:
-    """The last `order` + 1 values and their coordinates, oldest first."""
+    """The last `order` + 1 values and their coordinates, oldest first.
 
-    def __init__(self, order: int) -> None:
+    Args:
+        order: of the polynomial.
+        weights: gives each node's share in the forecast at a coordinate.
+    """
+
+    def __init__(self, order: int, weights: Callable[[Sequence[float], float], list[float]] | None = None) -> None:
+        self._weights = weights or lagrange_weights
         self._nodes: deque[tuple[float, torch.Tensor]] = deque(maxlen=order + 1)
 
     @property
@@ -67,7 +73,7 @@ class PolynomialMemory:
         """The polynomial through the known values, accumulated in float32 at least."""
         if self.known_order == 0:
             return self.last
-        weights = lagrange_weights([node for node, _ in self._nodes], at)
+        weights = self._weights([node for node, _ in self._nodes], at)
         dtype = torch.promote_types(self.last.dtype, torch.float32)
         total = self.last.to(dtype) * weights[-1]
         for weight, (_, value) in zip(weights[:-1], list(self._nodes)[:-1], strict=True):

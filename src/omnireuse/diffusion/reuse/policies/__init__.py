@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from omnireuse.diffusion.reuse.policies.accumulated import EasyCache, SeaCache
+from omnireuse.diffusion.reuse.policies.error_control import ErrorControl
 from omnireuse.diffusion.reuse.policies.fixed import FixedSchedule
 from omnireuse.diffusion.reuse.policies.mag_cache import MagCache
 from omnireuse.diffusion.reuse.policies.never import Never
@@ -13,10 +15,13 @@ from omnireuse.errors import UnknownNameError
 
 __all__ = [
     "POLICIES",
+    "EasyCache",
+    "ErrorControl",
     "FixedSchedule",
     "MagCache",
     "Never",
     "ResidualDiff",
+    "SeaCache",
     "StepMask",
     "TeaCache",
     "policy_named",
@@ -24,10 +29,13 @@ __all__ = [
 ]
 
 POLICIES: dict[str, type[Policy]] = {
+    "easy_cache": EasyCache,
+    "error_control": ErrorControl,
     "fixed": FixedSchedule,
     "never": Never,
     "residual_diff": ResidualDiff,
     "scm": StepMask,
+    "sea_cache": SeaCache,
     "tea_cache": TeaCache,
 }
 

@@ -8,7 +8,7 @@ import torch
 
 from omnireuse.diffusion.reuse.quantities import can_denoise, denoised, output_of
 from omnireuse.diffusion.reuse.runtime.run import Run
-from omnireuse.diffusion.reuse.runtime.verdict import mean_magnitude
+from omnireuse.diffusion.reuse.runtime.verdict import magnitude
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import UnsupportedModelError
 
@@ -67,7 +67,13 @@ class OutputAlgebra:
         assert sample is not None, "x0 was settled on with a sample"
         return output_of(run.level, sample, value, dtype)
 
-    def scale(self, run: Run, output: torch.Tensor) -> float:
-        """The magnitude of the output in the units of the value, for relative errors."""
-        weight = abs(run.level.output_weight or 1.0) if run.quantity == "x0" else 1.0
-        return mean_magnitude([output]) * weight
+    def scales(
+        self, run: Run, sample: torch.Tensor | None, output: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean magnitudes of the output and of x0, both in the units of the value, for relative errors. Where x0 is not
+        defined the output stands for it."""
+        if run.quantity == "x0":
+            return magnitude(output) * abs(run.level.output_weight or 1.0), magnitude(value)
+        if sample is None or not can_denoise(run.level, sample, output):
+            return magnitude(output), magnitude(output)
+        return magnitude(output), magnitude(denoised(run.level, sample, output)) / abs(run.level.output_weight or 1.0)

@@ -41,6 +41,8 @@ class Run:
         self.pending: Any = None
         """What a region carries from the first call of a step to its end."""
         self._levels = levels
+        self._by_steps = strategy.axis == "steps"
+        self._order = int(getattr(strategy.forecaster, "order", 0))
         self._new_track: Callable[[], Track] = lambda: Track(strategy, agreement)
         self._tracks: dict[object, Track] = {}
         self.placeholders: dict[tuple[int, str], Any] = {}
@@ -56,6 +58,11 @@ class Run:
         if self.index < len(self._levels):
             return self._levels[self.index]
         return NoiseLevel(sigma=None, at=float(self.index))
+
+    @property
+    def at(self) -> float:
+        """Where forecasters stand now, on the strategy's axis."""
+        return float(self.index) if self._by_steps else self.level.at
 
     @property
     def finished(self) -> bool:
@@ -78,7 +85,14 @@ class Run:
     def view(self, branch: int, drift: float | None, error: float | None) -> StepView:
         """The scalars that a policy sees now."""
         return StepView(
-            index=self.index, total=self.total, sigma=self.level.sigma, branch=branch, drift=drift, error=error
+            index=self.index,
+            total=self.total,
+            sigma=self.level.sigma,
+            branch=branch,
+            drift=drift,
+            error=error,
+            at=self.at,
+            order=self._order,
         )
 
     def name_branch(self, denoiser: int, context: str | None) -> str:

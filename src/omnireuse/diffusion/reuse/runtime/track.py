@@ -35,18 +35,27 @@ class Track:
         self._fresh: torch.Tensor | None = None
         # One sample that has moved on must not be reused because the others have not.
         self._change = change_by_sample if strategy.chosen_signal == "first_residual" else change_of
+        self._expects_output = strategy.chosen_signal == "expected_output"
+        self._computed: tuple[torch.Tensor, Sequence[torch.Tensor]] | None = None
+        self._dtypes: list[torch.dtype] = []
         self._consecutive = 0
+        self.rate: float | None = None
+        """Relative change of the remembered value over that of the signal, between the last two computed steps."""
         self.error: float | None = None
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of tensor storage held by forecasters and signal."""
+        """Bytes of tensor storage held by forecasters and signals."""
         held = sum(memory.kept_bytes for memory in self._memories or ())
-        return held + (0 if self._signal is None else self._signal.nbytes)
+        # Not counted: the last computed values, which are the very tensors that the forecasters keep.
+        signals = [self._signal, self._computed and self._computed[0]]
+        kept = {signal.data_ptr(): signal.nbytes for signal in signals if signal is not None}
+        return held + sum(kept.values())
 
     def drift_to(self, signal: torch.Tensor | None) -> float | None:
         """Relative change since the previous step's signal, reused or not; the new signal takes its place. For a policy
-        that measures since the last computed step it does so only if this step computes."""
+        that measures since the last computed step it does so only if this step computes. Where the output is watched,
+        its expected change, once a rate is known."""
         if signal is None:
             return None
         before, self._fresh = self._signal, signal.detach().clone()
@@ -54,7 +63,18 @@ class Track:
             self._signal, self._fresh = self._fresh, None
         if before is None or layout_of(before) != layout_of(signal):
             return None
-        return self._agreement.ratio(self._change(signal, before))
+        if self._expects_output and self.rate is None:
+            return None
+        change = self._agreement.ratio(self._change(signal, before))
+        return change * self.rate if self._expects_output and self.rate is not None else change
+
+    def judge(self, off: torch.Tensor, size: torch.Tensor, count: int) -> None:
+        """Take the error of a forecast, the mean magnitude it is relative to, and over how many elements both were
+        taken; what a policy will see of it is equal on all ranks."""
+        if self._strategy.policy.needs_error:
+            self.error = self._agreement.ratio(torch.stack((off, size)) * count)
+        elif off.device.type == "cpu" or self._strategy.measure_errors:
+            self.error = float(off / size)
 
     def decide(self, view: StepView, layout: Hashable) -> tuple[bool, str]:
         """Whether to reuse, and who said so. Guards overrule the policy."""
@@ -93,19 +113,35 @@ class Track:
         """Remember the computed values; the track owns the tensors from here on."""
         if self._memories is None or len(self._memories) != len(values):
             self._memories = [self._strategy.forecaster.start() for _ in values]
+        self._dtypes = [value.dtype for value in values]
+        kept_as = self._strategy.history_dtype
+        if isinstance(kept_as, torch.dtype):
+            values = [value.to(kept_as) if value.is_floating_point() else value for value in values]
+        signal = self._signal if self._fresh is None else self._fresh
+        if self._expects_output and signal is not None:
+            self._measure_rate(signal, values)
         for memory, value in zip(self._memories, values, strict=True):
             memory.observe(at, value)
+
+    def _measure_rate(self, signal: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
+        if self._computed is not None:
+            before, computed = self._computed
+            moved = self._agreement.ratio(change_of(signal, before))
+            changed = torch.stack([change_of(now, old) for now, old in zip(values, computed, strict=True)]).sum(0)
+            self.rate = self._agreement.ratio(changed) / moved if moved else None
+        self._computed = (signal, values)
 
     def predict(self, at: float) -> list[torch.Tensor] | None:
         """What the forecasters expect; None before anything was observed. The tensors are read-only."""
         if self._memories is None or not all(memory.primed for memory in self._memories):
             return None
-        return [memory.predict(at) for memory in self._memories]
+        forecasts = [memory.predict(at) for memory in self._memories]
+        return [value.to(dtype) for value, dtype in zip(forecasts, self._dtypes, strict=True)]
 
     def forget(self) -> None:
         """Drop every tensor and start anew, as after a change of layout or of guidance."""
         self._policy_state = self._strategy.policy.start()
         self._memories = None
-        self._signal = None
+        self._signal = self._computed = None
         self._consecutive = 0
-        self.error = None
+        self.rate = self.error = None

@@ -11,7 +11,11 @@ from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.errors import StateError
 
-__all__ = ["Verdict"]
+__all__ = ["Verdict", "magnitude", "magnitudes"]
+
+
+Scales = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+"""Gives the mean magnitudes of the output and of x0, in the units of what is remembered."""
 
 
 class Verdict:
@@ -50,16 +54,16 @@ class Verdict:
 
     def foretell(self) -> list[torch.Tensor]:
         """What stands in for the values that will not be computed; read-only."""
-        values = self.track.predict(self.run.level.at)
+        values = self.track.predict(self.run.at)
         assert values is not None, "a reuse is decided only when primed"
         return values
 
-    def learn(self, values: Sequence[torch.Tensor], scale: Callable[[], float], measure: bool) -> None:
+    def learn(self, values: Sequence[torch.Tensor], scales: Scales, measure: bool) -> None:
         """Remember computed values, and first compare the forecast for them with the truth.
 
         Args:
             values: what was computed; the track keeps the tensors.
-            scale: gives the mean magnitude that an error is relative to; called only where the error is measured.
+            scales: gives what the event's error and the policy's are relative to; called only where it is measured.
             measure: whether to measure, which reads the error back to the host.
         """
         if torch.is_grad_enabled() and any(value.requires_grad for value in values):
@@ -67,13 +71,13 @@ class Verdict:
                 "reuse would cut the gradient of what it stands in for; sample under torch.no_grad(), or disable reuse "
                 "while gradients are needed"
             )
-        at = self.run.level.at
+        at = self.run.at
         expected = self.track.predict(at) if measure else None
         if expected is not None and all(e.shape == v.shape for e, v in zip(expected, values, strict=False)):
-            off = sum(float((e.float() - v.float()).abs().sum()) for e, v in zip(expected, values, strict=True))
-            size, count = scale(), sum(value.numel() for value in values)
-            self.error = off / count / size if size and count else None
-            self.track.error = self.error
+            of_output, of_x0 = scales()
+            off = magnitude(*(e.float() - v.float() for e, v in zip(expected, values, strict=True)))
+            self.error = relative(off, of_output)
+            self.track.judge(off, of_x0, sum(value.numel() for value in values))
         self.track.observe(at, values)
 
     def conclude(self) -> Decision:
@@ -93,7 +97,19 @@ class Verdict:
         )
 
 
-def mean_magnitude(values: Sequence[torch.Tensor]) -> float:
-    """Mean absolute value over all tensors; synchronises with the host."""
-    count = sum(value.numel() for value in values)
-    return sum(float(value.float().abs().sum()) for value in values) / count if count else 0.0
+def magnitude(*values: torch.Tensor) -> torch.Tensor:
+    """Mean absolute value over all elements of all tensors, a float32 scalar on their device."""
+    total = torch.stack([value.float().abs().sum() for value in values]).sum()
+    return total / max(sum(value.numel() for value in values), 1)
+
+
+def relative(off: torch.Tensor, size: torch.Tensor) -> float | None:
+    """off / size; None where nothing gives a scale."""
+    numerator, denominator = torch.stack((off, size)).tolist()
+    return numerator / denominator if denominator else None
+
+
+def magnitudes(values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The magnitude of values that errors are relative to, for event and policy alike."""
+    size = magnitude(*values)
+    return size, size

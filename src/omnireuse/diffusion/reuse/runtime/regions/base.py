@@ -10,9 +10,10 @@ import torch
 
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.spectrum import filtered, grid_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 
-__all__ = ["DenoiserCall", "Emit", "Region", "input_of", "measures"]
+__all__ = ["DenoiserCall", "Emit", "Region", "input_of", "measures", "watched"]
 
 Emit = Callable[[Decision], None]
 
@@ -62,6 +63,14 @@ def input_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | N
     """The latents that a denoiser was called with: its first argument, or the one named as such."""
     candidates = (*args[:1], kwargs.get("hidden_states"), kwargs.get("sample"), *kwargs.values())
     return next((c for c in candidates if isinstance(c, torch.Tensor) and c.is_floating_point()), None)
+
+
+def watched(strategy: Strategy, call: DenoiserCall) -> torch.Tensor | None:
+    """The signal of a call that is seen from outside; None where nothing is watched."""
+    latents = None if strategy.chosen_signal == "none" else input_of(call.args, call.kwargs)
+    if latents is not None and strategy.chosen_signal == "filtered_latents":
+        return filtered(latents, call.run.level, grid_of(latents, call.kwargs))
+    return latents
 
 
 def measures(strategy: Strategy, tensor: torch.Tensor) -> bool:

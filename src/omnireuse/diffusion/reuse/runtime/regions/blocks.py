@@ -20,7 +20,7 @@ from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, m
 from omnireuse.diffusion.reuse.runtime.regions.stack import Block, Stack
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.track import layout_of
-from omnireuse.diffusion.reuse.runtime.verdict import Verdict, mean_magnitude
+from omnireuse.diffusion.reuse.runtime.verdict import Verdict, magnitudes
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
 
@@ -154,7 +154,7 @@ class BlocksRegion:
         assert current.verdict is not None
         started = perf_counter()
         values = [self._value(after, before) for after, before in zip(streams, current.entry, strict=True)]
-        current.verdict.learn(values, lambda: mean_magnitude(values), measures(self._strategy, values[0]))
+        current.verdict.learn(values, lambda: magnitudes(values), measures(self._strategy, values[0]))
         self._finish(current, started)
 
     def _value(self, after: torch.Tensor | None, before: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.diffusion.reuse.runtime.algebra import OutputAlgebra
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, input_of, measures
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, input_of, measures, watched
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.track import layout_of
 from omnireuse.diffusion.reuse.runtime.verdict import Verdict
@@ -26,14 +26,13 @@ class CallRegion:
         self._strategy = strategy
         self._emit = emit
         self._algebra = OutputAlgebra(strategy)
-        self._watch_latents = strategy.chosen_signal == "latents"
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output, or one of the same structure made of forecasts."""
         run, key = call.run, (call.denoiser, call.branch)
         started = perf_counter()
         given = input_of(call.args, call.kwargs)
-        signal = given if self._watch_latents else None
+        signal = watched(self._strategy, call)
         verdict = Verdict(run, key, call.branch, call.order, signal, layout_of(*call.tensors), self._algebra.veto(run))
         if verdict.reuse:
             leaves, structure = run.placeholders[key]
@@ -66,8 +65,9 @@ class CallRegion:
         values = [self._algebra.value(run, self._sample(run, given, output.shape), output) for output in outputs]
         known = [value for value in values if value is not None]
         if outputs and len(known) == len(outputs):
+            first = self._sample(run, given, outputs[0].shape), outputs[0], known[0]
             measure = measures(self._strategy, outputs[0])
-            verdict.learn(known, lambda: self._algebra.scale(run, outputs[0]), measure)
+            verdict.learn(known, lambda: self._algebra.scales(run, *first), measure)
         else:
             verdict.track.forget()
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from omnireuse.diffusion.reuse.runtime.algebra import OutputAlgebra
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, input_of, measures
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, measures, watched
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.track import layout_of
 from omnireuse.diffusion.reuse.runtime.verdict import Verdict
@@ -32,13 +32,12 @@ class StepRegion:
         self._strategy = strategy
         self._emit = emit
         self._algebra = OutputAlgebra(strategy)
-        self._watch_latents = strategy.chosen_signal == "latents"
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output; on a reused step the last one, whose values nobody will use."""
         run = call.run
         if run.pending is None:
-            signal = input_of(call.args, call.kwargs) if self._watch_latents else None
+            signal = watched(self._strategy, call)
             run.pending = Verdict(run, "step", "step", 0, signal, layout_of(*call.tensors), self._algebra.veto(run))
         key = (call.denoiser, call.branch)
         if run.pending.reuse:
@@ -81,7 +80,9 @@ class StepRegion:
         if value is None:
             verdict.track.forget()
         else:
-            verdict.learn([value], lambda: self._algebra.scale(run, output), measures(self._strategy, output))
+            verdict.learn(
+                [value], lambda: self._algebra.scales(run, sample, output, value), measures(self._strategy, output)
+            )
 
     def undo(self) -> None:
         """Nothing stands between objects."""

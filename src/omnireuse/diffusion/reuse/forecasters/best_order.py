@@ -1,0 +1,76 @@
+"""The order that would have been best at the last computed step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from omnireuse.diffusion.reuse.forecasters.polynomial import PolynomialMemory, lagrange_weights
+from omnireuse.diffusion.reuse.validation import field_error
+
+__all__ = ["BestOrder"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestOrder:
+    """A polynomial whose degree is chosen anew at each computed step, each sample of a batch for itself.
+
+    Whenever a step computes, every degree from 0 up makes its forecast from the values before, and the one closest to
+    the truth (in the squared norm) makes the coming forecasts. Until a degree has been tried, 0 is held.
+
+    Cost: one weighted sum and one reduction per degree at a computed step, no host synchronisation; order + 1 values
+    kept.
+
+    Args:
+        order: highest degree, 1 to 3.
+    """
+
+    order: int = 3
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.order, int) or isinstance(self.order, bool) or not 1 <= self.order <= 3:
+            raise field_error(self, "order", "be 1, 2 or 3")
+
+    def start(self) -> _BestOrderMemory:
+        """An empty memory."""
+        return _BestOrderMemory(self.order)
+
+
+class _BestOrderMemory(PolynomialMemory):
+    def __init__(self, order: int) -> None:
+        super().__init__(order)
+        self._chosen: torch.Tensor | None = None
+        """Degree of each sample, on the values' device."""
+
+    def observe(self, at: float, value: torch.Tensor) -> None:
+        """Remember a value, and first let every degree try to foretell it."""
+        if self._nodes and self._nodes[-1][0] != at:
+            misses = [_rows(forecast - value).square().sum(1) for forecast in self._forecasts(at)]
+            # Not a number is never best; among equals the lowest degree is.
+            self._chosen = torch.nan_to_num(torch.stack(misses), nan=torch.inf).argmin(0)
+        super().observe(at, value)
+
+    def predict(self, at: float) -> torch.Tensor:
+        """Each sample's polynomial of its chosen degree."""
+        if self._chosen is None:
+            return self.last
+        forecasts = torch.stack(self._forecasts(at))
+        if self.last.ndim <= 1:
+            return forecasts.index_select(0, self._chosen)[0]
+        chosen = self._chosen.reshape(1, -1, *(1,) * (self.last.ndim - 1))
+        return forecasts.gather(0, chosen.expand(1, *self.last.shape))[0]
+
+    def _forecasts(self, at: float) -> list[torch.Tensor]:
+        nodes, values = zip(*self._nodes, strict=True)
+        dtype = torch.promote_types(self.last.dtype, torch.float32)
+        found = []
+        for degree in range(len(nodes)):
+            weights = lagrange_weights(nodes[-degree - 1 :], at)
+            terms = [value.to(dtype) * weight for weight, value in zip(weights, values[-degree - 1 :], strict=True)]
+            found.append(torch.stack(terms).sum(0).to(self.last.dtype) if degree else self.last)
+        return found
+
+
+def _rows(value: torch.Tensor) -> torch.Tensor:
+    return value.float().reshape(value.shape[0] if value.ndim > 1 else 1, -1)

@@ -1,0 +1,88 @@
+"""Error control: the distance between computed steps follows from how wrong the forecasts have just been."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from omnireuse.diffusion.reuse.policy import StepView
+from omnireuse.diffusion.reuse.validation import check_at_least, check_positive, field_error
+
+__all__ = ["ErrorControl"]
+
+
+class _State(NamedTuple):
+    step: int
+    """The last computed step."""
+    at: float
+    """Its coordinate."""
+    distance: float | None
+    """How far before it the forecast started whose error was measured there; None at the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorControl:
+    """Reuse as far as the forecast is expected to stay within a tolerance.
+
+    A computed step shows how wrong the forecast for it was, over a known distance. The error of a forecast of order p
+    grows with the distance to the power p + 1, so at any later step the expected error is
+    measured · (distance now / distance then)^(p+1): the step-size control of solvers for differential equations
+    (Hairer, Nørsett and Wanner, "Solving Ordinary Differential Equations I", II.4), asked step by step. Distances are
+    those of the strategy's axis, p is the forecaster's order. Nothing is calibrated.
+
+    The error is measured of the denoised sample x0, whatever is remembered, wherever the scheduler's algebra is known:
+    in region "step" after guidance, in region "call" of each branch by itself.
+
+    Args:
+        tolerance: relative L1 error of x0 that a forecast may be expected to have, > 0: 0.02 lets the denoised estimate
+            be 2% off at a reused step. Raising it reuses more.
+        max_gap: most steps from one computed step to the next, ≥ 1.
+        safety: share of the tolerance that is aimed at, in (0, 1].
+        growth: most that a forecast may reach, as a multiple of the distance over which the last error was measured,
+            ≥ 1.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    tolerance: float = 0.02
+    max_gap: int = 6
+    safety: float = 0.8
+    growth: float = 2.0
+
+    needs_drift: ClassVar[bool] = False
+    needs_error: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_positive(self, "tolerance")
+        check_at_least(self, "max_gap", 1)
+        check_positive(self, "safety")
+        if self.safety > 1:
+            raise field_error(self, "safety", "be above 0 and at most 1")
+        check_positive(self, "growth")
+        if self.growth < 1:
+            raise field_error(self, "growth", "be a finite number of at least 1")
+
+    def start(self) -> None:
+        """Nothing was computed yet."""
+        return
+
+    def wants_reuse(self, state: _State | None, view: StepView) -> bool:
+        """Whether the forecast for this step is expected to be good enough."""
+        if state is None or not state.distance or view.error is None or not math.isfinite(view.error):
+            return False
+        ratio = abs(_at(view) - state.at) / state.distance
+        # A step's width varies a little along a schedule; the growth bound is not meant to notice that.
+        near = ratio <= self.growth * 1.05 and view.index - state.step < self.max_gap
+        return near and view.error * ratio ** (view.order + 1) <= self.safety * self.tolerance
+
+    def after(self, state: _State | None, view: StepView, reused: bool) -> _State | None:
+        """A computed step is where the next distances start."""
+        if reused:
+            return state
+        return _State(view.index, _at(view), None if state is None else abs(_at(view) - state.at))
+
+
+def _at(view: StepView) -> float:
+    return float(view.index) if view.at is None else view.at
