@@ -174,7 +174,7 @@ def own_steps(flux: Tiny, handle: omnireuse.Handle | None = None, steps: int = 6
     return latents
 
 
-@pytest.mark.parametrize("region", ["step", "call", "blocks"])
+@pytest.mark.parametrize("region", ["step", "call", "blocks", "tail"])
 def test_a_step_function_of_ones_own_is_served_when_it_says_so(
     flux: Tiny, region: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -273,7 +273,7 @@ def test_reuse_under_autograd_is_an_error_and_not_a_silent_detach(flux: Tiny) ->
         "txt_ids": torch.zeros(6, 3),
         "return_dict": False,
     }
-    for region in ("step", "call", "blocks"):
+    for region in ("step", "call", "blocks", "tail"):
         with omnireuse.enable(flux.pipe, policy="fixed", region=region):
             scheduler.set_timesteps(4)
             latents = torch.randn(1, 16, 16)

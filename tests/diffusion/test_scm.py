@@ -160,7 +160,10 @@ def test_the_fields_reach_the_mask_and_follow_the_step_count(flux: Tiny) -> None
     assert handle.summary().reused_calls == 0
 
 
-def test_refresh_tells_an_engine_without_a_scheduler_another_step_count(flux: Tiny) -> None:
+@pytest.mark.parametrize("name", ["first_block_cache", "cache_dit"])
+def test_refresh_tells_an_engine_without_a_scheduler_another_step_count(flux: Tiny, name: str) -> None:
+    if name == "cache_dit":
+        pytest.importorskip(name, reason="the extra cache-dit is not installed")
     model = flux.pipe.transformer
     given = {
         "encoder_hidden_states": torch.ones(1, 6, 32),
@@ -173,7 +176,7 @@ def test_refresh_tells_an_engine_without_a_scheduler_another_step_count(flux: Ti
     class Engine:
         transformer = model
 
-    backend = get_cache_backend("first_block_cache", {"scm_steps_mask_policy": "ultra", "scm_steps_policy": "static"})
+    backend = get_cache_backend(name, {"scm_steps_mask_policy": "ultra", "scm_steps_policy": "static"})
     assert backend is not None
     engine = Engine()
     backend.enable(engine)

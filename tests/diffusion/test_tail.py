@@ -13,6 +13,7 @@ import omnireuse
 from omnireuse import Blend, FixedSchedule, Polynomial, ResidualDiff, StepMask, TeaCache
 from omnireuse.diffusion.adapters import BLOCK_STACKS, BlockStack
 from omnireuse.diffusion.cache.selector import get_cache_backend
+from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.policy import StepView
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
 
@@ -206,6 +207,16 @@ def test_each_branch_measures_its_own_signal() -> None:
         tiny.run(steps=6)
     of = {branch: [e.drift for e in handle.events if e.branch == branch] for branch in ("cond", "uncond")}
     assert of["cond"] != of["uncond"]
+
+
+def test_a_decision_reads_one_figure_from_the_device(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    ratio = Agreement.ratio
+    monkeypatch.setattr(Agreement, "ratio", lambda self, pairs: (reads.append(1), ratio(self, pairs))[1])
+    with omnireuse.enable(flux.pipe, policy=ResidualDiff(**LOOSE), region="tail") as handle:
+        flux.run(steps=6)
+    # All but the first decision of each branch.
+    assert len(reads) == len(handle.events) - 2
 
 
 def drive(policy: Any, drifts: list[float | None], total: int | None = None) -> list[bool]:

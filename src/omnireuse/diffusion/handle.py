@@ -78,8 +78,8 @@ class Handle:
         """Say that a step is over, in a loop that does not call its scheduler's `step` (rollouts with a step of their
         own).
 
-        Regions "call" and "blocks" reuse in such a loop; region "step" computes everything, because its forecast goes
-        through the scheduler.
+        Regions "call", "blocks" and "tail" reuse in such a loop; region "step" computes everything, because its
+        forecast goes through the scheduler.
 
         Args:
             latents: what the next step starts from, for quantity "x0" on models that are fed more channels than
