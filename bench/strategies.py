@@ -60,14 +60,16 @@ class Strategy:
 
 #: One line each. A cache with a forecaster of its own is one with `forecasters=("own",)`.
 STRATEGIES: dict[str, Strategy] = {
-    "fixed": Strategy(dial=(0.5, 0.36, 0.25), at=lambda share: {"policy": _fixed(share)}),
+    "fixed": Strategy(dial=(0.64, 0.5, 0.36, 0.25), at=lambda share: {"policy": _fixed(share)}),
     "error_control": Strategy(
-        dial=(0.02, 0.05, 0.1, 0.2, 0.4, 0.8), at=lambda tolerance: {"policy": ErrorControl(tolerance=tolerance)}
+        dial=(0.03, 0.06, 0.15, 0.3, 0.6), at=lambda tolerance: {"policy": ErrorControl(tolerance=tolerance)}
     ),
     "easy_cache": Strategy(
-        dial=(0.05, 0.15, 0.4, 1.0), at=lambda threshold: {"policy": EasyCache(threshold=threshold)}
+        dial=(0.03, 0.05, 0.1, 0.2, 0.4), at=lambda threshold: {"policy": EasyCache(threshold=threshold)}
     ),
-    "sea_cache": Strategy(dial=(0.2, 0.5, 1.0, 2.0), at=lambda threshold: {"policy": SeaCache(threshold=threshold)}),
+    "sea_cache": Strategy(
+        dial=(0.05, 0.1, 0.15, 0.25, 0.5), at=lambda threshold: {"policy": SeaCache(threshold=threshold)}
+    ),
     "db_cache": Strategy(
         dial=(0.05, 0.1, 0.2, 0.4),
         at=lambda threshold: {"backend": "db_cache", "residual_diff_threshold": threshold},
@@ -238,7 +240,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
         panel.set_xlabel("computed steps")
         panel.set_ylabel("PSNR to the full run in dB")
         panel.grid(alpha=0.3)
-    axes[0][-1].legend(fontsize=6, loc="lower right")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=6, loc="outside right upper")
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -12,7 +12,7 @@ from test_forecasters import poly, uneven_nodes
 from tiny import Tiny
 
 import omnireuse
-from omnireuse import BestOrder, FixedSchedule, Hermite, Polynomial, Strategy
+from omnireuse import BestOrder, Blend, FixedSchedule, Hermite, Polynomial, Strategy
 from omnireuse.diffusion.reuse.forecasters.hermite import hermite_weights
 from omnireuse.errors import ConfigError, UnknownNameError
 
@@ -39,6 +39,32 @@ def test_the_order_is_the_one_that_would_have_been_best() -> None:
     assert memory.predict(0.7).item() == pytest.approx(3.0)
     memory.observe(0.7, torch.tensor([2.0], dtype=torch.float64))
     assert memory.predict(0.6).item() == 2.0
+
+
+def test_the_order_depends_on_how_far_the_forecast_reaches() -> None:
+    # Over 0.4 holding was off by 1 and the line by 2: over a quarter of that 1/4 and 2/16 are expected.
+    memory = BestOrder(order=1).start()
+    for at, value in ((1.0, 0.0), (0.8, 1.5), (0.4, 2.5)):
+        memory.observe(at, torch.tensor([value], dtype=torch.float64))
+    assert memory.predict(0.3).item() == pytest.approx(2.5 + 2.5 * 0.1)
+    assert memory.predict(0.0).item() == 2.5
+
+
+def test_the_blend_trusts_the_slope_more_over_a_shorter_distance() -> None:
+    # Half of the line's step was true over 0.2: three quarters are expected over 0.1, and nothing over 0.4.
+    memory = Blend().start()
+    for at, value in ((1.0, 0.0), (0.8, 1.0), (0.6, 1.5)):
+        memory.observe(at, torch.tensor([value], dtype=torch.float64))
+    assert memory.predict(0.5).item() == pytest.approx(1.5 + 0.75 * 0.25)
+    assert memory.predict(0.2).item() == pytest.approx(1.5)
+
+
+def test_a_value_seen_twice_teaches_nothing() -> None:
+    memories = [Blend().start(), BestOrder().start()]
+    for memory in memories:
+        for at, value in ((1.0, 0.0), (0.8, 1.0), (0.6, 2.0), (0.6, 2.0)):
+            memory.observe(at, torch.tensor([value], dtype=torch.float64))
+        assert memory.predict(0.4).item() == pytest.approx(3.0)
 
 
 def test_each_sample_has_an_order_of_its_own() -> None:

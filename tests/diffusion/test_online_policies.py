@@ -114,6 +114,15 @@ def test_distance_is_what_the_axis_says() -> None:
     assert not policy.wants_reuse(state, StepView(index=2, at=0.5, error=0.01, order=0))
 
 
+def test_late_errors_weigh_more_because_less_noise_is_left_to_hide_them() -> None:
+    policy = ErrorControl(tolerance=0.1, safety=1.0)
+    state: Any = None
+    for index in (0, 1):
+        state = policy.after(state, StepView(index=index), False)
+    for noise, reused in ((None, True), (1.0, True), (0.5, True), (0.3, True), (0.29, False), (0.0, False)):
+        assert policy.wants_reuse(state, StepView(index=2, error=0.03, order=0, noise=noise)) == reused
+
+
 @pytest.mark.parametrize("error", [None, math.nan, math.inf])
 def test_an_error_nobody_knows_computes(error: float | None) -> None:
     policy = ErrorControl(tolerance=5.0)
@@ -240,6 +249,7 @@ def test_error_control_sees_the_relative_error_of_x0(
     sigmas = scheduler.sigmas
     x0 = [sample - sigma * output for (output, sample), sigma in zip(handed, sigmas, strict=False)]
     off = (x0[2] - x0[1]) if quantity == "x0" else sigmas[2] * (handed[2][0] - handed[1][0])
+    assert [view.noise for view in seen] == pytest.approx(sigmas[:4].tolist())
     assert seen[1].error is None
     assert seen[3].error == pytest.approx(float(off.abs().mean() / x0[2].abs().mean()), rel=1e-3)
 
@@ -317,7 +327,7 @@ def test_what_the_filter_cannot_know_is_an_error() -> None:
     ("name", "options", "policy"),
     [
         ("easy_cache", {"easy_thresh": 0.7, "easy_warmup_steps": 2}, EasyCache(threshold=0.7, warmup=2)),
-        ("error_control", {"error_tolerance": 0.5, "error_max_gap": 4}, ErrorControl(tolerance=0.5, max_gap=4)),
+        ("error_control", {"error_tolerance": 50.0, "error_max_gap": 4}, ErrorControl(tolerance=50.0, max_gap=4)),
         ("sea_cache", {"sea_thresh": 0.6, "sea_warmup_steps": 3}, SeaCache(threshold=0.6, warmup=3)),
         ("taylorseer", {"taylorseer_interval": 4, "taylorseer_warmup_steps": 2}, FixedSchedule(every=4, warmup=2)),
     ],

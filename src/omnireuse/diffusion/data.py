@@ -56,8 +56,8 @@ class DiffusionCacheConfig:
         sea_thresh: SeaCache: accumulated change of the filtered latents at which a step computes, > 0. Raising it
             reuses more.
         sea_warmup_steps: SeaCache: first steps that always compute, ≥ 1.
-        error_tolerance: error control: relative L1 error of the denoised sample that a reused step may be expected to
-            have, > 0. Raising it reuses more.
+        error_tolerance: error control: relative L1 error that all reused steps together may be expected to leave in
+            the final latents, > 0. Raising it reuses more.
         error_max_gap: error control: most steps from one computed step to the next, ≥ 1.
         num_inference_steps: the step count, where known beforehand, ≥ 1.
         force_refresh_step_hint: step at which everything is computed anew, ≥ 0.

@@ -16,11 +16,13 @@ __all__ = ["BestOrder"]
 class BestOrder:
     """A polynomial whose degree is chosen anew at each computed step, each sample of a batch for itself.
 
-    Whenever a step computes, every degree from 0 up makes its forecast from the values before, and the one closest to
-    the truth (in the squared norm) makes the coming forecasts. Until a degree has been tried, 0 is held.
+    Whenever a step computes, every degree from 0 up makes its forecast from the values before, and its error (in the
+    squared norm) is kept. The error of degree p grows with the distance to the power p + 1, so over the distance of a
+    coming forecast another degree may be best than over the one measured; the least expected error decides. Until a
+    degree has been tried, 0 is held.
 
-    Cost: one weighted sum and one reduction per degree at a computed step, no host synchronisation; order + 1 values
-    kept.
+    Cost: one weighted sum per degree, and at a computed step one reduction each; no host synchronisation; order + 1
+    values kept.
 
     Args:
         order: highest degree, 1 to 3.
@@ -40,25 +42,31 @@ class BestOrder:
 class _BestOrderMemory(PolynomialMemory):
     def __init__(self, order: int) -> None:
         super().__init__(order)
-        self._chosen: torch.Tensor | None = None
-        """Degree of each sample, on the values' device."""
+        self._errors: torch.Tensor | None = None
+        """Squared error of each degree and sample, shape (degrees, samples), on the values' device."""
+        self._over = 1.0
+        """The distance over which they were measured."""
 
     def observe(self, at: float, value: torch.Tensor) -> None:
         """Remember a value, and first let every degree try to foretell it."""
-        if self._nodes and self._nodes[-1][0] != at:
-            misses = [_rows(forecast - value).square().sum(1) for forecast in self._forecasts(at)]
-            # Not a number is never best; among equals the lowest degree is.
-            self._chosen = torch.nan_to_num(torch.stack(misses), nan=torch.inf).argmin(0)
+        if self._nodes and self.last_at != at:
+            errors = [_rows(forecast - value).square().sum(1) for forecast in self._forecasts(at)]
+            # Not a number is never best.
+            self._errors = torch.nan_to_num(torch.stack(errors), nan=torch.inf)
+            self._over = abs(at - self.last_at)
         super().observe(at, value)
 
     def predict(self, at: float) -> torch.Tensor:
-        """Each sample's polynomial of its chosen degree."""
-        if self._chosen is None:
+        """Each sample's polynomial of the degree that is expected to be best; the lowest among equals."""
+        if self._errors is None:
             return self.last
+        ratio = abs(at - self.last_at) / self._over
+        expected = [error * ratio ** (2 * degree + 2) for degree, error in enumerate(self._errors)]
+        chosen = torch.stack(expected).argmin(0)
         forecasts = torch.stack(self._forecasts(at))
         if self.last.ndim <= 1:
-            return forecasts.index_select(0, self._chosen)[0]
-        chosen = self._chosen.reshape(1, -1, *(1,) * (self.last.ndim - 1))
+            return forecasts.index_select(0, chosen)[0]
+        chosen = chosen.reshape(1, -1, *(1,) * (self.last.ndim - 1))
         return forecasts.gather(0, chosen.expand(1, *self.last.shape))[0]
 
     def _forecasts(self, at: float) -> list[torch.Tensor]:

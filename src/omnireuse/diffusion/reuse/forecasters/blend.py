@@ -18,9 +18,10 @@ class Blend:
 
     A forecast of order ≥ 1 is worth much where the path is smooth and explodes where strong guidance bends it.
     Whenever a step computes, the weight that would have been best is known at no cost:
-    w = ⟨truth − last, slope⟩ / ⟨slope, slope⟩ with slope = polynomial − last, clamped to [0, 1].
-    Until the first such fit w is 0: the order must be earned. Each sample of a batch has a weight of its own, so it
-    gets the same forecast in any company.
+    w = ⟨truth − last, slope⟩ / ⟨slope, slope⟩ with slope = polynomial − last.
+    What it falls short of 1 by is the path's bend, which grows with the distance: over half the distance that it was
+    fitted over, half of that is expected. The weight so expected is clamped to [0, 1]. Until the first fit it is 0: the
+    order must be earned. Each sample of a batch has a weight of its own, so it gets the same forecast in any company.
 
     Cost: two reductions a computed step, no host synchronisation (w stays on the device); order + 1 values kept.
 
@@ -42,26 +43,32 @@ class Blend:
 class _BlendMemory:
     def __init__(self, order: int) -> None:
         self._path = PolynomialMemory(order)
-        self._weight: torch.Tensor | None = None
+        self._shortfall: torch.Tensor | None = None
+        """1 − w of each sample, 0 at least."""
+        self._over = 1.0
+        """The distance over which it was fitted."""
 
     @property
     def primed(self) -> bool:
         return self._path.primed
 
     def observe(self, at: float, value: torch.Tensor) -> None:
-        if self._path.known_order >= 1:
+        if self._path.known_order >= 1 and at != self._path.last_at:
             slope = _rows(self._path.predict(at) - self._path.last)
             change = _rows(value - self._path.last)
-            # 0/0 where the forecast stood still: NaN becomes 0, which holds.
+            # 0/0 where the forecast stood still: nothing to follow.
             fitted = (change * slope).sum(1) / slope.square().sum(1)
-            weight = torch.nan_to_num(fitted, nan=0.0).clamp(0.0, 1.0).to(value.dtype)
-            self._weight = weight.reshape(-1, *(1,) * (value.ndim - 1))
+            shortfall = (1 - torch.nan_to_num(fitted, nan=0.0)).clamp_min(0.0)
+            self._shortfall = shortfall.reshape(-1, *(1,) * (value.ndim - 1))
+            self._over = abs(at - self._path.last_at)
         self._path.observe(at, value)
 
     def predict(self, at: float) -> torch.Tensor:
-        if self._weight is None:
+        if self._shortfall is None:
             return self._path.last
-        return torch.lerp(self._path.last, self._path.predict(at), self._weight)
+        distance = abs(at - self._path.last_at) / self._over
+        weight = (1 - self._shortfall * distance).clamp_min(0.0).to(self._path.last.dtype)
+        return torch.lerp(self._path.last, self._path.predict(at), weight)
 
     @property
     def kept_bytes(self) -> int:

@@ -59,6 +59,11 @@ class PolynomialMemory:
         return self._nodes[-1][1]
 
     @property
+    def last_at(self) -> float:
+        """Its coordinate."""
+        return self._nodes[-1][0]
+
+    @property
     def known_order(self) -> int:
         """The degree that the known values determine; -1 without any."""
         return len(self._nodes) - 1

@@ -63,7 +63,7 @@ class EasyCache(_AccumulatedChange):
         ConfigError: a value out of range.
     """
 
-    threshold: float = 0.1
+    threshold: float = 0.05
     warmup: int = 3
 
     signal: ClassVar[str] = "expected_output"
@@ -85,7 +85,7 @@ class SeaCache(_AccumulatedChange):
         ConfigError: a value out of range.
     """
 
-    threshold: float = 0.25
+    threshold: float = 0.15
     warmup: int = 2
 
     signal: ClassVar[str] = "filtered_latents"

@@ -31,12 +31,16 @@ class ErrorControl:
     (Hairer, Nørsett and Wanner, "Solving Ordinary Differential Equations I", II.4), asked step by step. Distances are
     those of the strategy's axis, p is the forecaster's order. Nothing is calibrated.
 
-    The error is measured of the denoised sample x0, whatever is remembered, wherever the scheduler's algebra is known:
-    in region "step" after guidance, in region "call" of each branch by itself.
+    The error is that of the denoised sample x0, relative to x0, whatever is remembered: in region "step" after
+    guidance, in region "call" of each branch by itself. Latents with a share s of noise move by (x − x0) / s for each
+    unit of s, so a step that takes Δs off the noise passes on Δs / s of its error in x0. It is held to
+    error / s ≤ tolerance ("error per unit step"), and all steps of a run together, whose Δs add up to 1 at most, then
+    pass on no more than the tolerance, as long as the model does not amplify what it is given. Where the scheduler's
+    algebra is not known, the error is that of the output, and s is 1.
 
     Args:
-        tolerance: relative L1 error of x0 that a forecast may be expected to have, > 0: 0.02 lets the denoised estimate
-            be 2% off at a reused step. Raising it reuses more.
+        tolerance: relative L1 error that all reused steps together may be expected to leave in the final latents, > 0.
+            Raising it reuses more. It is a bound: computed steps in between leave most of it unused.
         max_gap: most steps from one computed step to the next, ≥ 1.
         safety: share of the tolerance that is aimed at, in (0, 1].
         growth: most that a forecast may reach, as a multiple of the distance over which the last error was measured,
@@ -46,7 +50,7 @@ class ErrorControl:
         ConfigError: a value out of range.
     """
 
-    tolerance: float = 0.02
+    tolerance: float = 0.15
     max_gap: int = 6
     safety: float = 0.8
     growth: float = 2.0
@@ -75,7 +79,8 @@ class ErrorControl:
         ratio = abs(_at(view) - state.at) / state.distance
         # A step's width varies a little along a schedule; the growth bound is not meant to notice that.
         near = ratio <= self.growth * 1.05 and view.index - state.step < self.max_gap
-        return near and view.error * ratio ** (view.order + 1) <= self.safety * self.tolerance
+        share = 1.0 if view.noise is None else view.noise
+        return near and view.error * ratio ** (view.order + 1) <= self.safety * self.tolerance * share
 
     def after(self, state: _State | None, view: StepView, reused: bool) -> _State | None:
         """A computed step is where the next distances start."""

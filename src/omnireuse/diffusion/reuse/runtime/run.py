@@ -91,6 +91,7 @@ class Run:
             branch=branch,
             drift=drift,
             error=error,
+            noise=None if self.level.sample_weight is None else self.level.at,
             at=self.at,
             order=self._order,
         )
