@@ -32,6 +32,7 @@ schedules = st.one_of(
     st.builds(FixedSchedule, every=st.integers(1, 30), warmup=st.integers(0, 20)),
     st.builds(FixedSchedule, num_computed=st.integers(1, 200), warmup=st.integers(0, 20)),
     st.builds(FixedSchedule, speedup=st.floats(1, 50), warmup=st.integers(0, 20)),
+    st.builds(FixedSchedule, speedup=st.floats(1, 50), warmup=st.floats(0.01, 0.99)),
     st.builds(FixedSchedule, warmup=st.integers(0, 20)),
 )
 
@@ -47,8 +48,8 @@ def test_a_schedule_never_reuses_the_first_or_last_step_and_is_deterministic(
     assert [i for i, reuse in enumerate(wanted) if not reuse] == sorted(schedule.computed_steps(total))
 
 
-@given(total=totals, count=st.integers(1, 200), warmup=st.integers(0, 20))
-def test_the_number_of_computed_steps_is_kept(total: int, count: int, warmup: int) -> None:
+@given(total=totals, count=st.integers(1, 200), warmup=st.integers(0, 20) | st.floats(0.01, 0.99))
+def test_the_number_of_computed_steps_is_kept(total: int, count: int, warmup: int | float) -> None:
     computed = FixedSchedule(num_computed=count, warmup=warmup).computed_steps(total)
     assert len(computed) == max(min(count, total), min(2, total))
 
@@ -69,6 +70,14 @@ def test_evenly_spread_gaps_differ_by_one_at_most(total: int, count: int) -> Non
 def test_warmup_steps_compute() -> None:
     assert sorted(FixedSchedule(every=3, warmup=4).computed_steps(12)) == [0, 1, 2, 3, 6, 9, 11]
     assert sorted(FixedSchedule(num_computed=6, warmup=3).computed_steps(12)) == [0, 1, 2, 5, 8, 11]
+
+
+def test_a_warmup_may_be_a_share_of_the_computed_steps() -> None:
+    assert sorted(FixedSchedule(num_computed=8, warmup=0.5).computed_steps(24)) == [0, 1, 2, 3, 8, 13, 18, 23]
+    with pytest.raises(ConfigError, match="whole number unless"):
+        FixedSchedule(every=3, warmup=0.5)
+    with pytest.raises(ConfigError, match="share between 0 and 1"):
+        FixedSchedule(num_computed=8, warmup=1.5)
 
 
 def test_explicit_steps_count_from_either_end() -> None:

@@ -24,6 +24,7 @@ from omnireuse.reference.checker import check
 from omnireuse.reference.drawing import Array
 from omnireuse.reference.load import SAMPLING, find_image_pipeline, load_image_pipeline
 from omnireuse.reference.scenes import Scene
+from omnireuse.report.metrics import psnr
 
 if TYPE_CHECKING:
     from diffusers import FluxPipeline
@@ -57,11 +58,6 @@ def generate(pipeline: FluxPipeline, prompts: list[str], seeds: list[int], **ove
         generators = [torch.Generator().manual_seed(seed) for seed in seeds[start : start + BATCH_SIZE]]
         images.append(pipeline(chunk, generator=generators, output_type="np", **arguments).images)
     return np.concatenate(images)
-
-
-def psnr(image: Array, reference: Array) -> float:
-    """Peak signal-to-noise ratio in dB of images in 0..1."""
-    return float(-10 * np.log10(np.square(image - reference, dtype=np.float64).mean()))
 
 
 def score(
@@ -124,7 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m omnireuse.reference.evaluate", description=__doc__)
     parser.add_argument("--path", type=Path, default=None, help="directory of the weights (default: the checkout's)")
     parser.add_argument("--captions", type=int, default=200, help="held-out captions to draw")
-    parser.add_argument("--psnr-prompts", type=int, default=40, help="prompts for half the steps against all")
+    parser.add_argument("--psnr-prompts", type=int, default=200, help="prompts for half the steps against all")
     parser.add_argument("--card", action="store_true", help="write README.md and samples.png beside the weights")
     args = parser.parse_args()
 

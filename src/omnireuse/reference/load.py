@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 #: Each names a directory with the weights of its pipeline when no path is given.
 PATH_VARIABLE, VIDEO_PATH_VARIABLE = "OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_WAN"
 
-#: What the image pipeline is called with. Batches need one negative prompt for each prompt.
+#: What the image pipeline is called with. Batches need one negative prompt for each prompt. The guidance is the weakest
+#: that still lets a good cache be told from a bad one: half of the steps stay below 38 dB of all of them.
 SAMPLING: dict[str, Any] = {
     "height": 64,
     "width": 64,
     "num_inference_steps": 28,
     "max_sequence_length": 20,
     "negative_prompt": "",
-    "true_cfg_scale": 4.5,
+    "true_cfg_scale": 6.0,
 }
 
 
