@@ -16,6 +16,7 @@ class Decision:
         step: denoising step, counted from 0.
         total: steps of the run; None where nobody told.
         branch: which call of the step: "cond", "uncond", "0", "1", …; "step" where one decision covers the whole step.
+        sample: row of the batch that was decided on; None where one decision covers the batch.
         reused: what was done.
         reason: who decided: "policy", or the guard that made the step compute ("first", "last", "unprimed", …).
         sigma: the scheduler's noise level; None where it has none.
@@ -28,6 +29,7 @@ class Decision:
     step: int
     total: int | None
     branch: str
+    sample: int | None = None
     reused: bool
     reason: str
     sigma: float | None

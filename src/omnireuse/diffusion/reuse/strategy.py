@@ -64,6 +64,9 @@ class Strategy:
         history_dtype: the dtype in which computed values are remembered, "bfloat16" say; None keeps their own.
             Forecasts come back in the values' dtype.
         max_consecutive: longest run of reused steps, ≥ 1; None leaves it to the policy.
+        per_sample: let a policy that measures decide for each sample of a batch by itself, so that it gets the picture
+            it would get alone, and compute only the samples that need it; False decides for the batch as a whole. A
+            schedule decides for all alike in any case.
         measure_errors: compare every forecast with the truth once it is known, also where reading the figure back
             stalls an accelerator (one host synchronisation a computed step). On the CPU it is always done.
 
@@ -83,6 +86,7 @@ class Strategy:
     axis: str = "noise"
     history_dtype: torch.dtype | str | None = None
     max_consecutive: int | None = None
+    per_sample: bool = True
     measure_errors: bool = False
 
     def __post_init__(self) -> None:
@@ -141,6 +145,11 @@ class Strategy:
             forecaster=forecaster_named(forecaster) if isinstance(forecaster, str) else forecaster,
             **choices,
         )
+
+    @property
+    def decides_by_sample(self) -> bool:
+        """Whether the samples of a batch may be decided on differently."""
+        return self.per_sample and (self.policy.needs_drift or self.policy.needs_error)
 
     @property
     def chosen_quantity(self) -> str:

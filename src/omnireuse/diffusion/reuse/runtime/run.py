@@ -47,8 +47,12 @@ class Run:
         self._tracks: dict[object, Track] = {}
         self.placeholders: dict[tuple[int, str], Any] = {}
         """The last computed output of each denoiser and branch, handed out where only its shape matters."""
-        self.calls_when_computed: int | None = None
-        """Denoiser calls of the last computed step: guidance that sets in or ends changes it."""
+        self.calls_when_computed: dict[int | None, int] = {}
+        """Denoiser calls of each sample's last computed step: guidance that sets in or ends changes it."""
+        self.samples: int | None = None
+        """Samples of the batch, once the scheduler has been seen with them."""
+        self.undivided: set[tuple[int, str]] = set()
+        """Calls whose results have no rows, so that their samples cannot be told apart."""
         self.quantity: str | None = None
         """What this run remembers, once its first computed step has shown the shapes."""
 

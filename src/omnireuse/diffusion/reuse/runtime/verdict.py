@@ -29,6 +29,7 @@ class Verdict:
         signal: the tensor to be watched, or None.
         layout: what must equal the remembered layout for a reuse to be possible.
         veto: a reason to compute whatever the policy says, or None.
+        sample: row of the batch that is decided on, with a track of its own; None for all of them together.
     """
 
     def __init__(
@@ -40,10 +41,11 @@ class Verdict:
         signal: torch.Tensor | None,
         layout: Hashable,
         veto: str | None = None,
+        sample: int | None = None,
     ) -> None:
         started = perf_counter()
-        self.run, self.branch = run, branch
-        self.track = run.track(key)
+        self.run, self.branch, self.sample = run, branch, sample
+        self.track = run.track((key, sample))
         self.drift = self.track.drift_to(signal)
         self.view = run.view(order, self.drift, self.track.error)
         self.reuse, self.reason = self.track.decide(self.view, layout)
@@ -88,6 +90,7 @@ class Verdict:
             step=self.view.index,
             total=self.view.total,
             branch=self.branch,
+            sample=self.sample,
             reused=self.reuse,
             reason=self.reason,
             sigma=self.view.sigma,

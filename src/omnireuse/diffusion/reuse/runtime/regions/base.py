@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.runtime.samples import rows_of
 from omnireuse.diffusion.reuse.spectrum import filtered, grid_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 
-__all__ = ["DenoiserCall", "Emit", "Region", "input_of", "measures", "watched"]
+__all__ = ["DenoiserCall", "Emit", "Region", "measures", "watched"]
 
 Emit = Callable[[Decision], None]
 
@@ -40,6 +42,25 @@ class DenoiserCall:
         """What the untouched denoiser returns."""
         return self.proceed(*self.args, **self.kwargs)
 
+    def compute_rows(self, rows: Sequence[int]) -> Any:
+        """What the untouched denoiser returns for some rows of the batch alone."""
+        index = torch.tensor(rows)
+        args = [rows_of(value, index, self.batch) for value in self.args]
+        return self.proceed(*args, **rows_of(self.kwargs, index, self.batch))
+
+    @cached_property
+    def input(self) -> torch.Tensor | None:
+        """The latents that the denoiser was called with: its first argument, or the one named as such."""
+        named = (self.kwargs.get("hidden_states"), self.kwargs.get("sample"))
+        candidates = (*self.args[:1], *named, *self.kwargs.values())
+        return next((c for c in candidates if isinstance(c, torch.Tensor) and c.is_floating_point()), None)
+
+    @cached_property
+    def batch(self) -> int:
+        """Rows of the input; 1 where it has none."""
+        given = self.input
+        return 1 if given is None or given.ndim == 0 else given.shape[0]
+
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All tensors handed over directly."""
@@ -59,15 +80,9 @@ class Region(Protocol):
         """Take back whatever this region put between objects."""
 
 
-def input_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """The latents that a denoiser was called with: its first argument, or the one named as such."""
-    candidates = (*args[:1], kwargs.get("hidden_states"), kwargs.get("sample"), *kwargs.values())
-    return next((c for c in candidates if isinstance(c, torch.Tensor) and c.is_floating_point()), None)
-
-
 def watched(strategy: Strategy, call: DenoiserCall) -> torch.Tensor | None:
     """The signal of a call that is seen from outside; None where nothing is watched."""
-    latents = None if strategy.chosen_signal == "none" else input_of(call.args, call.kwargs)
+    latents = None if strategy.chosen_signal == "none" else call.input
     if latents is not None and strategy.chosen_signal == "filtered_latents":
         return filtered(latents, call.run.level, grid_of(latents, call.kwargs))
     return latents

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -10,8 +9,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.diffusion.reuse.runtime.algebra import OutputAlgebra
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, input_of, measures, watched
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, measures, watched
 from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.runtime.samples import row_of
 from omnireuse.diffusion.reuse.runtime.track import layout_of
 from omnireuse.diffusion.reuse.runtime.verdict import Verdict
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -20,7 +20,10 @@ __all__ = ["CallRegion"]
 
 
 class CallRegion:
-    """One decision a call. Whatever tensors the denoiser returns, in whatever structure, are forecast one by one."""
+    """One decision a call for each row of its batch, or for all of them.
+
+    Whatever tensors the denoiser returns, in whatever structure, are forecast one by one.
+    """
 
     def __init__(self, strategy: Strategy, emit: Emit) -> None:
         self._strategy = strategy
@@ -28,58 +31,83 @@ class CallRegion:
         self._algebra = OutputAlgebra(strategy)
 
     def call(self, call: DenoiserCall) -> Any:
-        """The computed output, or one of the same structure made of forecasts."""
+        """The computed output, or one of the same structure made of forecasts, row by row."""
         run, key = call.run, (call.denoiser, call.branch)
-        started = perf_counter()
-        given = input_of(call.args, call.kwargs)
+        by_row = self._strategy.decides_by_sample and call.batch > 1 and key not in run.undivided
         signal = watched(self._strategy, call)
-        verdict = Verdict(run, key, call.branch, call.order, signal, layout_of(*call.tensors), self._algebra.veto(run))
-        if verdict.reuse:
-            leaves, structure = run.placeholders[key]
-            outputs = iter(self._forecast(run, verdict, given, leaves))
-            leaves = [next(outputs) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-            result = pytree.tree_unflatten(leaves, structure)
-        else:
-            result = call.compute()
-            started = perf_counter()
+        verdicts = [self._verdict(call, signal, row) for row in (range(call.batch) if by_row else [None])]
+        computing = [verdict for verdict in verdicts if not verdict.reuse]
+        computed: list[torch.Tensor] = []
+        if computing:
+            partly = len(computing) < len(verdicts)
+            rows = [verdict.sample for verdict in computing if verdict.sample is not None]
+            result = call.compute_rows(rows) if partly else call.compute()
             leaves, structure = pytree.tree_flatten(result)
-            self._remember(run, verdict, given, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
             run.placeholders[key] = ([_shape_only(leaf) for leaf in leaves], structure)
-        verdict.host_seconds += perf_counter() - started
-        self._emit(verdict.conclude())
-        return result
+            computed = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            if by_row and not partly and any(leaf.ndim == 0 or leaf.shape[0] != call.batch for leaf in computed):
+                # Decided anew for the batch: what has no rows cannot be put together from some.
+                run.undivided.add(key)
+                verdicts = computing = [self._verdict(call, signal, None)]
+        parts = []
+        for verdict in verdicts:
+            if verdict.reuse:
+                parts.append(self._forecast(call, verdict))
+            else:
+                position = computing.index(verdict) if verdict.sample is not None else None
+                parts.append([row_of(leaf, position) for leaf in computed])
+                self._remember(call, verdict, parts[-1])
+            self._emit(verdict.conclude())
+        if len(computing) == len(verdicts):
+            return result
+        leaves, structure = run.placeholders[key]
+        whole = iter(part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
+        leaves = [next(whole) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        return pytree.tree_unflatten(leaves, structure)
 
-    def _forecast(
-        self, run: Run, verdict: Verdict, given: torch.Tensor | None, leaves: Sequence[Any]
-    ) -> list[torch.Tensor]:
+    def _verdict(self, call: DenoiserCall, signal: torch.Tensor | None, row: int | None) -> Verdict:
+        own = None if signal is None else row_of(signal, row)
+        key, veto = (call.denoiser, call.branch), self._algebra.veto(call.run)
+        return Verdict(call.run, key, call.branch, call.order, own, layout_of(*call.tensors), veto, row)
+
+    def _forecast(self, call: DenoiserCall, verdict: Verdict) -> list[torch.Tensor]:
+        started = perf_counter()
+        leaves, _ = call.run.placeholders[call.denoiser, call.branch]
         dtypes = [leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        values = verdict.foretell()
-        return [
-            self._algebra.output(run, self._sample(run, given, value.shape), value, dtype)
-            for value, dtype in zip(values, dtypes, strict=True)
+        outputs = [
+            self._algebra.output(call.run, self._sample(call, verdict, value), value, dtype)
+            for value, dtype in zip(verdict.foretell(), dtypes, strict=True)
         ]
+        verdict.host_seconds += perf_counter() - started
+        return outputs
 
-    def _remember(self, run: Run, verdict: Verdict, given: torch.Tensor | None, outputs: list[torch.Tensor]) -> None:
+    def _remember(self, call: DenoiserCall, verdict: Verdict, outputs: list[torch.Tensor]) -> None:
+        started = perf_counter()
+        run = call.run
         for output in outputs:
-            self._algebra.settle(run, self._sample(run, given, output.shape), output)
-        values = [self._algebra.value(run, self._sample(run, given, output.shape), output) for output in outputs]
+            self._algebra.settle(run, self._sample(call, verdict, output), output)
+        values = [self._algebra.value(run, self._sample(call, verdict, output), output) for output in outputs]
         known = [value for value in values if value is not None]
         if outputs and len(known) == len(outputs):
-            first = self._sample(run, given, outputs[0].shape), outputs[0], known[0]
+            first = self._sample(call, verdict, outputs[0]), outputs[0], known[0]
             measure = measures(self._strategy, outputs[0])
             verdict.learn(known, lambda: self._algebra.scales(run, *first), measure)
         else:
             verdict.track.forget()
+        verdict.host_seconds += perf_counter() - started
 
     @staticmethod
-    def _sample(run: Run, given: torch.Tensor | None, shape: torch.Size) -> torch.Tensor | None:
+    def _sample(call: DenoiserCall, verdict: Verdict, like: torch.Tensor) -> torch.Tensor | None:
         # The call's own input is what this output belongs to (masks and callbacks may have changed the latents since
         # the scheduler returned them); a model that is also fed conditioning channels leaves only the scheduler's word.
-        if given is not None and given.shape == shape:
-            return given if run.level.input_scale == 1.0 else given / run.level.input_scale
-        if run.latents is not None and run.latents.shape == shape:
-            return run.latents
-        return None
+        run, given = call.run, call.input
+        if given is not None and (own := row_of(given, verdict.sample)).shape == like.shape:
+            return own if run.level.input_scale == 1.0 else own / run.level.input_scale
+        latents = run.latents
+        if latents is None or (verdict.sample is not None and latents.shape[0] != call.batch):
+            return None
+        own = row_of(latents, verdict.sample)
+        return own if own.shape == like.shape else None
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """The output as it is: this region has done its work in the calls."""

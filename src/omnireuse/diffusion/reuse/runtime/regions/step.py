@@ -8,14 +8,17 @@ result is replaced before the scheduler sees it.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from omnireuse.diffusion.reuse.runtime.algebra import OutputAlgebra
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, measures, watched
 from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.runtime.samples import row_of, with_rows
 from omnireuse.diffusion.reuse.runtime.track import layout_of
 from omnireuse.diffusion.reuse.runtime.verdict import Verdict
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -26,7 +29,7 @@ logger = logging.getLogger("omnireuse")
 
 
 class StepRegion:
-    """One decision a step, taken at the step's first call of a denoiser."""
+    """One decision a step for each sample, or for the batch, taken at the step's first call of a denoiser."""
 
     def __init__(self, strategy: Strategy, emit: Emit) -> None:
         self._strategy = strategy
@@ -34,35 +37,73 @@ class StepRegion:
         self._algebra = OutputAlgebra(strategy)
 
     def call(self, call: DenoiserCall) -> Any:
-        """The computed output; on a reused step the last one, whose values nobody will use."""
+        """The computed output; for reused samples the last one, whose values nobody will use."""
         run = call.run
         if run.pending is None:
-            signal = watched(self._strategy, call)
-            run.pending = Verdict(run, "step", "step", 0, signal, layout_of(*call.tensors), self._algebra.veto(run))
+            run.pending = self._open(call)
         key = (call.denoiser, call.branch)
-        if run.pending.reuse:
-            if key in run.placeholders:
-                return run.placeholders[key]
+        reused = [verdict.sample for verdict in run.pending.verdicts if verdict.reuse]
+        if reused and key not in run.placeholders:
             # The last computed step did not have this branch, and only computing it tells its shape.
             logger.info(
                 "step %d: branch %s sets in and is computed although the step is reused", run.index, call.branch
             )
-        output = call.compute()
+            reused = []
+        if reused and len(reused) == len(run.pending.verdicts):
+            return run.placeholders[key]
+        output = self._compute_without(call, reused, run.placeholders[key]) if reused else call.compute()
         run.placeholders[key] = output
         return output
 
+    def _open(self, call: DenoiserCall) -> _Step:
+        run = call.run
+        by_sample = self._strategy.decides_by_sample
+        if by_sample and run.samples is None:
+            # Guidance may have stacked its branches in one call: how many samples there are is known when the scheduler
+            # has been seen with them. The first step computes, so it can wait for that.
+            return _Step(call, [])
+        divided = by_sample and run.samples is not None and run.samples > 1 and call.batch % run.samples == 0
+        signal, layout, veto = watched(self._strategy, call), layout_of(*call.tensors), self._algebra.veto(run)
+        verdicts = []
+        for sample in range(run.samples) if divided and run.samples else [None]:
+            own = signal if signal is None or sample is None else signal[sample :: run.samples]
+            verdicts.append(Verdict(run, "step", "step", 0, own, layout, veto, sample))
+        return _Step(call, verdicts)
+
+    @staticmethod
+    def _compute_without(call: DenoiserCall, reused: list[int | None], last: Any) -> Any:
+        samples = call.run.samples or 1
+        rows = [row for row in range(call.batch) if row % samples not in reused]
+        computed, structure = pytree.tree_flatten(call.compute_rows(rows))
+        whole = [
+            with_rows(before, rows, now) if isinstance(before, torch.Tensor) else now
+            for before, now in zip(pytree.tree_leaves(last), computed, strict=True)
+        ]
+        return pytree.tree_unflatten(whole, structure)
+
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """On a reused step the forecast; on a computed one `output` itself, which is remembered."""
-        verdict: Verdict | None = run.pending
-        if verdict is None:
+        """For reused samples the forecast; what was computed is handed on as it is, and remembered."""
+        step: _Step | None = run.pending
+        if step is None:
             return output
+        if run.samples is None and self._strategy.decides_by_sample:
+            run.samples = sample.shape[0]
+            step = self._open(step.call)
+        parts = [
+            self._conclude(run, verdict, row_of(output, verdict.sample), row_of(sample, verdict.sample))
+            for verdict in step.verdicts
+        ]
+        if not any(verdict.reuse for verdict in step.verdicts):
+            return output
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _conclude(self, run: Run, verdict: Verdict, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         started = perf_counter()
         # Guidance that sets in or ends changes what is handed over: what was remembered is of another kind then.
-        other_kind = run.calls_when_computed not in (None, run.calls)
-        result = output
+        other_kind = run.calls_when_computed.get(verdict.sample, run.calls) != run.calls
         if verdict.reuse:
             (value,) = verdict.foretell()
-            result = self._algebra.output(run, sample, value, output.dtype)
+            output = self._algebra.output(run, sample, value, output.dtype)
         else:
             if other_kind:
                 verdict.track.forget()
@@ -71,10 +112,10 @@ class StepRegion:
         self._emit(verdict.conclude())
         if verdict.reuse and other_kind:
             verdict.track.forget()
-        return result
+        return output
 
     def _remember(self, run: Run, verdict: Verdict, output: torch.Tensor, sample: torch.Tensor) -> None:
-        run.calls_when_computed = run.calls
+        run.calls_when_computed[verdict.sample] = run.calls
         self._algebra.settle(run, sample, output)
         value = self._algebra.value(run, sample, output)
         if value is None:
@@ -86,3 +127,11 @@ class StepRegion:
 
     def undo(self) -> None:
         """Nothing stands between objects."""
+
+
+@dataclass
+class _Step:
+    """What was decided at a step's first call; no verdicts where that must wait for the scheduler."""
+
+    call: DenoiserCall
+    verdicts: list[Verdict]
