@@ -30,6 +30,7 @@ import omnireuse
 from omnireuse import Blend, FixedSchedule, Hold, Polynomial
 from omnireuse.diffusion.pipelines import DEFAULT
 from omnireuse.reference.captions import caption, held_out_scenes
+from omnireuse.reference.checker import check
 from omnireuse.reference.evaluate import score
 from omnireuse.reference.load import SAMPLING, load_image_pipeline
 from omnireuse.report.metrics import psnr
@@ -140,7 +141,7 @@ class Bench:
     def judge(self, made: np.ndarray, full: np.ndarray) -> dict[str, Any]:
         """PSNR with its spread over prompts, and attributes right."""
         each = [min(psnr(a, b), 100.0) for a, b in zip(made, full, strict=True)]
-        attributes, captions, _ = score(self.scenes, made)
+        attributes, captions, _ = score(self.scenes, made, check)
         return {
             "psnr": statistics.fmean(each),
             "psnr_low": float(np.quantile(each, 0.1)),
