@@ -192,7 +192,7 @@ def test_the_signal_is_measured_against_the_last_computed_step(flux: Tiny, first
 def test_of_a_batch_the_sample_that_changed_most_decides(flux: Tiny) -> None:
     seen = Watched(flux)
     policy = ResidualDiff(residual_diff_threshold=1e-9)
-    with omnireuse.enable(flux.pipe, policy=policy, region="tail") as handle:
+    with omnireuse.enable(flux.pipe, policy=policy, region="tail", per_sample=False) as handle:
         flux.run(steps=4, guided=False, batch=3)
     residuals = [outputs[0][1] - embedded for outputs, embedded in zip(seen.outputs, seen.embedded, strict=True)]
     for event, last, now in zip(handle.events[1:], residuals, residuals[1:], strict=False):

@@ -19,6 +19,7 @@ from omnireuse.diffusion.reuse.runtime.interception import Interception, interce
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, measures
 from omnireuse.diffusion.reuse.runtime.regions.stack import Block, Stack
 from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.runtime.samples import row_of
 from omnireuse.diffusion.reuse.runtime.track import layout_of
 from omnireuse.diffusion.reuse.runtime.verdict import Verdict, magnitudes
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -38,11 +39,17 @@ class Pass:
     """
 
     call: DenoiserCall
-    verdict: Verdict | None = None
+    verdicts: Sequence[Verdict] = ()
     start: Sequence[torch.Tensor] = ()
     signal: torch.Tensor | None = None
     entry: Sequence[torch.Tensor] = ()
     finished: bool = False
+
+    @property
+    def reuse(self) -> bool:
+        """Whether the blocks are skipped: no sample needs them."""
+        assert self.verdicts, "the first block runs before the others"
+        return all(verdict.reuse for verdict in self.verdicts)
 
 
 class BlocksRegion:
@@ -120,54 +127,74 @@ class BlocksRegion:
             arguments = block.arguments(args, kwargs)
             if first:
                 self._enter(current, block.entering(arguments))
-            assert current.verdict is not None, "the first block runs before the others"
-            if current.verdict.reuse:
-                return block.returned(self._stand_in(current)) if last else block.passed_on(arguments)
+            if current.reuse:
+                return block.returned(self._leave(current, None)) if last else block.passed_on(arguments)
             result = proceed(*args, **kwargs)
             if last:
-                self._leave(current, block.leaving(result, current.entry))
+                streams = self._leave(current, block.leaving(result, current.entry))
+                if any(verdict.reuse for verdict in current.verdicts):
+                    return block.returned(streams)
             return result
 
         return handler
 
     def _enter(self, current: Pass, streams: Sequence[torch.Tensor]) -> None:
-        call = current.call
-        key = (call.denoiser, call.branch)
+        call, signal = current.call, current.signal
         layout = layout_of(*call.tensors, *streams)
-        current.verdict = Verdict(call.run, key, call.branch, call.order, current.signal, layout)
+        rowed = [*streams, *([] if signal is None else [signal])]
+        by_row = self._strategy.decides_by_sample and all(tensor.shape[0] == call.batch > 1 for tensor in rowed)
+        current.verdicts = [
+            Verdict(
+                call.run,
+                (call.denoiser, call.branch),
+                call.branch,
+                call.order,
+                None if signal is None else row_of(signal, row),
+                layout,
+                sample=row,
+            )
+            for row in (range(call.batch) if by_row else [None])
+        ]
         current.signal = None
         # Copied where it is needed after the blocks: they, and what the model adds between them, may write in place.
         current.entry = [stream.clone() for stream in streams] if self._residual else streams
 
-    def _stand_in(self, current: Pass) -> list[torch.Tensor]:
-        assert current.verdict is not None
-        started = perf_counter()
-        values = current.verdict.foretell()
-        if self._residual:
-            result = [entry + value for entry, value in zip(current.entry, values, strict=True)]
-        else:
-            result = [value.clone() for value in values]
-        self._finish(current, started)
-        return result
+    def _leave(self, current: Pass, computed: Sequence[torch.Tensor | None] | None) -> list[torch.Tensor]:
+        """The streams behind the blocks: computed or forecast, each sample as it was decided.
 
-    def _leave(self, current: Pass, streams: Sequence[torch.Tensor | None]) -> None:
-        assert current.verdict is not None
+        The whole batch runs through the blocks where any sample needs them, since only the model knows which of the
+        tensors between its blocks have rows; the others get what they would get alone all the same.
+        """
+        parts = [self._conclude(current, verdict, computed) for verdict in current.verdicts]
+        current.entry = ()
+        current.finished = True
+        return [rows[0] if len(rows) == 1 else torch.cat(rows) for rows in zip(*parts, strict=True)]
+
+    def _conclude(
+        self, current: Pass, verdict: Verdict, computed: Sequence[torch.Tensor | None] | None
+    ) -> list[torch.Tensor]:
         started = perf_counter()
-        values = [self._value(after, before) for after, before in zip(streams, current.entry, strict=True)]
-        current.verdict.learn(values, lambda: magnitudes(values), measures(self._strategy, values[0]))
-        self._finish(current, started)
+        entry = [row_of(stream, verdict.sample) for stream in current.entry]
+        if verdict.reuse:
+            values = verdict.foretell()
+            if self._residual:
+                streams = [before + value for before, value in zip(entry, values, strict=True)]
+            else:
+                streams = [value.clone() for value in values]
+        else:
+            assert computed is not None, "the blocks ran, as the verdict says"
+            leaving = [None if stream is None else row_of(stream, verdict.sample) for stream in computed]
+            values = [self._value(after, before) for after, before in zip(leaving, entry, strict=True)]
+            verdict.learn(values, lambda: magnitudes(values), measures(self._strategy, values[0]))
+            streams = [before if after is None else after for after, before in zip(leaving, entry, strict=True)]
+        verdict.host_seconds += perf_counter() - started
+        self._emit(verdict.conclude())
+        return streams
 
     def _value(self, after: torch.Tensor | None, before: torch.Tensor) -> torch.Tensor:
         if after is None:
             return before.new_zeros(1)  # nobody reads this stream any more
         return after - before if self._residual else after.clone()
-
-    def _finish(self, current: Pass, started: float) -> None:
-        assert current.verdict is not None
-        current.verdict.host_seconds += perf_counter() - started
-        current.entry = ()
-        current.finished = True
-        self._emit(current.verdict.conclude())
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """The output as it is: this region has done its work in the blocks."""
