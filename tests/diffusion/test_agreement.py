@@ -13,6 +13,7 @@ from tiny import TINY
 
 import omnireuse
 from omnireuse.diffusion.reuse.agreement import Agreement
+from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.signals import change_by_sample, change_of
 
 
@@ -38,6 +39,12 @@ def test_low_precision_is_measured_in_float32() -> None:
 
 
 WHOLE = [0.1, -2.0, 3.0, 0.4, 5.0, 6.0, -70.0]
+POLICIES = (
+    omnireuse.TeaCache(rel_l1_thresh=0.2),
+    omnireuse.EasyCache(threshold=0.4),
+    omnireuse.SeaCache(threshold=0.2),
+    *(omnireuse.ErrorControl(tolerance=tolerance) for tolerance in (1.0, 1.5, 2.0, 3.0)),
+)
 SCHEDULES = ([1 - i / 16 for i in range(16)], [(1 - i / 16) ** 3 for i in range(16)])
 
 
@@ -46,12 +53,14 @@ def _shards() -> tuple[torch.Tensor, torch.Tensor]:
     return before * torch.linspace(0.5, 1.4, len(WHOLE)), before
 
 
-def decisions(rank: int, group: dist.ProcessGroup | None) -> list[bool]:
-    """What a rank does whose schedule, and so whose measured change, differs from the other's."""
+def decisions(policy: Policy, rank: int, group: dist.ProcessGroup | None) -> list[bool]:
+    """What a rank does that measures something else than the other: by another schedule, or by other noise where the
+    schedule itself counts."""
     tiny = TINY["flux"]()
-    policy = omnireuse.TeaCache(rel_l1_thresh=0.2)
-    with omnireuse.enable(tiny.pipe, policy=policy, region="call", signal="latents", group=group) as handle:
-        tiny.run(steps=None, sigmas=SCHEDULES[rank], guided=False)
+    by_noise = policy.needs_error
+    sigmas, seed = SCHEDULES[0 if by_noise else rank], rank if by_noise else 0
+    with omnireuse.enable(tiny.pipe, policy=policy, region="call", group=group) as handle:
+        tiny.run(steps=None, sigmas=sigmas, seed=seed, guided=False)
     return [event.reused for event in handle.events]
 
 
@@ -66,16 +75,21 @@ def _rank(rank: int, meeting: str, ratios: torch.Tensor, decided: torch.Tensor) 
     kept = pair.clone()
     ratios[rank] = Agreement(group).ratio(pair)
     assert torch.equal(pair, kept)
-    decided[rank] = torch.tensor(decisions(rank, group))
+    for number, policy in enumerate(POLICIES):
+        decided[number, rank] = torch.tensor(decisions(policy, rank, group))
     dist.destroy_process_group()
 
 
 def test_two_ranks_measure_and_decide_as_one(tmp_path: Path) -> None:
-    ratios, decided = torch.zeros(2).share_memory_(), torch.zeros(2, 16, dtype=torch.bool).share_memory_()
+    ratios = torch.zeros(2).share_memory_()
+    decided = torch.zeros(len(POLICIES), 2, 16, dtype=torch.bool).share_memory_()
     mp.spawn(_rank, args=(str(tmp_path / "meeting"), ratios, decided), nprocs=2)
     expected = Agreement().ratio(change_of(*_shards()))
     assert ratios.tolist() == pytest.approx([expected, expected])
     assert ratios[0] == ratios[1]
-    assert torch.equal(decided[0], decided[1])
-    assert decided[0].any()
-    assert decisions(0, None) != decisions(1, None)
+    for policy, (first, second) in zip(POLICIES, decided, strict=True):
+        assert torch.equal(first, second), policy
+        assert first.any(), policy
+    for kind in {type(policy) for policy in POLICIES}:
+        own = [policy for policy in POLICIES if type(policy) is kind]
+        assert any(decisions(policy, 0, None) != decisions(policy, 1, None) for policy in own), kind
