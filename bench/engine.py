@@ -40,6 +40,9 @@ def main(options: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="bench engine", description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=1_000, help="requests of the trace (default: 1000)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (default: 3)")
+    parser.add_argument(
+        "--blocks", type=int, default=40, help="blocks of the KV cache; few make preemptions (default: 40)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="decides the trace (default: 0)")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the JSON")
     arguments = parser.parse_args(options)
@@ -52,7 +55,7 @@ def main(options: list[str] | None = None) -> None:
         bar = progress.add_task("serving", total=len(RUNS) * arguments.repeats)
         for _ in range(arguments.repeats):
             for name, caches in RUNS.items():
-                engine = Engine(model, EngineConfig(**caches))
+                engine = Engine(model, EngineConfig(num_blocks=arguments.blocks, **caches))
                 results[name] = dict(serve(engine, trace))
                 engines[name].append(engine)
                 progress.update(bar, advance=1)
@@ -60,7 +63,7 @@ def main(options: list[str] | None = None) -> None:
     show(record, len(trace), arguments.repeats, console)
     about = {
         "omnireuse": omnireuse.__version__, "python": platform.python_version(), "machine": platform.machine(),
-        "requests": len(trace), "seed": arguments.seed,
+        "requests": len(trace), "blocks": arguments.blocks, "seed": arguments.seed,
     }  # fmt: skip
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "engine.json"
@@ -94,7 +97,8 @@ def show(record: dict[str, dict[str, Any]], num_requests: int, repeats: int, con
     for heading in ("encoder calls", "prefilled tokens", "preemptions", "seconds", "speed-up", "same answers"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, row in record.items():
-        same = f"{row['compared']:,}, states within {row['largest_difference']:.0e}" if row["identical"] else "no"
+        bits = f"states within {row['largest_difference']:.0e}" if row["largest_difference"] else "bit for bit"
+        same = f"{row['compared']:,}, {bits}" if row["identical"] else "no"
         table.add_row(
             name, f"{row['counts']['encode']:,}", f"{row['counts']['prefill']:,}", f"{row['counts']['preempt']:,}",
             spread(row["seconds"]), spread(row["speedups"]), same,

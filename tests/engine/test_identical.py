@@ -9,6 +9,7 @@ from omnireuse.core.shared_encoder_cache.policies import POLICIES
 from omnireuse.reference.engine import Engine, EngineConfig, Request, Result, TinyOmniModel
 from omnireuse.reference.engine import request as request_module
 from omnireuse.reference.engine.conversation import converse, made_up_conversations
+from omnireuse.reference.engine.model import make_cache
 from omnireuse.reference.engine.request import Sequence, largest_difference
 from omnireuse.reference.engine.trace import PromptBuilder, Trace, random_trace, serve
 
@@ -109,6 +110,14 @@ def test_tenants_share_nothing(model: TinyOmniModel) -> None:
     assert engine.counts["encode"] == 2
     hits = [mark.request_id for mark in engine.marks if mark.kind == "prefix hit"]
     assert hits == ["a"]
+
+
+def test_the_shape_of_a_call_changes_less_than_the_tolerance(model: TinyOmniModel) -> None:
+    embeds = model.embed(torch.arange(2, 50))
+    whole, one_by_one = make_cache(torch.empty(0, 2, 0, 1, 1)), make_cache(torch.empty(0, 2, 0, 1, 1))
+    together = model.think(embeds, whole)
+    apart = torch.cat([model.think(embeds[n : n + 1], one_by_one) for n in range(48)])
+    assert torch.allclose(together, apart, rtol=0, atol=TOLERANCE / 100)
 
 
 # --- the comparison can fail

@@ -26,9 +26,9 @@ class EngineDemoConfig:
     """
 
     out: Path = Path("out/engine-demo")
-    users: int = 4
+    users: int = 5
     turns: int = 4
-    blocks: int = 56
+    blocks: int = 36
     seed: int = 0
 
     def __post_init__(self) -> None:

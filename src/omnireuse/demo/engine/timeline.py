@@ -19,8 +19,13 @@ __all__ = ["timeline_figure"]
 
 _BARS = {"prefill": ("first", 0.74, 1.0), "decode": ("full", 0.26, 0.55)}
 """Kind -> colour, height and opacity of a step's bar."""
-_SIGNS = {"encode": ("^", "second"), "load": ("v", "third"), "encoder hit": ("o", "good"), "preempt": ("x", "bad")}
-"""Kind -> marker and colour."""
+_SIGNS = {
+    "encode": ("^", "second", -0.22),
+    "load": ("v", "third", 0.0),
+    "encoder hit": ("o", "good", 0.22),
+    "preempt": ("x", "bad", 0.0),
+}
+"""Kind -> marker, colour and place within the step, so that two kinds in one step are both seen."""
 
 
 def timeline_figure(comparison: EngineComparison, *, row: float = 0.23) -> Figure:
@@ -43,7 +48,7 @@ def timeline_figure(comparison: EngineComparison, *, row: float = 0.23) -> Figur
     handles.append(Patch(facecolor="none", edgecolor=LIGHT["highlight"], label="prefill saved by a prefix hit"))
     handles += [
         Line2D([], [], linestyle="none", marker=sign, color=LIGHT[tone], markerfacecolor="none", label=kind)
-        for kind, (sign, tone) in _SIGNS.items()
+        for kind, (sign, tone, _) in _SIGNS.items()
         if any(kind in run.counts for run in runs)
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8.8)
@@ -67,10 +72,10 @@ def _draw(axes: Any, run: EngineRun, requests: list[str]) -> None:
                 facecolor="none", edgecolor=LIGHT["highlight"], linewidth=1.1,
             )  # fmt: skip
         elif kind in _SIGNS:
-            sign, tone = _SIGNS[kind]
+            sign, tone, shift = _SIGNS[kind]
             axes.plot(
-                [step], [line], sign, color=LIGHT[tone], markersize=5.5, markerfacecolor=LIGHT["card"], zorder=4,
-                markeredgewidth=1.4,
+                [step + shift], [line], sign, color=LIGHT[tone], markersize=5.5, markeredgewidth=1.4,
+                markerfacecolor=LIGHT["card"], zorder=4,
             )  # fmt: skip
     axes.set_yticks(range(len(requests)), requests)
     axes.set_ylim(len(requests) - 0.4, -0.6)

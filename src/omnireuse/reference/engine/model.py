@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, SiglipVisionConfig, SiglipVisionModel
+from transformers import DynamicCache, GPTNeoXConfig, GPTNeoXForCausalLM, SiglipVisionConfig, SiglipVisionModel
 
 from omnireuse.errors import ConfigError
 
@@ -12,7 +12,7 @@ __all__ = ["IMAGE_TOKEN", "KeyValues", "TinyOmniModel"]
 #: Stands in a prompt for each embedding of an image.
 IMAGE_TOKEN = 1
 
-# Legend: T tokens, W width of the thinker, L layers, H key-value heads, D width of a head.
+# Legend: T tokens, W width of the thinker, L layers, H heads, D width of a head.
 KeyValues = torch.Tensor
 """Keys and values of some tokens, (L, 2, T, H, D)."""
 
@@ -20,8 +20,9 @@ KeyValues = torch.Tensor
 class TinyOmniModel(torch.nn.Module):
     """Random weights from `seed`, in double precision.
 
-    The same seed gives the same model. Double precision, because arithmetic depends on the shapes of a call (a matrix
-    product may add up in another order): the differences stay near 1e-15 and never turn a greedy choice.
+    The same seed gives the same model. Double precision throughout, because arithmetic depends on the shapes of a call
+    (a matrix product may add up in another order): the differences stay near 1e-14 and never turn a greedy choice.
+    GPT-NeoX, because Llama's norm and eager softmax go through single precision whatever the weights are.
 
     Args:
         seed: decides the weights.
@@ -46,16 +47,16 @@ class TinyOmniModel(torch.nn.Module):
             torch.manual_seed(seed)
             self.vision = SiglipVisionModel(vision)
             self.to_thinker = torch.nn.Linear(vision.hidden_size, self.hidden_size)
-            self.thinker = LlamaForCausalLM(thinker)
+            self.thinker = GPTNeoXForCausalLM(thinker)
             self.to_talker = torch.nn.Linear(2 * self.hidden_size, talker.hidden_size)
-            self.talker = LlamaForCausalLM(talker)
+            self.talker = GPTNeoXForCausalLM(talker)
         self.double().eval().requires_grad_(False)
 
     @property
     def kv_shape(self) -> tuple[int, int, int]:
         """(L, H, D) of the thinker."""
         config = self.thinker.config
-        return config.num_hidden_layers, config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+        return config.num_hidden_layers, config.num_attention_heads, config.hidden_size // config.num_attention_heads
 
     def encode_image(self, pixels: torch.Tensor) -> torch.Tensor:
         """Encode one image (3, height, width) to (num_image_embeds, W).
@@ -74,12 +75,12 @@ class TinyOmniModel(torch.nn.Module):
 
     def think(self, embeds_TW: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """Run the thinker over the next tokens; returns their hidden states (T, W), and `cache` grows by T."""
-        output = self.thinker.model(inputs_embeds=embeds_TW[None], past_key_values=cache, use_cache=True)
+        output = self.thinker.base_model(inputs_embeds=embeds_TW[None], past_key_values=cache, use_cache=True)
         return _as_tensor(output.last_hidden_state[0])
 
     def next_token(self, hidden_W: torch.Tensor) -> int:
         """Choose the next token greedily, never the image's placeholder."""
-        logits = self.thinker.lm_head(hidden_W)
+        logits = self.thinker.get_output_embeddings()(hidden_W)
         logits[IMAGE_TOKEN] = -torch.inf
         return int(logits.argmax())
 
@@ -108,12 +109,12 @@ def read_cache(cache: DynamicCache, start: int) -> KeyValues:
     return torch.stack(layers)[:, :, :, start:].transpose(2, 3)
 
 
-def _decoder(*, hidden_size: int, vocab_size: int) -> LlamaConfig:
+def _decoder(*, hidden_size: int, vocab_size: int) -> GPTNeoXConfig:
     # A wide initial range: with the usual one a random model answers the same whatever it is shown.
-    return LlamaConfig(
+    return GPTNeoXConfig(
         hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=vocab_size, max_position_embeddings=2048, initializer_range=0.3,
-        tie_word_embeddings=False, attn_implementation="eager",
+        vocab_size=vocab_size, max_position_embeddings=2048, initializer_range=0.3, tie_word_embeddings=False,
+        attn_implementation="sdpa",
     )  # fmt: skip
 
 

@@ -134,9 +134,9 @@ class Sequence:
     @property
     def mm_features(self) -> list[Feature]:
         """The images, as the encoder cache asks for them."""
-        # One that shares with nobody does not share with what it was before a preemption either.
+        # One that shares with nobody does not share with itself either: another place, or a run before a preemption.
         own = f" {self.salt}.{self.num_preemptions}" if self.salt else ""
-        return [Feature(identifier=content + own) for content in self._contents]
+        return [Feature(identifier=content + (own and f"{own}.{n}")) for n, content in enumerate(self._contents)]
 
     @property
     def request_id(self) -> str:
