@@ -65,7 +65,7 @@ class SharedEncoderOutputs:
         kept = self.store.compact(output, num_embeds or 0)
         self.follow()
         self.manager.commit(lease, num_bytes=kept.num_bytes, encode_seconds=encode_seconds)
-        self.store.put(lease.key, kept, kept.num_embeds)
+        self.store.keep(lease.key, kept)
         self.follow()
 
     def abort(self, lease: Lease) -> list[Lease]:

@@ -117,13 +117,19 @@ class EncoderOutputStore:
         )
 
     def put(self, key: EncoderKey, output: object, num_embeds: int) -> EncoderOutput:
-        """Keep a copy of `output` on the device, and in every outer tier. What was there under the key goes."""
-        kept = output if isinstance(output, EncoderOutput) else self.compact(output, num_embeds)
-        self._place(key, kept)
+        """Keep a copy of `output` on the device, and in every outer tier. What was there under the key goes.
+
+        Raises: as `compact`.
+        """
+        return self.keep(key, self.compact(output, num_embeds))
+
+    def keep(self, key: EncoderKey, output: EncoderOutput) -> EncoderOutput:
+        """As `put`, of what `compact` gave."""
+        self._place(key, output)
         self._counters["puts"] += 1
         if self._outer is not None:
-            self._outer.put(_name(key), (kept.num_embeds, kept.value), namespace=self._namespace)
-        return kept
+            self._outer.put(_name(key), (output.num_embeds, output.value), namespace=self._namespace)
+        return output
 
     def get(self, key: EncoderKey) -> Any:
         """Return the output on the device, to be read only.
