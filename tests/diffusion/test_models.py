@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from denoisers import DENOISERS
 from denoisers.base import Denoiser, tensor
 from denoisers.image import aura_flow
+from denoisers.registry import DENOISERS
 from denoisers.video import hunyuan_video, wan_vace
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch.utils import _pytree as pytree
@@ -18,7 +18,7 @@ import omnireuse
 from omnireuse import FixedSchedule
 from omnireuse.diffusion.adapters import BLOCK_STACKS, UNSUPPORTED
 from omnireuse.diffusion.cache.borrowed import borrowed_rows
-from omnireuse.errors import UnsupportedModelError
+from omnireuse.errors import StateError, UnsupportedModelError
 
 VARIANTS = {
     "AuraFlowTransformer2DModel without single blocks": lambda: aura_flow(single=0),
@@ -166,6 +166,19 @@ def test_what_a_model_writes_in_place_between_blocks_does_not_spoil_the_entry() 
 def test_a_control_hint_after_the_last_block_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"control hint is added after its last block.*use region 'call'"):
         omnireuse.enable(Pipeline(wan_vace(layers=(0, 2))), policy="fixed", region="blocks")
+
+
+@pytest.mark.parametrize(("skipped", "which"), [(0, "first"), (2, "last")])
+def test_a_model_that_leaves_out_an_end_of_its_stack_is_told_so(skipped: int, which: str) -> None:
+    # As skip-layer guidance may ask of SD3.
+    pipeline = Pipeline(DENOISERS["SD3Transformer2DModel"]())
+    inner = pipeline.inputs
+    pipeline.inputs = lambda step, text: inner(step, text) | {"skip_layers": [skipped]}
+    with (
+        omnireuse.enable(pipeline, policy="fixed", region="blocks"),
+        pytest.raises(StateError, match=rf"did not run its {which} block.*use region 'call' or 'step'"),
+    ):
+        pipeline.run()
 
 
 @pytest.mark.parametrize("model", sorted(UNSUPPORTED))

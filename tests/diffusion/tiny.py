@@ -27,7 +27,10 @@ from diffusers import (
 
 @dataclass(frozen=True)
 class Tiny:
-    """A pipeline and how to run it: `run(steps=…, seed=…, **call)` returns the final latents."""
+    """A pipeline and how to run it: `run(steps=…, seed=…, **call)` returns the final latents.
+
+    `inputs` may overrule how results are asked for.
+    """
 
     pipe: Any
     inputs: Callable[..., dict[str, Any]]
@@ -35,8 +38,8 @@ class Tiny:
     def run(self, *, steps: int = 6, seed: int = 0, **call: Any) -> torch.Tensor:
         arguments = self.inputs(guided=call.pop("guided", True), batch=call.pop("batch", 1))
         generator = torch.Generator().manual_seed(seed)
-        arguments |= {"num_inference_steps": steps, "generator": generator, "output_type": "latent"} | call
-        result = self.pipe(**arguments)
+        asked = {"num_inference_steps": steps, "generator": generator, "output_type": "latent"}
+        result = self.pipe(**asked | arguments | call)
         latents = result[0] if isinstance(result, tuple) else next(iter(result.values()))
         assert isinstance(latents, torch.Tensor)
         return latents

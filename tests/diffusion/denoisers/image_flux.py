@@ -25,7 +25,7 @@ ROPE = {"axes_dims_rope": (2, 2, 4)}
 def _made(model: Any, *, axes: int = 3, **more: Callable[[int, int], Any]) -> Denoiser:
     def inputs(step: int, text: int) -> dict[str, Any]:
         return {
-            "hidden_states": tensor(1, 9, 8, seed=step),
+            "hidden_states": tensor(1, 9, model.config.in_channels, seed=step),
             "encoder_hidden_states": tensor(1, text, 16, seed=text),
             "timestep": time(step, 1.0),
             "img_ids": ids(9, axes),
@@ -41,16 +41,16 @@ def flux() -> Denoiser:
     return _made(model, pooled_projections=lambda _step, text: tensor(1, 16, seed=text))
 
 
-def flux_2() -> Denoiser:
+def flux_2(**sizes: Any) -> Denoiser:
     model = Flux2Transformer2DModel(
-        **SIZES, **JOINT, axes_dims_rope=(2, 2, 2, 2), timestep_guidance_channels=16, guidance_embeds=False
+        **SIZES | JOINT | sizes, axes_dims_rope=(2, 2, 2, 2), timestep_guidance_channels=16, guidance_embeds=False
     )
     return _made(model, axes=4)
 
 
-def chroma() -> Denoiser:
+def chroma(**sizes: Any) -> Denoiser:
     model = ChromaTransformer2DModel(
-        **SIZES, **JOINT, **ROPE, approximator_num_channels=8, approximator_hidden_dim=16, approximator_layers=1
+        **SIZES | JOINT | ROPE | sizes, approximator_num_channels=8, approximator_hidden_dim=16, approximator_layers=1
     )
     return _made(model)
 

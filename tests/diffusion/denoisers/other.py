@@ -10,7 +10,7 @@ from diffusers import PriorTransformer, StableAudioDiTModel
 from denoisers.base import Denoiser, tensor, time, varied
 
 
-def stable_audio() -> Denoiser:
+def stable_audio(global_states_input_dim: int = 16) -> Denoiser:
     model = StableAudioDiTModel(
         sample_size=8,
         in_channels=4,
@@ -21,7 +21,7 @@ def stable_audio() -> Denoiser:
         out_channels=4,
         cross_attention_dim=16,
         time_proj_dim=8,
-        global_states_input_dim=16,
+        global_states_input_dim=global_states_input_dim,
         cross_attention_input_dim=16,
     )
     angles = tensor(9, 4, seed=1)
@@ -31,7 +31,7 @@ def stable_audio() -> Denoiser:
             "hidden_states": tensor(1, 4, 8, seed=step),
             "timestep": time(step, 1.0),
             "encoder_hidden_states": tensor(1, text, 16, seed=text),
-            "global_hidden_states": tensor(1, 1, 16, seed=text),
+            "global_hidden_states": tensor(1, 1, global_states_input_dim, seed=text),
             "rotary_embedding": (angles.cos(), angles.sin()),
             "return_dict": False,
         }

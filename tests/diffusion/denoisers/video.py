@@ -48,12 +48,12 @@ def chrono_edit() -> Denoiser:
     return Denoiser(varied(ChronoEditTransformer3DModel(**WAN)), _video)
 
 
-def skyreels_v2() -> Denoiser:
-    return Denoiser(varied(SkyReelsV2Transformer3DModel(**WAN)), _video)
+def skyreels_v2(**sizes: Any) -> Denoiser:
+    return Denoiser(varied(SkyReelsV2Transformer3DModel(**WAN | sizes)), _video)
 
 
-def wan_vace(layers: tuple[int, ...] = (0, 1)) -> Denoiser:
-    model = WanVACETransformer3DModel(**WAN, vace_layers=list(layers), vace_in_channels=6)
+def wan_vace(layers: tuple[int, ...] = (0, 1), **sizes: Any) -> Denoiser:
+    model = WanVACETransformer3DModel(**WAN | {"vace_layers": list(layers), "vace_in_channels": 6} | sizes)
 
     def inputs(step: int, text: int) -> dict[str, Any]:
         return _video(step, text, control_hidden_states=tensor(1, 6, 3, 4, 4, seed=99))
@@ -193,7 +193,7 @@ def ltx_2() -> Denoiser:
     return Denoiser(varied(model), inputs)
 
 
-def cogvideox(kind: Any = CogVideoXTransformer3DModel) -> Denoiser:
+def cogvideox(kind: Any = CogVideoXTransformer3DModel, *, use_rotary_positional_embeddings: bool = True) -> Denoiser:
     model = kind(
         **HEADS,
         **CHANNELS,
@@ -204,7 +204,7 @@ def cogvideox(kind: Any = CogVideoXTransformer3DModel) -> Denoiser:
         sample_height=4,
         sample_frames=9,
         max_text_seq_length=6,
-        use_rotary_positional_embeddings=True,
+        use_rotary_positional_embeddings=use_rotary_positional_embeddings,
     )
     angles = tensor(12, 8, seed=1)
 

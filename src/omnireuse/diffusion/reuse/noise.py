@@ -30,6 +30,7 @@ _PRESERVING = {
     "LCMScheduler",
     "PNDMScheduler",
     "TCDScheduler",
+    "UnCLIPScheduler",
 }
 # sample = α · clean + σ · noise with both from the scheduler's own conversion of sigmas[i].
 _CONVERTING = {

@@ -29,7 +29,7 @@ __all__ = ["DENOISERS", "Session", "denoisers_of"]
 
 logger = logging.getLogger("omnireuse")
 
-DENOISERS = ("transformer", "transformer_2", "unet")
+DENOISERS = ("transformer", "transformer_2", "unet", "prior", "decoder")
 """Attributes of a pipeline that hold a denoiser."""
 
 MOST_CALLS_A_STEP = 64

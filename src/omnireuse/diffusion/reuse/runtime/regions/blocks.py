@@ -27,6 +27,8 @@ from omnireuse.errors import StateError
 
 __all__ = ["BlocksRegion", "Pass"]
 
+_SKIPPED = "reuse of the stack would be wrong; use region 'call' or 'step' where blocks are left out"
+
 
 @dataclass
 class Pass:
@@ -116,10 +118,7 @@ class BlocksRegion:
         finally:
             self._here.pass_ = outer
         if not current.finished:
-            raise StateError(
-                f"{type(call.module).__name__} did not run its last block, so reuse of the stack would be wrong; "
-                f"use region 'call' or 'step' where blocks are skipped"
-            )
+            raise StateError(f"{type(call.module).__name__} did not run its last block; {_SKIPPED}")
         return result
 
     def _handler(self, block: Block, *, first: bool, last: bool) -> Callable[..., Any]:
@@ -127,6 +126,8 @@ class BlocksRegion:
             arguments = block.arguments(args, kwargs)
             if first:
                 self._enter(current, block.entering(arguments))
+            if not current.verdicts:
+                raise StateError(f"{type(current.call.module).__name__} did not run its first block; {_SKIPPED}")
             if current.reuse:
                 return block.returned(self._leave(current, None)) if last else block.passed_on(arguments)
             result = proceed(*args, **kwargs)

@@ -63,7 +63,9 @@ class StepRegion:
             # has been seen with them. The first step computes, so it can wait for that.
             return _Step(call, [])
         divided = by_sample and run.samples is not None and run.samples > 1 and call.batch % run.samples == 0
-        signal, layout, veto = watched(self._strategy, call), layout_of(*call.tensors), self._algebra.veto(run)
+        # Another expert foretells another sample: what the one before it has shown is of another kind.
+        layout = (call.denoiser, layout_of(*call.tensors))
+        signal, veto = watched(self._strategy, call), self._algebra.veto(run)
         verdicts = []
         for sample in range(run.samples) if divided and run.samples else [None]:
             own = signal if signal is None or sample is None else signal[sample :: run.samples]

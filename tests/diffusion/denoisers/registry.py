@@ -1,0 +1,16 @@
+"""Every tiny denoiser by the name of its class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from denoisers import image, image_flux, other, video
+from denoisers.base import Denoiser
+
+DENOISERS: dict[str, Callable[[], Denoiser]] = {
+    **image_flux.DENOISERS,
+    **image.DENOISERS,
+    **video.DENOISERS,
+    **other.DENOISERS,
+}
+"""Class name -> factory."""

@@ -1,0 +1,131 @@
+"""Regions `step` and `call` on tiny versions of many diffusers pipelines and schedulers."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from pipelines import image, unet, video
+from tiny import Tiny
+
+import omnireuse
+from omnireuse import FixedSchedule
+from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+
+PIPELINES = {**unet.PIPELINES, **image.PIPELINES, **video.PIPELINES}
+
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "DDPMScheduler": {"clip_sample": False},  # without sigmas
+    "DEISMultistepScheduler": {},
+    "DPMSolverMultistepScheduler": {},
+    "DPMSolverSinglestepScheduler": {},
+    "EulerAncestralDiscreteScheduler": {},
+    "HeunDiscreteScheduler": {},  # two calls a step
+    "IPNDMScheduler": {},  # noise unknown to us
+    "KDPM2DiscreteScheduler": {},  # two calls a step, noise unknown to us
+    "LCMScheduler": {},
+    "LMSDiscreteScheduler": {},
+    "PNDMScheduler": {"skip_prk_steps": True},  # one step more than asked for
+    "SASolverScheduler": {},
+    "TCDScheduler": {},
+    "UniPCMultistepScheduler": {},
+}
+
+# Guidance, or one of its branches, sets in or ends on the way; or another expert takes over.
+CHANGING = {
+    "lumina_2_guided_half_way",
+    "sd3_skip_layer_guidance",
+    "wan_22_two_experts",
+    "z_image_guided_half_way",
+}
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:In CPU autocast, but the target dtype:UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture(params=sorted(PIPELINES))
+def named(request: pytest.FixtureRequest) -> tuple[str, Tiny]:
+    return request.param, PIPELINES[request.param]()
+
+
+def calls_of(tiny: Tiny) -> list[Any]:
+    """Grows by one with each forward of a denoiser."""
+    calls: list[Any] = []
+    for denoiser in denoisers_of(tiny.pipe):
+        denoiser.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+def check_region(tiny: Tiny, full: torch.Tensor, region: str) -> omnireuse.Summary:
+    """Exact when computing, finite and different when half is reused, exact again afterwards."""
+    with omnireuse.enable(tiny.pipe, policy="never", region=region) as handle:
+        assert torch.equal(tiny.run(), full)
+        computed = handle.summary()
+    assert (computed.reused_calls, computed.calls_outside, computed.runs) == (0, 0, 1)
+    steps = computed.steps
+    with omnireuse.enable(tiny.pipe, policy=FixedSchedule(num_computed=steps // 2), region=region) as handle:
+        reusing = tiny.run()
+        assert torch.equal(tiny.run(), reusing)
+    assert torch.isfinite(reusing).all()
+    assert not torch.equal(reusing, full)
+    assert torch.equal(tiny.run(), full)
+    summary = handle.summary()
+    assert (summary.calls_outside, summary.runs, summary.steps) == (0, 2, 2 * steps)
+    return summary
+
+
+@pytest.mark.parametrize("region", ["step", "call"])
+def test_pipelines(named: tuple[str, Tiny], region: str) -> None:
+    name, tiny = named
+    full = tiny.run()
+    assert torch.isfinite(full).all()
+    calls = calls_of(tiny)
+    tiny.run()
+    every = len(calls)
+    summary = check_region(tiny, full, region)
+    steps = summary.steps // 2
+    if name in CHANGING:
+        # What was remembered is dropped at the change, so that one step more computes.
+        assert steps // 2 <= summary.computed_steps <= steps // 2 + 1
+    else:
+        assert summary.computed_steps == steps // 2
+        # Runs that computed everything: never, and the last; and two that reused.
+        assert len(calls) == 3 * every + 2 * every * (steps // 2) // steps
+
+
+@pytest.mark.parametrize("region", ["step", "call"])
+@pytest.mark.parametrize("scheduler", sorted(SCHEDULERS))
+def test_schedulers(scheduler: str, region: str) -> None:
+    tiny = unet.with_scheduler(getattr(diffusers, scheduler), **SCHEDULERS[scheduler])
+    full = tiny.run()
+    summary = check_region(tiny, full, region)
+    steps = summary.steps // 2
+    assert summary.computed_steps == steps // 2
+    assert steps == len(tiny.pipe.scheduler.timesteps)
+
+
+def test_another_expert_starts_from_nothing() -> None:
+    tiny = PIPELINES["wan_22_two_experts"]()
+    schedule = FixedSchedule(steps=(0, 5))
+    with omnireuse.enable(tiny.pipe, policy=schedule) as handle:
+        tiny.run()
+    switch = int((tiny.pipe.scheduler.timesteps >= 0.8 * 1000).sum())
+    assert 0 < switch < 5
+    assert [(event.step, event.reason) for event in handle.events if not event.reused] == [
+        (0, "first"),
+        (switch, "layout"),
+        (5, "last"),
+    ]
+
+
+def test_a_scheduler_whose_noise_is_unknown_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    tiny = unet.with_scheduler(diffusers.IPNDMScheduler)
+    with caplog.at_level(logging.WARNING, "omnireuse"), omnireuse.enable(tiny.pipe):
+        tiny.run()
+    assert "raw output instead of x0 in this run: the noise of its scheduler is not known" in caplog.text
