@@ -12,7 +12,7 @@ from pipelines import image, unet, video
 from tiny import Tiny
 
 import omnireuse
-from omnireuse import FixedSchedule
+from omnireuse import FixedSchedule, Polynomial, TeaCache
 from omnireuse.diffusion.reuse.runtime.session import denoisers_of
 
 PIPELINES = {**unet.PIPELINES, **image.PIPELINES, **video.PIPELINES}
@@ -41,6 +41,8 @@ CHANGING = {
     "wan_22_two_experts",
     "z_image_guided_half_way",
 }
+
+GUIDANCE_OFF = {"lumina_2_guided_half_way": 1.0, "z_image_guided_half_way": 0.0}
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -129,3 +131,23 @@ def test_a_scheduler_whose_noise_is_unknown_is_told_of(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING, "omnireuse"), omnireuse.enable(tiny.pipe):
         tiny.run()
     assert "raw output instead of x0 in this run: the noise of its scheduler is not known" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["lumina_2_guided_half_way", "z_image_guided_half_way"])
+def test_calls_whose_output_the_pipeline_negates_agree_with_steps(name: str) -> None:
+    # Without guidance the two regions remember the same, whatever sign the model's output has.
+    tiny = PIPELINES[name]()
+    results = []
+    for region in ("step", "call"):
+        strategy = {"policy": FixedSchedule(every=2, warmup=2), "forecaster": Polynomial(order=1), "quantity": "x0"}
+        with omnireuse.enable(tiny.pipe, region=region, **strategy):
+            results.append(tiny.run(steps=7, guidance_scale=GUIDANCE_OFF[name]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-3)
+
+
+def test_lists_of_latents_are_watched() -> None:
+    tiny = PIPELINES["z_image_guided_half_way"]()
+    with omnireuse.enable(tiny.pipe, policy=TeaCache(rel_l1_thresh=1.0), region="step") as handle:
+        tiny.run()
+    assert all(event.drift is not None for event in handle.events if event.step in (1, 2))
+    assert handle.summary().reused_calls > 0

@@ -49,22 +49,36 @@ class DenoiserCall:
         return self.proceed(*args, **rows_of(self.kwargs, index, self.batch))
 
     @cached_property
+    def latents(self) -> list[torch.Tensor]:
+        """The latents that the denoiser was called with: its first argument, or the one named as such. Most get one
+        tensor, Z-Image a list of one an image."""
+        first = [*self.args[:1], *(self.kwargs.get(name) for name in ("hidden_states", "sample", "x"))]
+        lists = [each if isinstance(each, list) else [each] for each in first]
+        candidates = [*lists, *([value] for value in self.kwargs.values())]
+        return next((each for each in candidates if each and all(map(_is_latent, each))), [])
+
+    @cached_property
     def input(self) -> torch.Tensor | None:
-        """The latents that the denoiser was called with: its first argument, or the one named as such."""
-        named = (self.kwargs.get("hidden_states"), self.kwargs.get("sample"))
-        candidates = (*self.args[:1], *named, *self.kwargs.values())
-        return next((c for c in candidates if isinstance(c, torch.Tensor) and c.is_floating_point()), None)
+        """The latents as one tensor, to be watched."""
+        if len(self.latents) > 1:
+            return torch.cat([each.flatten() for each in self.latents])
+        return self.latents[0] if self.latents else None
 
     @cached_property
     def batch(self) -> int:
-        """Rows of the input; 1 where it has none."""
+        """Rows of the input; 1 where it has none, or is a list."""
         given = self.input
-        return 1 if given is None or given.ndim == 0 else given.shape[0]
+        is_one_tensor = given is not None and any(given is tensor for tensor in self.tensors)
+        return given.shape[0] if given is not None and is_one_tensor and given.ndim else 1
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All tensors handed over directly."""
         return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, torch.Tensor)]
+
+
+def _is_latent(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 class Region(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +18,15 @@ from omnireuse.diffusion.reuse.runtime.verdict import Verdict
 from omnireuse.diffusion.reuse.strategy import Strategy
 
 __all__ = ["CallRegion"]
+
+_NEGATED = {
+    "HiDreamImageTransformer2DModel",
+    "Lumina2Transformer2DModel",
+    "LuminaNextDiT2DModel",
+    "NucleusMoEImageTransformer2DModel",
+    "ZImageTransformer2DModel",
+}
+"""Denoisers whose pipelines hand the scheduler the negative of what they return."""
 
 
 class CallRegion:
@@ -74,40 +84,33 @@ class CallRegion:
         started = perf_counter()
         leaves, _ = call.run.placeholders[call.denoiser, call.branch]
         dtypes = [leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        values = verdict.foretell()
+        samples = _samples(call, verdict, [value.shape for value in values])
         outputs = [
-            self._algebra.output(call.run, self._sample(call, verdict, value), value, dtype)
-            for value, dtype in zip(verdict.foretell(), dtypes, strict=True)
+            self._algebra.output(call.run, sample, value, dtype)
+            for sample, value, dtype in zip(samples, values, dtypes, strict=True)
         ]
+        if _is_negated(call):
+            outputs = [output.neg_() for output in outputs]
         verdict.host_seconds += perf_counter() - started
         return outputs
 
     def _remember(self, call: DenoiserCall, verdict: Verdict, outputs: list[torch.Tensor]) -> None:
         started = perf_counter()
         run = call.run
-        for output in outputs:
-            self._algebra.settle(run, self._sample(call, verdict, output), output)
-        values = [self._algebra.value(run, self._sample(call, verdict, output), output) for output in outputs]
+        if _is_negated(call):
+            outputs = [output.neg() for output in outputs]
+        samples = _samples(call, verdict, [output.shape for output in outputs])
+        for sample, output in zip(samples, outputs, strict=True):
+            self._algebra.settle(run, sample, output)
+        values = [self._algebra.value(run, sample, output) for sample, output in zip(samples, outputs, strict=True)]
         known = [value for value in values if value is not None]
         if outputs and len(known) == len(outputs):
-            first = self._sample(call, verdict, outputs[0]), outputs[0], known[0]
             measure = measures(self._strategy, outputs[0])
-            verdict.learn(known, lambda: self._algebra.scales(run, *first), measure)
+            verdict.learn(known, lambda: self._algebra.scales(run, samples[0], outputs[0], known[0]), measure)
         else:
             verdict.track.forget()
         verdict.host_seconds += perf_counter() - started
-
-    @staticmethod
-    def _sample(call: DenoiserCall, verdict: Verdict, like: torch.Tensor) -> torch.Tensor | None:
-        # The call's own input is what this output belongs to (masks and callbacks may have changed the latents since
-        # the scheduler returned them); a model that is also fed conditioning channels leaves only the scheduler's word.
-        run, given = call.run, call.input
-        if given is not None and (own := row_of(given, verdict.sample)).shape == like.shape:
-            return own if run.level.input_scale == 1.0 else own / run.level.input_scale
-        latents = run.latents
-        if latents is None or (verdict.sample is not None and latents.shape[0] != call.batch):
-            return None
-        own = row_of(latents, verdict.sample)
-        return own if own.shape == like.shape else None
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """The output as it is: this region has done its work in the calls."""
@@ -115,6 +118,29 @@ class CallRegion:
 
     def undo(self) -> None:
         """Nothing stands between objects."""
+
+
+def _is_negated(call: DenoiserCall) -> bool:
+    return type(call.module).__name__ in _NEGATED
+
+
+def _samples(call: DenoiserCall, verdict: Verdict, shapes: Sequence[torch.Size]) -> list[torch.Tensor | None]:
+    """The sample that each output belongs to: the next tensor of its shape among what the call was given.
+
+    The call's own latents come first, because masks and callbacks may have changed them since the scheduler returned
+    them; then the scheduler's word, for models that are also fed conditioning channels; then whatever else the call
+    was given, for models of several kinds of latents, such as frames and sound.
+    """
+    scale, row = call.run.level.input_scale, verdict.sample
+    own = call.latents if scale == 1.0 else [latent / scale for latent in call.latents]
+    told = [] if call.run.latents is None else [call.run.latents]
+    others = [tensor for tensor in call.tensors if tensor is not call.input]
+    left = [row_of(each, row) for each in (*own, *told, *others) if row is None or each.shape[:1] == (call.batch,)]
+    samples: list[torch.Tensor | None] = []
+    for shape in shapes:
+        index = next((i for i, each in enumerate(left) if each.shape == shape), None)
+        samples.append(None if index is None else left.pop(index))
+    return samples
 
 
 def _shape_only(leaf: Any) -> Any:
