@@ -4,8 +4,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-# The Redis fixture of the stores' tests, which are no package.
-_spec = importlib.util.spec_from_file_location("stores_conftest", Path(__file__).parents[1] / "core/stores/conftest.py")
+# The Redis fixture of the tests of `core`, which are no package.
+_spec = importlib.util.spec_from_file_location("stores_conftest", Path(__file__).parents[1] / "core/conftest.py")
 _stores = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_stores)
 redis_url = _stores.redis_url

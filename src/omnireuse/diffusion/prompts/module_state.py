@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from omnireuse.diffusion.prompts.versions import VersionSeal, version_counter
 
 __all__ = ["ModuleState", "adapter_state"]
 
@@ -17,9 +19,12 @@ _NUM_SAMPLES = 64
 class ModuleState:
     """The structure, weight versions, storages and sampled values of a module (or lone tensor) at one moment.
 
+    Weights of a wrapper subclass (as quantised ones) are known by the plain tensors inside.
+
     Args:
         root: the encoder, or a tensor that the pipeline keeps beside its modules.
-        on_gone: called (with a dead weak reference) when any submodule is freed: it was replaced or dropped.
+        on_gone: called (with a dead weak reference) when a submodule or the storage of a weight is freed: it was
+            replaced, moved or dropped.
 
     Cost: about 10 us for each tensor; 64 values of each go to the host, in one transfer per device.
     """
@@ -27,18 +32,24 @@ class ModuleState:
     def __init__(self, root: nn.Module | torch.Tensor, on_gone: Callable[[Any], None]) -> None:
         self._root = weakref.ref(root)
         modules = list(root.modules()) if isinstance(root, nn.Module) else []
-        tensors = [*root.parameters(), *root.buffers()] if isinstance(root, nn.Module) else [root]
+        outer = [*root.parameters(), *root.buffers()] if isinstance(root, nn.Module) else [root]
+        tensors = [inner for tensor in outer for inner in _plain_tensors(tensor)]
         self._submodules = [weakref.ref(m, on_gone) for m in modules]
         self._adapter_layers = [weakref.ref(m) for m in modules if _is_adapter_layer(m)]
-        self._tensors = [weakref.ref(t) for t in tensors]
-        self._counters = [_version_counter(t) for t in tensors]
-        self._kinds = [(t.dtype, tuple(t.shape)) for t in tensors]
-        self._addresses = [_address(t) for t in tensors]
-        self._samples = _sample(tensors)
-        self._versions = self.version_sum()
-        last = len(tensors) - 1
-        self._fixed = sorted({0, last // 2, last}) if tensors else []
         self.draws_in_training = any(_draws_in_training(m) for m in modules)
+        self._kinds = [(t.dtype, tuple(t.shape)) for t in tensors]
+        with torch._C.DisableTorchFunctionSubclass():
+            counted = [t for t in tensors if not t.is_inference() and _storage(t) is not None]
+            self.num_uncounted = len(tensors) - len(counted)
+            self._seal = VersionSeal([version_counter(t) for t in counted])
+            # The storage's Python object lives as long as the storage, so this tells of `tensor.data = other` at once.
+            self._storages = [weakref.ref(s, on_gone) for t in tensors if (s := _storage(t)) is not None]
+            self._samples = _sample(tensors)
+        # Where modules are moved by swapping, torch refuses to swap what has weak references: a move is then a change.
+        swaps = torch.__future__.get_swap_module_params_on_conversion()
+        self._tensors = [] if swaps else [weakref.ref(t) for t in tensors]
+        self._places = [] if swaps else [(weakref.ref(t), t.data_ptr()) for t in tensors if _storage(t) is not None]
+        self._turn = 0
 
     def is_training(self) -> bool:
         """Whether the encoder is in training mode now."""
@@ -49,21 +60,31 @@ class ModuleState:
         """The state of every LoRA layer; empty without any."""
         return tuple([adapter_state(layer) for ref in self._adapter_layers if (layer := ref()) is not None])
 
-    def version_sum(self) -> int:
-        """Sum of all version counters: they only grow, so an equal sum means equal counters."""
-        return sum([counter._version for counter in self._counters])
+    def was_written(self) -> bool:
+        """Whether a weight was changed in place, as far as torch counts it."""
+        return self._seal.is_broken()
 
     def device(self) -> torch.device | None:
         """Where the first weight is now; None without weights."""
-        first = self._tensors[0]() if self._tensors else None
-        return None if first is None else first.device
+        refs: Sequence[weakref.ref[Any]] = self._tensors or self._storages
+        first = refs[0]() if refs else None
+        return None if first is None else torch.device(first.device)
 
-    def storages_are_known(self, start: int, count: int) -> bool:
-        """Whether a fixed few tensors, and ``count`` from ``start`` on in turn, still have dtype and storage."""
-        total = len(self._tensors)
-        for i in [*self._fixed, *[(start + k) % total for k in range(min(count, total))]]:
-            tensor = self._tensors[i]()
-            if tensor is None or tensor.dtype != self._kinds[i][0] or _address(tensor) != self._addresses[i]:
+    def storages_are_known(self, count: int | None) -> bool:
+        """Whether the first tensor and the next ``count`` in turn (None: all) still have their storage.
+
+        It finds what the weak references cannot: another storage while somebody keeps the old one.
+        """
+        places = self._places
+        if count is None or count >= len(places):
+            looked_at = places
+        else:
+            start = self._turn
+            self._turn = (start + count) % len(places)
+            looked_at = [places[0], *places[start : start + count]]
+        for ref, address in looked_at:
+            tensor = ref()
+            if tensor is None or tensor.data_ptr() != address:
                 return False
         return True
 
@@ -75,8 +96,8 @@ class ModuleState:
         """
         return (
             _same(self._submodules, old._submodules)
-            and _same(self._tensors, old._tensors)
-            and self._versions == old._versions
+            and _same(self._tensors or self._storages, old._tensors or old._storages)
+            and self._seal.sum == old._seal.sum
             and self._kinds == old._kinds
             and torch.equal(self._samples, old._samples)
         )
@@ -94,7 +115,7 @@ def adapter_state(layer: Any) -> tuple[Any, ...]:
     )
 
 
-def _same(new: list[weakref.ref[Any]], old: list[weakref.ref[Any]]) -> bool:
+def _same(new: Sequence[weakref.ref[Any]], old: Sequence[weakref.ref[Any]]) -> bool:
     return len(new) == len(old) and all(a() is b() is not None for a, b in zip(new, old, strict=True))
 
 
@@ -103,25 +124,25 @@ def _is_adapter_layer(module: nn.Module) -> bool:
     return hasattr(kind, "active_adapters") and hasattr(kind, "disable_adapters") and hasattr(module, "scaling")
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, nn.Parameter)
+def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """``tensor`` itself, or the plain ones inside a wrapper subclass.
 
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr() if _is_plain(tensor) else 0
-
-
-def _version_counter(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without data that shares the version counter of ``tensor`` and nothing else.
-
-    ``detach`` shares the counter and the storage; giving it other data then lets go of the storage.
+    The wrapper must stay without weak references: torch swaps it when its module moves, and refuses to if it has any.
     """
-    if tensor.is_inference() or not _is_plain(tensor):
-        return torch.empty(0)  # no counter to share: such weights are seen by the audits only
-    with torch.inference_mode(False):
-        counter = tensor.detach()
-        counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return counter
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+    else:
+        for name in flatten()[0]:
+            yield from _plain_tensors(getattr(tensor, name))
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """The storage of ``tensor``; None for a layout without one (sparse, packed)."""
+    try:
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def _sample(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -130,7 +151,7 @@ def _sample(tensors: list[torch.Tensor]) -> torch.Tensor:
     by_device: dict[torch.device, list[int]] = {}
     with torch.inference_mode():
         for i, tensor in enumerate(tensors):
-            if tensor.device.type == "meta" or tensor.numel() == 0 or tensor.is_quantized or not _is_plain(tensor):
+            if tensor.device.type == "meta" or tensor.numel() == 0 or tensor.is_quantized or _storage(tensor) is None:
                 continue
             step = -(-tensor.numel() // _NUM_SAMPLES)
             chunks[i] = tensor.detach().reshape(-1)[::step].contiguous().view(torch.uint8)

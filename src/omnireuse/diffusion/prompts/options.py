@@ -10,6 +10,7 @@ from omnireuse.core.stores.memory import EVICTION_POLICIES, check_budget
 from omnireuse.core.stores.tier import Tier
 from omnireuse.core.stores.tiered import TieredStore
 from omnireuse.diffusion.prompts.keys import KeyRules
+from omnireuse.diffusion.prompts.watch import WEIGHTS
 from omnireuse.errors import ConfigError
 
 __all__ = ["PromptCacheOptions"]
@@ -17,7 +18,7 @@ __all__ = ["PromptCacheOptions"]
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "eviction": tuple(EVICTION_POLICIES),
     "on_mutation": ("warn", "raise"),
-    "weights": ("versions", "told"),
+    "weights": WEIGHTS,
     "rows": ("proven", "off"),
     "placement": ("device", "cpu", "both"),
 }
@@ -38,9 +39,11 @@ class PromptCacheOptions:
         checksum: compare the bytes at every hit too (slow; for the hunt): a write that torch does not count shows.
         weights: how a weight update is noticed, see :class:`~omnireuse.diffusion.prompts.watch.EncoderWatch`.
         rows: ``proven`` looks up a list of prompts one by one, for batch sizes where encoding alone was seen to give
-        the
-            same bits (the first list of each size encodes up to eight prompts alone as well); ``off`` treats a list
-            as one.
+            the same bits (the first list of each size encodes up to eight prompts alone as well); ``off`` treats a
+            list as one.
+        placement: where tensors of an accelerator are kept: on the ``device``, in pinned memory of the ``cpu``, or
+            ``both``.
+        outside: the tier or tiers behind the process; None for none.
 
     Raises:
         ConfigError: a value out of range.

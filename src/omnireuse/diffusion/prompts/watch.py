@@ -1,12 +1,13 @@
 """Notice when what a prompt's embedding depends on has changed: weights, structure, adapters, dtype, settings.
 
-A hit looks only at what is cheap: the version counters of all weights, who the parts are, the state of LoRA layers, a
-few storages. Whatever looks different there leads to an audit of everything, and so does every miss. An audit that
-finds a change starts a new epoch.
+A hit looks only at what is cheap: whether any version counter moved, whether a storage or a layer was freed, who the
+parts are, the state of LoRA layers, a few addresses. Whatever looks different there leads to an audit of everything,
+and so does every miss. An audit that finds a change starts a new epoch.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from typing import Any
@@ -20,11 +21,13 @@ from omnireuse.diffusion.prompts.module_state import ModuleState
 from omnireuse.diffusion.prompts.reads import IS_NONE, Reads
 from omnireuse.errors import ConfigError
 
-__all__ = ["EncoderWatch"]
+__all__ = ["WEIGHTS", "EncoderWatch"]
+
+logger = logging.getLogger("omnireuse")
 
 _RULES = KeyRules()
-_SLICE = 8  # storages looked at per hit and encoder, in turn, beside the fixed few
-_WEIGHTS = ("versions", "told")
+WEIGHTS = ("versions", "storages", "told")
+_SLICE = 8  # addresses looked at per hit and encoder, in turn, beside the first
 
 
 class EncoderWatch:
@@ -32,31 +35,41 @@ class EncoderWatch:
 
     Seen at once: an in-place change that torch counts (``load_state_dict``, ``copy_``, optimizers), a replaced
     encoder, tokenizer or submodule, adapters loaded, scaled, fused, disabled or unloaded, a cast, another setting
-    that ``encode_prompt`` reads. Seen by the next audit (every miss, and the first look after an optimizer step):
-    writes through ``.data``, which torch does not count, as far as 64 sampled values of each tensor show them; an
-    engine that writes so calls :meth:`bump`. A move to another device is not a change.
+    that ``encode_prompt`` reads, ``tensor.data = other`` unless somebody keeps the old storage (then in turn, or at
+    once with ``storages``). Seen by the next audit (every miss, and the first look after an optimizer step): writes
+    into ``tensor.data``, which torch does not count, as far as 64 sampled values of each tensor show them; an engine
+    that writes so calls :meth:`bump`. A move to another device is not a change.
 
     Args:
         reads: what the pipeline's ``encode_prompt`` reads.
-        weights: ``versions`` (all of the above), or ``told`` for an engine that announces every update by :meth:`bump`:
-            then weights are not looked at, and a hit is shorter by the reading of their counters.
+        weights: ``versions`` (all of the above), ``storages`` (and the address of every tensor at every hit), or
+            ``told`` for an engine that announces every update by :meth:`bump`: then weights are not looked at.
 
     Raises:
         ConfigError: another ``weights``.
     """
 
     def __init__(self, reads: Reads, *, weights: str = "versions") -> None:
-        if weights not in _WEIGHTS:
-            raise ConfigError(f"EncoderWatch(weights={weights!r}): field must be one of {_WEIGHTS}, got {weights!r}")
-        self._reads, self._looks_at_weights = reads, weights == "versions"
+        if weights not in WEIGHTS:
+            raise ConfigError(f"EncoderWatch(weights={weights!r}): field must be one of {WEIGHTS}, got {weights!r}")
+        self._reads, self._looks_at_weights = reads, weights != "told"
+        self._slice = None if weights == "storages" else _SLICE
         self._lock = threading.RLock()
         self.epoch = self.num_audits = 0
         self._is_suspect = True
-        self._count = self._version_sum = self._turn = 0
+        self._count = 0
         self._parts: list[_HeldPart] = []
         self._states: list[ModuleState] = []
         self._settings: list[tuple[str, ...]] = []
         self._own_output: set[tuple[str, ...]] = set()
+        this = weakref.ref(self)
+
+        def on_gone(_ref: object) -> None:
+            watch = this()
+            if watch is not None:
+                watch._is_suspect = True
+
+        self._on_gone = on_gone  # without a reference to the watch, so that it ends with its pipeline
         changes.open()
         self._close = weakref.finalize(self, changes.close)
 
@@ -106,7 +119,8 @@ class EncoderWatch:
             self.num_audits += 1
             self._parts = [_HeldPart(name, part) for name, part in found.items()]
             self._states = states
-            self._version_sum = sum([state.version_sum() for state in states])
+            if not is_same:
+                self._warn_of_uncounted()
 
     def forget_own_output(self, before: tuple[Frozen, ...], after: tuple[Frozen, ...]) -> set[tuple[str, ...]]:
         """Leave out, from now on, the settings that an encode changed itself: a call counter is no input."""
@@ -130,16 +144,16 @@ class EncoderWatch:
                 return True
         if not self._looks_at_weights:
             return False
-        total = 0
-        for state in self._states:
-            total += state.version_sum()
-        if total != self._version_sum:
-            return True
-        self._turn += _SLICE
-        return not all(state.storages_are_known(self._turn, _SLICE) for state in self._states)
+        return any(s.was_written() or not s.storages_are_known(self._slice) for s in self._states)
 
-    def _on_gone(self, _ref: object) -> None:
-        self._is_suspect = True
+    def _warn_of_uncounted(self) -> None:
+        uncounted = sum([state.num_uncounted for state in self._states])
+        if uncounted and self._looks_at_weights:
+            logger.warning(
+                "%d weights of the text encoders have no version counter (made in inference mode, or sparse): their "
+                "changes are noticed by samples only; call bump_epoch after each update",
+                uncounted,
+            )
 
     def _find(self, pipeline: object) -> tuple[dict[str, object], list[tuple[str, ...]]]:
         """Objects by name, and the chains whose plain values are read anew for every key."""
