@@ -169,6 +169,28 @@ def test_a_function_that_asks_for_itself_does_not_wait_for_itself():
     assert pipeline.num_encodes == 2
 
 
+def test_eight_threads_of_calls_gets_and_puts_lose_no_count_and_encode_each_prompt_once():
+    pipeline = Pipeline()
+    cache = install_prompt_embed_cache(pipeline, max_size=64)
+    per_thread, num_prompts = 2000, 20
+
+    def work(seed):
+        for i in range(per_thread):
+            if i % 10 == 9:
+                cache.put((seed, i % 3), i)
+            elif i % 10 == 8:
+                assert cache.get((seed, (i - 9) % 3)) in (_CACHE_MISS, i - 9)
+            else:
+                pipeline.encode_prompt(f"p{(i * 31 + seed) % num_prompts}")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert pipeline.num_encodes == num_prompts
+    assert sorted(pipeline.prompts) == sorted(f"p{i}" for i in range(num_prompts))
+    assert cache.hits + cache.misses == 8 * per_thread * 9 // 10
+    assert len(cache.store) == num_prompts + 8 * 3
+
+
 def test_eight_threads_of_mixed_operations_lose_nothing():
     pipeline = Pipeline()
     cache = install_prompt_embed_cache(pipeline, max_size=8, max_bytes=4096)

@@ -5,7 +5,12 @@ import pytest
 import torch
 from PIL import Image
 
-from omnireuse.diffusion.cache.prompt_embed_cache import KeyRules, PromptCacheOptions, install_prompt_embed_cache
+from omnireuse.diffusion.cache.prompt_embed_cache import (
+    KeyRules,
+    PromptCacheOptions,
+    PromptEmbedCache,
+    install_prompt_embed_cache,
+)
 from omnireuse.errors import ConfigError
 
 from .conftest import Pipeline
@@ -75,3 +80,27 @@ def test_bad_rules_are_refused():
         KeyRules(max_content_bytes=-1)
     with pytest.raises(ConfigError, match="on_mutation='shrug'"):
         PromptCacheOptions(on_mutation="shrug")
+
+
+def test_nan_is_one_key_of_get_and_put():
+    cache = PromptEmbedCache(max_size=4)
+    for i in range(10):
+        cache.put(("p", float("nan")), i)
+    assert (cache.get(("p", float("nan"))), cache.stats()["size"]) == (9, 1)
+
+
+@pytest.mark.parametrize("name", ["pooled_prompt_embeds", "prompt_embeds_2", "negative_prompt_embeds_mask"])
+def test_embeddings_among_surplus_keywords_bypass(name):
+    class Open(Pipeline):
+        def encode_prompt(self, prompt, **kwargs):
+            self.num_encodes += 1
+            return torch.ones(1)
+
+    pipeline = Open()
+    cache = install_prompt_embed_cache(pipeline)
+    for _ in range(2):
+        pipeline.encode_prompt("p", **{name: torch.ones(1)})
+    assert (pipeline.num_encodes, cache.stats()["bypassed"], cache.bypassed_by["embeds"]) == (2, 2, 2)
+    pipeline.encode_prompt("p", **{name: None})
+    pipeline.encode_prompt("p", **{name: None})
+    assert cache.hits == 1

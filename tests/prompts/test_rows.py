@@ -1,13 +1,17 @@
 """Lists of prompts are looked up one by one, where that was proven to give the same bits, and never elsewhere."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
+from omnireuse.core.stores.disk import DiskTier
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptCacheOptions, install_prompt_embed_cache
 from omnireuse.diffusion.prompts.rows import plan_rows
 
 from .conftest import Pipeline
-from .pipelines import FAMILIES
+from .families import ALL
 from .test_pipelines import same
 
 
@@ -29,6 +33,24 @@ class Mixing(Pipeline):
     def encode_prompt(self, prompt):
         self.num_encodes += 1
         return torch.cat([self.text_encoder(p) for p in prompt]) * len(prompt)
+
+
+class PadsToTheLongest(Pipeline):
+    """Rows of one shape whose values depend on the longest prompt of the list, as pads that are not masked."""
+
+    @torch.no_grad()
+    def encode_prompt(self, prompt):
+        self.num_encodes += 1
+        longest = max(map(len, prompt))
+        return torch.cat([self.text_encoder(p) * longest for p in prompt])
+
+
+def test_rows_that_depend_on_the_longest_are_found_out_by_a_list_of_one_length():
+    pipeline, twin = PadsToTheLongest(), PadsToTheLongest()
+    install_prompt_embed_cache(pipeline)
+    for prompts in (["aa", "bb"], ["aa", "longer"], ["longer", "bb"]):
+        same(pipeline.encode_prompt(prompts), twin.encode_prompt(prompts))
+    assert pipeline.encode_prompt.call.rows.num_refused == 1
 
 
 def test_a_single_prompt_after_its_list_is_a_hit():
@@ -122,10 +144,57 @@ def test_what_may_not_go_row_by_row_is_left_whole(bound):
     assert plan_rows(bound) is None
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+class Gated(Rowwise):
+    """Lists are encoded only once let through."""
+
+    def __init__(self):
+        super().__init__()
+        self.entered, self.gate = threading.Semaphore(0), threading.Event()
+
+    def encode_prompt(self, prompt):
+        self.entered.release()
+        assert self.gate.wait(10)
+        return super().encode_prompt(prompt)
+
+
+def test_lists_that_overlap_in_two_threads_encode_each_row_once():
+    pipeline, twin = Gated(), Rowwise()
+    cache = install_prompt_embed_cache(pipeline)
+    pipeline.gate.set()
+    pipeline.encode_prompt(["a", "b"])
+    pipeline.gate.clear()
+    pipeline.prompts.clear()
+    while pipeline.entered.acquire(blocking=False):
+        continue
+    lists = [["c", "d"], ["d", "c"], ["c", "e"], ["d", "a"]]
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(pipeline.encode_prompt, lists[0])
+        assert pipeline.entered.acquire(timeout=10)
+        others = [pool.submit(pipeline.encode_prompt, prompts) for prompts in lists[1:]]
+        assert pipeline.entered.acquire(timeout=10)  # "e", which nobody else is encoding
+        pipeline.gate.set()
+        for future, prompts in zip([first, *others], lists, strict=True):
+            same(future.result(10), twin.encode_prompt(prompts))
+    assert sorted(p for prompts in pipeline.prompts for p in prompts) == ["c", "d", "e"]
+    assert (cache.details()["row_misses"], cache.details()["row_hits"]) == (3, 5)
+
+
+def test_rows_are_found_in_the_outer_store(tmp_path):
+    for _ in range(2):
+        pipeline = Rowwise()
+        options = PromptCacheOptions(outside=DiskTier(tmp_path, max_bytes=1 << 20))
+        cache = install_prompt_embed_cache(pipeline, options=options)
+        pipeline.encode_prompt(["x", "y"])
+        pipeline.prompts.clear()
+        same(pipeline.encode_prompt(["a", "b"]), Rowwise().encode_prompt(["a", "b"]))
+    assert pipeline.prompts == []
+    assert cache.details()["outside_hits"] >= 2
+
+
+@pytest.mark.parametrize("name", ALL)
 @torch.no_grad()
 def test_every_family_gives_the_bits_of_the_direct_call(name):
-    build, kwargs = FAMILIES[name]
+    build, kwargs = ALL[name]
     pipeline = build()
     direct = type(pipeline).encode_prompt
     cache = install_prompt_embed_cache(pipeline)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 __all__ = ["SingleFlight"]
 
@@ -63,6 +63,40 @@ class SingleFlight(Generic[V]):
                 raise
             self._finish(key, flight, value=value)
             return value, True
+
+    def run_many(self, keys: Sequence[Hashable], load: Callable[[list[Any]], Mapping[Any, V]]) -> dict[Any, V]:
+        """The values of several keys: one call of ``load`` for those that nobody is loading, the others waited for.
+
+        A caller finishes its own keys before it waits, so that two callers with overlapping keys never wait for each
+        other.
+
+        Raises:
+            Exception: what ``load`` raised, here and in every waiter; or what the loader of a key waited for raised.
+        """
+        values: dict[Any, V] = {}
+        wanted = list(dict.fromkeys(keys))
+        while wanted:
+            joined = {key: self._join(key, None) for key in wanted}
+            led = {key: flight for key, (flight, leads) in joined.items() if leads}
+            own = [key for key in wanted if key in led or joined[key][0].thread == threading.get_ident()]
+            if own:
+                try:
+                    loaded = load(own)
+                    values |= {key: loaded[key] for key in own}
+                except BaseException as error:
+                    for key, flight in led.items():
+                        self._finish(key, flight, error=error)
+                    raise
+                for key, flight in led.items():
+                    self._finish(key, flight, value=values[key])
+            wanted = [key for key in wanted if key not in values]
+            for key in tuple(wanted):
+                try:
+                    values[key] = joined[key][0].future.result()
+                    wanted.remove(key)
+                except _Abandoned:
+                    continue  # another round: this caller may lead it now
+        return values
 
     async def run_async(self, key: Hashable, load: Callable[[], Awaitable[V]]) -> tuple[V, bool]:
         """As :meth:`run` for a coroutine; waiting blocks no event loop."""

@@ -6,8 +6,8 @@ import logging
 import os
 from typing import Any
 
-from omnireuse.diffusion.prompts.cache import CACHE_MISS as _CACHE_MISS
 from omnireuse.diffusion.prompts.cache import PromptEmbedCache
+from omnireuse.diffusion.prompts.counts import CACHE_MISS as _CACHE_MISS
 from omnireuse.diffusion.prompts.keys import KeyRules
 from omnireuse.diffusion.prompts.options import PromptCacheOptions
 from omnireuse.diffusion.prompts.wrapper import ABSENT, CachedEncodePrompt, Setup

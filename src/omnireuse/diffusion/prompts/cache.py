@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from types import FrameType
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from omnireuse.core.stores.flight import SingleFlight
 from omnireuse.core.stores.memory import MemoryStore
+from omnireuse.diffusion.prompts.counts import CACHE_MISS, Counts
 from omnireuse.diffusion.prompts.entry import Entry
-from omnireuse.diffusion.prompts.keys import UnkeyableError, freeze
+from omnireuse.diffusion.prompts.keys import PromptKey, as_key
 from omnireuse.diffusion.prompts.options import PromptCacheOptions
 from omnireuse.errors import ConfigError, StateError, WrongTypeError
 
-__all__ = ["CACHE_MISS", "PromptEmbedCache", "PromptKey"]
+__all__ = ["PromptEmbedCache"]
 
 logger = logging.getLogger("omnireuse")
-
-
-class _Miss:
-    """The one value that no encode can return."""
-
-    def __repr__(self) -> str:
-        return "_CACHE_MISS"
-
-    def __reduce__(self) -> str:
-        return "CACHE_MISS"  # pickled by name: there is only one
-
-
-CACHE_MISS: Final = _Miss()
-
-
-class PromptKey(tuple[Any, ...]):
-    """A key that is already frozen: equal only to keys of the same types and values. Its first element is the state."""
-
-    __slots__ = ()
 
 
 class PromptEmbedCache:
@@ -81,25 +62,35 @@ class PromptEmbedCache:
             eviction=self.options.eviction,
             ttl_s=self.options.ttl_s,
         )
-        self.hits = self.misses = 0
-        self.unplaced = self.outside_hits = self.coalesced = self.mutated = self.outdated = self.row_hits = (
-            self.row_misses
-        ) = 0
-        self.bypassed_by: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self.counts = Counts()
         self._flights: SingleFlight[_Loaded] = SingleFlight()
+
+    @property
+    def hits(self) -> int:
+        """Calls served without an encode of their own."""
+        return self.counts["hits"]
+
+    @property
+    def misses(self) -> int:
+        """Encodes."""
+        return self.counts["misses"]
 
     @property
     def bypassed(self) -> int:
         """Calls that went past the cache, for any reason."""
         return self.bypassed_by.total()
 
+    @property
+    def bypassed_by(self) -> Counter[str]:
+        """Calls that went past the cache, by reason."""
+        return self.counts.bypassed_by
+
     def get(self, key: Hashable) -> Any:
         """The value of ``key``, or ``_CACHE_MISS``; counted."""
         if not self.enabled:
             return CACHE_MISS
-        value = self.find(_as_key(key))
-        self.count(misses=value is CACHE_MISS)
+        value = self.find(as_key(key))
+        self.counts.add("misses" if value is CACHE_MISS else "hits")
         return value
 
     def put(self, key: Hashable, value: Any) -> None:
@@ -109,7 +100,7 @@ class PromptEmbedCache:
             WrongTypeError: ``value`` is not made of dense tensors and plain values.
         """
         if self.enabled:
-            self._store(_as_key(key), self._entry(value, "", None))
+            self._store(as_key(key), self._entry(value, "", None))
 
     def clear(self) -> None:
         """Drop every entry; counters stay."""
@@ -117,59 +108,22 @@ class PromptEmbedCache:
 
     def stats(self) -> dict[str, int]:
         """``size``, ``max_size``, ``hits``, ``misses`` and ``bypassed``."""
-        with self._lock:
-            return {
-                "size": len(self.store),
-                "max_size": self.max_size,
-                "hits": self.hits,
-                "misses": self.misses,
-                "bypassed": self.bypassed,
-            }
+        counts = self.counts.as_dict()
+        held = {"size": len(self.store), "max_size": self.max_size}
+        return held | {name: counts[name] for name in ("hits", "misses", "bypassed")}
 
     def details(self) -> dict[str, int]:
-        """Every counter: those of :meth:`stats`, of the store, and ``bypassed_<reason>``.
+        """Every counter: those of :class:`~omnireuse.diffusion.prompts.counts.Counts` and of the store.
 
-        ``coalesced`` are hits that waited for another call's encode, ``outside_hits`` those of the outer store,
-        ``row_hits`` and ``row_misses`` prompts of lists; ``mutated`` entries dropped because a consumer changed them
-        in place, ``outdated`` results not stored because the encoders changed while they were computed, ``refused``
-        results larger than the byte budget, ``unplaced`` hits that could not be moved to the device of their call.
+        ``refused`` are results larger than the byte budget, ``expired`` entries dropped for their age.
         """
         store = self.store.stats()
-        with self._lock:
-            reasons = {f"bypassed_{reason}": count for reason, count in sorted(self.bypassed_by.items())}
-            own = {"coalesced": self.coalesced, "mutated": self.mutated, "outdated": self.outdated}
-            own |= {
-                "unplaced": self.unplaced,
-                "outside_hits": self.outside_hits,
-                "row_hits": self.row_hits,
-                "row_misses": self.row_misses,
-            }
-        held = {"num_bytes": store.num_bytes, "evictions": store.evictions, "refused": store.refused}
-        return self.stats() | own | held | {"expired": store.expired} | reasons
+        held = {name: getattr(store, name) for name in ("num_bytes", "evictions", "refused", "expired")}
+        return {"size": store.entries, "max_size": self.max_size} | self.counts.as_dict() | held
 
     def _entry(self, value: Any, label: str, target: torch.device | None) -> Entry:
         options = self.options
         return Entry(value, label=label, checksum=options.checksum, placement=options.placement, target=target)
-
-    def count(self, *, misses: bool) -> None:
-        """One more hit, or one more miss."""
-        with self._lock:
-            if misses:
-                self.misses += 1
-            else:
-                self.hits += 1
-
-    def count_outside_hit(self) -> None:
-        """One more hit, served by the outer store."""
-        with self._lock:
-            self.hits += 1
-            self.outside_hits += 1
-
-    def count_rows(self, *, found: int, missing: int) -> None:
-        """Rows of one list of prompts: those that were there (or came twice in it) and those to encode."""
-        with self._lock:
-            self.row_hits += found
-            self.row_misses += missing
 
     def keep(self, key: PromptKey, value: Any, label: str, target: torch.device | None) -> None:
         """Store a row of a batch."""
@@ -182,11 +136,6 @@ class PromptEmbedCache:
     def device_bytes(self) -> int:
         """Bytes that the entries hold on an accelerator now."""
         return sum(entry.device_bytes for _, entry in self.store.snapshot())
-
-    def count_bypass(self, reason: str) -> None:
-        """One more call past the cache."""
-        with self._lock:
-            self.bypassed_by[reason] += 1
 
     def find(self, key: PromptKey, consumer: FrameType | None = None, target: torch.device | None = None) -> Any:
         """The value of ``key`` or ``CACHE_MISS``, uncounted; ``consumer`` goes on record as its holder.
@@ -239,6 +188,35 @@ class PromptEmbedCache:
         served = self._serve(key, loaded, led, consumer, target)
         return (await load())[0] if served is CACHE_MISS else served
 
+    def load_rows(
+        self,
+        labels: dict[PromptKey, str],
+        load: Callable[[list[PromptKey]], dict[PromptKey, tuple[Any, PromptKey | None]]],
+        *,
+        consumer: FrameType,
+        target: torch.device | None = None,
+    ) -> dict[PromptKey, Any]:
+        """As :meth:`load_once` for the rows of a list: each is encoded once, in whichever list asked for it first.
+
+        Args:
+            labels: the rows wanted, each with its name for messages.
+            load: gives the pairs of those rows that nobody else is loading.
+        """
+        led: set[PromptKey] = set()
+
+        def lead(keys: list[PromptKey]) -> dict[PromptKey, _Loaded]:
+            led.update(keys)
+            loaded = {key: there for key in keys if (there := self._found(key)) is not None}
+            absent = [key for key in keys if key not in loaded]
+            fresh = load(absent) if absent else {}
+            return loaded | {key: self._keep(*pair, labels[key], target) for key, pair in fresh.items()}
+
+        rows = {}
+        for key, loaded in self._flights.run_many(list(labels), lead).items():
+            served = self._serve(key, loaded, key in led, consumer, target, is_row=True)
+            rows[key] = load([key])[key][0] if served is CACHE_MISS else served
+        return rows
+
     def _found(self, key: PromptKey) -> _Loaded | None:
         # Another leader may have finished between this call's lookup and its flight.
         entry = self.store.lookup(key, None)
@@ -248,26 +226,32 @@ class PromptEmbedCache:
         try:
             entry = self._entry(value, label, target)
         except WrongTypeError as error:
-            self.count_bypass("result")
+            self.counts.bypass("result")
             logger.warning("prompt-embedding cache: result of encode_prompt(%s) not stored: %s", label, error)
             return _Loaded(None, value)
         if key is not None:
             self._store(key, entry)
         else:
-            with self._lock:
-                self.outdated += 1
+            self.counts.add("outdated")
         return _Loaded(entry, value)
 
     def _serve(
-        self, key: PromptKey, loaded: _Loaded, led: bool, consumer: FrameType, target: torch.device | None
+        self,
+        key: PromptKey,
+        loaded: _Loaded,
+        led: bool,
+        consumer: FrameType,
+        target: torch.device | None,
+        *,
+        is_row: bool = False,
     ) -> Any:
         if led and loaded.fresh is not CACHE_MISS:
             return loaded.fresh  # the encode's own tensors: the store has copies
         if loaded.entry is None:
             return CACHE_MISS  # a result that cannot be shared: each call makes its own
-        with self._lock:
-            self.coalesced += 1
-            self.hits += 1
+        self.counts.add("coalesced")
+        if not is_row:
+            self.counts.add("hits")
         return self._hand_out(key, loaded.entry, consumer, target)
 
     def _store(self, key: PromptKey, entry: Entry) -> None:
@@ -288,13 +272,11 @@ class PromptEmbedCache:
                 return entry.copy(target) if self.options.copy_on_hit else entry.value(target)
             except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
                 self.store.discard(key)  # the encode that follows takes its place
-                with self._lock:
-                    self.unplaced += 1
+                self.counts.add("unplaced")
                 logger.warning("prompt embedding %s cannot be moved to %s: %s", entry.label, target, error)
                 return CACHE_MISS
         self.store.discard(key)
-        with self._lock:
-            self.mutated += 1
+        self.counts.add("mutated")
         message = (
             f"prompt embedding {entry.label!r} was changed in place after it was stored ({what}); "
             f"it was handed to {entry.describe_consumers()}; "
@@ -313,13 +295,3 @@ class _Loaded:
 
     def __init__(self, entry: Entry | None, fresh: Any = CACHE_MISS) -> None:
         self.entry, self.fresh = entry, fresh
-
-
-def _as_key(key: Hashable) -> PromptKey:
-    """``key`` told apart by type as well as value; an object with its own equality stays as it is."""
-    if type(key) is PromptKey:
-        return key
-    try:
-        return PromptKey((None, freeze(key, PromptCacheOptions().key_rules)))
-    except UnkeyableError:
-        return PromptKey((None, type(key), key))

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,17 @@ import torch
 
 from omnireuse.errors import ConfigError
 
-__all__ = ["BYPASS_REASONS", "Frozen", "KeyRules", "UnkeyableError", "digest_of", "freeze", "is_embeds_name"]
+__all__ = [
+    "BYPASS_REASONS",
+    "Frozen",
+    "KeyRules",
+    "PromptKey",
+    "UnkeyableError",
+    "as_key",
+    "digest_of",
+    "freeze",
+    "is_embeds_name",
+]
 
 Frozen = Any
 """None, a str, or a tuple whose first element names the type: hashable, and equal only to the same type and value."""
@@ -66,6 +76,25 @@ class KeyRules:
                 f"KeyRules(max_content_bytes={self.max_content_bytes}): field must be at least 0, "
                 f"got {self.max_content_bytes}; 0 lets every array and image bypass"
             )
+
+
+_DEFAULT_RULES = KeyRules()
+
+
+class PromptKey(tuple[Any, ...]):
+    """A key that is already frozen: equal only to keys of the same types and values. Its first element is the state."""
+
+    __slots__ = ()
+
+
+def as_key(key: Hashable) -> PromptKey:
+    """``key`` told apart by type as well as value; an object with its own equality stays as it is."""
+    if type(key) is PromptKey:
+        return key
+    try:
+        return PromptKey((None, freeze(key, _DEFAULT_RULES)))
+    except UnkeyableError:
+        return PromptKey((None, type(key), key))
 
 
 def is_embeds_name(name: str) -> bool:

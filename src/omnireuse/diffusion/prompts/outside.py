@@ -11,9 +11,9 @@ import torch
 from omnireuse.core.stores.tier import Tier
 from omnireuse.core.stores.tiered import TieredStore
 from omnireuse.core.stores.trees import flatten, unflatten
-from omnireuse.diffusion.prompts.cache import CACHE_MISS, PromptKey
+from omnireuse.diffusion.prompts.counts import CACHE_MISS
 from omnireuse.diffusion.prompts.fingerprint import fingerprint
-from omnireuse.diffusion.prompts.keys import digest_of
+from omnireuse.diffusion.prompts.keys import PromptKey, digest_of
 from omnireuse.diffusion.prompts.watch import EncoderWatch
 from omnireuse.errors import WrongTypeError
 

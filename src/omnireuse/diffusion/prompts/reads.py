@@ -10,6 +10,7 @@ import ast
 import functools
 import inspect
 import textwrap
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ IS_NONE = "is None"
 
 # Where the work runs, not what it gives: placement is the cache's own matter.
 _IGNORED = frozenset({"_execution_device", "device", "components", "__class__", "hf_device_map"})
+
+# Python before 3.13 cannot parse in two threads at once ("AST constructor recursion depth mismatch", gh-106905).
+_PARSING = threading.Lock()
 
 _BOOKKEEPING = frozenset({"append", "extend", "add", "update", "inc"})
 
@@ -50,7 +54,8 @@ def reads_of(pipeline: Any, function: Callable[..., Any]) -> Reads:
     if method is None or getattr(function, "__self__", None) is not pipeline:
         nothing: frozenset[Any] = frozenset()
         return Reads(objects=nothing, chains=nothing, stores=nothing, echoes=nothing, complete=False)
-    return _reads_of_method(type(pipeline), method)  # type: ignore[arg-type]  # a class with a metaclass is hashable too
+    with _PARSING:
+        return _reads_of_method(type(pipeline), method)  # type: ignore[arg-type]  # a class with a metaclass is hashable too
 
 
 @functools.lru_cache(maxsize=128)

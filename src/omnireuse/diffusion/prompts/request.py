@@ -3,90 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import reprlib
-import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
 
-from omnireuse.diffusion.prompts.cache import CACHE_MISS, PromptEmbedCache, PromptKey
-from omnireuse.diffusion.prompts.calls import CallReader
-from omnireuse.diffusion.prompts.keys import is_embeds_name
-from omnireuse.diffusion.prompts.options import PromptCacheOptions
-from omnireuse.diffusion.prompts.outside import Outside
-from omnireuse.diffusion.prompts.reads import reads_of
-from omnireuse.diffusion.prompts.rows import Layout, RowBook, RowPlan, plan_rows
-from omnireuse.diffusion.prompts.watch import EncoderWatch
+from omnireuse.diffusion.prompts.cache import PromptEmbedCache
+from omnireuse.diffusion.prompts.calls import Call
+from omnireuse.diffusion.prompts.counts import CACHE_MISS
+from omnireuse.diffusion.prompts.keys import PromptKey
+from omnireuse.diffusion.prompts.rows import Layout, RowPlan, plan_rows
 
-__all__ = ["ABSENT", "Call", "Request", "resolve"]
+__all__ = ["Request"]
 
 logger = logging.getLogger("omnireuse")
-
-ABSENT: Any = type("_Absent", (), {"__reduce__": lambda _self: "ABSENT", "__deepcopy__": lambda self, _memo: self})()
-"""No ``encode_prompt`` of the instance's own: the class's one is in charge."""
-
-
-class Call:
-    """One ``encode_prompt`` function of one pipeline: how to read its arguments and what it depends on."""
-
-    def __init__(self, pipeline: object, original: Any, options: PromptCacheOptions, tag: str | None) -> None:
-        function = resolve(pipeline, original)
-        self._target = getattr(function, "__func__", function)
-        self._ref = weakref.ref(pipeline)
-        self._own = None if original is ABSENT else original
-        self.reader = CallReader(function)
-        self.is_async = inspect.iscoroutinefunction(function)
-        self.is_embeds = {name: is_embeds_name(name) for name in self.reader.signature.parameters}
-        reads = reads_of(pipeline, function)
-        if not reads.complete:
-            logger.info(
-                "encode_prompt of %s cannot be read in full: all its parts are watched", type(pipeline).__name__
-            )
-        parameters = self.reader.signature.parameters
-        self.echoes = sorted(echo for echo in reads.echoes if echo[1] in parameters)
-        self.num_lessons = 2  # encodes that may show which settings encode_prompt changes itself
-        self.rows = RowBook()
-        self.goes_by_rows = options.rows == "proven" and not self.is_async
-        self.outside = None if options.outside is None else Outside(options.outside, tag)
-        self.watch = EncoderWatch(reads, weights=options.weights)
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """The bound function; not kept, because a bound method keeps its pipeline alive."""
-        if self._own is not None:
-            return self._own  # type: ignore[no-any-return]  # whatever the user had put there
-        return resolve(self._ref(), ABSENT)
-
-    def target(self, pipeline: Any, bound: dict[str, Any]) -> torch.device | None:
-        """Where this call wants its tensors: its ``device``, else where the pipeline runs or its first encoder is.
-
-        Raises:
-            RuntimeError: ``device`` names none.
-        """
-        device = bound.get("device")
-        if type(device) is torch.device:
-            return device
-        if device is None:
-            device = getattr(pipeline, "_execution_device", None) if "device" in self.is_embeds else None
-        return self.watch.device() if device is None else torch.device(device)
-
-    def is_for(self, pipeline: object, original: Any) -> bool:
-        """Whether the pipeline's ``encode_prompt`` is still the one that was read."""
-        if original is not ABSENT:
-            return True
-        return getattr(type(pipeline), "encode_prompt", None) is self._target
-
-
-def resolve(pipeline: Any, original: Any) -> Callable[..., Any]:
-    """The function to call: the instance's own, or its class's bound to it."""
-    if original is not ABSENT:
-        return original  # type: ignore[no-any-return]  # whatever the user had put there
-    bound: Any = inspect.getattr_static(type(pipeline), "encode_prompt")
-    return bound.__get__(pipeline, type(pipeline)) if hasattr(bound, "__get__") else bound  # type: ignore[no-any-return]  # callable: checked at installation
 
 
 class Request:
@@ -126,15 +59,13 @@ class Request:
         key = self._audited_key()
 
         async def load() -> tuple[Any, PromptKey | None]:
-            outside, watch = self._call.outside, self._call.watch
-            if outside is not None:
-                found = await asyncio.to_thread(outside.lookup, watch, self._pipeline, key, self._target)
-                if found is not CACHE_MISS:
-                    self._cache.count_outside_hit()
-                    return found, key
+            found = await asyncio.to_thread(self._from_outside, key) if self._call.outside else None
+            if found is not None:
+                self._cache.counts.add("hits")
+                return found
             value, kept = self._settled(await self._call.function(*self._args, **self._kwargs), key)
-            if outside is not None and kept is not None:
-                await asyncio.to_thread(outside.put, watch, self._pipeline, kept, value, self._target)
+            if self._call.outside is not None:
+                await asyncio.to_thread(self._put_outside, kept, value)
             return value, kept
 
         return await self._cache.load_once_async(
@@ -144,7 +75,7 @@ class Request:
     def _whole(self, key: PromptKey, consumer: FrameType) -> Any:
         return self._cache.load_once(
             key,
-            lambda: self._load(key, self._bound, lambda: self._call.function(*self._args, **self._kwargs)),
+            lambda: self._load(key, lambda: self._call.function(*self._args, **self._kwargs)),
             label=_label(self._bound),
             consumer=consumer,
             target=self._target,
@@ -163,12 +94,16 @@ class Request:
         if key not in self._cache.store:
             return value  # out of date already, or too large: nothing to take rows from
         kind = self._kind(key, plan)
-        alone = book.prove(kind, value, size, lambda i: self._row(plan.rows[i], consumer))
+        alone = book.prove(kind, value, size, lambda i: self._row(plan.rows[i], consumer), lambda: self._uneven(plan))
         layout = book.layout(kind, size)
         if layout is not None:
             self._keep_rows(key, layout, value, [row for i, row in enumerate(plan.rows) if i not in alone], plan)
             self._cache.store.discard(key)  # its rows are there instead
         return value
+
+    def _uneven(self, plan: RowPlan) -> Any:
+        self._cache.counts.add("misses")
+        return self._encode(plan.uneven(self._bound))
 
     def _kind(self, key: PromptKey, plan: RowPlan) -> Any:
         """All of the call but its prompts."""
@@ -177,31 +112,47 @@ class Request:
 
     def _join_rows(self, key: PromptKey, kind: Any, layout: Layout, plan: RowPlan, consumer: FrameType) -> Any:
         keys = [self._key_of(row) for row in plan.rows]
-        found = {k: self._cache.find(k, consumer, self._target) for k in dict.fromkeys(keys)}
-        missing = [keys.index(k) for k, value in found.items() if value is CACHE_MISS]
-        self._cache.count_rows(found=len(keys) - len(missing), missing=len(missing))
-        if len(missing) == len(keys):
-            value = self._whole(key, consumer)
-            self._keep_rows(key, layout, value, list(plan.rows), plan)
-            self._cache.store.discard(key)
-            return value
-        batch_layout = self._call.rows.layout(kind, len(missing))
-        if batch_layout is not None:
-            batch = plan.batch(self._bound, missing)
-            value, kept_key = self._settled(self._encode(batch), key)
-            parts = batch_layout.split(value, len(missing))
-            if parts is not None:
-                for i, part in zip(missing, parts, strict=True):
-                    found[keys[i]] = part
-                    if kept_key is not None:
-                        self._keep(keys[i], part, plan.rows[i])
-        for i in missing:
-            if found[keys[i]] is CACHE_MISS:
-                found[keys[i]] = self._row(plan.rows[i], consumer)
-        if not missing:
-            self._cache.count(misses=False)
+        rows = dict(zip(keys, plan.rows, strict=True))
+        found = {k: self._cache.find(k, consumer, self._target) for k in rows}
+        labels = {k: _label(rows[k]) for k, value in found.items() if value is CACHE_MISS}
+        num_encoded = 0
+
+        def load(absent: list[PromptKey]) -> dict[PromptKey, tuple[Any, PromptKey | None]]:
+            nonlocal num_encoded
+            loaded = {k: pair for k in absent if (pair := self._from_outside(k)) is not None}
+            missing = [k for k in absent if k not in loaded]
+            num_encoded += len(missing)
+            return loaded | (self._encode_rows(key, kind, plan, keys, missing) if missing else {})
+
+        if labels:
+            found |= self._cache.load_rows(labels, load, consumer=consumer, target=self._target)
+        self._cache.counts.add("row_hits", len(keys) - num_encoded)
+        self._cache.counts.add("row_misses", num_encoded)
+        if not num_encoded:
+            self._cache.counts.add("hits")
         joined = layout.join([found[k] for k in keys])
         return self._whole(key, consumer) if joined is None else joined
+
+    def _encode_rows(
+        self, key: PromptKey, kind: Any, plan: RowPlan, keys: list[PromptKey], missing: list[PromptKey]
+    ) -> dict[PromptKey, tuple[Any, PromptKey | None]]:
+        """The missing rows: in one batch where its size is proven, else one by one."""
+        indices = [keys.index(k) for k in missing]
+        layout = self._call.rows.layout(kind, len(missing))
+        parts = None
+        if layout is not None:
+            value, kept = self._settled(self._encode(plan.batch(self._bound, indices)), key)
+            parts = layout.split(value, len(missing))
+        if parts is None:
+            loaded = {k: self._settled(self._encode(plan.rows[i]), k) for k, i in zip(missing, indices, strict=True)}
+        else:
+            loaded = {
+                k: (part, None if kept is None else PromptKey((kept[0], *k[1:])))
+                for k, part in zip(missing, parts, strict=True)
+            }
+        for value, kept in loaded.values():
+            self._put_outside(kept, value)
+        return loaded
 
     def _row(self, row: dict[str, Any], consumer: FrameType) -> Any:
         key = self._key_of(row)
@@ -210,28 +161,37 @@ class Request:
             return value
 
         def load() -> tuple[Any, PromptKey | None]:
-            return self._load(key, row, lambda: self._encode(row))
+            return self._load(key, lambda: self._encode(row))
 
         return self._cache.load_once(key, load, label=_label(row), consumer=consumer, target=self._target)
 
-    def _load(self, key: PromptKey, bound: dict[str, Any], encode: Callable[[], Any]) -> tuple[Any, PromptKey | None]:
+    def _load(self, key: PromptKey, encode: Callable[[], Any]) -> tuple[Any, PromptKey | None]:
         """From the outer store if it has it, else encoded and put there."""
-        outside, call = self._call.outside, self._call
-        if outside is None:
-            return self._settled(encode(), key)
-        found = outside.lookup(call.watch, self._pipeline, key, self._target)
-        if found is not CACHE_MISS:
-            self._cache.count_outside_hit()
-            return found, key
+        found = self._from_outside(key)
+        if found is not None:
+            self._cache.counts.add("hits")
+            return found
         value, kept = self._settled(encode(), key)
-        if kept is not None:
-            outside.put(call.watch, self._pipeline, kept, value, self._target)
+        self._put_outside(kept, value)
         return value, kept
+
+    def _from_outside(self, key: PromptKey) -> tuple[Any, PromptKey] | None:
+        outside = self._call.outside
+        found = CACHE_MISS
+        if outside is not None:
+            found = outside.lookup(self._call.watch, self._pipeline, key, self._target)
+        if found is CACHE_MISS:
+            return None
+        self._cache.counts.add("outside_hits")
+        return found, key
+
+    def _put_outside(self, key: PromptKey | None, value: Any) -> None:
+        if self._call.outside is not None and key is not None:
+            self._call.outside.put(self._call.watch, self._pipeline, key, value, self._target)
 
     def _keep(self, key: PromptKey, value: Any, bound: dict[str, Any]) -> None:
         self._cache.keep(key, value, _label(bound), self._target)
-        if self._call.outside is not None:
-            self._call.outside.put(self._call.watch, self._pipeline, key, value, self._target)
+        self._put_outside(key, value)
 
     def _keep_rows(self, key: PromptKey, layout: Layout, value: Any, rows: list[dict[str, Any]], plan: RowPlan) -> None:
         parts = layout.split(value, len(plan.rows))
@@ -253,7 +213,7 @@ class Request:
     def _settled(self, value: Any, key: PromptKey) -> tuple[Any, PromptKey | None]:
         """The value with the key to store it under: None when the encoders changed while it was computed."""
         call = self._call
-        self._cache.count(misses=True)
+        self._cache.counts.add("misses")
         after = call.watch.current(self._pipeline)
         if after != key[0] and after[:2] == key[0][:2] and call.num_lessons > 0:
             own = call.watch.forget_own_output(key[0], after)

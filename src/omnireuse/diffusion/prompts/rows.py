@@ -2,7 +2,8 @@
 
 Whether it does depends on the encoder, the padding and on which kernels the device picks for which batch size; so it
 is not assumed but proven, once per batch size: the direct call's rows are compared bit by bit with the prompts
-encoded alone.
+encoded alone, and so are the rows of a list with one prompt much longer, because a row may depend on how far the others
+make it padded.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ class RowPlan:
     def batch(self, bound: dict[str, Any], indices: list[int]) -> dict[str, Any]:
         """The bound arguments of a call with only these rows."""
         return bound | {name: [bound[name][i] for i in indices] for name in self.names}
+
+    def uneven(self, bound: dict[str, Any]) -> dict[str, Any]:
+        """The call with its last prompt replaced by all of them in a row."""
+        lists = {name: bound[name] for name in self.names if all(type(item) is str for item in bound[name])}
+        return bound | {name: [*items[:-1], " ".join(items)] for name, items in lists.items()}
 
 
 def plan_rows(bound: dict[str, Any]) -> RowPlan | None:
@@ -121,8 +127,18 @@ class RowBook:
         """Whether the proof failed before."""
         return size in self._kinds.get(kind, (None, (), ()))[2]
 
-    def prove(self, kind: Any, batch: Any, size: int, encode_row: Callable[[int], Any]) -> dict[int, Any]:
+    def prove(
+        self,
+        kind: Any,
+        batch: Any,
+        size: int,
+        encode_row: Callable[[int], Any],
+        encode_uneven: Callable[[], Any],
+    ) -> dict[int, Any]:
         """Compare up to eight rows of ``batch`` (first, last and evenly between) with the same prompts encoded alone.
+
+        Args:
+            encode_uneven: encodes the list with a longer prompt in its last place.
 
         Returns:
             The rows that were encoded, by index.
@@ -130,6 +146,8 @@ class RowBook:
         probes = sorted({round(i * (size - 1) / (_NUM_PROBES - 1)) for i in range(_NUM_PROBES)})
         rows = {i: encode_row(i) for i in probes}
         layout = _common_layout(batch, size, rows)
+        if layout is not None and not _keeps_rows(layout, encode_uneven(), size, rows):
+            layout = None
         with self._lock:
             known, proven, refused = self._kinds.setdefault(kind, (layout, set(), set()))
             if layout is not None and known in (None, layout):
@@ -175,7 +193,15 @@ def _common_layout(batch: Any, size: int, rows: dict[int, Any]) -> Layout | None
     return Layout(skeleton, tuple(per_row))
 
 
-def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _keeps_rows(layout: Layout, batch: Any, size: int, rows: dict[int, Any]) -> bool:
+    """Whether the given rows, the last one aside, are in ``batch`` as they are alone."""
+    parts = layout.split(batch, size)
+    return parts is not None and all(
+        all(map(_equal_bits, flatten(parts[i])[1], flatten(row)[1])) for i, row in rows.items() if i != size - 1
+    )
+
+
+def _equal_bits(one: Any, other: Any) -> bool:
     """The same shape, dtype and bits; NaN equals itself and 0.0 is not -0.0."""
     if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
         return False

@@ -6,6 +6,7 @@ import copy
 import inspect
 import logging
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,10 +14,12 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.prompts.cache import CACHE_MISS, PromptEmbedCache, PromptKey
-from omnireuse.diffusion.prompts.keys import Frozen, UnkeyableError, freeze, is_embeds_name
+from omnireuse.diffusion.prompts.cache import PromptEmbedCache
+from omnireuse.diffusion.prompts.calls import ABSENT, Call, resolve
+from omnireuse.diffusion.prompts.counts import CACHE_MISS
+from omnireuse.diffusion.prompts.keys import Frozen, PromptKey, UnkeyableError, freeze, is_embeds_name
 from omnireuse.diffusion.prompts.options import PromptCacheOptions
-from omnireuse.diffusion.prompts.request import ABSENT, Call, Request, resolve
+from omnireuse.diffusion.prompts.request import Request
 from omnireuse.diffusion.prompts.watch import EncoderWatch
 
 __all__ = ["ABSENT", "CachedEncodePrompt", "Setup"]
@@ -51,6 +54,7 @@ class CachedEncodePrompt:
         self.original, self.setup = original, setup
         self.cache = PromptEmbedCache(setup.max_size, setup.enabled, max_bytes=setup.max_bytes, options=setup.options)
         self._call: Call | None = None
+        self._reading = threading.Lock()
         self._epoch = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -67,17 +71,17 @@ class CachedEncodePrompt:
             key = self.key_of(pipeline, call, bound)
             target = call.target(pipeline, bound)
         except UnkeyableError as reason:
-            cache.count_bypass(reason.reason)
+            cache.counts.bypass(reason.reason)
             return call.function(*args, **kwargs)
         except (TypeError, RuntimeError):
-            cache.count_bypass("signature")
+            cache.counts.bypass("signature")
             return call.function(*args, **kwargs)  # raises its own error, or knows better
         consumer = sys._getframe(1)
         value = cache.find(key, consumer, target)
         if value is CACHE_MISS:
             request = Request(self.cache, self.key_of, pipeline, call, bound, args, kwargs, target)
             return request.run_async(consumer) if call.is_async else request.run(consumer)
-        cache.count(misses=False)
+        cache.counts.add("hits")
         for attribute, parameter in call.echoes:
             if bound.get(parameter) is not None and hasattr(pipeline, attribute):
                 setattr(pipeline, attribute, bound[parameter])
@@ -147,12 +151,17 @@ class CachedEncodePrompt:
         return CachedEncodePrompt, (self.pipeline, self.original, self.setup)
 
     def _read_call(self, pipeline: object) -> Call:
-        if self._call is not None:
-            logger.info("encode_prompt of %s was replaced; its cached embeddings are dropped", type(pipeline).__name__)
-            self._call.watch.close()
-            self.cache.clear()
-        self._call = call = Call(pipeline, self.original, self.setup.options, self.setup.model_tag)
-        return call
+        with self._reading:
+            call = self._call
+            if call is not None:
+                if call.is_for(pipeline, self.original):
+                    return call  # another thread was first
+                name = type(pipeline).__name__
+                logger.info("encode_prompt of %s was replaced; its cached embeddings are dropped", name)
+                call.watch.close()
+                self.cache.clear()
+            self._call = call = Call(pipeline, self.original, self.setup.options, self.setup.model_tag)
+            return call
 
     def key_of(self, pipeline: object, call: Call, bound: dict[str, Any]) -> PromptKey:
         """The key of a bound call as of now.
