@@ -1,15 +1,18 @@
 """Real diffusers pipelines with tiny random weights: what comes out is what came out before."""
 
 import copy
+import inspect
 import pickle
 
 import pytest
 import torch
 
 from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache, uninstall_prompt_embed_cache
+from omnireuse.diffusion.prompts.reads import reads_of
 from omnireuse.diffusion.prompts.wrapper import CachedEncodePrompt
 
-from .pipelines import FAMILIES, flux, stable_diffusion
+from .families import ALL
+from .pipelines import flux, stable_diffusion
 
 
 def same(got, want):
@@ -25,14 +28,15 @@ def same(got, want):
         assert got == want
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ALL)
 @torch.no_grad()
 def test_hits_equal_the_direct_call(name):
-    build, kwargs = FAMILIES[name]
+    build, kwargs = ALL[name]
     pipeline = build()
     calls = [("a cat", {}), ("a dog", {}), (["a cat", "a dog"], {})]
-    if name not in ("flux",):
-        calls += [("a cat", {"negative_prompt": "bad"}), ("a cat", {"do_classifier_free_guidance": False})]
+    more = {"negative_prompt": "bad", "do_classifier_free_guidance": False}
+    parameters = inspect.signature(pipeline.encode_prompt).parameters
+    calls += [("a cat", {argument: more[argument]}) for argument in more if argument in parameters]
     want = [pipeline.encode_prompt(prompt, **(kwargs | more)) for prompt, more in calls]
     cache = install_prompt_embed_cache(pipeline)
     for _ in range(2):
@@ -85,3 +89,12 @@ def test_a_copied_pipeline_has_a_cache_of_its_own(way):
     assert torch.equal(pipeline.encode_prompt("a cat", **args)[0], want)
     assert uninstall_prompt_embed_cache(twin)
     assert "encode_prompt" not in vars(twin)
+
+
+def test_what_flux_reads_leaves_the_denoiser_out():
+    pipeline = flux()
+    reads = reads_of(pipeline, pipeline.encode_prompt)
+    assert reads.complete
+    assert {"text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"} <= reads.objects
+    assert "transformer" not in reads.objects
+    assert ("transformer", "dtype") in reads.chains
