@@ -7,16 +7,19 @@ import pytest
 
 from omnireuse.diffusion.prompts.watch import EncoderWatch
 
+pytest.importorskip("skimage", reason="needs omnireuse[report]")
+
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "grpo.py")
 
 
 def test_rollouts_encode_each_prompt_once_an_update(capsys):
-    counts = runpy.run_path(EXAMPLE)["main"](rounds=3, prompts=2, seeds=4)
-    assert counts == {"hits": 18, "encodes": 6, "checked": 24}
-    assert "24 embeddings used" in capsys.readouterr().out
+    counts = runpy.run_path(EXAMPLE)["main"](rounds=2, prompts=2, seeds=2, steps=2)
+    # A round: two prompts and the negative one; two encode_prompt calls an image; two denoiser calls a step.
+    assert counts == {"hits": 2 * (8 - 3), "encodes": 2 * 3, "checked": 32}
+    assert "32 denoiser calls checked" in capsys.readouterr().out
 
 
 def test_the_proof_can_fail(monkeypatch):
     monkeypatch.setattr(EncoderWatch, "current", lambda self, pipeline: (0, (), (), None))
     with pytest.raises(RuntimeError, match="older weights"):
-        runpy.run_path(EXAMPLE)["main"](rounds=2, prompts=1, seeds=2)
+        runpy.run_path(EXAMPLE)["main"](rounds=2, prompts=1, seeds=2, steps=1)
