@@ -7,16 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
+import omnireuse
 from omnireuse.core.stores.disk import DiskTier
+from omnireuse.diffusion import metrics as steps
 from omnireuse.diffusion.cache.prompt_embed_cache import (
     PromptCacheOptions,
     PromptEmbedCache,
     install_prompt_embed_cache,
 )
+from omnireuse.diffusion.metrics import StepReuseCollector
 from omnireuse.diffusion.prompts.metrics import METRICS, PromptCacheCollector
+from omnireuse.diffusion.reuse.forecasters import Hold
+from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.errors import ConfigError
 
 from .conftest import Pipeline
+from .pipelines import flux
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="needs omnireuse[metrics]")
 
@@ -41,10 +47,33 @@ def test_the_exposition_holds_the_counts(tmp_path):
     assert exposed == set(METRICS)
 
 
-def test_the_dashboard_and_the_metrics_have_the_same_names():
-    path = Path(__file__).parents[2] / "docs" / "prompt-embeddings-dashboard.json"
+def test_step_reuse_is_counted_by_what_was_done_and_why():
+    pipeline = flux()
+    pipeline.set_progress_bar_config(disable=True)
+    with omnireuse.enable(pipeline, policy=FixedSchedule(every=2), forecaster=Hold()) as handle:
+        pipeline("a cat", height=16, width=16, num_inference_steps=4, output_type="latent", max_sequence_length=24)
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(StepReuseCollector().add("tiny", handle))
+        text = prometheus_client.generate_latest(registry).decode()
+        done = {(e.reused, e.reason) for e in handle.events}
+    name = "omnireuse_step_reuse"
+    assert f'{name}_runs_total{{model="tiny"}} 1.0' in text
+    assert f'{name}_steps_total{{model="tiny"}} 4.0' in text
+    for reused, reason in done:
+        assert re.search(
+            rf'{name}_decisions_total{{action="{"reused" if reused else "computed"}".*reason="{reason}"', text
+        )
+    assert {reused for reused, _ in done} == {True, False}
+    assert set(re.findall(r"^# TYPE (\S+)", text, re.M)) == set(steps.METRICS)
+
+
+@pytest.mark.parametrize(
+    ("file", "metrics"), [("prompt-embeddings-dashboard", METRICS), ("step-reuse-dashboard", steps.METRICS)]
+)
+def test_the_dashboard_and_the_metrics_have_the_same_names(file, metrics):
+    path = Path(__file__).parents[2] / "docs" / f"{file}.json"
     targets = [t["expr"] for panel in json.loads(path.read_text())["panels"] for t in panel["targets"]]
-    assert {name for expr in targets for name in re.findall(r"omnireuse_\w+", expr)} == set(METRICS)
+    assert {name for expr in targets for name in re.findall(r"omnireuse_\w+", expr)} == set(metrics)
 
 
 def test_a_label_names_one_cache():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
+from omnireuse.diffusion.collector import Collector
 from omnireuse.diffusion.prompts.cache import PromptEmbedCache
-from omnireuse.errors import ConfigError, MissingExtraError
 
 __all__ = ["METRICS", "PromptCacheCollector"]
 
@@ -35,64 +34,27 @@ METRICS = {
 """Every metric by its name in the exposition, with its meaning."""
 
 
-class PromptCacheCollector:
-    """Reads the counters when Prometheus asks; nothing is counted twice and a hit costs nothing more.
+class PromptCacheCollector(Collector[PromptEmbedCache]):
+    """Reports the counters of prompt-embedding caches; see :class:`Collector`."""
 
-    Register it: ``prometheus_client.REGISTRY.register(PromptCacheCollector().add("flux", cache))``. Caches are held
-    weakly.
+    metrics: ClassVar[Mapping[str, str]] = METRICS
+    labels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        f"{_PREFIX}_bypassed_total": ("reason",),
+        f"{_PREFIX}_tier_events_total": ("tier", "event"),
+    }
 
-    Raises:
-        MissingExtraError: ``prometheus-client`` is not installed.
-    """
-
-    def __init__(self) -> None:
-        try:
-            from prometheus_client import core
-        except ImportError as error:
-            raise MissingExtraError("the Prometheus collector", "metrics") from error
-        self._core: Any = core
-        self._caches: dict[str, weakref.ref[PromptEmbedCache]] = {}
-
-    def add(self, model: str, cache: PromptEmbedCache) -> PromptCacheCollector:
-        """Report ``cache`` under the label ``model``.
-
-        Raises:
-            ConfigError: the label is taken by another cache that is alive.
-        """
-        known = self._caches.get(model)
-        if known is not None and known() not in (None, cache):
-            raise ConfigError(f"PromptCacheCollector.add(model={model!r}): field must be unique, got it twice")
-        self._caches[model] = weakref.ref(cache)
-        return self
-
-    def collect(self) -> Iterator[Any]:
-        """The metric families, as ``prometheus_client`` wants them."""
-        families = {name: self._family(name, text) for name, text in METRICS.items()}
-        for model, ref in self._caches.items():
-            cache = ref()
-            if cache is None:
-                continue
-            details = cache.details()
-            held = {"entries": details["size"], "bytes": details["num_bytes"], "device_bytes": cache.device_bytes()}
-            for name, family in families.items():
-                short = name.removeprefix(f"{_PREFIX}_").removesuffix("_total")
-                if short == "bypassed":
-                    for key, value in details.items():
-                        if key.startswith("bypassed_"):
-                            family.add_metric([model, key.removeprefix("bypassed_")], value)
-                elif short == "tier_events":
-                    for tier, event, value in _tier_events(cache):
-                        family.add_metric([model, tier, event], value)
-                else:
-                    family.add_metric([model], held[short] if short in held else details[short])
-        yield from families.values()
-
-    def _family(self, name: str, text: str) -> Any:
-        labels = {"bypassed_total": ["model", "reason"], "tier_events_total": ["model", "tier", "event"]}
-        names = labels.get(name.removeprefix(f"{_PREFIX}_"), ["model"])
-        is_counter = name.endswith("_total")
-        kind = self._core.CounterMetricFamily if is_counter else self._core.GaugeMetricFamily
-        return kind(name.removesuffix("_total"), text, labels=names)
+    def samples(self, source: PromptEmbedCache) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        """The counters of ``source.details()`` and of its outer tiers."""
+        details = source.details()
+        held = {"entries": details["size"], "bytes": details["num_bytes"], "device_bytes": source.device_bytes()}
+        for name in self.metrics:
+            short = name.removeprefix(f"{_PREFIX}_").removesuffix("_total")
+            if name not in self.labels:
+                yield name, (), held[short] if short in held else details[short]
+        for reason, value in sorted(source.bypassed_by.items()):
+            yield f"{_PREFIX}_bypassed_total", (reason,), value
+        for tier, event, value in _tier_events(source):
+            yield f"{_PREFIX}_tier_events_total", (tier, event), value
 
 
 def _tier_events(cache: PromptEmbedCache) -> Iterator[tuple[str, str, int]]:

@@ -1,0 +1,51 @@
+"""What the step caches decided, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from omnireuse.diffusion.collector import Collector
+from omnireuse.diffusion.handle import Handle
+
+__all__ = ["METRICS", "StepReuseCollector"]
+
+_PREFIX = "omnireuse_step_reuse"
+
+METRICS = {
+    f"{_PREFIX}_runs_total": "Generations with at least one decision",
+    f"{_PREFIX}_steps_total": "Denoising steps",
+    f"{_PREFIX}_decisions_total": "Decisions, by strategy, by what was done (computed, reused) and by who decided",
+    f"{_PREFIX}_calls_outside_total": "Denoiser calls that belonged to no run and were passed on",
+    f"{_PREFIX}_host_seconds_total": "Host time of decisions and forecasts",
+    f"{_PREFIX}_speedup": "Decisions divided by computed ones: what reuse can give at most",
+    f"{_PREFIX}_forecast_error": "Mean relative L1 error of the forecasts that could be compared with the truth",
+    f"{_PREFIX}_kept_bytes": "Most bytes of tensors that one run held",
+}
+"""Every metric by its name in the exposition, with its meaning."""
+
+
+class StepReuseCollector(Collector[Handle]):
+    """Reports the summary of each handle of :func:`omnireuse.enable`; see :class:`Collector`."""
+
+    metrics: ClassVar[Mapping[str, str]] = METRICS
+    labels: ClassVar[Mapping[str, tuple[str, ...]]] = {f"{_PREFIX}_decisions_total": ("strategy", "action", "reason")}
+
+    def samples(self, source: Handle) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        """The counters of ``source.summary()``."""
+        summary = source.summary()
+        values = {
+            "runs_total": summary.runs,
+            "steps_total": summary.steps,
+            "calls_outside_total": summary.calls_outside,
+            "host_seconds_total": summary.host_seconds * summary.calls,
+            "speedup": summary.speedup,
+            "kept_bytes": summary.kept_bytes,
+        }
+        for name, value in values.items():
+            yield f"{_PREFIX}_{name}", (), value
+        if summary.mean_error is not None:
+            yield f"{_PREFIX}_forecast_error", (), summary.mean_error
+        for words, count in sorted(summary.reasons.items()):
+            action, reason = words.rstrip(")").split(" (", 1)
+            yield f"{_PREFIX}_decisions_total", (summary.name, action, reason), count
