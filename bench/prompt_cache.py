@@ -1,20 +1,24 @@
 """What a prompt-embedding hit costs: in the process, on disk and in Redis, alone and from eight threads.
 
-``python -m bench prompt_cache [--operations 100000]``. The encoders have the structure of CLIP-L and T5-XXL but no data
-(the meta device) and return stored tensors of the true shapes: the cache's own cost remains. Best of several repeats.
+``python -m bench prompt_cache [--only PART] [--operations 100000] [--size xxl]``. For ``hits`` the encoders have the
+structure of CLIP-L and T5-XXL but no data (the meta device) and return stored tensors of the true shapes: the cache's
+own cost remains. Best of several repeats. ``rollout`` and ``encoders`` encode for real; run alone, they also tell the
+peak of the process's memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
+import resource
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -32,19 +36,22 @@ from omnireuse.diffusion.cache.prompt_embed_cache import (
     uninstall_prompt_embed_cache,
 )
 from omnireuse.diffusion.prompts.keys import KeyRules, freeze
+from omnireuse.reference.captions import caption, held_out_scenes
+from omnireuse.reference.load import SAMPLING, load_image_pipeline
+
+PARTS = ("hits", "keys", "others", "tiers", "rollout", "encoders", "threads")
+CLIP_L = {"num_hidden_layers": 12, "intermediate_size": 3072, "num_attention_heads": 12}
 
 
 class FluxSized:
     """encode_prompt with Flux's signature, encoders and shapes: 77 CLIP and 512 T5 tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: str = "xxl") -> None:
+        d_model, d_ff, heads = {"xl": (2048, 5120, 32), "xxl": (4096, 10240, 64)}[size]
         with torch.device("meta"):
-            self.text_encoder = CLIPTextModel(
-                CLIPTextConfig(hidden_size=768, num_hidden_layers=12, intermediate_size=3072, num_attention_heads=12)
-            ).eval()
-            self.text_encoder_2 = T5EncoderModel(
-                T5Config(d_model=4096, d_ff=10240, num_layers=24, num_heads=64, feed_forward_proj="gated-gelu")
-            ).eval()
+            self.text_encoder = CLIPTextModel(CLIPTextConfig(hidden_size=768, **CLIP_L)).eval()
+            t5 = T5Config(d_model=d_model, d_ff=d_ff, num_layers=24, num_heads=heads, feed_forward_proj="gated-gelu")
+            self.text_encoder_2 = T5EncoderModel(t5).eval()
         self.outputs = (torch.zeros(1, 512, 4096, dtype=torch.bfloat16), torch.zeros(1, 768), torch.zeros(512, 3))
 
     def encode_prompt(
@@ -76,9 +83,9 @@ def row(what: str, value: float, unit: str = "us") -> None:
 
 
 def hits_in_process() -> None:
-    """A whole hit, keys included, with and without reading all 415 version counters."""
+    """A whole hit, keys included, by how closely the 416 weights are watched."""
     prompt = "a photograph of an astronaut riding a horse on the beach at sunset, " * 5
-    for weights in ("versions", "told"):
+    for weights in ("versions", "storages", "told"):
         pipeline = FluxSized()
         install_prompt_embed_cache(pipeline, options=PromptCacheOptions(weights=weights))
         device = torch.device("cpu")
@@ -148,7 +155,8 @@ def threads(operations: int) -> None:
         raise SystemExit(
             f"lost or duplicated: {cache.details()}, {len(encoded)} encodes of {len(set(encoded))} prompts"
         )
-    row(f"8 threads x {operations:,} mixed operations, none lost, none encoded twice", seconds * 1e6 / calls)
+    total = 8 * operations
+    row(f"8 threads x {operations:,} mixed operations, none lost, none encoded twice", total / seconds, "a second")
 
 
 def tiers() -> None:
@@ -182,40 +190,108 @@ def tiers() -> None:
             process.wait(10)
 
 
+PROMPTS, SEEDS = 64, 8
+
+
 def rollout() -> None:
-    """64 prompts x 8 seeds through a small T5 on the CPU, with and without the cache."""
-    torch.manual_seed(0)
-    encoder = T5EncoderModel(T5Config(d_model=256, d_ff=512, d_kv=32, num_heads=8, num_layers=4, vocab_size=128)).eval()
+    """64 prompts x 8 seeds through ``encode_prompt`` of the reference image pipeline; its images, on fewer of them."""
+    pipeline = load_image_pipeline()
+    pipeline.set_progress_bar_config(disable=True)
+    prompts = [caption(scene) for scene in held_out_scenes(PROMPTS)]
 
-    class Pipeline:
-        text_encoder = encoder
-
-        @torch.no_grad()
-        def encode_prompt(self, prompt: str) -> torch.Tensor:
-            tokens = torch.tensor([[ord(c) % 128 for c in prompt.ljust(64)[:64]]])
-            return self.text_encoder(tokens).last_hidden_state
-
-    def run(pipeline: Pipeline) -> float:
+    def encode(names: list[str]) -> float:
         start = time.perf_counter()
-        for prompt in range(64):
-            for _ in range(8):
-                pipeline.encode_prompt(f"prompt number {prompt}")
+        with torch.no_grad():
+            for name in names:
+                for _ in range(SEEDS):
+                    for text in (name, SAMPLING["negative_prompt"]):
+                        pipeline.encode_prompt(text, max_sequence_length=SAMPLING["max_sequence_length"], device="cpu")
         return time.perf_counter() - start
 
-    pipeline = Pipeline()
-    row("rollout 64 prompts x 8 seeds, without the cache", run(pipeline), "s")
-    cache = install_prompt_embed_cache(pipeline, max_size=64)
+    def draw(names: list[str], steps: int = 4) -> float:
+        start = time.perf_counter()
+        for name in names:
+            for seed in range(2):
+                generator = torch.Generator().manual_seed(seed)
+                pipeline(name, generator=generator, **SAMPLING | {"num_inference_steps": steps})
+        return time.perf_counter() - start
+
+    encode(prompts[:1])
+    row(f"reference pipeline, {PROMPTS} prompts x {SEEDS} seeds, encode_prompt without the cache", encode(prompts), "s")
+    row("... 4 prompts x 2 seeds drawn in 4 steps without the cache", draw(prompts[:4]), "s")
+    cache = install_prompt_embed_cache(pipeline, max_size=2 * PROMPTS)
     assert cache is not None
-    row(f"rollout 64 prompts x 8 seeds, with it ({64} encodes)", run(pipeline), "s")
-    if (cache.misses, cache.hits) != (64, 448):
-        raise SystemExit(f"expected 64 encodes and 448 hits, got {cache.stats()}")
+    row(f"... encode_prompt with it ({PROMPTS + 1} encodes)", encode(prompts), "s")
+    if (cache.misses, cache.hits) != (PROMPTS + 1, 2 * PROMPTS * SEEDS - PROMPTS - 1):
+        raise SystemExit(f"expected {PROMPTS + 1} encodes, got {cache.stats()}")
+    row("... drawn with it", draw(prompts[:4]), "s")
+    row("... bytes of its entries", cache.details()["num_bytes"] / 2**20, "MiB")
+
+
+class TrueSized(FluxSized):
+    """CLIP-L and a T5 encoder of true size in bfloat16, with random weights."""
+
+    def __init__(self, size: str) -> None:
+        super().__init__(size)
+        noise = 0.02 * torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)).bfloat16()
+        for encoder in (self.text_encoder, self.text_encoder_2):
+            encoder.to(torch.bfloat16).to_empty(device="cpu")
+            for parameter in encoder.parameters():
+                for chunk in parameter.data.view(-1).split(noise.numel()):
+                    chunk.copy_(noise[: chunk.numel()])
+            for name, buffer in encoder.named_buffers():
+                if name.endswith("position_ids"):
+                    buffer.copy_(torch.arange(buffer.numel()))
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Of both encoders."""
+        return itertools.chain(self.text_encoder.parameters(), self.text_encoder_2.parameters())
+
+    @torch.no_grad()
+    def encode_prompt(self, prompt: str, max_sequence_length: int = 512) -> tuple[torch.Tensor, torch.Tensor]:
+        """One token a character, padded to 77 for CLIP and to ``max_sequence_length`` for T5."""
+        tokens = [min(ord(c), 255) for c in prompt]
+        clip = torch.tensor([(tokens + [0] * 77)[:77]])
+        t5 = torch.tensor([(tokens + [0] * max_sequence_length)[:max_sequence_length]])
+        return self.text_encoder_2(t5).last_hidden_state, self.text_encoder(clip).pooler_output
+
+
+def encoders(size: str, num_sampled: int) -> None:
+    """64 prompts x 8 seeds through encoders of true size; few prompts are timed, and the times scaled."""
+    pipeline = TrueSized(size)
+    num_weights = sum(p.numel() for p in pipeline.parameters()) / 1e9
+    prompts = [f"prompt number {i}" for i in range(PROMPTS)]
+    start = time.perf_counter()
+    for name in prompts[:num_sampled]:
+        pipeline.encode_prompt(name)
+    each = (time.perf_counter() - start) / num_sampled
+    cache = install_prompt_embed_cache(pipeline, max_size=PROMPTS)
+    assert cache is not None
+    start = time.perf_counter()
+    for name in prompts[:num_sampled]:
+        for _ in range(SEEDS):
+            pipeline.encode_prompt(name)
+    with_cache = (time.perf_counter() - start) / num_sampled
+    label = f"CLIP-L + T5-{size.upper()} ({num_weights:.1f}e9 weights, bfloat16)"
+    row(f"{label}: one encode of 77 + 512 tokens, mean of {num_sampled}", each, "s")
+    row(
+        f"... {PROMPTS} prompts x {SEEDS} seeds without the cache, {PROMPTS * SEEDS} encodes, extrapolated",
+        each * PROMPTS * SEEDS,
+        "s",
+    )
+    row(f"... with it, {PROMPTS} encodes, scaled from {num_sampled} prompts", with_cache * PROMPTS, "s")
+    if (cache.misses, cache.hits) != (num_sampled, num_sampled * (SEEDS - 1)):
+        raise SystemExit(f"expected {num_sampled} encodes, got {cache.stats()}")
+    row("... bytes of one entry", cache.details()["num_bytes"] / num_sampled / 2**20, "MiB")
 
 
 def main(options: list[str] | None = None) -> None:
     """Run all and print a table."""
     parser = argparse.ArgumentParser(prog="bench prompt_cache", description=__doc__)
-    parser.add_argument("--only", choices=["hits", "keys", "others", "tiers", "rollout", "threads"], help="one part")
+    parser.add_argument("--only", choices=PARTS, help="one part")
     parser.add_argument("--operations", type=int, default=100_000, help="of each of the eight threads")
+    parser.add_argument("--size", choices=["xl", "xxl"], default="xl", help="the T5 of part encoders; xxl takes 10 GB")
+    parser.add_argument("--sampled", type=int, default=2, help="prompts that part encoders encodes")
     arguments = parser.parse_args(options)
     parts: dict[str, Callable[[], None]] = {
         "hits": hits_in_process,
@@ -223,11 +299,14 @@ def main(options: list[str] | None = None) -> None:
         "others": beside_others,
         "tiers": tiers,
         "rollout": rollout,
+        "encoders": lambda: encoders(arguments.size, arguments.sampled),
         "threads": lambda: threads(arguments.operations),
     }
     for name, part in parts.items():
         if arguments.only in (None, name):
             part()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    row("peak memory of this process", peak, "GiB")
 
 
 if __name__ == "__main__":
