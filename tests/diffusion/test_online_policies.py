@@ -10,18 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import TINY, Tiny
+from tiny import Tiny
 
 import omnireuse
-from omnireuse import EasyCache, ErrorControl, FixedSchedule, Hold, Polynomial, SeaCache
-from omnireuse.diffusion.cache.selector import get_cache_backend
-from omnireuse.diffusion.data import DiffusionCacheConfig, OmniDiffusionConfig
+from omnireuse import EasyCache, ErrorControl, FixedSchedule, Hold, SeaCache
 from omnireuse.diffusion.reuse.forecasters import FORECASTERS
-from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.policy import Policy, StepView
 from omnireuse.diffusion.reuse.signals import change_of
-from omnireuse.diffusion.reuse.spectrum import filtered, grid_of
-from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from omnireuse.errors import ConfigError
 
 ONLINE = ["easy_cache", "error_control", "sea_cache"]
 
@@ -268,105 +264,3 @@ def test_regions_without_the_signal_are_refused(flux: Tiny) -> None:
     for policy in (EasyCache(), SeaCache()):
         with pytest.raises(ConfigError, match="region must be step or call"):
             omnireuse.enable(flux.pipe, policy=policy, region="blocks")
-
-
-# -- the filter -------------------------------------------------------------------------------------------------------
-
-
-def level(at: float) -> NoiseLevel:
-    return NoiseLevel(sigma=at, at=at, sample_weight=1.0, output_weight=-at)
-
-
-def test_the_filter_is_the_optimal_linear_denoiser() -> None:
-    latents = torch.randn(2, 3, 8, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    a, b = 0.7, 0.3
-    f = torch.sqrt(torch.fft.fftfreq(8).double()[:, None] ** 2 + torch.fft.fftfreq(6).double()[None] ** 2)
-    gain = torch.where(f > 0, a * f**-2 / (a**2 * f**-2 + b**2), 1 / a)
-    expected = torch.fft.ifftn(torch.fft.fftn(latents, dim=(2, 3)) * gain / gain.mean(), dim=(2, 3)).real
-    torch.testing.assert_close(filtered(latents, level(b), None).double(), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_noise_hides_fine_detail_early_and_not_late() -> None:
-    stripes = torch.tensor([1.0, -1.0]).repeat(8).expand(1, 1, 16, 16)
-    weights = [filtered(stripes, level(at), None).abs().max().item() for at in (1.0, 0.9, 0.5, 0.1, 0.0)]
-    assert weights == sorted(weights)
-    assert weights[0] < 0.01
-    assert weights[-1] == pytest.approx(1.0, abs=1e-3)
-
-
-def test_packed_latents_are_unfolded() -> None:
-    latents = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(1))
-    packed = latents.flatten(2).transpose(1, 2)
-    rows, columns = torch.meshgrid(torch.arange(4), torch.arange(6), indexing="ij")
-    ids = torch.stack((torch.zeros(24), rows.flatten(), columns.flatten()), 1)
-    for kwargs in (
-        {"img_ids": ids},
-        {"img_ids": ids.expand(2, -1, -1)},
-        {"img_shapes": [[(1, 4, 6)]] * 2},
-        {"img_shapes": [(1, 4, 6)]},
-        {"height": 4, "width": 6},
-    ):
-        grid = grid_of(packed, kwargs)
-        assert grid == (4, 6)
-        torch.testing.assert_close(filtered(packed, level(0.4), grid), filtered(latents, level(0.4), None))
-    assert grid_of(torch.zeros(1, 48, 3), {"num_frames": 2, "height": 4, "width": 6}) == (2, 4, 6)
-    assert grid_of(latents, {}) is None
-
-
-def test_what_the_filter_cannot_know_is_an_error() -> None:
-    with pytest.raises(UnsupportedModelError, match="cannot tell rows and columns"):
-        grid_of(torch.zeros(1, 24, 3), {"height": 5, "width": 5})
-    with pytest.raises(UnsupportedModelError, match="needs the noise of the scheduler"):
-        filtered(torch.zeros(1, 3, 4, 4), NoiseLevel(sigma=None, at=3.0), None)
-
-
-# -- backends ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "policy"),
-    [
-        ("easy_cache", {"easy_thresh": 0.7, "easy_warmup_steps": 2}, EasyCache(threshold=0.7, warmup=2)),
-        ("error_control", {"error_tolerance": 50.0, "error_max_gap": 4}, ErrorControl(tolerance=50.0, max_gap=4)),
-        ("sea_cache", {"sea_thresh": 0.6, "sea_warmup_steps": 3}, SeaCache(threshold=0.6, warmup=3)),
-        ("taylorseer", {"taylorseer_interval": 4, "taylorseer_warmup_steps": 2}, FixedSchedule(every=4, warmup=2)),
-    ],
-)
-def test_backends_carry_their_options(flux: Tiny, name: str, options: dict[str, Any], policy: Policy) -> None:
-    with omnireuse.enable(flux.pipe, name, **options) as handle:
-        assert handle.strategy.policy == policy
-        assert str(handle.summary()).startswith(name)
-        alone = flux.run(steps=8)
-        assert handle.summary().reused_calls > 0
-    backend = get_cache_backend(name, OmniDiffusionConfig(cache_config=options).cache_config)
-    assert backend is not None
-    backend.enable(flux.pipe)
-    backend.refresh(flux.pipe, 8)
-    assert torch.equal(flux.run(steps=8), alone)
-    backend.disable(flux.pipe)
-
-
-def test_an_option_of_another_backend_is_refused(flux: Tiny) -> None:
-    with pytest.raises(UnknownNameError, match="unknown option of EasyCacheBackend 'sea_thresh'"):
-        omnireuse.enable(flux.pipe, "easy_cache", sea_thresh=0.3)
-    with pytest.raises(UnknownNameError, match="unknown option of TeaCacheBackend 'mag_threshold'"):
-        omnireuse.enable(flux.pipe, "tea_cache", mag_threshold=0.3)
-    with pytest.raises(ConfigError, match="taylorseer_order must be 1, 2 or 3"):
-        omnireuse.enable(flux.pipe, "taylorseer", taylorseer_order=4)
-    assert not hasattr(flux.pipe, "_omnireuse")
-
-
-@pytest.mark.parametrize("name", ["easy_thresh", "sea_thresh", "error_tolerance"])
-def test_dials_are_checked(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be a finite number above 0"):
-        DiffusionCacheConfig(**{name: 0.0})
-
-
-def test_taylorseer_is_a_polynomial_on_the_output_at_its_true_spacing() -> None:
-    tiny = TINY["wan"]()
-    with omnireuse.enable(tiny.pipe, "taylorseer", taylorseer_order=2) as handle:
-        assert handle.strategy.forecaster == Polynomial(order=2)
-        assert handle.strategy.chosen_quantity == "output"
-        tiny.run(steps=10)
-    done = "".join("r" if event.reused else "c" for event in handle.events if event.branch == "cond")
-    assert done == "cccrrcrrcc"

@@ -70,8 +70,8 @@ class StrategyBackend(CacheBackend):
         group: the ranks that share the forward's collectives and must decide alike; None where each runs its own model.
     """
 
-    options: ClassVar[tuple[str, ...] | None] = None
-    """Fields of `DiffusionCacheConfig` that this backend reads; None where it has not said so."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """Fields of `DiffusionCacheConfig` that this backend reads."""
 
     def __init__(self, config: DiffusionCacheConfig, *, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(config)
@@ -83,7 +83,7 @@ class StrategyBackend(CacheBackend):
     def check_options(cls, given: Iterable[str]) -> None:
         """Raise an UnknownNameError for an option that this backend would ignore."""
         for name in given:
-            if cls.options is not None and name not in cls.options:
+            if name not in cls.options:
                 raise UnknownNameError(f"option of {cls.__name__}", name, cls.options)
 
     @abstractmethod

@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.diffusion.cache.base import StrategyBackend
-from omnireuse.diffusion.cache.db_cache import db_cache_strategy
+from omnireuse.diffusion.cache.db_cache import DBCacheBackend, db_cache_strategy
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
@@ -45,6 +45,8 @@ class CacheDiTBackend(StrategyBackend):
         ConfigError: at `enable`: more blocks than a block list has, or a group, which the library does not take.
         UnsupportedModelError: at `enable`: a denoiser that the library does not know.
     """
+
+    options = (*DBCacheBackend.options, "force_refresh_step_policy")
 
     def __init__(self, config: DiffusionCacheConfig, **options: Any) -> None:
         _library()

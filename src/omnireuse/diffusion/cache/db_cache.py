@@ -58,6 +58,19 @@ class DBCacheBackend(StrategyBackend):
     """
 
     name = "db_cache"
+    options = (
+        "Bn_compute_blocks",
+        "Fn_compute_blocks",
+        "enable_taylorseer",
+        "force_refresh_step_hint",  # read to be refused
+        "max_cached_steps",
+        "max_continuous_cached_steps",
+        "max_warmup_steps",
+        "residual_diff_threshold",
+        "scm_steps_mask_policy",
+        "scm_steps_policy",
+        "taylorseer_order",
+    )
 
     def open(self, pipeline: Any, agreement: Agreement) -> Handle:
         """Enable DBCache on the pipeline's denoisers."""
