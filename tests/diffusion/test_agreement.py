@@ -14,7 +14,7 @@ from tiny import TINY
 import omnireuse
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.policy import Policy
-from omnireuse.diffusion.reuse.signals import change_by_sample, change_of
+from omnireuse.diffusion.reuse.signals import change_of
 
 
 def test_alone_it_is_the_ratio() -> None:
@@ -23,14 +23,6 @@ def test_alone_it_is_the_ratio() -> None:
     assert Agreement().ratio(torch.tensor([0.0, 0.0])) == 0.0
     assert Agreement().ratio(torch.tensor([1.0, 0.0])) == math.inf
     assert math.isnan(Agreement().ratio(torch.tensor([math.nan, 1.0])))
-
-
-def test_of_several_pairs_the_largest_ratio_counts() -> None:
-    now, before = torch.tensor([[1.0, 3.0], [8.0, 8.0]]), torch.tensor([[1.0, 1.0], [8.0, 8.0]])
-    assert Agreement().ratio(change_by_sample(now, before)) == pytest.approx(1.0)
-    assert Agreement().ratio(change_of(now, before)) == pytest.approx(2 / 18)
-    assert math.isnan(Agreement().ratio(torch.tensor([[2.0, 1.0], [math.nan, 1.0], [3.0, 1.0]])))
-    assert Agreement().ratio(torch.tensor([[0.0, 0.0], [1.0, 0.0]])) == math.inf
 
 
 def test_low_precision_is_measured_in_float32() -> None:

@@ -24,7 +24,8 @@ def db_cache_strategy(config: DiffusionCacheConfig) -> Strategy:
     """The strategy that the DBCache, SCM and TaylorSeer fields describe.
 
     With a step mask and `scm_steps_policy="static"` the mask decides alone, and threshold, warm-up and limits are not
-    asked; with "dynamic" a step is reused where the mask allows it and they do.
+    asked; with "dynamic" a step is reused where the mask allows it and they do. The branches of a step go together,
+    which under guidance is closer to the full run at as many computed steps.
 
     Raises:
         ConfigError: a forecast of a higher order than 3.
@@ -46,6 +47,7 @@ def db_cache_strategy(config: DiffusionCacheConfig) -> Strategy:
         region="tail",
         first_blocks=config.Fn_compute_blocks,
         last_blocks=config.Bn_compute_blocks,
+        together=True,
     )
 
 

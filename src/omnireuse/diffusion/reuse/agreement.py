@@ -6,8 +6,6 @@ the model deadlocks. The measured pair is summed over exactly that group before 
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.distributed as dist
 
@@ -22,7 +20,7 @@ class Agreement:
             world by
             default: replicas that serve other requests would wait for each other.
 
-    Cost: one all-reduce of two floats a pair and one host synchronisation a call; without a group the latter only.
+    Cost: one all-reduce of two floats and one host synchronisation a call; without a group the synchronisation only.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -33,17 +31,13 @@ class Agreement:
         """Whether no other rank takes part."""
         return self._group is None
 
-    def ratio(self, pairs: torch.Tensor) -> float:
+    def ratio(self, pair: torch.Tensor) -> float:
         """numerator / denominator over all ranks; inf where the denominator is 0 and the numerator is not, 0 where
-        both are. Of several pairs, shape (n, 2), the largest ratio; NaN where one is."""
+        both are."""
         if self._group is not None:
-            pairs = pairs.clone()
-            dist.all_reduce(pairs, group=self._group)
-        ratios = [_divided(*pair) for pair in pairs.reshape(-1, 2).tolist()]
-        return math.nan if any(map(math.isnan, ratios)) else max(ratios)
-
-
-def _divided(numerator: float, denominator: float) -> float:
-    if denominator == 0.0:
-        return 0.0 if numerator == 0.0 else math.inf
-    return numerator / denominator
+            pair = pair.clone()
+            dist.all_reduce(pair, group=self._group)
+        numerator, denominator = pair.tolist()
+        if denominator == 0.0:
+            return 0.0 if numerator == 0.0 else float("inf")
+        return float(numerator / denominator)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["SIGNALS", "change_by_sample", "change_of"]
+__all__ = ["SIGNALS", "change_of"]
 
 SIGNALS = {
     "expected_output": "the remembered value, whose change is expected from that of the latents",
     "filtered_latents": "the latents, weighted by how far each frequency stands out of the noise",
-    "first_residual": "what the first blocks added to their input; the sample of a batch that changed most counts",
+    "first_residual": "what the first blocks, which always run, added to their input",
     "latents": "the tensor that the denoiser was called with",
     "modulated_input": "the normalised, modulated input of the first block, as the model's adapter reads it",
     "none": "nothing: for policies that need no measurement",
@@ -24,9 +24,3 @@ def change_of(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     """Relative L1 change as a pair: (Σ|now − before|, Σ|before|), float32, shape (2,), on the tensors' device."""
     before = before.float()
     return torch.stack(((now.float() - before).abs().sum(), before.abs().sum()))
-
-
-def change_by_sample(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """The same for each sample of a batch, shape (samples, 2)."""
-    before = before.float().flatten(1)
-    return torch.stack(((now.float().flatten(1) - before).abs().sum(1), before.abs().sum(1)), dim=1)

@@ -67,13 +67,16 @@ class Strategy:
         per_sample: let a policy that measures decide for each sample of a batch by itself, so that it gets the picture
             it would get alone, and compute only the samples that need it; False decides for the batch as a whole. A
             schedule decides for all alike in any case.
+        together: let the first branch of a step (conditional, as a rule) decide for the others, which then are neither
+            measured nor asked. Guidance magnifies what sets branches apart, such as a computed one beside a reused one.
         measure_errors: compare every forecast with the truth once it is known, also where reading the figure back
             stalls an accelerator (one host synchronisation a computed step). On the CPU it is always done.
 
     Raises:
         UnknownNameError: a name that does not exist.
         ConfigError: a quantity or signal that the region does not have; a policy that measures, without a signal;
-            numbers of blocks out of range or in another region than "tail"; a dtype that holds no fractions.
+            numbers of blocks out of range or in another region than "tail"; `together` in region "step"; a dtype that
+            holds no fractions.
     """
 
     policy: Policy
@@ -87,6 +90,7 @@ class Strategy:
     history_dtype: torch.dtype | str | None = None
     max_consecutive: int | None = None
     per_sample: bool = True
+    together: bool = False
     measure_errors: bool = False
 
     def __post_init__(self) -> None:
@@ -125,6 +129,8 @@ class Strategy:
             )
         if self.max_consecutive is not None:
             check_at_least(self, "max_consecutive", 1)
+        if self.together and self.region == "step":
+            raise field_error(self, "together", "be left out in region 'step', which has one decision for all branches")
         for name in ("first_blocks", "last_blocks"):
             if getattr(self, name) is not None:
                 check_at_least(self, name, 0)

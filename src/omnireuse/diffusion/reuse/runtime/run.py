@@ -40,6 +40,8 @@ class Run:
         """How often each branch of each denoiser was called since the step began."""
         self.pending: Any = None
         """What a region carries from the first call of a step to its end."""
+        self._together = strategy.together
+        self._leads: dict[tuple[object, int | None], bool] = {}
         self._levels = levels
         self._by_steps = strategy.axis == "steps"
         self._order = int(getattr(strategy.forecaster, "order", 0))
@@ -86,6 +88,14 @@ class Run:
             self._tracks[key] = self._new_track()
         return self._tracks[key]
 
+    def lead_of(self, key: tuple[int, str] | str, sample: int | None) -> bool | None:
+        """What the first branch of this step has done, where the others follow it; None for the first itself."""
+        return self._leads.get((key[0], sample)) if self._together else None
+
+    def lead(self, key: tuple[int, str] | str, sample: int | None, reuse: bool) -> None:
+        """Note what is done, for the branches that follow."""
+        self._leads.setdefault((key[0], sample), reuse)
+
     def view(self, branch: int, drift: float | None, error: float | None) -> StepView:
         """The scalars that a policy sees now."""
         return StepView(
@@ -118,6 +128,7 @@ class Run:
         self.index += 1
         self.calls = 0
         self.branches.clear()
+        self._leads.clear()
         self.pending = None
         self.latents = latents
 

@@ -10,7 +10,7 @@ import torch
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.forecasters import Memory
 from omnireuse.diffusion.reuse.policy import StepView
-from omnireuse.diffusion.reuse.signals import change_by_sample, change_of
+from omnireuse.diffusion.reuse.signals import change_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 
 __all__ = ["Track", "layout_of"]
@@ -33,8 +33,6 @@ class Track:
         self._layout: Hashable = None
         self._signal: torch.Tensor | None = None
         self._fresh: torch.Tensor | None = None
-        # One sample that has moved on must not be reused because the others have not.
-        self._change = change_by_sample if strategy.chosen_signal == "first_residual" else change_of
         self._expects_output = strategy.chosen_signal == "expected_output"
         self._computed: tuple[torch.Tensor, Sequence[torch.Tensor]] | None = None
         self._dtypes: list[torch.dtype] = []
@@ -65,7 +63,7 @@ class Track:
             return None
         if self._expects_output and self.rate is None:
             return None
-        change = self._agreement.ratio(self._change(signal, before))
+        change = self._agreement.ratio(change_of(signal, before))
         return change * self.rate if self._expects_output and self.rate is not None else change
 
     def judge(self, off: torch.Tensor, size: torch.Tensor, count: int) -> None:
@@ -76,16 +74,16 @@ class Track:
         elif off.device.type == "cpu" or self._strategy.measure_errors:
             self.error = float(off / size)
 
-    def decide(self, view: StepView, layout: Hashable) -> tuple[bool, str]:
-        """Whether to reuse, and who said so. Guards overrule the policy."""
+    def decide(self, view: StepView, layout: Hashable, lead: bool | None = None) -> tuple[bool, str]:
+        """Whether to reuse, and who said so: the policy, or the branch that leads. Guards overrule both."""
         changed = self._layout is not None and layout != self._layout
         if changed:
             self.forget()
         self._layout = layout
         # The policy is asked first and always, so that one that cannot serve this run says so at its first step.
-        wanted = self._strategy.policy.wants_reuse(self._policy_state, view)
+        wanted = self._strategy.policy.wants_reuse(self._policy_state, view) if lead is None else lead
         reason = self._guard(view, changed)
-        return (wanted, "policy") if reason is None else (False, reason)
+        return (wanted, "policy" if lead is None else "together") if reason is None else (False, reason)
 
     def _guard(self, view: StepView, changed: bool) -> str | None:
         longest = self._strategy.max_consecutive

@@ -23,7 +23,7 @@ class Verdict:
 
     Args:
         run: the generation it belongs to.
-        key: names the track in the run.
+        key: names the track in the run: number of the denoiser and branch, or the one name of a whole step.
         branch: as the event will show it.
         order: of the call among the step's calls of its denoiser.
         signal: the tensor to be watched, or None.
@@ -35,7 +35,7 @@ class Verdict:
     def __init__(
         self,
         run: Run,
-        key: object,
+        key: tuple[int, str] | str,
         branch: str,
         order: int,
         signal: torch.Tensor | None,
@@ -46,11 +46,13 @@ class Verdict:
         started = perf_counter()
         self.run, self.branch, self.sample = run, branch, sample
         self.track = run.track((key, sample))
-        self.drift = self.track.drift_to(signal)
+        lead = run.lead_of(key, sample)
+        self.drift = self.track.drift_to(signal if lead is None else None)
         self.view = run.view(order, self.drift, self.track.error)
-        self.reuse, self.reason = self.track.decide(self.view, layout)
+        self.reuse, self.reason = self.track.decide(self.view, layout, lead)
         if self.reuse and veto is not None:
             self.reuse, self.reason = False, veto
+        run.lead(key, sample, self.reuse)
         self.error: float | None = None
         self.host_seconds = perf_counter() - started
 
