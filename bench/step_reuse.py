@@ -42,10 +42,10 @@ FORECASTERS = {
     "blend": Blend(),
 }
 SCHEDULES = {"default": DEFAULT.policy} | {
-    f"{count} computed, {name}": FixedSchedule(num_computed=count, warmup=warmup)
+    f"{count}, {name}": FixedSchedule(num_computed=count, power=power)
     for count in (14, 10, 7)
-    for name, warmup in (("even", 1), ("half of them first", 0.5))
-    if (count, warmup) != (14, 0.5)  # the default itself
+    for name, power in (("even", 1.0), ("power 1.7", 1.7))
+    if (count, power) != (14, 1.7)  # the default itself
 }
 
 

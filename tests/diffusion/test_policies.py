@@ -32,7 +32,7 @@ schedules = st.one_of(
     st.builds(FixedSchedule, every=st.integers(1, 30), warmup=st.integers(0, 20)),
     st.builds(FixedSchedule, num_computed=st.integers(1, 200), warmup=st.integers(0, 20)),
     st.builds(FixedSchedule, speedup=st.floats(1, 50), warmup=st.integers(0, 20)),
-    st.builds(FixedSchedule, speedup=st.floats(1, 50), warmup=st.floats(0.01, 0.99)),
+    st.builds(FixedSchedule, speedup=st.floats(1, 50), warmup=st.integers(0, 20), power=st.floats(1, 5)),
     st.builds(FixedSchedule, warmup=st.integers(0, 20)),
 )
 
@@ -48,9 +48,9 @@ def test_a_schedule_never_reuses_the_first_or_last_step_and_is_deterministic(
     assert [i for i, reuse in enumerate(wanted) if not reuse] == sorted(schedule.computed_steps(total))
 
 
-@given(total=totals, count=st.integers(1, 200), warmup=st.integers(0, 20) | st.floats(0.01, 0.99))
-def test_the_number_of_computed_steps_is_kept(total: int, count: int, warmup: int | float) -> None:
-    computed = FixedSchedule(num_computed=count, warmup=warmup).computed_steps(total)
+@given(total=totals, count=st.integers(1, 200), warmup=st.integers(0, 20), power=st.floats(1, 5))
+def test_the_number_of_computed_steps_is_kept(total: int, count: int, warmup: int, power: float) -> None:
+    computed = FixedSchedule(num_computed=count, warmup=warmup, power=power).computed_steps(total)
     assert len(computed) == max(min(count, total), min(2, total))
 
 
@@ -72,12 +72,12 @@ def test_warmup_steps_compute() -> None:
     assert sorted(FixedSchedule(num_computed=6, warmup=3).computed_steps(12)) == [0, 1, 2, 5, 8, 11]
 
 
-def test_a_warmup_may_be_a_share_of_the_computed_steps() -> None:
-    assert sorted(FixedSchedule(num_computed=8, warmup=0.5).computed_steps(24)) == [0, 1, 2, 3, 8, 13, 18, 23]
-    with pytest.raises(ConfigError, match="whole number unless"):
-        FixedSchedule(every=3, warmup=0.5)
-    with pytest.raises(ConfigError, match="share between 0 and 1"):
-        FixedSchedule(num_computed=8, warmup=1.5)
+def test_a_power_puts_steps_where_the_path_bends() -> None:
+    assert sorted(FixedSchedule(num_computed=7, power=1.7).computed_steps(28)) == [0, 1, 4, 8, 14, 20, 27]
+    with pytest.raises(ConfigError, match="unless num_computed or speedup"):
+        FixedSchedule(every=3, power=2.0)
+    with pytest.raises(ConfigError, match="finite number of at least 1"):
+        FixedSchedule(num_computed=8, power=0.5)
 
 
 def test_explicit_steps_count_from_either_end() -> None:

@@ -18,10 +18,10 @@ from omnireuse.errors import ConfigError, UnknownNameError
 
 __all__ = ["DEFAULT", "enable"]
 
-DEFAULT = Strategy(policy=FixedSchedule(speedup=2.0, warmup=0.5), forecaster=Blend())
+DEFAULT = Strategy(policy=FixedSchedule(speedup=2.0, power=1.7), forecaster=Blend())
 """Half of the steps, every branch of a step together, forecast as far as the last computed step has shown it to be
-safe. Half of what computes comes first, because guidance bends the path most at its beginning
-(``python -m bench step_reuse`` shows what other warm-ups cost)."""
+safe. They are closest at the beginning, where guidance bends the path (``python -m bench step_reuse`` shows what other
+spacings cost)."""
 
 
 def enable(

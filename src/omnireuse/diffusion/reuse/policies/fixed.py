@@ -23,11 +23,12 @@ class FixedSchedule:
     Args:
         steps: the steps that compute, counted from 0. A negative step counts from the end.
         every: compute every so many steps, ≥ 1, after the warm-up.
-        num_computed: how many steps compute in all, ≥ 1, spread evenly behind the warm-up.
+        num_computed: how many steps compute in all, ≥ 1, spread behind the warm-up.
         speedup: steps divided by computed steps, ≥ 1; the computed count is rounded down, so the promise is kept
             whenever the run is long enough to compute its first and last step.
-        warmup: steps at the start that always compute; they count towards the number of computed steps. A whole
-            number ≥ 0 or, with `num_computed` or `speedup`, a share of the computed steps below 1.
+        warmup: steps at the start that always compute, ≥ 0; they count towards the number of computed steps.
+        power: how `num_computed` or `speedup` spread their steps: the k-th of n gaps ends at (k / n)^power of the way.
+            1 spreads them evenly; above 1 they are closest at the beginning, where guidance bends the path most.
 
     Raises:
         ConfigError: more than one way of choosing, or a value out of range.
@@ -39,7 +40,8 @@ class FixedSchedule:
     every: int | None = None
     num_computed: int | None = None
     speedup: float | None = None
-    warmup: int | float = 1
+    warmup: int = 1
+    power: float = 1.0
 
     needs_drift: ClassVar[bool] = False
     needs_error: ClassVar[bool] = False
@@ -58,11 +60,12 @@ class FixedSchedule:
                 raise field_error(self, name, "be a whole number of at least 1")
         if self.speedup is not None and not (math.isfinite(self.speedup) and self.speedup >= 1):
             raise field_error(self, "speedup", "be a finite number of at least 1")
-        share = isinstance(self.warmup, float) and 0 < self.warmup < 1
-        if not share and (not _is_int(self.warmup) or self.warmup < 0):
-            raise field_error(self, "warmup", "be a whole number of at least 0 or a share between 0 and 1")
-        if share and self.num_computed is None and self.speedup is None:
-            raise field_error(self, "warmup", "be a whole number unless num_computed or speedup is given")
+        if not _is_int(self.warmup) or self.warmup < 0:
+            raise field_error(self, "warmup", "be a whole number of at least 0")
+        if not (math.isfinite(self.power) and self.power >= 1):
+            raise field_error(self, "power", "be a finite number of at least 1")
+        if self.power != 1 and self.num_computed is None and self.speedup is None:
+            raise field_error(self, "power", "be left out unless num_computed or speedup is given")
 
     def start(self) -> None:
         """No state: the schedule is a function of the step alone."""
@@ -72,8 +75,7 @@ class FixedSchedule:
         """Whether the schedule leaves this step out."""
         if view.total is None:
             if self.steps is None and self.num_computed is None and self.speedup is None:
-                warmup = int(self.warmup)
-                return view.index >= warmup and (view.index - max(warmup - 1, 0)) % (self.every or 2) != 0
+                return view.index >= self.warmup and (view.index - max(self.warmup - 1, 0)) % (self.every or 2) != 0
             raise StateError(
                 f"{self!r} depends on the number of steps, which nobody told; "
                 "call refresh(pipeline, num_inference_steps)"
@@ -99,20 +101,20 @@ def _computed_steps(schedule: FixedSchedule, total: int) -> frozenset[int]:
                 f"{schedule!r} names step {beyond[0]}, but this run has {total} steps; give a schedule for {total}"
             )
         return frozenset({0, last, *(step % total for step in schedule.steps)})
+    warmup = max(schedule.warmup, 1)
     if schedule.num_computed is None and schedule.speedup is None:
-        warm = set(range(min(max(int(schedule.warmup), 1), total)))
-        return frozenset(warm | set(range(len(warm) - 1, total, schedule.every or 2)) | {last})
-    wanted = (
-        schedule.num_computed if schedule.num_computed is not None else math.floor(total / (schedule.speedup or 1.0))
-    )
+        return frozenset({*range(min(warmup, total)), *range(warmup - 1, total, schedule.every or 2), last})
+    wanted = schedule.num_computed or math.floor(total / (schedule.speedup or 1.0))
     wanted = min(max(wanted, 1), total)
-    warmup = schedule.warmup if isinstance(schedule.warmup, int) else math.floor(schedule.warmup * wanted)
     # The first and last step compute whatever the budget; a warm-up never takes the last step's place in it.
-    warm = set(range(min(max(warmup, 1), max(wanted - 1, 1))))
-    behind = max(wanted - len(warm), 0)
-    first = len(warm) - 1
-    spread = {first + round((last - first) * k / behind) for k in range(1, behind + 1)}
-    return frozenset(warm | spread | {last})
+    warmup = min(warmup, max(wanted - 1, 1))
+    computed = list(range(warmup))
+    gaps = wanted - warmup
+    for gap in range(1, gaps + 1):
+        aimed = warmup - 1 + round((total - warmup) * (gap / gaps) ** schedule.power)
+        # Never a step twice, and never so late that the others have no room.
+        computed.append(min(max(aimed, computed[-1] + 1), last - (gaps - gap)))
+    return frozenset({*computed, last})
 
 
 def _is_int(value: object) -> bool:
