@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from omnireuse.core.prefix_cache import OmniTensorPrefixCache
 from omnireuse.core.shared_encoder_cache.policies import POLICIES
 from omnireuse.reference.engine import Engine, EngineConfig, Request, Result, TinyOmniModel
 from omnireuse.reference.engine import request as request_module
@@ -68,6 +69,17 @@ def test_under_pressure_the_tokens_are_the_same(model: TinyOmniModel, policy: st
     assert on.counts["load"], "nothing came back from host memory"
     assert on.counts["encode"] < off.counts["encode"]
     assert on.scheduler.encoder_cache.shared.stats()["evicted"]
+
+
+def test_rows_of_a_block_that_changed_hands_are_told_without_being_freed(
+    model: TinyOmniModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OmniTensorPrefixCache, "free_blocks", lambda *_: None)
+    trace = random_trace(model, 1, 25, aborted=0.3)
+    _, expected = run(model, trace, **TIGHT, **OFF)
+    on, results = run(model, trace, **TIGHT)
+    assert on.counts["prefix hit"]
+    assert largest_difference(results, expected) <= TOLERANCE
 
 
 def test_conversations_hit_on_what_was_decoded(model: TinyOmniModel) -> None:

@@ -120,11 +120,10 @@ class Engine:
         self.runner.outputs.assert_invariants()
         shared = self.scheduler.encoder_cache.shared
         shared.assert_invariants()
-        for sequence in self.scheduler.running:
-            for key in shared.held_positions(sequence.request_id).values():
-                assert key in self.runner.outputs, f"{sequence.request_id} holds {key}, which the runner does not have"
+        outputs, stats = self.runner.outputs.on_device, shared.stats()
+        assert len(outputs) == stats["entries"], "the runner has other outputs than the cache says"
+        assert all(shared.is_ready(key) for key in outputs), "the runner has an output that is no hit"
         if self.is_idle:
-            stats = shared.stats()
             assert stats["entries"] == stats["idle_entries"], "an encoder output is held by nobody alive"
             assert self.scheduler.blocks.num_free == self.config.num_blocks, "a block is used by nobody alive"
 
