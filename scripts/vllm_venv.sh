@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Build a venv with vLLM's scheduler (no GPU, no model, no vLLM dependencies beyond its imports) and run our encoder cache
-# manager inside it. Usage: scripts/vllm_venv.sh [folder of the venv]
+# manager inside it: every test marked integration that needs vLLM, none of them skipped. `python -m bench encoder_cache`
+# finds the venv at the default place. Usage: scripts/vllm_venv.sh [folder of the venv]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:-${TMPDIR:-/tmp}/omnireuse-vllm-venv}
 torch='torch==2.13.0'
 
 if [ ! -x "$venv/bin/python" ]; then
-    python3 -m venv "$venv"
+    "${PYTHON:-python3}" -m venv "$venv"
 fi
 # vLLM itself pins a CUDA stack that its scheduler does not need.
 "$venv/bin/pip" install --quiet --no-deps 'vllm==0.33.0'
@@ -22,5 +23,7 @@ fi
     'llguidance>=1.7,<1.8' 'outlines_core==0.2.14' 'lm-format-enforcer==0.11.3' 'lark==1.2.2' interegular
 
 # -c /dev/null: the project's pytest settings name plugins that this venv lacks.
+# The import first: without vLLM the tests would be skipped, and a skip is no failure.
+"$venv/bin/python" -c 'import vllm.v1.core.sched.scheduler'
 PYTHONPATH=src "$venv/bin/python" -m pytest -c /dev/null --rootdir . -p no:cacheprovider -q -s \
     tests/integration/test_vllm_scheduler.py

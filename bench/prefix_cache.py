@@ -1,0 +1,223 @@
+"""The prefix cache beside plain copies: bandwidth of update and merge, time added to a decode step, memory held.
+
+    python -m bench prefix_cache [--widths 1024 2048 4096 8192] [--requests 8 32 128 256] [--out out/bench]
+
+Everything in bfloat16 on the CPU, blocks of 16 tokens on scattered places of a pool that was touched before. Beside
+each figure stands a plain copy of the same bytes, timed in turn with it: for update into the next part of a buffer as
+large as the pool, for merge into fresh tensors of the shapes that the merge returns. Ratios are of neighbouring rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import omnireuse
+from omnireuse.core.prefix_cache import OmniTensorPrefixCache
+from omnireuse.errors import ConfigError
+
+BLOCK = 16
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run and write ``prefix_cache.json`` and the tables."""
+    parser = argparse.ArgumentParser(prog="python -m bench prefix_cache", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--widths", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
+    parser.add_argument("--requests", type=int, nargs="+", default=[8, 32, 128, 256])
+    parser.add_argument("--tokens", type=int, default=32, help="a request fills and then hits")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    options = parser.parse_args(arguments)
+    if options.tokens % BLOCK or min(options.tokens, options.repeats, *options.widths, *options.requests) < 1:
+        raise ConfigError(f"bench prefix_cache: numbers must be ≥ 1 and --tokens a multiple of {BLOCK}, got {options}")
+    torch.set_grad_enabled(False)
+    cells = [(width, requests) for width in options.widths for requests in options.requests]
+    record = {
+        "command": "python -m bench prefix_cache",
+        "environment": {
+            "omnireuse": omnireuse.__version__, "torch": torch.__version__,
+            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        },
+        "bandwidth": [bandwidth(w, r, options.tokens, options.repeats) for w, r in cells],
+        "decode": [decode(w, max(options.requests), options.repeats) for w in options.widths],
+        "memory": memory(2048),
+    }  # fmt: skip
+    show(record, Console())
+    options.out.mkdir(parents=True, exist_ok=True)
+    target = options.out / "prefix_cache.json"
+    target.write_text(json.dumps(record, indent=1))
+    print(f"wrote {target}")
+
+
+class Engine:
+    """Requests on scattered blocks of a cache, and the calls that an engine makes."""
+
+    def __init__(self, width: int, num_requests: int, num_blocks_each: int) -> None:
+        self.width, self.num_requests = width, num_requests
+        num_blocks = 4 * num_requests * num_blocks_each
+        self.cache = OmniTensorPrefixCache(num_blocks, BLOCK, width, torch.bfloat16)
+        self.cache.hidden_states_cache.zero_()  # touch every page; the system's work of the first write is not ours
+        order = list(range(num_blocks))
+        random.Random(0).shuffle(order)
+        self.places = torch.tensor(order).view(4, num_requests, num_blocks_each)
+        self.turn = 0
+
+    def next_place(self) -> torch.Tensor:
+        """Blocks (requests, blocks each) that were used longest ago."""
+        self.turn += 1
+        return self.places[self.turn % 4]
+
+    def write(self, hidden: torch.Tensor, slots: torch.Tensor) -> None:
+        """One step's writes."""
+        self.cache.reset_prefix_cached_new_req_ids()
+        self.cache.update_omni_tensor_prefix_cache(hidden, None, len(slots), slots)
+
+    def batch(self, blocks: torch.Tensor, num_cached: int) -> SimpleNamespace:
+        """The engine's batch while each request has this many tokens cached."""
+        group = SimpleNamespace(block_table=SimpleNamespace(cpu=blocks.to(torch.int32)))
+        names = {f"r{k}": k for k in range(self.num_requests)}
+        computed = [num_cached] * self.num_requests
+        return SimpleNamespace(req_id_to_index=names, num_computed_tokens_cpu=computed, block_table=[group])
+
+
+def slots_of(blocks: torch.Tensor) -> torch.Tensor:
+    """All slots of these blocks, request by request."""
+    return (blocks.reshape(-1, 1) * BLOCK + torch.arange(BLOCK)).reshape(-1)
+
+
+def timed(function: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def bandwidth(width: int, num_requests: int, tokens: int, repeats: int) -> dict[str, Any]:
+    """Bytes a second of update and merge, with a plain copy of the same bytes after each."""
+    engine = Engine(width, num_requests, tokens // BLOCK)
+    hidden = torch.randn(num_requests * tokens, width).bfloat16()
+    beside = torch.zeros(4, *hidden.shape, dtype=torch.bfloat16)
+    place = torch.empty(0)
+    seconds: dict[str, list[float]] = {"update": [], "update copy": [], "merge": [], "merge copy": []}
+    new = hidden[:num_requests]  # one token each, the least that a hit computes
+    starts = list(range(num_requests))
+    for number in range(-2, repeats):
+        place = engine.next_place()
+        slots = slots_of(place)
+        spent = {"update": timed(lambda slots=slots: engine.write(hidden, slots))}
+        spent["update copy"] = timed(lambda number=number: beside[number % 4].copy_(hidden))
+        batch = engine.batch(place, tokens)
+        engine.cache.reset_prefix_cached_new_req_ids()
+        for name in batch.req_id_to_index:
+            engine.cache.add_prefix_cached_new_req_id(name)
+        scheduled = dict.fromkeys(batch.req_id_to_index, 1)
+        spent["merge"] = timed(
+            lambda batch=batch, n=scheduled: engine.cache.get_merged_hidden_states(starts, batch, new, n)
+        )
+        parts = beside[number % 4].split(tokens)
+        spent["merge copy"] = timed(lambda parts=parts: [part.clone() for part in parts])
+        if number >= 0:  # the first rounds warm up
+            for name, value in spent.items():
+                seconds[name].append(value)
+    merged_bytes = num_requests * (tokens + 1) * width * 2
+    result: dict[str, Any] = {"width": width, "requests": num_requests}
+    for name, num_bytes in (("update", hidden.nbytes), ("merge", merged_bytes)):
+        own = [num_bytes / s / 1e9 for s in seconds[name]]
+        copy = [hidden.nbytes / s / 1e9 for s in seconds[f"{name} copy"]]
+        ratios = [a / b for a, b in zip(own, copy, strict=True)]
+        result[name] = {
+            "bytes": num_bytes, "gb_per_s": spread(own), "copy_gb_per_s": spread(copy), "share_of_copy": spread(ratios)
+        }  # fmt: skip
+    return result
+
+
+def decode(width: int, num_requests: int, repeats: int) -> dict[str, Any]:
+    """Microseconds that one decode step costs: a token for each request, no hits."""
+    engine = Engine(width, num_requests, 4)
+    hidden = torch.randn(num_requests, width).bfloat16()
+    spent = {"update": [], "copy": []}
+    for number in range(20 * repeats):
+        slots = engine.next_place()[:, 0] * BLOCK + number % BLOCK
+        spent["update"].append(timed(lambda slots=slots: engine.write(hidden, slots)) * 1e6)
+        spent["copy"].append(timed(hidden.clone) * 1e6)
+    return {"width": width, "requests": num_requests, **{name: spread(values) for name, values in spent.items()}}
+
+
+def memory(width: int) -> list[dict[str, Any]]:
+    """Resident memory against rows written, of a pool of 10,000 blocks; then after the blocks are freed."""
+    before = resident()
+    cache = OmniTensorPrefixCache(10_000, BLOCK, width, torch.bfloat16)
+    hidden = torch.ones(BLOCK * 500, width, dtype=torch.bfloat16)
+    before += hidden.nbytes
+    rows = []
+    for share in (0.0, 0.05, 0.25):
+        while (used := cache.stats()["rows_written"]) < share * 10_000 * BLOCK:
+            blocks = torch.arange(used // BLOCK, used // BLOCK + 500)
+            cache.update_omni_tensor_prefix_cache(hidden, None, len(hidden), slots_of(blocks))
+        rows.append({"state": f"{share:.0%} of the pool used", "rows_mib": used * width * 2 / 2**20})
+        rows[-1]["resident_mib"] = (resident() - before) / 2**20
+    cache.free_blocks(range(10_000))
+    rows.append({"state": "all freed", "rows_mib": 0.0, "resident_mib": (resident() - before) / 2**20})
+    return rows
+
+
+def resident() -> int:
+    """Resident bytes of this process (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median and middle half."""
+    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return {"median": median, "low": low, "high": high}
+
+
+def show(record: dict[str, Any], console: Console) -> None:
+    """The tables; spreads are the middle half of the rounds."""
+    table = new_table("bandwidth, GB/s, and share of a plain copy", "row", "requests", "MiB", "update", "share of copy",
+                      "merge", "share of copy")  # fmt: skip
+    for cell in record["bandwidth"]:
+        figures = []
+        for part in (cell["update"], cell["merge"]):
+            figures += [f"{part['gb_per_s']['median']:.1f}", words(part["share_of_copy"], ".2f")]
+        mib = f"{cell['update']['bytes'] / 2**20:.1f}"
+        table.add_row(f"{cell['width'] * 2 // 1024} KB", str(cell["requests"]), mib, *figures)
+    console.print(table)
+    table = new_table("a decode step, µs", "row", "requests", "update", "plain copy")
+    for cell in record["decode"]:
+        times = [words(cell[name], ".0f") for name in ("update", "copy")]
+        table.add_row(f"{cell['width'] * 2 // 1024} KB", str(cell["requests"]), *times)
+    console.print(table)
+    table = new_table("memory, MiB, pool of 625 MiB", "state", "rows", "resident")
+    for row in record["memory"]:
+        table.add_row(row["state"], f"{row['rows_mib']:.0f}", f"{row['resident_mib']:.0f}")
+    console.print(table)
+
+
+def words(part: dict[str, float], form: str) -> str:
+    """Median and spread."""
+    return f"{part['median']:{form}} ({part['low']:{form}}–{part['high']:{form}})"
+
+
+def new_table(title: str, *headings: str) -> Table:
+    """A table whose first column is text and the others figures."""
+    table = Table(title=title, box=None, title_justify="left", header_style="dim")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == headings[0] else "right", no_wrap=True)
+    return table
+
+
+if __name__ == "__main__":
+    main()
