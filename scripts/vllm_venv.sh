@@ -4,6 +4,7 @@
 # finds the venv at the default place. Usage: scripts/vllm_venv.sh [folder of the venv]
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# --no-compile: compiling all of torch and vLLM takes longer than the few modules that are imported.
 venv=${1:-${TMPDIR:-/tmp}/omnireuse-vllm-venv}
 torch='torch==2.13.0'
 
@@ -11,12 +12,12 @@ if [ ! -x "$venv/bin/python" ]; then
     "${PYTHON:-python3}" -m venv "$venv"
 fi
 # vLLM itself pins a CUDA stack that its scheduler does not need.
-"$venv/bin/pip" install --quiet --no-deps 'vllm==0.33.0'
-"$venv/bin/pip" install --quiet "$torch" numpy pytest hypothesis \
+"$venv/bin/pip" install --quiet --no-compile --no-deps 'vllm==0.33.0'
+"$venv/bin/pip" install --quiet --no-compile "$torch" numpy pytest hypothesis \
     'transformers>=5.16.1,<5.21' pydantic cloudpickle msgspec cachetools psutil regex requests tqdm py-cpuinfo pyzmq \
     einops pillow prometheus_client blake3 cbor2 pybase64 setproctitle python-json-logger pyyaml packaging uvloop xxhash
 # The rest is imported somewhere on the way to the scheduler; their own dependencies would bring another torch.
-"$venv/bin/pip" install --quiet --no-deps \
+"$venv/bin/pip" install --quiet --no-compile --no-deps \
     aiohttp aiosignal aiohappyeyeballs frozenlist multidict yarl propcache attrs 'fastapi<0.137' starlette anyio sniffio \
     openai distro jiter httpx httpcore h11 oss-harmony partial-json-parser 'xgrammar==0.2.8' 'apache-tvm-ffi==0.1.11' \
     opencv-python-headless scipy annotated-doc typing-inspection mcp httpx-sse \
