@@ -136,19 +136,18 @@ def main(arguments: list[str] | None = None) -> None:
     case = CASES[options.case](options.model, options.prompts, options.seed)
     shown = {name: value for name, value in vars(options).items() if name not in ("out", "model")}
     words = " ".join(f"--{name} {_words(value)}" for name, value in shown.items())
-    record = {
+    record: dict[str, Any] = {
         "command": f"python -m bench strategies {words}",
         "environment": environment(),
-        "rows": [
-            row
-            for steps in options.steps
-            for guidance in options.guidance
-            for row in measure(case, options, steps=steps, guided=guidance == "guided")
-        ],
+        "rows": [],
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "strategies.json").write_text(json.dumps(record, indent=1))
-    draw(record, options.out / "strategies.png")
+    for steps in options.steps:
+        for guidance in options.guidance:
+            record["rows"] += measure(case, options, steps=steps, guided=guidance == "guided")
+            # Written as far as it goes: a run that is cut short keeps what it has measured.
+            (options.out / "strategies.json").write_text(json.dumps(record, indent=1))
+            draw(record, options.out / "strategies.png")
     show(record, Console())
     print(f"wrote {options.out / 'strategies.json'} and {options.out / 'strategies.png'}")
 

@@ -74,8 +74,8 @@ class SeaCache(_AccumulatedChange):
     """Reuse while the latents, filtered to what stands out of the noise, have changed little.
 
     Source: SeaCache, arXiv 2602.18993: distances between spectrally filtered inputs, added up against a threshold. The
-    filter and what of it is ours: `omnireuse.diffusion.reuse.spectrum`. The paper filters the input of the first block;
-    ours filters the latents, as diffusers 0.42 does, which needs no knowledge of the model.
+    paper filters the input of the first block; here the latents are filtered, as in diffusers 0.42, which needs no
+    knowledge of the model. `omnireuse.diffusion.reuse.spectrum` has the filter, and says what of it is ours.
 
     Args:
         threshold: accumulated relative L1 change at which a step computes, > 0. Raising it reuses more.
