@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from denoisers import DENOISERS
+from denoisers.registry import DENOISERS
 from test_models import STEPS, Pipeline, equal
 from torch.utils import _pytree as pytree
 
