@@ -22,16 +22,21 @@ HEAD = """\
 
 Written by `python scripts/models.py`; a test keeps it current.
 
-Regions `step` and `call` know nothing of the model: they serve every diffusers pipeline whose denoiser is its `transformer`,
-`transformer_2`, `unet`, `prior` or `decoder`, and whose scheduler is told its timesteps. On tiny versions of these pipelines they are
-tested to be bit-equal where everything computes, to do half of the work where half is reused, and to leave nothing behind:
+Regions `step` and `call` know nothing of the model: they serve every diffusers pipeline whose denoiser is its
+`transformer`, `transformer_2`, `unet`, `prior` or `decoder`, and whose scheduler is told its timesteps. On tiny
+versions of these pipelines they are tested to be bit-equal where everything computes, to do half of the work where half
+is reused, and to leave nothing behind:
 {pipelines}.
+
+A denoiser that makes two kinds of latents (LTX-2: frames and sound) is served in region `call`, which forecasts both;
+region `step` raises `UnsupportedModelError`, because the pipeline's scheduler is handed only one of them.
 
 ## Regions `blocks` and `tail`
 
-Each model below is tested, in both regions, to be bit-equal to the plain model where it computes, and to give the residual's sum
-with its input through its own output layers where it reuses. The signal is what TeaCache watches. Published figures are borrowed from their
-sources (`cache/data/*.json`), not measured here; without them, the caches are calibrated on the model's own steps.
+Each model below is tested, in both regions, to be bit-equal to the plain model where it computes, and to give the sum
+of input and residual through its own output layers where it reuses. The signal is what TeaCache watches. Published
+figures are borrowed from their sources (`cache/data/*.json`), not measured here; without them, the caches are
+calibrated on the model's own steps.
 
 | denoiser | signal | TeaCache's coefficients for | MagCache's ratios for | to know |
 |---|---|---|---|---|

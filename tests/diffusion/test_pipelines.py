@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any
 
 import diffusers
 import pytest
 import torch
+from denoisers.registry import DENOISERS
+from diffusers import FlowMatchEulerDiscreteScheduler
 from pipelines import image, unet, video
 from tiny import Tiny
 
 import omnireuse
 from omnireuse import FixedSchedule, Polynomial, TeaCache
 from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+from omnireuse.errors import UnsupportedModelError
 
 PIPELINES = {**unet.PIPELINES, **image.PIPELINES, **video.PIPELINES}
 
@@ -151,3 +155,50 @@ def test_lists_of_latents_are_watched() -> None:
         tiny.run()
     assert all(event.drift is not None for event in handle.events if event.step in (1, 2))
     assert handle.summary().reused_calls > 0
+
+
+class SoundPipeline:
+    """As LTX-2 samples: one denoiser for frames and sound, and a copy of the scheduler for the sound."""
+
+    def __init__(self) -> None:
+        self.transformer = DENOISERS["LTX2VideoTransformer3DModel"]()
+        self.inputs, self.transformer = self.transformer.inputs, self.transformer.model
+        self.scheduler = FlowMatchEulerDiscreteScheduler()
+        self.seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @torch.no_grad()
+    def run(self, steps: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+        given = self.inputs(0, 6)
+        frames, sound = given.pop("hidden_states"), given.pop("audio_hidden_states")
+        audio_scheduler = copy.deepcopy(self.scheduler)
+        for scheduler in (audio_scheduler, self.scheduler):
+            scheduler.set_timesteps(steps)
+        self.seen.clear()
+        for t in self.scheduler.timesteps:
+            times = {"timestep": t[None], "sigma": t[None]}
+            latents = {"hidden_states": frames, "audio_hidden_states": sound}
+            of_frames, of_sound = self.transformer(**given | latents | times)
+            self.seen.append((sound, of_sound))
+            frames = self.scheduler.step(of_frames, t, frames)[0]
+            sound = audio_scheduler.step(of_sound, t, sound)[0]
+        return frames, sound
+
+
+def test_sound_beside_frames_is_forecast_in_region_call_and_refused_in_region_step() -> None:
+    pipeline = SoundPipeline()
+    full = pipeline.run()
+    with (
+        omnireuse.enable(pipeline, policy="fixed", region="step"),
+        pytest.raises(UnsupportedModelError, match=r"one kind of latents, got 2.*use region='call'"),
+    ):
+        pipeline.run()
+    with omnireuse.enable(pipeline, policy="never", region="call", quantity="x0"):
+        assert all(map(torch.equal, pipeline.run(), full))
+    with omnireuse.enable(pipeline, policy=FixedSchedule(steps=(0, 1)), region="call", quantity="x0"):
+        pipeline.run()
+    sigmas = pipeline.scheduler.sigmas
+    x0 = pipeline.seen[1][0] - sigmas[1] * pipeline.seen[1][1]
+    for step in (2, 3, 4):
+        sound, output = pipeline.seen[step]
+        torch.testing.assert_close(output, (sound - x0) / sigmas[step], rtol=1e-4, atol=1e-4)
+    assert all(map(torch.equal, pipeline.run(), full))

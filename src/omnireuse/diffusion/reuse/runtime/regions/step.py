@@ -8,6 +8,7 @@ result is replaced before the scheduler sees it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -22,6 +23,7 @@ from omnireuse.diffusion.reuse.runtime.samples import row_of, with_rows
 from omnireuse.diffusion.reuse.runtime.track import layout_of
 from omnireuse.diffusion.reuse.runtime.verdict import Verdict
 from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.errors import UnsupportedModelError
 
 __all__ = ["StepRegion"]
 
@@ -52,6 +54,11 @@ class StepRegion:
         if reused and len(reused) == len(run.pending.verdicts):
             return run.placeholders[key]
         output = self._compute_without(call, reused, run.placeholders[key]) if reused else call.compute()
+        if (kinds := _kinds_of(output)) > 1:
+            raise UnsupportedModelError(
+                f"Strategy(region='step'): {type(call.module).__name__} must return one kind of latents, got {kinds}, "
+                f"of which the scheduler is handed one; use region='call', which forecasts all of them, or 'blocks'"
+            )
         run.placeholders[key] = output
         return output
 
@@ -137,3 +144,9 @@ class _Step:
 
     call: DenoiserCall
     verdicts: list[Verdict]
+
+
+def _kinds_of(output: Any) -> int:
+    # Entries with tensors: one may be a list of one tensor an image.
+    entries = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else (output,)
+    return sum(any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(entry)) for entry in entries)
