@@ -41,7 +41,7 @@ def main(options: list[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, default=1_000, help="requests of the trace (default: 1000)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (default: 3)")
     parser.add_argument(
-        "--blocks", type=int, default=40, help="blocks of the KV cache; few make preemptions (default: 40)"
+        "--blocks", type=int, default=16, help="blocks of the KV cache; few make preemptions (default: 16)"
     )
     parser.add_argument("--seed", type=int, default=0, help="decides the trace (default: 0)")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the JSON")
