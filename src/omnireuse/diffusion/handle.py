@@ -17,6 +17,7 @@ from omnireuse.diffusion.reuse.runtime.regions.call import CallRegion
 from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
 from omnireuse.diffusion.reuse.runtime.regions.tail import TailRegion
 from omnireuse.diffusion.reuse.runtime.session import RegionFactory, Session
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Ledger, Summary
 
@@ -116,6 +117,7 @@ def make_region(strategy: Strategy, emit: Emit, denoisers: Sequence[torch.nn.Mod
         return StepRegion(strategy, emit)
     if strategy.region == "call":
         return CallRegion(strategy, emit)
-    stacks = [(denoiser, block_stack_for(type(denoiser).__name__)) for denoiser in denoisers]
+    models = [unwrapped(denoiser) for denoiser in denoisers]
+    stacks = [(model, block_stack_for(type(model).__name__)) for model in models]
     region = TailRegion if strategy.region == "tail" else BlocksRegion
     return region(strategy, emit, stacks, owner)

@@ -23,6 +23,7 @@ from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.policies import MagCache, Never
 from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.validation import check_at_least
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, UnsupportedModelError
@@ -104,7 +105,7 @@ class MagCacheBackend(StrategyBackend):
             num_inference_steps=self.config.num_inference_steps or 28,
             mag_ratios=self._ratios_for(pipeline),
             mag_calibrate=self.config.mag_calibrate,
-            transformer_type=type(denoisers_of(pipeline)[0]).__name__,
+            transformer_type=type(unwrapped(denoisers_of(pipeline)[0])).__name__,
         )
         self._recorder = _recorder_for(pipeline) if config.mag_calibrate else None
         return _open(pipeline, config, self._recorder, agreement)
@@ -113,7 +114,7 @@ class MagCacheBackend(StrategyBackend):
         if self.config.mag_ratios is not None or self.config.mag_calibrate:
             ratios: Ratios | None = self.config.mag_ratios
             return ratios
-        return borrowed_ratios(type(denoisers_of(pipeline)[0]).__name__, checkpoint_of(pipeline))
+        return borrowed_ratios(type(unwrapped(denoisers_of(pipeline)[0])).__name__, checkpoint_of(pipeline))
 
     def calibrated_ratios(self) -> tuple[tuple[float, ...], ...]:
         """The measured ratios of each branch, averaged over the generations since `enable`.
@@ -128,7 +129,7 @@ class MagCacheBackend(StrategyBackend):
 
     def save_ratios(self, path: Path) -> None:
         """Write the measured ratios as JSON, with the model they belong to; `load_ratios` reads them back."""
-        model = type(denoisers_of(self._pipeline)[0]).__name__
+        model = type(unwrapped(denoisers_of(self._pipeline)[0])).__name__
         record = {"transformer_class": model, "ratios": self.calibrated_ratios(), "source": "measured"}
         part = path.with_suffix(path.suffix + ".part")
         part.write_text(json.dumps(record, indent=1), encoding="utf-8")
@@ -175,7 +176,7 @@ def _recorder_for(pipeline: Any) -> MagnitudeRecorder:
         )
     if len(denoisers_of(pipeline)) > 1:
         raise UnsupportedModelError("MagCache calibration measures one denoiser; this pipeline has several")
-    stack = block_stack_for(type(denoisers_of(pipeline)[0]).__name__)
+    stack = block_stack_for(type(unwrapped(denoisers_of(pipeline)[0])).__name__)
     return MagnitudeRecorder(num_streams=len(stack.streams), stream=stack.main_stream)
 
 

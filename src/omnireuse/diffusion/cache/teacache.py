@@ -25,6 +25,7 @@ from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.policies import TeaCache
 from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import UnknownNameError
 
@@ -94,7 +95,7 @@ class TeaCacheBackend(StrategyBackend):
     def open(self, pipeline: Any, agreement: Agreement) -> Handle:
         """Enable TeaCache on the pipeline's denoisers, with the table's coefficients where none were given."""
         denoisers = denoisers_of(pipeline)
-        model = type(denoisers[0]).__name__
+        model = type(unwrapped(denoisers[0])).__name__
         config = TeaCacheConfig(
             rel_l1_thresh=self.config.rel_l1_thresh,
             coefficients=self.config.coefficients or borrowed_coefficients(model, checkpoint_of(pipeline)),

@@ -58,14 +58,15 @@ class OutputAlgebra:
             return output.clone()
         if sample is None or not can_denoise(run.level, sample, output):
             return None
-        return denoised(run.level, sample, output)
+        return denoised(run.level, sample.detach(), output)
 
     def output(self, run: Run, sample: torch.Tensor | None, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The output that a remembered or foretold value stands for; a tensor of its own."""
         if run.quantity == "output":
             return value.clone()
         assert sample is not None, "x0 was settled on with a sample"
-        return output_of(run.level, sample, value, dtype)
+        # Detached, because the model was asked about these latents, and its answer carries no gradient.
+        return output_of(run.level, sample.detach(), value, dtype)
 
     def scales(
         self, run: Run, sample: torch.Tensor | None, output: torch.Tensor, value: torch.Tensor
@@ -76,4 +77,6 @@ class OutputAlgebra:
             return magnitude(output) * abs(run.level.output_weight or 1.0), magnitude(value)
         if sample is None or not can_denoise(run.level, sample, output):
             return magnitude(output), magnitude(output)
-        return magnitude(output), magnitude(denoised(run.level, sample, output)) / abs(run.level.output_weight or 1.0)
+        return magnitude(output), magnitude(denoised(run.level, sample.detach(), output)) / abs(
+            run.level.output_weight or 1.0
+        )

@@ -1,10 +1,13 @@
 """Stand between an object and its callers, and leave no trace afterwards.
 
-The object's class is exchanged for a subclass made for this one object, which overrides the named methods. Nothing is
-written into the object itself, so hooks that others keep there (accelerate, diffusers, PEFT, compiled calls) stay
-inside of ours in whatever order they come and go, a copy or a pickle of the object is a plain object of its original
-class, and undoing is the exchange back. `isinstance` holds and the class keeps its name; only `type(x) is C` sees the
-difference.
+The object's class is exchanged for a subclass that overrides the named methods and asks the object's layers, which one
+private attribute of the object holds. So hooks that others keep there (accelerate, diffusers, PEFT, compiled calls)
+stay inside of ours in whatever order they come and go, a copy or a pickle of the object is a plain object of its
+original class, and undoing is the exchange back. `isinstance` holds and the class keeps its name; only `type(x) is C`
+sees the difference.
+
+There is one subclass for each class, because torch.compile guards on types: with one for each object, blocks that share
+compiled code would compile one by one, and every enabling would compile anew until the limit is reached.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ Handler = Callable[..., Any]
 interceptor."""
 
 _LAYERS = "__omnireuse_layers__"
+_BASE = "__omnireuse_base__"
 _lock = threading.Lock()
 
 
@@ -69,21 +73,29 @@ def interceptors_of(target: Any) -> tuple[Any, ...]:
 
 
 def _layers(target: Any) -> tuple[Interception, ...]:
-    return tuple(type(target).__dict__.get(_LAYERS, ()))
+    # A shallow copy of the attributes by others carries the layers along, which are of the original alone.
+    layers: tuple[Interception, ...] = getattr(target, "__dict__", {}).get(_LAYERS, ())
+    return tuple(layer for layer in layers if layer.target is target)
 
 
 def _rebuild(target: Any, layers: tuple[Interception, ...]) -> None:
-    base: Any = type(target).__base__ if _LAYERS in type(target).__dict__ else type(target)
+    base: Any = type(target).__dict__.get(_BASE, type(target))
+    names = frozenset(name for layer in layers for name in layer.handlers)
     try:
-        target.__class__ = _subclass(base, layers) if layers else base
+        attributes = vars(target)
+        target.__class__ = _subclass(base, names) if layers else base
     except TypeError as error:
         raise UnsupportedModelError(f"{base.__name__} objects cannot be intercepted: {error}") from error
+    if layers:
+        attributes[_LAYERS] = layers
+    else:
+        attributes.pop(_LAYERS, None)
 
 
-def _subclass(base: Any, layers: tuple[Interception, ...]) -> type:
-    names = {name for layer in layers for name in layer.handlers}
-    namespace: dict[str, Any] = {name: _dispatch(base, name, layers) for name in names}
-    namespace[_LAYERS] = layers
+@functools.cache
+def _subclass(base: Any, names: frozenset[str]) -> type:
+    namespace: dict[str, Any] = {name: _dispatch(base, name) for name in names}
+    namespace[_BASE] = base
     namespace["__module__"] = base.__module__
     namespace["__qualname__"] = base.__qualname__
     namespace["__doc__"] = base.__doc__
@@ -91,16 +103,25 @@ def _subclass(base: Any, layers: tuple[Interception, ...]) -> type:
     return type(base.__name__, (base,), namespace)
 
 
-def _dispatch(base: Any, name: str, layers: tuple[Interception, ...]) -> Handler:
-    inner = getattr(base, name)
-    handlers = [layer.handlers[name] for layer in layers if name in layer.handlers]
+def _dispatch(base: Any, name: str) -> Handler:
+    inner = getattr(base, name, None) or _forwarded(base, name)
 
     @functools.wraps(inner)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         proceed = functools.partial(inner, self)
-        for handler in handlers:
-            proceed = functools.partial(handler, proceed)
+        # Asked at each call, so that a bound method which somebody kept follows what is enabled now.
+        for layer in _layers(self):
+            if name in layer.handlers:
+                proceed = functools.partial(layer.handlers[name], proceed)
         return proceed(*args, **kwargs)
+
+    return method
+
+
+def _forwarded(base: Any, name: str) -> Handler:
+    # Wrappers of torch.compile and PEFT have no such method and hand on to the model inside.
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return base.__getattr__(self, name)(*args, **kwargs)
 
     return method
 
@@ -111,6 +132,8 @@ def _reduce_as(base: Any) -> Callable[[Any, Any], Any]:
         if not isinstance(reduced, tuple):
             return reduced
         constructor, arguments, *rest = reduced
+        if rest and isinstance(rest[0], dict):
+            rest[0] = {key: value for key, value in rest[0].items() if key != _LAYERS}
         if constructor is copyreg.__newobj__:  # type: ignore[attr-defined]  # typeshed leaves it out
             # Pickle insists that this constructor gets the object's present class; what it would call does not.
             constructor = base.__new__

@@ -19,6 +19,7 @@ import torch
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.noise import noise_levels
+from omnireuse.diffusion.reuse.runtime.gradients import refuse_gradients
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, interceptors_of
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, Region
 from omnireuse.diffusion.reuse.runtime.run import Run
@@ -307,6 +308,7 @@ class Session:
                 kwargs=kwargs,
             )
             try:
+                refuse_gradients(call)
                 return self._region.call(call)
             except BaseException:
                 # Nothing half remembered may serve a later call.

@@ -8,6 +8,7 @@ from time import perf_counter
 import torch
 
 from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.runtime.gradients import CUT
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.errors import StateError
 
@@ -71,10 +72,7 @@ class Verdict:
             measure: whether to measure, which reads the error back to the host.
         """
         if torch.is_grad_enabled() and any(value.requires_grad for value in values):
-            raise StateError(
-                "reuse would cut the gradient of what it stands in for; sample under torch.no_grad(), or disable reuse "
-                "while gradients are needed"
-            )
+            raise StateError(CUT)
         at = self.run.at
         expected = self.track.predict(at) if measure else None
         if expected is not None and all(e.shape == v.shape for e, v in zip(expected, values, strict=False)):

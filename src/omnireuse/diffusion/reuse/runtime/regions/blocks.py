@@ -22,6 +22,7 @@ from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.samples import row_of
 from omnireuse.diffusion.reuse.runtime.track import layout_of
 from omnireuse.diffusion.reuse.runtime.verdict import Verdict, magnitudes
+from omnireuse.diffusion.reuse.runtime.wrappers import keep_out_of_graphs
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
 
@@ -73,6 +74,7 @@ class BlocksRegion:
         self._owner = owner
         self._here = threading.local()
         self._interceptions: list[Interception] = []
+        keep_out_of_graphs()
         try:
             for denoiser, stack in stacks:
                 self._attach(denoiser, stack)

@@ -19,6 +19,7 @@ from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion, Pass
 from omnireuse.diffusion.reuse.runtime.regions.stack import Block, Stack
 from omnireuse.diffusion.reuse.runtime.track import layout_of
 from omnireuse.diffusion.reuse.runtime.verdict import Verdict
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import ConfigError
 
@@ -97,7 +98,7 @@ class TailRegion(BlocksRegion):
 
     def call(self, call: DenoiserCall) -> Any:
         """Runs the denoiser, whose blocks ask this region."""
-        if not any(call.module is each for each in self._whole):
+        if not any(unwrapped(call.module) is each for each in self._whole):
             return super().call(call)
         verdict = Verdict(
             call.run, (call.denoiser, call.branch), call.branch, call.order, None, layout_of(*call.tensors)

@@ -1,0 +1,118 @@
+"""`torch.compile` beside reuse: what is compiled stays whole, and nothing compiles again from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from tiny import TINY, Tiny
+from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
+
+import omnireuse
+from omnireuse import FixedSchedule
+from omnireuse.diffusion.reuse.policy import Policy
+
+FIXED = FixedSchedule(every=2)
+
+
+def in_place(tiny: Tiny, backend: Any) -> None:
+    tiny.pipe.transformer.compile(backend=backend)
+
+
+def wrapped(tiny: Tiny, backend: Any) -> None:
+    tiny.pipe.transformer = torch.compile(tiny.pipe.transformer, backend=backend)
+
+
+def blocks(tiny: Tiny, backend: Any) -> None:
+    tiny.pipe.transformer.compile_repeated_blocks(backend=backend)
+
+
+@pytest.fixture(autouse=True)
+def counter() -> Iterator[CompileCounter]:
+    """Counts the graphs that are compiled; torch.compile forgets them all before and after."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield CompileCounter()
+    torch._dynamo.reset()
+
+
+def eager(region: str, policy: Policy = FIXED, **call: Any) -> torch.Tensor:
+    tiny = TINY["flux"]()
+    with omnireuse.enable(tiny.pipe, policy=policy, region=region):
+        return tiny.run(**call)
+
+
+# Graphs more where reuse is enabled: what it stands before is of another class then, and compiles once more for it.
+CASES = [
+    (in_place, "step", 1),
+    (in_place, "call", 1),
+    (wrapped, "step", 0),
+    (wrapped, "call", 0),
+    (blocks, "step", 0),
+    (blocks, "call", 0),
+    (blocks, "blocks", 2),
+]
+
+
+@pytest.mark.parametrize(("compiled", "region", "more"), CASES)
+def test_nothing_compiles_again_from_step_to_step_nor_from_enabling_to_enabling(
+    flux: Tiny, counter: CompileCounter, compiled: Callable[..., None], region: str, more: int
+) -> None:
+    full, expected = flux.run(), eager(region)
+    compiled(flux, counter)
+    assert torch.equal(flux.run(), full)
+    plain = counter.frame_count
+    for _ in range(2):
+        with omnireuse.enable(flux.pipe, policy=FIXED, region=region) as handle:
+            assert torch.equal(flux.run(), expected)
+            assert counter.frame_count == plain + more
+            assert handle.summary().reused_calls > 0
+            assert torch.equal(flux.run(), expected)
+    assert torch.equal(flux.run(), full)
+    assert counter.frame_count == plain + more
+    assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize(("compiled", "region"), [(in_place, "step"), (wrapped, "call")])
+def test_a_model_may_be_compiled_after_enabling(
+    flux: Tiny, counter: CompileCounter, compiled: Any, region: str
+) -> None:
+    full, expected = flux.run(), eager(region)
+    with omnireuse.enable(flux.pipe, policy=FIXED, region=region) as handle:
+        compiled(flux, counter)
+        assert torch.equal(flux.run(), expected)
+        assert counter.frame_count == 1
+        assert handle.summary().runs == 1
+        assert {event.branch for event in handle.events} == ({"step"} if region == "step" else {"cond", "uncond"})
+    assert torch.equal(flux.run(), full)
+
+
+@pytest.mark.parametrize(("region", "more"), [("step", 0), ("blocks", 2)])
+def test_a_policy_that_measures_adds_no_graph(flux: Tiny, counter: CompileCounter, region: str, more: int) -> None:
+    policy = omnireuse.TeaCache(rel_l1_thresh=0.9, coefficients=(0, 0, 0, 0.3, 0))
+    expected = eager(region, policy, steps=8)
+    blocks(flux, counter)
+    flux.run()
+    plain = counter.frame_count
+    with omnireuse.enable(flux.pipe, policy=policy, region=region) as handle:
+        assert torch.equal(flux.run(steps=8), expected)
+        assert handle.summary().reused_calls > 0
+    assert counter.frame_count == plain + more
+
+
+def test_blocks_that_share_compiled_code_still_do_so(counter: CompileCounter) -> None:
+    # More blocks than torch.compile puts up with recompilations of one piece of code.
+    tiny = TINY["qwen_image"]()
+    kind = type(tiny.pipe.transformer)
+    config = dict(tiny.pipe.transformer.config) | {"num_layers": torch._dynamo.config.recompile_limit + 2}
+    tiny.pipe.transformer = kind.from_config(config).eval()
+    blocks(tiny, counter)
+    tiny.run()
+    plain = counter.frame_count
+    with omnireuse.enable(tiny.pipe, policy=FIXED, region="blocks"):
+        tiny.run()
+    assert counter.frame_count <= 2 * plain
