@@ -79,7 +79,11 @@ def test_the_two_sides_of_the_split_never_meet():
     for held_out in (True, False):
         assert all(is_held_out(sample_split(rng, held_out=held_out)) == held_out for _ in range(30))
     assert is_held_out(SCENE) == is_held_out(replace(SCENE, background="black"))
-    assert held_out_scenes(20)[:5] == held_out_scenes(5)
+    scenes = held_out_scenes(132)
+    assert len(set(scenes)) == 132
+    assert scenes[:5] == held_out_scenes(5)
+    with pytest.raises(ConfigError, match=r"held_out_scenes\(count=133\): count must be at most 132"):
+        held_out_scenes(133)
 
 
 def test_drawn_clips_are_read_back_right():

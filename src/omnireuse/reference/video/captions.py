@@ -9,10 +9,11 @@ import hashlib
 
 import numpy as np
 
+from omnireuse.errors import ConfigError
 from omnireuse.reference.captions import HELD_OUT_SHARE
 from omnireuse.reference.drawing import BACKGROUND_COLOURS, OBJECT_COLOURS, SHAPES
 from omnireuse.reference.scenes import SIZES
-from omnireuse.reference.video.scenes import DIRECTIONS, SPEEDS, MovingScene, sample_scene
+from omnireuse.reference.video.scenes import DIRECTIONS, SPEEDS, MovingScene, all_scenes, sample_scene
 
 #: Wordings of a name; the first is the plain one.
 WORDINGS: dict[str, tuple[str, ...]] = {
@@ -65,9 +66,14 @@ def sample_split(rng: np.random.Generator, *, held_out: bool) -> MovingScene:
 
 
 def held_out_scenes(count: int, *, seed: int = 0) -> list[MovingScene]:
-    """``count`` different held-out scenes, the same for the same seed."""
-    rng = np.random.default_rng([seed, 77])
-    scenes: dict[MovingScene, None] = {}
-    while len(scenes) < count:
-        scenes.setdefault(sample_split(rng, held_out=True))
-    return list(scenes)
+    """``count`` different held-out scenes, the same for the same seed.
+
+    Raises:
+        ConfigError: more than there are.
+    """
+    scenes = [scene for scene in all_scenes() if is_held_out(scene)]
+    if count > len(scenes):
+        raise ConfigError(
+            f"held_out_scenes(count={count}): count must be at most {len(scenes)}, for there are no more of them"
+        )
+    return [scenes[index] for index in np.random.default_rng([seed, 77]).permutation(len(scenes))[:count]]

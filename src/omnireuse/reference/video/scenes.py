@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -39,6 +40,17 @@ class MovingScene:
     direction: str
     speed: str
     background: str
+
+
+def all_scenes() -> list[MovingScene]:
+    """Every scene there is: 1,536."""
+    things = [
+        Thing(shape=shape, colour=colour, size=size) for shape, colour, size in product(SHAPES, OBJECT_COLOURS, SIZES)
+    ]
+    return [
+        MovingScene(thing=thing, direction=direction, speed=speed, background=background)
+        for thing, direction, speed, background in product(things, DIRECTIONS, SPEEDS, BACKGROUND_COLOURS)
+    ]
 
 
 def sample_scene(rng: np.random.Generator) -> MovingScene:

@@ -18,9 +18,9 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/shapes-wan"), help="folder for checkpoints and the log")
     parser.add_argument("--to", type=Path, default=Path("models/shapes-wan"), help="where the pipeline is exported")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--autoencoder-steps", type=int, default=2000)
-    parser.add_argument("--flow-steps", type=int, default=4000)
-    parser.add_argument("--scenes", type=int, default=16_000, help="clips encoded before the flow is trained")
+    parser.add_argument("--autoencoder-steps", type=int, default=3600)
+    parser.add_argument("--flow-steps", type=int, default=1300)
+    parser.add_argument("--scenes", type=int, default=12_000, help="clips encoded before the flow is trained")
     parser.add_argument("--no-compile", action="store_true", help="train without torch.compile")
     args = parser.parse_args()
 
