@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from denoisers.base import Denoiser, tensor
+from denoisers.hunyuan import hunyuan_video
 from denoisers.image import aura_flow
 from denoisers.registry import DENOISERS
-from denoisers.video import hunyuan_video, wan_vace
+from denoisers.video import wan_vace
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch.utils import _pytree as pytree
 

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from diffusers import (
     AuraFlowTransformer2DModel,
+    CogView3PlusTransformer2DModel,
     CogView4Transformer2DModel,
     DiTTransformer2DModel,
+    GlmImageTransformer2DModel,
     HiDreamImageTransformer2DModel,
-    HunyuanDiT2DModel,
-    HunyuanImageTransformer2DModel,
     Lumina2Transformer2DModel,
     OmniGenTransformer2DModel,
     PixArtTransformer2DModel,
+    PRXTransformer2DModel,
     QwenImageTransformer2DModel,
     SanaTransformer2DModel,
     SD3Transformer2DModel,
@@ -26,7 +27,7 @@ from denoisers.base import Denoiser, tensor, time, varied
 HEADS = {"attention_head_dim": 8, "num_attention_heads": 2}
 
 
-def _image(step: int, text: int, width: int = 16, **more: Any) -> dict[str, Any]:
+def image_inputs(step: int, text: int, width: int = 16, **more: Any) -> dict[str, Any]:
     return {
         "hidden_states": tensor(1, 4, 8, 8, seed=step),
         "encoder_hidden_states": tensor(1, text, width, seed=text),
@@ -49,7 +50,7 @@ def sd3() -> Denoiser:
         pos_embed_max_size=8,
         dual_attention_layers=(0,),
     )
-    return Denoiser(varied(model), lambda s, t: _image(s, t, pooled_projections=tensor(1, 16, seed=t)))
+    return Denoiser(varied(model), lambda s, t: image_inputs(s, t, pooled_projections=tensor(1, 16, seed=t)))
 
 
 def aura_flow(single: int = 2) -> Denoiser:
@@ -62,7 +63,7 @@ def aura_flow(single: int = 2) -> Denoiser:
         caption_projection_dim=16,
         pos_embed_max_size=16,
     )
-    return Denoiser(varied(model), lambda s, t: _image(s, t, timestep=time(s, 1.0)))
+    return Denoiser(varied(model), lambda s, t: image_inputs(s, t, timestep=time(s, 1.0)))
 
 
 def qwen_image() -> Denoiser:
@@ -83,32 +84,6 @@ def qwen_image() -> Denoiser:
     return Denoiser(varied(model), inputs)
 
 
-def hunyuan_image() -> Denoiser:
-    model = HunyuanImageTransformer2DModel(
-        in_channels=4,
-        out_channels=4,
-        **HEADS,
-        num_layers=1,
-        num_single_layers=1,
-        num_refiner_layers=1,
-        patch_size=(2, 2),
-        text_embed_dim=16,
-        text_embed_2_dim=12,
-        rope_axes_dim=(4, 4),
-    )
-
-    def inputs(step: int, text: int) -> dict[str, Any]:
-        return _image(
-            step,
-            text,
-            encoder_attention_mask=torch.ones(1, text),
-            encoder_hidden_states_2=tensor(1, 3, 12, seed=text),
-            encoder_attention_mask_2=torch.tensor([[1, 1, 0]]),
-        )
-
-    return Denoiser(varied(model), inputs)
-
-
 def lumina_2() -> Denoiser:
     model = Lumina2Transformer2DModel(
         sample_size=8,
@@ -125,7 +100,7 @@ def lumina_2() -> Denoiser:
     )
 
     def inputs(step: int, text: int) -> dict[str, Any]:
-        return _image(step, text, timestep=time(step, 1.0), encoder_attention_mask=torch.ones(1, text).bool())
+        return image_inputs(step, text, timestep=time(step, 1.0), encoder_attention_mask=torch.ones(1, text).bool())
 
     return Denoiser(varied(model), inputs)
 
@@ -134,7 +109,7 @@ def pixart() -> Denoiser:
     model = PixArtTransformer2DModel(
         **HEADS, num_layers=2, cross_attention_dim=16, sample_size=8, caption_channels=16, norm_num_groups=2
     )
-    return Denoiser(varied(model), lambda s, t: _image(s, t, encoder_attention_mask=torch.ones(1, t)))
+    return Denoiser(varied(model), lambda s, t: image_inputs(s, t, encoder_attention_mask=torch.ones(1, t)))
 
 
 def sana() -> Denoiser:
@@ -149,7 +124,7 @@ def sana() -> Denoiser:
         caption_channels=16,
         sample_size=8,
     )
-    return Denoiser(varied(model), lambda s, t: _image(s, t, encoder_attention_mask=torch.ones(1, t)))
+    return Denoiser(varied(model), lambda s, t: image_inputs(s, t, encoder_attention_mask=torch.ones(1, t)))
 
 
 def dit() -> Denoiser:
@@ -163,53 +138,34 @@ def dit() -> Denoiser:
     return Denoiser(varied(model), inputs)
 
 
-def hunyuan_dit() -> Denoiser:
-    model = HunyuanDiT2DModel(
-        **HEADS,
-        in_channels=4,
-        patch_size=2,
-        sample_size=8,
-        hidden_size=16,
-        num_layers=4,
-        cross_attention_dim=16,
-        cross_attention_dim_t5=16,
-        pooled_projection_dim=16,
-        text_len=4,
-        text_len_t5=4,
-        use_style_cond_and_image_meta_size=False,
+COGVIEW = {"in_channels": 4, "out_channels": 4, "num_layers": 2, **HEADS}
+COGVIEW |= {"text_embed_dim": 16, "time_embed_dim": 8, "condition_dim": 4}
+PLACE = {"target_size": torch.tensor([[8.0, 8.0]]), "crop_coords": torch.zeros(1, 2)}
+
+
+def cogview_3() -> Denoiser:
+    model = CogView3PlusTransformer2DModel(**COGVIEW, sample_size=8, pos_embed_max_size=8)
+    more = {"original_size": PLACE["target_size"], **PLACE}
+    return Denoiser(varied(model), lambda s, t: image_inputs(s, t, **more))
+
+
+def glm_image() -> Denoiser:
+    model = GlmImageTransformer2DModel(**COGVIEW, prior_vq_quantizer_codebook_size=8)
+    more = {"prior_token_id": torch.arange(16)[None] % 8, "prior_token_drop": torch.tensor([False]), **PLACE}
+    return Denoiser(varied(model), lambda s, t: image_inputs(s, t, **more))
+
+
+def prx() -> Denoiser:
+    model = PRXTransformer2DModel(
+        in_channels=4, context_in_dim=16, hidden_size=16, mlp_ratio=2.0, num_heads=2, depth=2, axes_dim=[4, 4]
     )
-    angles = tensor(16, 8, seed=1)
-
-    def inputs(step: int, text: int) -> dict[str, Any]:
-        # Its texts are padded to one length.
-        texts = {name: tensor(1, 4, 16, seed=text + i) for i, name in enumerate(["", "_t5"])}
-        return {
-            "hidden_states": tensor(1, 4, 8, 8, seed=step),
-            "timestep": time(step),
-            **{f"encoder_hidden_states{name}": value for name, value in texts.items()},
-            **{f"text_embedding_mask{name}": torch.ones(1, 4) for name in texts},
-            "image_rotary_emb": (angles.cos(), angles.sin()),
-            "return_dict": False,
-        }
-
-    return Denoiser(varied(model), inputs)
+    return Denoiser(varied(model), lambda s, t: image_inputs(s, t, timestep=time(s, 1.0)))
 
 
 def cogview_4() -> Denoiser:
-    model = CogView4Transformer2DModel(
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        **HEADS,
-        text_embed_dim=16,
-        time_embed_dim=8,
-        condition_dim=4,
-        sample_size=8,
-        rope_axes_dim=(8, 8),
-    )
-    size = torch.tensor([[8.0, 8.0]])
-    more = {"original_size": size, "target_size": size, "crop_coords": torch.zeros(1, 2)}
-    return Denoiser(varied(model), lambda s, t: _image(s, t, **more))
+    model = CogView4Transformer2DModel(**COGVIEW, sample_size=8, rope_axes_dim=(8, 8))
+    more = {"original_size": PLACE["target_size"], **PLACE}
+    return Denoiser(varied(model), lambda s, t: image_inputs(s, t, **more))
 
 
 def hidream() -> Denoiser:
@@ -297,13 +253,14 @@ def omnigen() -> Denoiser:
 
 DENOISERS = {
     "AuraFlowTransformer2DModel": aura_flow,
+    "CogView3PlusTransformer2DModel": cogview_3,
     "CogView4Transformer2DModel": cogview_4,
     "DiTTransformer2DModel": dit,
+    "GlmImageTransformer2DModel": glm_image,
     "HiDreamImageTransformer2DModel": hidream,
-    "HunyuanDiT2DModel": hunyuan_dit,
-    "HunyuanImageTransformer2DModel": hunyuan_image,
     "Lumina2Transformer2DModel": lumina_2,
     "OmniGenTransformer2DModel": omnigen,
+    "PRXTransformer2DModel": prx,
     "PixArtTransformer2DModel": pixart,
     "QwenImageTransformer2DModel": qwen_image,
     "SD3Transformer2DModel": sd3,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from denoisers import image, image_flux, other, video
+from denoisers import hunyuan, image, image_flux, other, video
 from denoisers.base import Denoiser
 
 DENOISERS: dict[str, Callable[[], Denoiser]] = {
     **image_flux.DENOISERS,
     **image.DENOISERS,
     **video.DENOISERS,
+    **hunyuan.DENOISERS,
     **other.DENOISERS,
 }
 """Class name -> factory."""

@@ -11,13 +11,11 @@ from diffusers import (
     CogVideoXTransformer3DModel,
     ConsisIDTransformer3DModel,
     CosmosTransformer3DModel,
-    HunyuanVideo15Transformer3DModel,
-    HunyuanVideoFramepackTransformer3DModel,
-    HunyuanVideoTransformer3DModel,
     Kandinsky5Transformer3DModel,
     LTX2VideoTransformer3DModel,
     LTXVideoTransformer3DModel,
     MochiTransformer3DModel,
+    SanaVideoTransformer3DModel,
     SkyReelsV2Transformer3DModel,
     WanTransformer3DModel,
     WanVACETransformer3DModel,
@@ -30,7 +28,7 @@ CHANNELS = {"in_channels": 4, "out_channels": 4}
 WAN = {**HEADS, **CHANNELS, "attention_head_dim": 12, "text_dim": 16, "freq_dim": 16, "ffn_dim": 16, "num_layers": 3}
 
 
-def _video(step: int, text: int, **more: Any) -> dict[str, Any]:
+def video_inputs(step: int, text: int, **more: Any) -> dict[str, Any]:
     return {
         "hidden_states": tensor(1, 4, 3, 4, 4, seed=step),
         "encoder_hidden_states": tensor(1, text, 16, seed=text),
@@ -41,105 +39,22 @@ def _video(step: int, text: int, **more: Any) -> dict[str, Any]:
 
 
 def wan() -> Denoiser:
-    return Denoiser(varied(WanTransformer3DModel(**WAN)), _video)
+    return Denoiser(varied(WanTransformer3DModel(**WAN)), video_inputs)
 
 
 def chrono_edit() -> Denoiser:
-    return Denoiser(varied(ChronoEditTransformer3DModel(**WAN)), _video)
+    return Denoiser(varied(ChronoEditTransformer3DModel(**WAN)), video_inputs)
 
 
 def skyreels_v2(**sizes: Any) -> Denoiser:
-    return Denoiser(varied(SkyReelsV2Transformer3DModel(**WAN | sizes)), _video)
+    return Denoiser(varied(SkyReelsV2Transformer3DModel(**WAN | sizes)), video_inputs)
 
 
 def wan_vace(layers: tuple[int, ...] = (0, 1), **sizes: Any) -> Denoiser:
     model = WanVACETransformer3DModel(**WAN | {"vace_layers": list(layers), "vace_in_channels": 6} | sizes)
 
     def inputs(step: int, text: int) -> dict[str, Any]:
-        return _video(step, text, control_hidden_states=tensor(1, 6, 3, 4, 4, seed=99))
-
-    return Denoiser(varied(model), inputs)
-
-
-def hunyuan_video(image_condition: str | None = None) -> Denoiser:
-    model = HunyuanVideoTransformer3DModel(
-        **CHANNELS,
-        **HEADS,
-        num_layers=2,
-        num_single_layers=2,
-        num_refiner_layers=1,
-        text_embed_dim=16,
-        pooled_projection_dim=8,
-        rope_axes_dim=(2, 2, 4),
-        guidance_embeds=False,
-        image_condition_type=image_condition,
-    )
-
-    def inputs(step: int, text: int) -> dict[str, Any]:
-        pooled = tensor(1, 8, seed=text)
-        return _video(step, text, encoder_attention_mask=torch.ones(1, text), pooled_projections=pooled)
-
-    return Denoiser(varied(model), inputs)
-
-
-def framepack() -> Denoiser:
-    model = HunyuanVideoFramepackTransformer3DModel(
-        **CHANNELS,
-        **HEADS,
-        num_layers=1,
-        num_single_layers=1,
-        num_refiner_layers=1,
-        text_embed_dim=16,
-        pooled_projection_dim=8,
-        rope_axes_dim=(2, 2, 4),
-        guidance_embeds=False,
-        has_image_proj=True,
-        image_proj_dim=8,
-        has_clean_x_embedder=True,
-    )
-    # Beside the frames to make: one clean frame, and past ones at half and quarter resolution.
-    past = {"clean": (1, 0), "history_2x": (2, 1), "history_4x": (4, 3)}
-    frames = {f"latents_{name}": tensor(1, 4, count, 4, 4, seed=20 + first) for name, (count, first) in past.items()}
-    places = {f"indices_latents_{name}": torch.arange(first, first + count) for name, (count, first) in past.items()}
-
-    def inputs(step: int, text: int) -> dict[str, Any]:
-        return _video(
-            step,
-            text,
-            encoder_attention_mask=torch.ones(1, text),
-            pooled_projections=tensor(1, 8, seed=text),
-            image_embeds=tensor(1, 3, 8, seed=5),
-            indices_latents=torch.arange(7, 10),
-            **frames,
-            **places,
-        )
-
-    return Denoiser(varied(model), inputs)
-
-
-def hunyuan_video_15() -> Denoiser:
-    model = HunyuanVideo15Transformer3DModel(
-        **CHANNELS,
-        **HEADS,
-        num_layers=2,
-        num_refiner_layers=1,
-        text_embed_dim=16,
-        text_embed_2_dim=12,
-        image_embed_dim=8,
-        rope_axes_dim=(2, 2, 4),
-        target_size=16,
-        task_type="t2v",
-    )
-
-    def inputs(step: int, text: int) -> dict[str, Any]:
-        return _video(
-            step,
-            text,
-            encoder_attention_mask=torch.ones(1, text),
-            encoder_hidden_states_2=tensor(1, 3, 12, seed=text),
-            encoder_attention_mask_2=torch.tensor([[1, 1, 0]]),
-            image_embeds=torch.zeros(1, 2, 8),
-        )
+        return video_inputs(step, text, control_hidden_states=tensor(1, 6, 3, 4, 4, seed=99))
 
     return Denoiser(varied(model), inputs)
 
@@ -148,7 +63,7 @@ def ltx() -> Denoiser:
     model = LTXVideoTransformer3DModel(**CHANNELS, **HEADS, cross_attention_dim=16, num_layers=2, caption_channels=16)
 
     def inputs(step: int, text: int) -> dict[str, Any]:
-        return _video(
+        return video_inputs(
             step,
             text,
             hidden_states=tensor(1, 12, 4, seed=step),
@@ -177,7 +92,7 @@ def ltx_2() -> Denoiser:
     )
 
     def inputs(step: int, text: int) -> dict[str, Any]:
-        return _video(
+        return video_inputs(
             step,
             text,
             hidden_states=tensor(1, 12, 4, seed=step),
@@ -191,6 +106,21 @@ def ltx_2() -> Denoiser:
         )
 
     return Denoiser(varied(model), inputs)
+
+
+def sana_video() -> Denoiser:
+    model = SanaVideoTransformer3DModel(
+        **CHANNELS,
+        **HEADS | {"attention_head_dim": 12},
+        num_layers=2,
+        num_cross_attention_heads=2,
+        cross_attention_head_dim=12,
+        cross_attention_dim=24,
+        caption_channels=16,
+        sample_size=4,
+        rope_max_seq_len=32,
+    )
+    return Denoiser(varied(model), lambda s, t: video_inputs(s, t, encoder_attention_mask=torch.ones(1, t)))
 
 
 def cogvideox(kind: Any = CogVideoXTransformer3DModel, *, use_rotary_positional_embeddings: bool = True) -> Denoiser:
@@ -210,7 +140,7 @@ def cogvideox(kind: Any = CogVideoXTransformer3DModel, *, use_rotary_positional_
 
     def inputs(step: int, text: int) -> dict[str, Any]:
         frames = tensor(1, 3, 4, 4, 4, seed=step)
-        return _video(step, text, hidden_states=frames, image_rotary_emb=(angles.cos(), angles.sin()))
+        return video_inputs(step, text, hidden_states=frames, image_rotary_emb=(angles.cos(), angles.sin()))
 
     return Denoiser(varied(model), inputs)
 
@@ -229,7 +159,7 @@ def mochi() -> Denoiser:
         time_embed_dim=8,
         max_sequence_length=8,
     )
-    return Denoiser(varied(model), lambda s, t: _video(s, t, encoder_attention_mask=torch.ones(1, t).bool()))
+    return Denoiser(varied(model), lambda s, t: video_inputs(s, t, encoder_attention_mask=torch.ones(1, t).bool()))
 
 
 def cosmos() -> Denoiser:
@@ -242,7 +172,7 @@ def cosmos() -> Denoiser:
         max_size=(4, 8, 8),
         concat_padding_mask=False,  # the mask would be resized by torchvision
     )
-    return Denoiser(varied(model), lambda s, t: _video(s, t, fps=30))
+    return Denoiser(varied(model), lambda s, t: video_inputs(s, t, fps=30))
 
 
 def allegro() -> Denoiser:
@@ -260,7 +190,7 @@ def allegro() -> Denoiser:
     rotary = tuple((tensor(4, 4, seed=i).cos(), tensor(4, 4, seed=i).sin()) for i in range(3))
 
     def inputs(step: int, text: int) -> dict[str, Any]:
-        return _video(
+        return video_inputs(
             step,
             text,
             encoder_attention_mask=torch.ones(1, text),
@@ -284,7 +214,7 @@ def kandinsky_5() -> Denoiser:
     )
 
     def inputs(step: int, text: int) -> dict[str, Any]:
-        return _video(
+        return video_inputs(
             step,
             text,
             hidden_states=tensor(1, 3, 4, 4, 4, seed=step),
@@ -303,13 +233,11 @@ DENOISERS = {
     "CogVideoXTransformer3DModel": cogvideox,
     "ConsisIDTransformer3DModel": consis_id,
     "CosmosTransformer3DModel": cosmos,
-    "HunyuanVideo15Transformer3DModel": hunyuan_video_15,
-    "HunyuanVideoFramepackTransformer3DModel": framepack,
-    "HunyuanVideoTransformer3DModel": hunyuan_video,
     "Kandinsky5Transformer3DModel": kandinsky_5,
     "LTX2VideoTransformer3DModel": ltx_2,
     "LTXVideoTransformer3DModel": ltx,
     "MochiTransformer3DModel": mochi,
+    "SanaVideoTransformer3DModel": sana_video,
     "SkyReelsV2Transformer3DModel": skyreels_v2,
     "WanTransformer3DModel": wan,
     "WanVACETransformer3DModel": wan_vace,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from denoisers import other, video
+from denoisers import hunyuan, other, video
 from denoisers.base import tensor, varied
 from diffusers import (
     AutoencoderOobleck,
@@ -98,7 +98,7 @@ def cogvideox() -> Tiny:
 def hunyuan_video() -> Tiny:
     scheduler = FlowMatchEulerDiscreteScheduler()
     parts = {"text_encoder_2": None, "tokenizer_2": None}
-    model = video.hunyuan_video().model
+    model = hunyuan.hunyuan_video().model
     pipe = HunyuanVideoPipeline(**NO_TEXT, transformer=model, vae=None, scheduler=scheduler, **parts)
     masks = {f"{kind}prompt_attention_mask": torch.ones(1, 6) for kind in ("", "negative_")}
     return made(pipe, **SIZE, **texts(pooled_prompt_embeds=8), **masks, true_cfg_scale=3.0)

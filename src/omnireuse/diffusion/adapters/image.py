@@ -11,8 +11,10 @@ from omnireuse.diffusion.adapters.spec import Arguments, BlockStack
 
 __all__ = [
     "AURA_FLOW",
+    "COGVIEW_3",
     "COGVIEW_4",
     "DIT",
+    "GLM_IMAGE",
     "HIDREAM",
     "HUNYUAN_DIT",
     "HUNYUAN_IMAGE",
@@ -20,6 +22,7 @@ __all__ = [
     "OMNIGEN",
     "PIXART",
     "PRIOR",
+    "PRX",
     "SANA",
     "SD3",
     "Z_IMAGE",
@@ -84,6 +87,25 @@ def _cogview_4_input(block: Any, arguments: Arguments) -> torch.Tensor:
 
 
 COGVIEW_4 = BlockStack(model="CogView4Transformer2DModel", lists=_BLOCKS, streams=_IMAGE_FIRST, signal=_cogview_4_input)
+GLM_IMAGE = BlockStack(model="GlmImageTransformer2DModel", lists=_BLOCKS, streams=_IMAGE_FIRST, signal=_cogview_4_input)
+
+
+def _cogview_3_input(block: Any, arguments: Arguments) -> torch.Tensor:
+    return _cogview_4_input(block, {**arguments, "temb": arguments["emb"]})
+
+
+COGVIEW_3 = BlockStack(
+    model="CogView3PlusTransformer2DModel", lists=_BLOCKS, streams=_IMAGE_FIRST, signal=_cogview_3_input
+)
+
+
+def _prx_input(block: Any, arguments: Arguments) -> torch.Tensor:
+    (shift, scale, _gate), _of_mlp = block.modulation(arguments["temb"])
+    modulated: torch.Tensor = (1 + scale) * block.img_pre_norm(arguments["hidden_states"]) + shift
+    return modulated
+
+
+PRX = BlockStack(model="PRXTransformer2DModel", lists=("blocks",), signal=_prx_input)
 
 
 def _hidream_input(block: Any, arguments: Arguments) -> torch.Tensor:

@@ -21,6 +21,7 @@ __all__ = [
     "LTX",
     "LTX_2",
     "MOCHI",
+    "SANA_VIDEO",
 ]
 
 _BLOCKS = ("transformer_blocks",)
@@ -35,6 +36,7 @@ LTX_2 = BlockStack(
     signal=single_table("temb"),
 )
 ALLEGRO = BlockStack(model="AllegroTransformer3DModel", lists=_BLOCKS, signal=single_table("temb"))
+SANA_VIDEO = BlockStack(model="SanaVideoTransformer3DModel", lists=_BLOCKS, signal=single_table("timestep"))
 MOCHI = BlockStack(model="MochiTransformer3DModel", lists=_BLOCKS, streams=_VIDEO_FIRST, signal=adaptive_norm)
 HUNYUAN_VIDEO_15 = BlockStack(
     model="HunyuanVideo15Transformer3DModel", lists=_BLOCKS, streams=_VIDEO_FIRST, signal=adaptive_norm
