@@ -91,11 +91,11 @@ def test_memory_follows_the_blocks_in_use_and_comes_back() -> None:
     before = resident_kib()
     cache.update_omni_tensor_prefix_cache(tokens, None, len(tokens), torch.arange(len(tokens)))
     assert cache.stats()["bytes_in_use"] == 512 * block_bytes
-    assert resident_kib() - before > 30 * 1024
+    assert resident_kib() - before > 28 * 1024  # of 32 MiB: the process allocates and frees beside
     full = resident_kib()
     cache.free_blocks(range(512))
     assert cache.stats()["bytes_in_use"] == 0
-    assert full - resident_kib() > 30 * 1024
+    assert full - resident_kib() > 28 * 1024
     assert not cache.hidden_states_cache[:512].any()
 
 

@@ -7,22 +7,24 @@ The batch is duck-typed as vLLM V1's `InputBatch`: `req_id_to_index`, `num_compu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from omnireuse.errors import ConfigError, StateError, UnsupportedModelError, WrongTypeError
 
-__all__ = ["Span", "cached_blocks", "slots_of", "spans_of"]
+__all__ = ["Blocks", "Span", "cached_blocks", "slots_of", "spans_of"]
+
+Blocks = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Span:
+class Span(NamedTuple):
     """The rows of one request in this step's outputs: [start, start + num_tokens)."""
 
     req_id: str
-    index: int
+    batch_index: int
     start: int
     num_tokens: int
 
@@ -57,17 +59,23 @@ def spans_of(
                 f"{req_id!r} at index {index}"
             )
         spans.append(
-            Span(req_id=req_id, index=index, start=int(starts[index]) if num_tokens else 0, num_tokens=num_tokens)
+            Span(req_id=req_id, batch_index=index, start=int(starts[index]) if num_tokens else 0, num_tokens=num_tokens)
         )
     return spans
 
 
-def cached_blocks(input_batch: Any, index: int, block_size: int) -> torch.Tensor:
-    """Return the ids of the full blocks that a request starts on, int64."""
-    num_blocks = int(input_batch.num_computed_tokens_cpu[index]) // block_size
-    if num_blocks == 0:
-        return torch.empty(0, dtype=torch.long)
-    return _block_ids(input_batch, index, num_blocks)
+def cached_blocks(input_batch: Any, spans: Sequence[Span], block_size: int) -> dict[str, Blocks]:
+    """Return the ids of the full blocks that each request starts on, int64; one that starts on none is left out."""
+    blocks_by_request: dict[str, Blocks] = {}
+    table = None
+    for span in spans:
+        num_blocks = int(input_batch.num_computed_tokens_cpu[span.batch_index]) // block_size
+        if num_blocks:
+            if table is None:
+                table = torch.as_tensor(input_batch.block_table[0].block_table.cpu).numpy()
+            _require_blocks(input_batch, span.batch_index, num_blocks, table.shape[1])
+            blocks_by_request[span.req_id] = table[span.batch_index, :num_blocks].astype(np.int64)
+    return blocks_by_request
 
 
 def slots_of(input_batch: Any, index: int, positions_K: torch.Tensor, block_size: int) -> torch.Tensor:
@@ -91,11 +99,15 @@ def _require_one_group(input_batch: Any) -> None:
 def _block_ids(input_batch: Any, index: int, num_blocks: int) -> torch.Tensor:
     group = input_batch.block_table[0]
     table = torch.as_tensor(group.block_table.cpu)
-    filled = getattr(group, "num_blocks_per_row", None)
-    limit = int(filled[index]) if filled is not None else table.shape[1]
+    _require_blocks(input_batch, index, num_blocks, table.shape[1])
+    return table[index, :num_blocks].to(torch.long)
+
+
+def _require_blocks(input_batch: Any, index: int, num_blocks: int, num_columns: int) -> None:
+    filled = getattr(input_batch.block_table[0], "num_blocks_per_row", None)
+    limit = int(filled[index]) if filled is not None else num_columns
     if num_blocks > limit:
         raise StateError(
             f"input_batch.block_table: request at index {index} must have {num_blocks} blocks for its tokens, got "
             f"{limit}; read it before the request leaves the batch"
         )
-    return table[index, :num_blocks].to(torch.long)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from omnireuse.core.prefix_cache import writer
-from omnireuse.core.prefix_cache.batch import Span, cached_blocks, slots_of, spans_of
+from omnireuse.core.prefix_cache.batch import Blocks, Span, cached_blocks, slots_of, spans_of
 from omnireuse.core.prefix_cache.deferred import Chunk, DeferredChunks, in_token_order
 from omnireuse.core.prefix_cache.keys import CachedKeys, hidden_rows, key_name
 from omnireuse.core.prefix_cache.options import PrefixCacheOptions, require_size
@@ -223,14 +224,14 @@ class OmniTensorPrefixCache:
                 merged[key] = split_over(value, spans, sum(span.num_tokens for span in spans))
         return merged
 
-    def _hit_blocks(self, spans: list[Span], input_batch: Any) -> dict[str, torch.Tensor]:
-        blocks = {
-            s.req_id: cached_blocks(input_batch, s.index, self.block_size) for s in spans if s.req_id in self._hits
-        }
-        return {req_id: self._pool.check_blocks(ids) for req_id, ids in blocks.items() if ids.numel()}
+    def _hit_blocks(self, spans: list[Span], input_batch: Any) -> dict[str, Blocks]:
+        blocks_by_hit = cached_blocks(input_batch, [s for s in spans if s.req_id in self._hits], self.block_size)
+        if blocks_by_hit:
+            self._pool.check_blocks(torch.from_numpy(np.concatenate(list(blocks_by_hit.values()))))
+        return blocks_by_hit
 
     def _merge(
-        self, name: str, rows_KF: torch.Tensor, spans: list[Span], blocks_by_hit: Mapping[str, torch.Tensor]
+        self, name: str, rows_KF: torch.Tensor, spans: list[Span], blocks_by_hit: Mapping[str, Blocks]
     ) -> dict[str, torch.Tensor]:
         if blocks_by_hit:
             self._queue.flush()
@@ -254,7 +255,7 @@ class OmniTensorPrefixCache:
         """
         outputs = multimodal_outputs or {}
         for span in spans_of(query_start_loc, input_batch, num_scheduled_tokens):
-            computed = int(input_batch.num_computed_tokens_cpu[span.index])
+            computed = int(input_batch.num_computed_tokens_cpu[span.batch_index])
             start = max(0, computed - span.num_tokens) if counter_includes_step else computed
             for key in deferred_mm_cache_keys if span.num_tokens else ():
                 if key in outputs:

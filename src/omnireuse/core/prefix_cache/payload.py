@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -17,21 +17,9 @@ def split_over(value: object, spans: list[Span], num_tokens: int) -> dict[str, o
     Tensors whose first dimension is `num_tokens` are sliced, others cloned whole; lists and tuples go whole with their
     tensors cloned; mappings are split entry by entry; anything else is shared.
     """
-    host = _to_host(value)
-    return {span.req_id: _part(host, span, num_tokens) for span in spans}
-
-
-def _to_host(value: object) -> object:
     # Once for all requests: a copy off the device per request would wait for the device each time.
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if isinstance(value, Mapping):
-        return {key: _to_host(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_to_host(item) for item in value]
-    if type(value) is tuple:
-        return tuple(_to_host(item) for item in value)
-    return value
+    host = _map_tensors(value, lambda tensor: tensor.detach().cpu())
+    return {span.req_id: _part(host, span, num_tokens) for span in spans}
 
 
 def _part(value: object, span: Span, num_tokens: int) -> object:
@@ -39,16 +27,17 @@ def _part(value: object, span: Span, num_tokens: int) -> object:
         return value[span.start : span.stop].clone()
     if isinstance(value, Mapping):
         return {key: _part(item, span, num_tokens) for key, item in value.items()}
-    return _clone(value)
+    return _map_tensors(value, torch.clone)
 
 
-def _clone(value: object) -> object:
+def _map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
+    """Rebuild what is nested in mappings, lists and plain tuples with its tensors changed; share the rest."""
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: _clone(item) for key, item in value.items()}
+        return {key: _map_tensors(item, change) for key, item in value.items()}
     if isinstance(value, list):
-        return [_clone(item) for item in value]
+        return [_map_tensors(item, change) for item in value]
     if type(value) is tuple:
-        return tuple(_clone(item) for item in value)
+        return tuple(_map_tensors(item, change) for item in value)
     return value

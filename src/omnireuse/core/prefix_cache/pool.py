@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import torch
 
-from omnireuse.core.prefix_cache.batch import Span
-from omnireuse.core.prefix_cache.rows import RowStore
+from omnireuse.core.prefix_cache.batch import Blocks, Span
+from omnireuse.core.prefix_cache.rows import RawRows, RowStore
 from omnireuse.errors import StateError
 
 __all__ = ["HIDDEN", "RowPool"]
@@ -52,10 +52,9 @@ class RowPool:
             StateError: a slot outside the pool; nothing is written.
         """
         slots_K = slots_K.to(torch.long)
-        is_token_K = slots_K != -1
-        num_padding = slots_K.numel() - int(is_token_K.sum())
-        if num_padding:
-            self.counters["padding_rows"] += num_padding
+        if slots_K.numel() and int(slots_K.min()) == -1:
+            is_token_K = slots_K != -1
+            self.counters["padding_rows"] += slots_K.numel() - int(is_token_K.sum())
             slots_K = slots_K[is_token_K]
             rows_by_name = {name: rows[is_token_K] for name, rows in rows_by_name.items()}
         if slots_K.numel() == 0:
@@ -93,6 +92,8 @@ class RowPool:
 
     def generations(self, blocks_N: torch.Tensor) -> dict[int, int]:
         """Return how often each block has been released; a hit planned on it keeps this."""
+        if not blocks_N.numel():
+            return {}
         return dict(zip(blocks_N.tolist(), self._generation_B[blocks_N].tolist(), strict=True))
 
     def check_blocks(self, blocks_N: torch.Tensor) -> torch.Tensor:
@@ -115,7 +116,7 @@ class RowPool:
         name: str,
         host_KF: torch.Tensor,
         spans: list[Span],
-        blocks_by_hit: Mapping[str, torch.Tensor],
+        blocks_by_hit: Mapping[str, Blocks],
         planned_by_hit: Mapping[str, Mapping[int, int]],
     ) -> dict[str, torch.Tensor]:
         """Put the cached blocks of each hit before this step's rows; other requests get a copy of theirs.
@@ -126,27 +127,34 @@ class RowPool:
         Raises:
             StateError: a row is absent and the policy says to raise.
         """
+        # In numpy, and what can be asked for all hits is asked once: with many requests, calls cost more than rows.
+        store, host = self.stores[name], host_KF.numpy()
+        absent_by_hit = dict(zip(blocks_by_hit, store.num_absent(list(blocks_by_hit.values())), strict=True))
         merged = {}
         for span in spans:
-            new_KF = host_KF[span.start : span.stop]
+            new_KF = host[span.start : span.stop]
             blocks_N = blocks_by_hit.get(span.req_id)
             out_KF = None
             if blocks_N is not None:
-                out_KF = self._gather(name, blocks_N, planned_by_hit[span.req_id], span)
+                planned = planned_by_hit[span.req_id]
+                out_KF = self._gather(name, blocks_N, absent_by_hit[span.req_id], planned, span)
             if out_KF is None:
-                out_KF = new_KF.clone()  # the engine writes its next step over these
+                out_KF = new_KF.copy()  # the engine writes its next step over these
             else:
-                out_KF[out_KF.shape[0] - span.num_tokens :] = new_KF
-            merged[span.req_id] = self.stores[name].from_raw(out_KF)
+                out_KF[len(out_KF) - span.num_tokens :] = new_KF
+            merged[span.req_id] = store.from_raw(out_KF)
         return merged
 
-    def _gather(self, name: str, blocks_N: torch.Tensor, planned: Mapping[int, int], span: Span) -> torch.Tensor | None:
-        """Gather blocks into a fresh tensor with room for the span after them; None if absent and to be missed."""
+    def _gather(
+        self, name: str, blocks_N: Blocks, num_absent: int, planned: Mapping[int, int], span: Span
+    ) -> RawRows | None:
+        """Gather blocks into a fresh array with room for the span after them; None if absent and to be missed."""
         store = self.stores[name]
-        now = self.generations(blocks_N)
+        now = self.generations(torch.from_numpy(blocks_N)) if planned else {}
         reused = [block for block, generation in now.items() if planned.get(block, generation) != generation]
-        num_cached = blocks_N.numel() * self.block_size
-        num_absent = num_cached if reused else store.num_absent(blocks_N)
+        num_cached = len(blocks_N) * self.block_size
+        if reused:
+            num_absent = num_cached
         if num_absent:
             self.counters["absent_rows"] += num_absent
             if self._absent == "raise":
@@ -165,7 +173,7 @@ class RowPool:
         out_KF = store.new_raw(num_cached + span.num_tokens)
         cached_KF = out_KF[:num_cached]
         if reused:
-            cached_KF.zero_()
+            cached_KF[:] = 0
         else:
             store.read_into(blocks_N, cached_KF)
             if num_absent:
