@@ -60,7 +60,7 @@ def make_requests(num_accesses: int, num_entries: int, seed: int) -> list[Reques
     features = [Feature(f"{rng.getrandbits(128):032x}") for _ in range(2 * num_entries)]
     weights = list(accumulate(rank**-0.9 for rank in range(1, len(features) + 1)))
     order = [*features[:num_entries], *rng.choices(features, cum_weights=weights, k=num_accesses)]
-    return [Request(f"r{k}", order[k : k + PER_REQUEST]) for k in range(0, len(order), PER_REQUEST)]
+    return [Request(f"r{k}", order[k : k + PER_REQUEST]) for k in range(0, len(order) - PER_REQUEST + 1, PER_REQUEST)]
 
 
 Serve = Callable[[Any, Request], None]
