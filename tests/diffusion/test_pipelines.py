@@ -1,4 +1,4 @@
-"""Regions `step` and `call` on tiny versions of many diffusers pipelines and schedulers."""
+"""Every region on tiny versions of many diffusers pipelines and schedulers."""
 
 from __future__ import annotations
 
@@ -116,6 +116,14 @@ def test_schedulers(scheduler: str, region: str) -> None:
     assert steps == len(tiny.pipe.scheduler.timesteps)
 
 
+@pytest.mark.parametrize("name", sorted(set(PIPELINES) - set(unet.PIPELINES) - {"stable_cascade_prior"}))
+def test_blocks_of_pipelines(name: str) -> None:
+    tiny = PIPELINES[name]()
+    summary = check_region(tiny, tiny.run(), "blocks")
+    steps = summary.steps // 2
+    assert steps // 2 <= summary.computed_steps <= steps // 2 + (name in CHANGING)
+
+
 def test_another_expert_starts_from_nothing() -> None:
     tiny = PIPELINES["wan_22_two_experts"]()
     schedule = FixedSchedule(steps=(0, 5))
@@ -202,3 +210,13 @@ def test_sound_beside_frames_is_forecast_in_region_call_and_refused_in_region_st
         sound, output = pipeline.seen[step]
         torch.testing.assert_close(output, (sound - x0) / sigmas[step], rtol=1e-4, atol=1e-4)
     assert all(map(torch.equal, pipeline.run(), full))
+
+
+def test_region_step_needs_a_scheduler() -> None:
+    # As UnCLIP, whose schedulers have other names.
+    tiny = unet.with_scheduler(diffusers.DDIMScheduler)
+    tiny.pipe.scheduler = None
+    with pytest.raises(
+        UnsupportedModelError, match=r"scheduler must have set_timesteps and step, got None.*region='call'"
+    ):
+        omnireuse.enable(tiny.pipe)

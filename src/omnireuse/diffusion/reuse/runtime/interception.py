@@ -80,10 +80,12 @@ def _layers(target: Any) -> tuple[Interception, ...]:
 
 def _rebuild(target: Any, layers: tuple[Interception, ...]) -> None:
     base: Any = type(target).__dict__.get(_BASE, type(target))
-    names = frozenset(name for layer in layers for name in layer.handlers)
+    names = sorted({name for layer in layers for name in layer.handlers})
+    # What the class has now, which somebody may have patched since the last time.
+    methods = tuple((name, getattr(base, name, None)) for name in names)
     try:
         attributes = vars(target)
-        target.__class__ = _subclass(base, names) if layers else base
+        target.__class__ = _subclass(base, methods) if layers else base
     except TypeError as error:
         raise UnsupportedModelError(f"{base.__name__} objects cannot be intercepted: {error}") from error
     if layers:
@@ -93,8 +95,8 @@ def _rebuild(target: Any, layers: tuple[Interception, ...]) -> None:
 
 
 @functools.cache
-def _subclass(base: Any, names: frozenset[str]) -> type:
-    namespace: dict[str, Any] = {name: _dispatch(base, name) for name in names}
+def _subclass(base: Any, methods: tuple[tuple[str, Any], ...]) -> type:
+    namespace: dict[str, Any] = {name: _dispatch(name, inner or _forwarded(base, name)) for name, inner in methods}
     namespace[_BASE] = base
     namespace["__module__"] = base.__module__
     namespace["__qualname__"] = base.__qualname__
@@ -103,9 +105,7 @@ def _subclass(base: Any, names: frozenset[str]) -> type:
     return type(base.__name__, (base,), namespace)
 
 
-def _dispatch(base: Any, name: str) -> Handler:
-    inner = getattr(base, name, None) or _forwarded(base, name)
-
+def _dispatch(name: str, inner: Any) -> Handler:
     @functools.wraps(inner)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         proceed = functools.partial(inner, self)

@@ -80,7 +80,8 @@ class Session:
 
     Raises:
         StateError: a pipeline that already has a session.
-        UnsupportedModelError: a pipeline without a denoiser, or one whose parts cannot be intercepted.
+        UnsupportedModelError: a pipeline without a denoiser, or without a scheduler where the region forecasts what it
+            is handed, or one whose parts cannot be intercepted.
     """
 
     def __init__(
@@ -116,6 +117,11 @@ class Session:
                 )
         try:
             self._attach()
+            if strategy.region == "step" and self._on_scheduler is None:
+                raise UnsupportedModelError(
+                    f"Strategy(region='step'): {type(pipeline).__name__}.scheduler must have set_timesteps and step, "
+                    f"got {self._scheduler!r}; use region='call', which needs no scheduler"
+                )
             if any("__call__" in vars(cls) for cls in type(pipeline).__mro__):
                 self._on_pipeline = intercept(pipeline, self, {"__call__": self._pipeline_called})
         except BaseException:
