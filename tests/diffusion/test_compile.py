@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -116,3 +117,25 @@ def test_blocks_that_share_compiled_code_still_do_so(counter: CompileCounter) ->
     with omnireuse.enable(tiny.pipe, policy=FIXED, region="blocks"):
         tiny.run()
     assert counter.frame_count <= 2 * plain
+
+
+@pytest.mark.parametrize("region", ["blocks", "tail"])
+def test_a_model_compiled_whole_breaks_at_its_blocks_and_stays_right(
+    flux: Tiny, counter: CompileCounter, region: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    full, expected = flux.run(), eager(region)
+    wrapped(flux, counter)
+    assert torch.equal(flux.run(), full)
+    whole = counter.frame_count
+    with omnireuse.enable(flux.pipe, policy=FIXED, region=region):
+        assert torch.equal(flux.run(), expected)
+        broken = counter.frame_count
+        # Pieces between the four blocks, and the blocks of two kinds.
+        assert whole < broken <= whole + 2 * 4
+        assert torch.equal(flux.run(), expected)
+        assert counter.frame_count == broken
+    assert "compiled whole" in caplog.text
+    # It stays in these pieces, with the plain blocks compiled for themselves.
+    assert torch.equal(flux.run(), full)
+    assert counter.frame_count <= broken + 2

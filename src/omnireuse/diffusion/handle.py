@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -17,11 +18,13 @@ from omnireuse.diffusion.reuse.runtime.regions.call import CallRegion
 from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
 from omnireuse.diffusion.reuse.runtime.regions.tail import TailRegion
 from omnireuse.diffusion.reuse.runtime.session import RegionFactory, Session
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
+from omnireuse.diffusion.reuse.runtime.wrappers import is_compiled_whole, unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Ledger, Summary
 
 __all__ = ["Handle", "make_region"]
+
+logger = logging.getLogger("omnireuse")
 
 
 class Handle:
@@ -118,6 +121,14 @@ def make_region(strategy: Strategy, emit: Emit, denoisers: Sequence[torch.nn.Mod
     if strategy.region == "call":
         return CallRegion(strategy, emit)
     models = [unwrapped(denoiser) for denoiser in denoisers]
+    for denoiser, model in zip(denoisers, models, strict=True):
+        if is_compiled_whole(denoiser):
+            logger.warning(
+                "%s is compiled whole, and region %r breaks its graph at every block; compile its blocks instead "
+                "(compile_repeated_blocks)",
+                type(model).__name__,
+                strategy.region,
+            )
     stacks = [(model, block_stack_for(type(model).__name__)) for model in models]
     region = TailRegion if strategy.region == "tail" else BlocksRegion
     return region(strategy, emit, stacks, owner)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 
-__all__ = ["keep_out_of_graphs", "unwrapped"]
+__all__ = ["is_compiled_whole", "keep_out_of_graphs", "unwrapped"]
 
 # By name, because PEFT need not be installed.
 _INSIDE = {
@@ -21,12 +20,23 @@ _INSIDE = {
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """The model inside what `torch.compile`, PEFT or data parallelism made of it; a plain module itself."""
-    inside: Any = module
-    while True:
-        name = next((_INSIDE[cls.__name__] for cls in type(inside).__mro__ if cls.__name__ in _INSIDE), None)
-        if name is None:
-            return inside  # type: ignore[no-any-return]  # attributes of modules are not typed
-        inside = getattr(inside, name)
+    return _layers(module)[-1]
+
+
+def is_compiled_whole(module: torch.nn.Module) -> bool:
+    """Whether `torch.compile` makes one graph of this denoiser, blocks and all."""
+    return any(
+        getattr(layer, "_compiled_call_impl", None) is not None
+        or "OptimizedModule" in (cls.__name__ for cls in type(layer).__mro__)
+        for layer in _layers(module)
+    )
+
+
+def _layers(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """A module and all that it wraps, the model itself last."""
+    names = [cls.__name__ for cls in type(module).__mro__]
+    attribute = next((_INSIDE[name] for name in names if name in _INSIDE), None)
+    return [module] if attribute is None else [module, *_layers(getattr(module, attribute))]
 
 
 @cache
