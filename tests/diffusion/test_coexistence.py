@@ -41,7 +41,7 @@ def varied(module: torch.nn.Module) -> Any:
 
 def returned(tiny: Tiny, into: dict[str, list[torch.Tensor]]) -> Any:
     """Notes what each branch's calls give to the pipeline, reused or not; to be set up after enabling."""
-    names: list[str] = []
+    names = [""]
 
     def entering(proceed: Callable[..., Any], name: str) -> Any:
         names.append(name)
@@ -113,6 +113,19 @@ def test_a_controlnet_beside_reuse(make: Callable[[], Tiny], region: str) -> Non
         assert not torch.equal(reused, tiny.run(**scale, control_guidance_end=0.4))
     assert handle.summary().reused_calls > 0
     assert torch.equal(tiny.run(**scale), full)
+
+
+@pytest.mark.filterwarnings("ignore:.*FluxPosEmbed")  # as above
+def test_a_reused_call_beside_a_controlnet_is_the_remembered_output() -> None:
+    tiny = flux_control()
+    seen: dict[str, list[torch.Tensor]] = {}
+    with omnireuse.enable(tiny.pipe, **FORCED, region="call", quantity="output"):
+        spy = returned(tiny, seen)
+        tiny.run(guided=False)
+        spy.undo()
+    (outputs,) = seen.values()
+    assert len(outputs) == 6
+    assert [torch.equal(output, outputs[1]) for output in outputs] == [False, True, True, True, True, False]
 
 
 # -- branches -----------------------------------------------------------------------------------------------------

@@ -50,11 +50,8 @@ def eager(region: str, policy: Policy = FIXED, **call: Any) -> torch.Tensor:
 # Graphs more where reuse is enabled: what it stands before is of another class then, and compiles once more for it.
 CASES = [
     (in_place, "step", 1),
-    (in_place, "call", 1),
-    (wrapped, "step", 0),
     (wrapped, "call", 0),
     (blocks, "step", 0),
-    (blocks, "call", 0),
     (blocks, "blocks", 2),
 ]
 

@@ -25,6 +25,7 @@ STRATEGIES = {
     "step": {"policy": "fixed", "forecaster": "blend", "region": "step"},
     "call": {"policy": "fixed", "forecaster": "polynomial", "region": "call"},
     "blocks": {"policy": "fixed", "region": "blocks"},
+    "tail": {"policy": "fixed", "region": "tail"},
 }
 
 
