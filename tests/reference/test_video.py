@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import WanPipeline
+from diffusers import AutoencoderKLWan, WanPipeline
 
 from omnireuse.errors import ConfigError
 from omnireuse.reference import VIDEO_SAMPLING, load_video_pipeline
@@ -14,7 +14,7 @@ from omnireuse.reference.load import VIDEO_PATH_VARIABLE
 from omnireuse.reference.scenes import IMAGE_SIZE, Thing
 from omnireuse.reference.tokenizers import load_tokenizer
 from omnireuse.reference.train.flow import new_optimizers
-from omnireuse.reference.train.video.autoencoder import train_autoencoder
+from omnireuse.reference.train.video.autoencoder import refine_decoder, train_autoencoder
 from omnireuse.reference.train.video.export import export_run
 from omnireuse.reference.train.video.flow import train_flow
 from omnireuse.reference.video.captions import (
@@ -45,6 +45,7 @@ def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     train_autoencoder(folder, num_steps=1, batch_size=1)
     train_flow(folder, num_steps=3, num_scenes=32, batch_size=4, compile_model=False, checkpoint_every=2)
+    refine_decoder(folder, num_steps=1, batch_size=1)
     return folder
 
 
@@ -162,6 +163,16 @@ def test_a_stopped_run_goes_on_from_its_checkpoints(run_folder, tmp_path):
     for name, step in (("autoencoder-resume.pt", 2), ("flow-resume.pt", 4)):
         state = torch.load(folder / name, weights_only=True)
         assert (state["step"], int(state["average"]["n_averaged"])) == (step, step)
+
+
+def test_refining_the_decoder_leaves_the_latents_alone(run_folder, exported):
+    before, after = (AutoencoderKLWan.from_pretrained(run_folder / name) for name in ("vae", "vae-refined"))
+    assert before.config.latents_std == after.config.latents_std
+    changed = {name for name, value in before.state_dict().items() if not value.equal(after.state_dict()[name])}
+    assert {name.split(".")[0] for name in changed} == {"decoder", "post_quant_conv"}
+    exported_vae = load_video_pipeline(exported).vae.state_dict()
+    name = "decoder.conv_in.weight"
+    torch.testing.assert_close(exported_vae[name], after.state_dict()[name].half().float())
 
 
 def test_the_export_is_a_wan_pipeline_in_float32(exported):

@@ -26,7 +26,7 @@ SAMPLING: dict[str, Any] = {
 }
 
 
-#: What the video pipeline is called with.
+#: What the video pipeline is called with. The guidance is chosen as that of the images is.
 VIDEO_SAMPLING: dict[str, Any] = {
     "height": 64,
     "width": 64,
@@ -34,7 +34,7 @@ VIDEO_SAMPLING: dict[str, Any] = {
     "num_inference_steps": 30,
     "max_sequence_length": 12,
     "negative_prompt": "",
-    "guidance_scale": 5.0,
+    "guidance_scale": 6.0,
 }
 
 

@@ -39,8 +39,9 @@ def export_video_pipeline(vae: AutoencoderKLWan, flow: VideoFlowModel, target: P
 
 
 def export_run(folder: Path, target: Path) -> None:
-    """Export the last checkpoint of the training folder ``folder``."""
-    vae = AutoencoderKLWan.from_pretrained(folder / "vae")
+    """Export the last checkpoint of the training folder ``folder``, with the refined decoder where there is one."""
+    refined = folder / "vae-refined"
+    vae = AutoencoderKLWan.from_pretrained(refined if refined.exists() else folder / "vae")
     flow = VideoFlowModel()
     flow.load_state_dict(torch.load(folder / "flow.pt", weights_only=True))
     export_video_pipeline(vae, flow.eval(), target)
