@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("diffusion.calibration", "diffusion.data"),
     ("diffusion.cache", "diffusion.prompts", "diffusion.pipelines", "diffusion"),
     ("reference", "report"),
+    ("search",),
     ("demo", "replay"),
     ("cli", "__main__"),
 )

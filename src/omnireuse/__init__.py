@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from omnireuse.diffusion.calibration.profile import Profile
     from omnireuse.diffusion.calibration.tea_cache import fit_tea_cache
     from omnireuse.diffusion.handle import Handle
     from omnireuse.diffusion.pipelines import enable
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     )
     from omnireuse.diffusion.reuse.strategy import Strategy
     from omnireuse.diffusion.reuse.summary import Summary
+    from omnireuse.search.calibrate import calibrate
 
 __version__ = "0.1.0"
 
@@ -44,6 +46,7 @@ __all__ = [
     "MagCache",
     "Never",
     "Polynomial",
+    "Profile",
     "ResidualDiff",
     "SeaCache",
     "StepMask",
@@ -51,6 +54,7 @@ __all__ = [
     "Summary",
     "TeaCache",
     "__version__",
+    "calibrate",
     "enable",
     "fit_tea_cache",
 ]
@@ -68,12 +72,14 @@ _HOME = {
     "MagCache": "omnireuse.diffusion.reuse.policies",
     "Never": "omnireuse.diffusion.reuse.policies",
     "Polynomial": "omnireuse.diffusion.reuse.forecasters",
+    "Profile": "omnireuse.diffusion.calibration.profile",
     "ResidualDiff": "omnireuse.diffusion.reuse.policies",
     "SeaCache": "omnireuse.diffusion.reuse.policies",
     "StepMask": "omnireuse.diffusion.reuse.policies",
     "Strategy": "omnireuse.diffusion.reuse.strategy",
     "Summary": "omnireuse.diffusion.reuse.summary",
     "TeaCache": "omnireuse.diffusion.reuse.policies",
+    "calibrate": "omnireuse.search.calibrate",
     "enable": "omnireuse.diffusion.pipelines",
     "fit_tea_cache": "omnireuse.diffusion.calibration.tea_cache",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -60,6 +61,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(title="commands", metavar="")
     known = {
         "demo": _add_demo(commands),
+        "calibrate": _add_calibrate(commands),
         "report": _add_report(commands),
         "replay": _add_replay(commands),
         "engine-demo": _add_engine_demo(commands),
@@ -106,6 +108,29 @@ def _add_demo(commands: Commands) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_calibrate(commands: Commands) -> argparse.ArgumentParser:
+    words = "search the best schedules for a pipeline on its own runs, and write them as a profile"
+    parser = commands.add_parser("calibrate", help=words, description=words, allow_abbrev=False)
+    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="folder of a diffusers pipeline")
+    parser.add_argument(
+        "--prompts", type=Path, required=True, metavar="FILE", help="one prompt a line; a third is held out"
+    )
+    parser.add_argument("--out", type=Path, default=Path("profile.json"), help="the profile (default: profile.json)")
+    parser.add_argument("--steps", type=int, default=28, help="denoising steps of a run (default: 28)")
+    parser.add_argument(
+        "--computed", type=_numbers, help="budgets of computed steps, N[,N…] (default: 1.5x to 4x fewer)"
+    )
+    parser.add_argument("--evaluations", type=int, default=30, help="schedules tried for each budget (default: 30)")
+    parser.add_argument("--seconds", type=float, help="wall-clock budget of the search")
+    parser.add_argument("--batch", type=int, default=1, help="prompts a call (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="of noise and search (default: 0)")
+    parser.add_argument(
+        "--call", type=_call, default={}, metavar="JSON", help="further arguments, as in '{\"true_cfg_scale\": 6.0}'"
+    )
+    parser.set_defaults(run=_calibrate)
+    return parser
+
+
 def _add_report(commands: Commands) -> argparse.ArgumentParser:
     words = "make the page and the pictures again from the results of a demo"
     parser = commands.add_parser("report", help=words, description=words, allow_abbrev=False)
@@ -147,6 +172,16 @@ def _add_engine_demo(commands: Commands) -> argparse.ArgumentParser:
     return parser
 
 
+def _call(text: str) -> dict[str, object]:
+    try:
+        call = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be JSON, got {text!r}: {error}") from None
+    if not isinstance(call, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return call
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
@@ -163,6 +198,25 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     config = DemoConfig(**{field.name: getattr(arguments, field.name) for field in fields(DemoConfig)})
     return 0 if run_demo(config, Console()) else INTERRUPTED
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from omnireuse.search.command import run_calibrate
+
+    profile = run_calibrate(
+        arguments.model,
+        arguments.prompts,
+        arguments.out,
+        Console(),
+        steps=arguments.steps,
+        computed_steps=arguments.computed,
+        evaluations=arguments.evaluations,
+        seconds=arguments.seconds,
+        batch_size=arguments.batch,
+        seed=arguments.seed,
+        **arguments.call,
+    )
+    return 0 if profile.complete else INTERRUPTED
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch.distributed as dist
 
 from omnireuse.diffusion.cache.selector import BACKENDS
+from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
@@ -14,11 +16,12 @@ from omnireuse.diffusion.reuse.forecasters import Blend, Forecaster
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.diffusion.wishes import POWER, strategy_for
 from omnireuse.errors import ConfigError, UnknownNameError
 
 __all__ = ["DEFAULT", "enable"]
 
-DEFAULT = Strategy(policy=FixedSchedule(speedup=2.0, power=1.7), forecaster=Blend())
+DEFAULT = Strategy(policy=FixedSchedule(speedup=2.0, power=POWER), forecaster=Blend())
 """Half of the steps, every branch of a step together, forecast as far as the last computed step has shown it to be
 safe. They are closest at the beginning, where guidance bends the path (``python -m bench step_reuse`` shows what other
 spacings cost)."""
@@ -30,19 +33,28 @@ def enable(
     *,
     policy: Policy | str | None = None,
     forecaster: Forecaster | str | None = None,
+    speedup: float | None = None,
+    computed_steps: int | None = None,
+    quality: float | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
     group: dist.ProcessGroup | None = None,
     **options: Any,
 ) -> Handle:
     """Let a pipeline reuse what neighbouring denoising steps have in common.
 
-    Three ways to say how: nothing at all (`DEFAULT`), the name of a cache backend with its options, or the axes of a
-    strategy.
+    Four ways to say how: nothing at all (`DEFAULT`), what is wanted (`speedup`, `computed_steps`, `quality`), the name
+    of a cache backend with its options, or the axes of a strategy.
 
     Args:
         pipeline: any diffusers pipeline with a `transformer` or `unet`.
         backend: name of a cache backend; `options` are then fields of `DiffusionCacheConfig`.
         policy: a policy or its name; `options` are then the other fields of `Strategy`.
         forecaster: a forecaster or its name; "hold" where a policy is given without one.
+        speedup: steps over computed steps, ≥ 1.
+        computed_steps: how many steps compute at most.
+        quality: PSNR to the full run in dB that a mean over prompts shall reach; needs a profile.
+        profile: what `omnireuse.calibrate` found for this pipeline, or its file; half of the steps unless one of the
+            three above is given.
         group: the ranks that share the forward's collectives (sequence or tensor parallel), which must decide alike;
             None where every rank runs its own model.
 
@@ -50,13 +62,23 @@ def enable(
         The handle: `summary()`, `events`, `disable()`; also a context manager.
 
     Raises:
-        ConfigError: two ways at once, or a value out of range.
+        ConfigError: two ways at once, a value out of range, or a wish that cannot be granted; it says what can be had.
         UnknownNameError: a backend, option, policy or forecaster that does not exist, or a model that the region
             cannot serve.
         UnsupportedModelError: a pipeline without a denoiser.
-        StateError: enabled already.
+        StateError: enabled already, or a profile of another pipeline.
     """
     agreement = Agreement(group)
+    wishes = {"speedup": speedup, "computed_steps": computed_steps, "quality": quality, "profile": profile}
+    wished = [name for name, wish in wishes.items() if wish is not None]
+    if wished and (backend is not None or policy is not None or forecaster is not None or options):
+        given = next(iter(options), "a backend" if backend is not None else "policy or forecaster")
+        raise ConfigError(f"enable({wished[0]}=…): it chooses the whole strategy, so {given} cannot be given with it")
+    if wished:
+        strategy, name = strategy_for(
+            pipeline, profile=profile, speedup=speedup, computed_steps=computed_steps, quality=quality
+        )
+        return Handle(pipeline, strategy, name=name, agreement=agreement)
     if backend is not None:
         if policy is not None or forecaster is not None:
             raise ConfigError(

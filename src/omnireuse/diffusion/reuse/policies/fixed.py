@@ -22,6 +22,8 @@ class FixedSchedule:
 
     Args:
         steps: the steps that compute, counted from 0. A negative step counts from the end.
+        made_for: length of the run that `steps` were chosen for; a run of another length gets as large a share of its
+            steps, spread in the same way. None takes `steps` as they are, whatever the length.
         every: compute every so many steps, ≥ 1, after the warm-up.
         num_computed: how many steps compute in all, ≥ 1, spread behind the warm-up.
         speedup: steps divided by computed steps, ≥ 1; the computed count is rounded down, so the promise is kept
@@ -40,6 +42,7 @@ class FixedSchedule:
     every: int | None = None
     num_computed: int | None = None
     speedup: float | None = None
+    made_for: int | None = None
     warmup: int = 1
     power: float = 1.0
 
@@ -54,6 +57,8 @@ class FixedSchedule:
             if isinstance(self.steps, (str, bytes)) or not all(_is_int(step) for step in self.steps):
                 raise field_error(self, "steps", "be a sequence of whole numbers")
             object.__setattr__(self, "steps", tuple(sorted(set(self.steps))))
+        if self.made_for is not None and (not _is_int(self.made_for) or self.made_for < 2 or self.steps is None):
+            raise field_error(self, "made_for", "be a whole number of at least 2, given with steps")
         for name in ("every", "num_computed"):
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 1):
@@ -95,6 +100,8 @@ class FixedSchedule:
 def _computed_steps(schedule: FixedSchedule, total: int) -> frozenset[int]:
     last = total - 1
     if schedule.steps is not None:
+        if schedule.made_for is not None and schedule.made_for != total:
+            return _stretched(schedule.steps, schedule.made_for, total)
         beyond = [step for step in schedule.steps if not -total <= step < total]
         if beyond:
             raise StateError(
@@ -115,6 +122,20 @@ def _computed_steps(schedule: FixedSchedule, total: int) -> frozenset[int]:
         # Never a step twice, and never so late that the others have no room.
         computed.append(min(max(aimed, computed[-1] + 1), last - (gaps - gap)))
     return frozenset({*computed, last})
+
+
+def _stretched(steps: tuple[int, ...], made_for: int, total: int) -> frozenset[int]:
+    known = sorted({0, made_for - 1, *(step % made_for for step in steps)})
+    count = min(max(round(len(known) * total / made_for), 2), total)
+    computed = [0]
+    for number in range(1, count):
+        # Where a path through the known steps is after this share of them.
+        place = number / (count - 1) * (len(known) - 1)
+        before = min(int(place), len(known) - 2)
+        aimed = known[before] + (place - before) * (known[before + 1] - known[before])
+        aimed = round(aimed / (made_for - 1) * (total - 1))
+        computed.append(min(max(aimed, computed[-1] + 1), total - count + number))
+    return frozenset({*computed, total - 1})
 
 
 def _is_int(value: object) -> bool:

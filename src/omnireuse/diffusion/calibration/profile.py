@@ -1,0 +1,174 @@
+"""What a search has found out about one pipeline, as a file that a person can read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from omnireuse.errors import ConfigError, StateError
+
+__all__ = ["Plan", "Profile", "fingerprint"]
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One schedule and what it was worth.
+
+    Attributes:
+        steps: the steps that compute, the first and the last among them.
+        forecaster: name of the forecaster for the others.
+        psnr: mean PSNR to the full run in dB on the prompts it was searched with.
+        held_out: PSNR of each prompt that the search has not seen.
+    """
+
+    steps: tuple[int, ...]
+    forecaster: str
+    psnr: float
+    held_out: tuple[float, ...]
+
+    @property
+    def promised(self) -> float:
+        """PSNR in dB that the mean over new prompts reaches in about 19 of 20 cases.
+
+        It is the held-out prompts' mean less 1.64 standard errors."""
+        mean = math.fsum(self.held_out) / len(self.held_out)
+        if len(self.held_out) < 2:
+            return mean
+        spread = math.fsum((each - mean) ** 2 for each in self.held_out) / (len(self.held_out) - 1)
+        return mean - 1.64 * math.sqrt(spread / len(self.held_out))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """The best schedules that were found for a pipeline, one for each number of computed steps.
+
+    Attributes:
+        model: class of the denoiser.
+        config_digest: of its configuration and its scheduler's.
+        scheduler: class of the scheduler.
+        num_inference_steps: denoising steps of the runs that were searched.
+        call: what the pipeline was called with beside the prompts, as text.
+        prompts_digest: of all prompts.
+        num_prompts: how many were searched with, and how many held out.
+        seed: of noise and search.
+        created: date.
+        versions: of the libraries.
+        cost_in_runs: what the search cost, in full runs of one prompt.
+        complete: False where the search was cut short; every plan is then the best so far.
+        plans: by number of computed steps.
+    """
+
+    model: str
+    config_digest: str
+    scheduler: str
+    num_inference_steps: int
+    call: Mapping[str, str]
+    prompts_digest: str
+    num_prompts: tuple[int, int]
+    seed: int
+    created: str
+    versions: Mapping[str, str]
+    cost_in_runs: float
+    complete: bool
+    plans: Mapping[int, Plan]
+
+    def best(
+        self, *, computed_steps: int | None = None, speedup: float | None = None, quality: float | None = None
+    ) -> Plan:
+        """The plan for one wish: at most so many computed steps, at least this speed-up in steps, or at least this
+        PSNR.
+
+        Raises:
+            ConfigError: a wish that no plan of this profile grants; it says what can be had.
+        """
+        wishes = {"computed_steps": computed_steps, "speedup": speedup, "quality": quality}
+        (name, wish), *rest = [(name, wish) for name, wish in wishes.items() if wish is not None] or [("speedup", 2.0)]
+        if rest:
+            raise ConfigError(f"profile: give one of {name} and {rest[0][0]}, not both")
+        if not isinstance(wish, (int, float)) or isinstance(wish, bool) or not math.isfinite(wish) or wish <= 0:
+            raise ConfigError(f"profile({name}={wish!r}): {name} must be a finite number above 0")
+        total = self.num_inference_steps
+        if name == "quality":
+            granting = [count for count, plan in self.plans.items() if plan.promised >= wish]
+            chosen = min(granting, default=None)
+        else:
+            most = wish if name == "computed_steps" else total / wish
+            chosen = max((count for count in self.plans if count <= most), default=None)
+        if chosen is None:
+            had = ", ".join(
+                f"{count} computed steps ({total / count:.2f}x) with {plan.promised:.1f} dB"
+                for count, plan in sorted(self.plans.items())
+            )
+            raise ConfigError(f"profile({name}={wish:g}): no plan grants it; {self.model} has {had}")
+        return self.plans[chosen]
+
+    def check(self, pipeline: Any) -> None:
+        """Refuse a pipeline that this profile was not made for.
+
+        Raises:
+            StateError: another model, another configuration or another scheduler.
+        """
+        model, digest, scheduler = fingerprint(pipeline)
+        for what, own, given in (
+            ("denoiser", self.model, model),
+            ("scheduler", self.scheduler, scheduler),
+            ("configuration", self.config_digest, digest),
+        ):
+            if own != given:
+                raise StateError(
+                    f"this profile was made for {what} {own}, but the pipeline has {given}; calibrate this pipeline"
+                )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile as JSON, whole or not at all."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        record = {"format": FORMAT, **asdict(self), "plans": {str(k): asdict(p) for k, p in self.plans.items()}}
+        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Read a profile.
+
+        Raises:
+            ConfigError: no such file, or not a whole profile of this format.
+        """
+        try:
+            record = json.loads(Path(path).read_text(encoding="utf-8"))
+            if record["format"] != FORMAT:
+                raise ConfigError(f"{path}: format {record['format']!r} is not {FORMAT}; calibrate anew")
+            plans = {
+                int(count): Plan(**{**plan, "steps": tuple(plan["steps"]), "held_out": tuple(plan["held_out"])})
+                for count, plan in record["plans"].items()
+            }
+            known = {each.name: record[each.name] for each in fields(cls)}
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror}); calibrate writes it") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path}: not a whole profile ({error!r}); calibrate anew") from error
+        return cls(**{**known, "num_prompts": tuple(record["num_prompts"]), "plans": plans})
+
+
+def fingerprint(pipeline: Any) -> tuple[str, str, str]:
+    """Class of the denoiser, digest of its configuration and the scheduler's, class of the scheduler."""
+    denoiser = getattr(pipeline, "transformer", None) or getattr(pipeline, "unet", None)
+    scheduler = getattr(pipeline, "scheduler", None)
+    parts = [
+        {key: value for key, value in dict(getattr(each, "config", {})).items() if not key.startswith("_")}
+        for each in (denoiser, scheduler)
+    ]
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return type(denoiser).__name__, hashlib.sha256(text.encode()).hexdigest()[:16], type(scheduler).__name__

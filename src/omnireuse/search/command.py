@@ -1,0 +1,85 @@
+"""``omnireuse calibrate``: load a pipeline, search, write the profile, show what it grants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from omnireuse.diffusion.calibration.profile import Profile
+from omnireuse.errors import ConfigError
+from omnireuse.search.calibrate import calibrate
+
+__all__ = ["profile_table", "run_calibrate"]
+
+
+def run_calibrate(model: Path, prompts: Path, out: Path, console: Console, **options: Any) -> Profile:
+    """Search for the pipeline in `model` on the prompts of a file, and write the profile to `out`.
+
+    Raises:
+        ConfigError: no pipeline there, or no prompts.
+    """
+    if not (model / "model_index.json").is_file():
+        raise ConfigError(
+            f"calibrate({str(model)!r}): must be the folder of a diffusers pipeline with a model_index.json"
+        )
+    try:
+        lines = prompts.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"calibrate(--prompts {str(prompts)!r}): cannot be read ({error.strerror})") from error
+    from diffusers import DiffusionPipeline
+
+    with console.status(f"loading {model}"):
+        pipeline = DiffusionPipeline.from_pretrained(model)
+    pipeline.set_progress_bar_config(disable=True)
+    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks: dict[str, Any] = {}
+
+        def advance(doing: str, count: int) -> None:
+            if doing not in tasks:
+                tasks[doing] = progress.add_task(doing, total=None)
+            progress.update(tasks[doing], advance=count)
+
+        profile = calibrate(pipeline, [line for line in lines if line.strip()], advance=advance, **options)
+    profile.save(out)
+    console.print(profile_table(profile))
+    console.print(
+        f"\nwrote {out}; use it with omnireuse.enable(pipeline, profile={str(out)!r}, quality=…)", soft_wrap=True
+    )
+    return profile
+
+
+def profile_table(profile: Profile) -> Table:
+    """What the profile grants, a line for each budget."""
+    searched, held_out = profile.num_prompts
+    table = Table(
+        title=f"{profile.num_inference_steps} steps; PSNR in dB on {searched} prompts searched with and "
+        f"{held_out} held out; cost {profile.cost_in_runs:g} full runs",
+        box=None,
+        title_justify="left",
+    )
+    for heading in (
+        "computed",
+        "fewer steps by",
+        "PSNR, searched",
+        "PSNR, held out",
+        "promised",
+        "forecaster",
+        "steps",
+    ):
+        table.add_column(heading, justify="left" if heading in ("forecaster", "steps") else "right")
+    for count, plan in sorted(profile.plans.items(), reverse=True):
+        table.add_row(
+            str(count),
+            f"{profile.num_inference_steps / count:.2f}×",
+            f"{plan.psnr:.1f}",
+            f"{sum(plan.held_out) / len(plan.held_out):.1f}",
+            f"{plan.promised:.1f}",
+            plan.forecaster,
+            " ".join(map(str, plan.steps)),
+        )
+    return table

@@ -1,0 +1,169 @@
+"""From prompts to a profile and back into a pipeline."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import omnireuse
+from omnireuse import Profile
+from omnireuse.cli import main
+from omnireuse.errors import ConfigError, StateError
+from omnireuse.reference.load import SAMPLING, find_image_pipeline, load_image_pipeline
+
+PROMPTS = [
+    "a large red circle in the top left on a plain gray background",
+    "a small blue cross left of a large white square on a dotted teal background",
+    "a large green triangle on a plain black background",
+]
+CALL = {name: value for name, value in SAMPLING.items() if name != "num_inference_steps"}
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Any:
+    pipe = load_image_pipeline()
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def profile(pipeline: Any) -> Profile:
+    return omnireuse.calibrate(pipeline, PROMPTS, steps=8, computed_steps=[4, 6], evaluations=11, batch_size=2, **CALL)
+
+
+def test_a_profile_holds_a_plan_for_each_budget(profile: Profile) -> None:
+    assert sorted(profile.plans) == [4, 6]
+    for count, plan in profile.plans.items():
+        assert len(plan.steps) == count
+        assert len(plan.held_out) == 1
+    assert profile.num_prompts == (2, 1)
+    assert profile.complete
+    assert profile.model == "FluxTransformer2DModel"
+    assert profile.cost_in_runs > 3
+
+
+def test_a_search_is_never_worse_than_what_it_starts_from(pipeline: Any, profile: Profile) -> None:
+    from omnireuse.search.judge import Judge
+
+    judge = Judge(
+        pipeline,
+        PROMPTS[:2],
+        first_seed=0,
+        batch_size=2,
+        call={"num_inference_steps": 8, **CALL},
+        advance=lambda count: None,
+    )
+    judge.run_in_full()
+    schedule = omnireuse.FixedSchedule(num_computed=4, power=1.7).computed_steps(8)
+    given = judge.psnr(tuple(sorted(schedule)), "blend")
+    assert profile.plans[4].psnr >= sum(given) / 2 - 1e-6
+
+
+def test_a_profile_survives_its_file_and_decides(pipeline: Any, profile: Profile, tmp_path: Path) -> None:
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == profile
+    with omnireuse.enable(pipeline, profile=tmp_path / "profile.json", computed_steps=5) as handle:
+        pipeline(PROMPTS[0], **SAMPLING | {"num_inference_steps": 8})
+    assert handle.summary().computed_steps == 4
+    assert [event.step for event in handle.events if not event.reused] == list(profile.plans[4].steps)
+    with omnireuse.enable(pipeline, profile=profile, speedup=2) as handle:
+        pipeline(PROMPTS[0], **SAMPLING | {"num_inference_steps": 12})
+    assert handle.summary().computed_steps == 6, "half of the steps of another length too"
+
+
+def test_a_quality_takes_the_cheapest_plan_that_promises_it(pipeline: Any, profile: Profile) -> None:
+    plan = profile.plans[4]
+    plans = {4: replace(plan, held_out=(30.0, 30.0)), 5: replace(plan, held_out=(40.0, 40.0)), 6: plan}
+    made = replace(profile, plans={**plans, 6: replace(plan, held_out=(36.0, 44.0))})
+    assert made.plans[6].promised == pytest.approx(40 - 1.64 * 4)
+    assert made.best(quality=30) == made.plans[4]
+    assert made.best(quality=34) == made.plans[5]
+    assert made.best(quality=40) == made.plans[5]
+    with pytest.raises(ConfigError, match=r"no plan grants it.*4 computed steps"):
+        omnireuse.enable(pipeline, profile=profile, quality=99)
+    with pytest.raises(ConfigError, match="no plan grants it"):
+        omnireuse.enable(pipeline, profile=profile, computed_steps=3)
+
+
+@pytest.mark.parametrize(
+    ("wish", "complaint"),
+    [
+        ({"quality": 35}, "only be promised by a profile"),
+        ({"speedup": 2, "computed_steps": 3}, "not both"),
+        ({"speedup": float("nan")}, "speedup must be a finite number"),
+        ({"computed_steps": 0}, "num_computed must be a whole number"),
+        ({"speedup": 2, "policy": "never"}, "chooses the whole strategy"),
+        ({"speedup": 2, "backend": "tea_cache"}, "chooses the whole strategy"),
+        ({"speedup": 2, "region": "call"}, "so region cannot be given with it"),
+        ({"profile": "nowhere.json"}, "cannot be read"),
+    ],
+)
+def test_a_wish_that_makes_no_sense_is_refused(pipeline: Any, wish: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        omnireuse.enable(pipeline, **wish)
+
+
+def test_wishes_need_no_profile_where_steps_are_wished(pipeline: Any) -> None:
+    with omnireuse.enable(pipeline, speedup=2.5) as handle:
+        pipeline(PROMPTS[0], **SAMPLING | {"num_inference_steps": 10})
+    assert handle.summary().computed_steps == 4
+
+
+def test_a_profile_refuses_another_pipeline(pipeline: Any, profile: Profile) -> None:
+    for change in ({"model": "WanTransformer3DModel"}, {"config_digest": "0"}, {"scheduler": "DDIMScheduler"}):
+        with pytest.raises(StateError, match="calibrate this pipeline"):
+            omnireuse.enable(pipeline, profile=replace(profile, **change))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 7}', '{"format": 1, "plans": {"4": {}}}'])
+def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "profile.json").write_text(text)
+    with pytest.raises(ConfigError, match="calibrate anew"):
+        Profile.load(tmp_path / "profile.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"prompts": []}, "at least two"),
+        ({"prompts": "one text"}, "at least two"),
+        ({"steps": 2}, "steps must be"),
+        ({"computed_steps": [1]}, "from 2 to steps"),
+        ({"computed_steps": [29]}, "from 2 to steps"),
+        ({"held_out": 1.0}, "held_out must be"),
+        ({"evaluations": 0}, "evaluations must be"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_runs(
+    pipeline: Any, arguments: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        omnireuse.calibrate(pipeline, **{"prompts": PROMPTS, **arguments})
+
+
+def test_an_interrupt_keeps_what_was_found(pipeline: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def interrupt(doing: str, count: int) -> None:
+        if doing.startswith("search, 6"):
+            raise KeyboardInterrupt
+
+    profile = omnireuse.calibrate(
+        pipeline, PROMPTS, steps=8, computed_steps=[4, 6], evaluations=1, batch_size=2, advance=interrupt, **CALL
+    )
+    assert not profile.complete
+    assert sorted(profile.plans) == [4]
+    assert "interrupted" in caplog.text
+    omnireuse.enable(pipeline).disable()
+
+
+def test_the_command_writes_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prompts.txt").write_text("\n".join([*PROMPTS, ""]))
+    call = json.dumps(CALL)
+    arguments = ["calibrate", str(find_image_pipeline()), "--prompts", str(tmp_path / "prompts.txt"), "--steps", "6"]
+    arguments += ["--computed", "3", "--evaluations", "1", "--call", call, "--out", str(tmp_path / "profile.json")]
+    assert main(arguments) == 0
+    assert sorted(Profile.load(tmp_path / "profile.json").plans) == [3]
+    assert "held out" in capsys.readouterr().out
