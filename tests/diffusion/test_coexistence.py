@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from diffusers import (
     ControlNetModel,
@@ -19,6 +20,7 @@ from diffusers import (
 )
 from peft import LoraConfig, get_peft_model
 from tiny import TINY, Tiny
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import omnireuse
@@ -239,6 +241,34 @@ def test_a_transformer_wrapped_by_peft_is_served(flux: Tiny, region: str) -> Non
         assert not torch.equal(flux.run(), full)
     assert {event.branch for event in handle.events} == ({"step"} if region == "step" else {"cond", "uncond"})
     assert torch.equal(flux.run(), full)
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_a_transformer_wrapped_for_data_parallelism_is_served_in_a_loop_of_ones_own(flux: Tiny, region: str) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    given = {"encoder_hidden_states": torch.ones(1, 6, 32), "pooled_projections": torch.ones(1, 32)}
+    given |= {"img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(6, 3), "return_dict": False}
+
+    @torch.no_grad()
+    def sample() -> torch.Tensor:
+        flux.pipe.scheduler.set_timesteps(6)
+        latents = torch.ones(1, 16, 16)
+        for t in flux.pipe.scheduler.timesteps:
+            output = flux.pipe.transformer(hidden_states=latents, timestep=t[None] / 1000, **given)[0]
+            latents = flux.pipe.scheduler.step(output, t, latents).prev_sample
+        return latents
+
+    try:
+        full = sample()
+        flux.pipe.transformer = DistributedDataParallel(flux.pipe.transformer)
+        with omnireuse.enable(flux.pipe, policy="never", region=region):
+            assert torch.equal(sample(), full)
+        with omnireuse.enable(flux.pipe, policy="fixed", region=region) as handle:
+            assert not torch.equal(sample(), full)
+        assert handle.summary().reused_calls > 0
+        assert torch.equal(sample(), full)
+    finally:
+        dist.destroy_process_group()
 
 
 # -- hooks of others ----------------------------------------------------------------------------------------------
