@@ -431,7 +431,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(flux: Tiny, region: str, at: int) -
         with pytest.raises(KeyboardInterrupt):
             flux.run()
         hook.remove()
-        assert handle._session._here.run is None
+        assert handle._session.runs.current is None
         assert torch.equal(flux.run(), expected)
 
 

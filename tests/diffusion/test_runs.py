@@ -77,7 +77,7 @@ def test_an_exception_in_the_model_leaves_nothing(strategy: dict[str, Any], flux
             flux.run()
         hook.remove()
         assert torch.equal(flux.run(), fresh(strategy))
-        assert handle._session._here.run is None
+        assert handle._session.runs.current is None
 
 
 def test_an_exception_in_a_callback_leaves_nothing(strategy: dict[str, Any], flux: Tiny) -> None:
@@ -89,7 +89,7 @@ def test_an_exception_in_a_callback_leaves_nothing(strategy: dict[str, Any], flu
     with omnireuse.enable(flux.pipe, **strategy) as handle:
         with pytest.raises(Broken):
             flux.run(callback_on_step_end=fail)
-        assert handle._session._here.run is None
+        assert handle._session.runs.current is None
         assert torch.equal(flux.run(), fresh(strategy))
 
 
@@ -101,7 +101,7 @@ def test_an_interrupt_leaves_nothing(strategy: dict[str, Any], flux: Tiny) -> No
     with omnireuse.enable(flux.pipe, **strategy) as handle:
         flux.run(callback_on_step_end=interrupt)
         assert max(event.step for event in handle.events) == 2
-        assert handle._session._here.run is None
+        assert handle._session.runs.current is None
         assert torch.equal(flux.run(), fresh(strategy))
 
 

@@ -72,11 +72,13 @@ class Handle:
 
     def summary(self) -> Summary:
         """What reuse has done so far; readable through `str`."""
-        return self._ledger.summary(kept_bytes=self._session.peak_kept_bytes, calls_outside=self._session.calls_outside)
+        return self._ledger.summary(
+            kept_bytes=self._session.runs.peak_kept_bytes, calls_outside=self._session.calls_outside
+        )
 
     def expect(self, num_inference_steps: int) -> None:
         """Drop all state and announce the next run's step count, for engines without a diffusers scheduler."""
-        self._session.expect(num_inference_steps)
+        self._session.runs.expect(num_inference_steps)
 
     def advance(self, latents: torch.Tensor | None = None) -> None:
         """Say that a step is over, in a loop that does not call its scheduler's `step` (rollouts with a step of their
@@ -92,7 +94,7 @@ class Handle:
         Raises:
             StateError: no run is under way.
         """
-        self._session.advance(latents)
+        self._session.runs.advance(latents)
 
     def disable(self) -> None:
         """Restore the pipeline exactly and drop all state. Idempotent."""

@@ -1,16 +1,10 @@
-"""A strategy at work on one pipeline: it watches the scheduler, routes denoiser calls to the region, and undoes itself.
-
-A run starts when the scheduler's `set_timesteps` is called and advances at `scheduler.step`; no user has to say
-anything. State is kept per thread, so pipelines that share a transformer can run at the same time. An engine without
-a diffusers scheduler tells the number of steps through `expect`, and a step is over when a call comes with another
-timestep.
-"""
+"""A strategy at work on one pipeline: it stands before scheduler and denoisers, and undoes itself."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,11 +12,10 @@ import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
-from omnireuse.diffusion.reuse.noise import noise_levels
 from omnireuse.diffusion.reuse.runtime.gradients import refuse_gradients
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, interceptors_of
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, Region
-from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.runtime.runs import Runs
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError, UnsupportedModelError
 
@@ -32,9 +25,6 @@ logger = logging.getLogger("omnireuse")
 
 DENOISERS = ("transformer", "transformer_2", "unet", "prior", "decoder")
 """Attributes of a pipeline that hold a denoiser."""
-
-MOST_CALLS_A_STEP = 64
-"""Far more than any guidance needs: a step with more calls is one whose end nobody tells."""
 
 RegionFactory = Callable[[Strategy, Emit, Sequence[torch.nn.Module], object], Region]
 
@@ -57,15 +47,8 @@ def denoisers_of(pipeline: Any) -> list[torch.nn.Module]:
 class _Here(threading.local):
     """What this thread is doing."""
 
-    scheduler: Any = None
-    """A scheduler whose timesteps were set and whose run has not begun."""
-    run: Run | None = None
     context: str | None = None
     """The cache context that the pipeline has entered."""
-    timestep: float | None = None
-    """Timestep of the last call, where nobody else tells the steps."""
-    served: bool = False
-    """Whether the pipeline call under way has had a run."""
 
 
 class Session:
@@ -94,15 +77,11 @@ class Session:
     ) -> None:
         self.pipeline = pipeline
         self.strategy = strategy
-        self.runs = 0
+        self.runs = Runs(pipeline, strategy, agreement or Agreement())
         self.calls_outside = 0
         """Denoiser calls that belonged to no run and were passed on."""
-        self.peak_kept_bytes = 0
-        """Most bytes of tensors that one run held."""
-        self.expected_steps: int | None = None
         self._make_region = make_region
         self._emit: Callable[[Decision], None] = emit
-        self._agreement = agreement or Agreement()
         self._here = _Here()
         self._region: Region | None = None
         self._denoisers: list[torch.nn.Module] = []
@@ -165,7 +144,7 @@ class Session:
 
     def close(self) -> None:
         """Restore every object and drop all state. Idempotent."""
-        self._end_run()
+        self.runs.close()
         self._here = _Here()
         self._detach_denoisers()
         for interception in (self._on_scheduler, self._on_pipeline):
@@ -173,91 +152,16 @@ class Session:
                 interception.undo()
         self._on_scheduler = self._on_pipeline = self._scheduler = None
 
-    # -- the run ----------------------------------------------------------------------------------------------------
-
-    def expect(self, num_inference_steps: int) -> None:
-        """Drop all state; the next run has so many steps unless a scheduler says otherwise."""
-        self._end_run()
-        self.expected_steps = num_inference_steps
-
-    def _end_run(self) -> None:
-        here = self._here
-        if here.run is not None:
-            self.peak_kept_bytes = max(self.peak_kept_bytes, here.run.kept_bytes)
-            here.run.close()
-        here.run = here.scheduler = here.timestep = None
-
-    def _new_run(self, total: int | None, levels: Sequence[Any]) -> Run:
-        self.runs += 1
-        self._here.served = True
-        self._here.run = Run(self.runs, self.strategy, self._agreement, total, list(levels))
-        return self._here.run
-
-    def _current_run(self, kwargs: Mapping[str, Any]) -> Run | None:
-        here = self._here
-        if here.scheduler is not None:
-            scheduler, here.scheduler = here.scheduler, None
-            # Image-to-image starts in the middle of the timesteps, and some pipelines stop before their end.
-            begin = getattr(scheduler, "begin_index", None) or 0
-            levels = noise_levels(scheduler)[begin:]
-            told = getattr(self.pipeline, "num_timesteps", None)
-            total = told if isinstance(told, int) and 0 < told <= len(levels) else len(levels)
-            return self._new_run(total, levels)
-        if here.run is not None and here.timestep is None:
-            return here.run
-        if self._on_scheduler is None:
-            return self._run_by_timestep(kwargs)
-        return None
-
-    def _run_by_timestep(self, kwargs: Mapping[str, Any]) -> Run | None:
-        # Sampling goes down in time: a lower timestep is the next step, a higher one the next run.
-        here = self._here
-        given = kwargs.get("timestep")
-        now = float(given.flatten()[0]) if isinstance(given, torch.Tensor) else given
-        if not isinstance(now, (int, float)):
-            return None
-        before, here.timestep = here.timestep, float(now)
-        if here.run is not None and before is not None:
-            if now == before:
-                return here.run
-            here.run.advance(None)
-            if now < before and not here.run.finished:
-                return here.run
-            here.run.close()
-        return self._new_run(self.expected_steps, ())
-
-    def advance(self, latents: torch.Tensor | None) -> None:
-        """The step of this thread's run is over, told by a loop that does not call its scheduler's `step`.
-
-        Raises:
-            StateError: no run, because no timesteps were set or all steps are done.
-        """
-        run = self._here.run
-        if run is None:
-            raise StateError("advance: no run is under way; set the scheduler's timesteps and call the denoiser first")
-        run.advance(latents)
-        if run.finished:
-            self._end_run()
-
-    def _give_up(self, run: Run) -> None:
-        logger.warning(
-            "the denoiser was called %d times and no step ended: the loop does not call scheduler.step; "
-            "nothing is reused in this run, unless the loop calls advance() of the handle at the end of each step",
-            run.calls - 1,
-        )
-        self._end_run()
-
     # -- what the intercepted objects report ------------------------------------------------------------------------
 
     def _pipeline_called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._attach()
-        self._end_run()
-        self._here.served = False
+        self.runs.watch()
         try:
             result = proceed(*args, **kwargs)
         finally:
-            self._end_run()
-        if not self._here.served:
+            self.runs.end()
+        if not self.runs.served:
             logger.warning(
                 "%s finished without a run: its scheduler set no timesteps, or its denoiser was not called; "
                 "nothing was reused",
@@ -266,13 +170,13 @@ class Session:
         return result
 
     def _timesteps_set(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._end_run()
+        self.runs.end()
         result = proceed(*args, **kwargs)
-        self._here.scheduler = self._scheduler
+        self.runs.announce(self._scheduler)
         return result
 
     def _scheduler_stepped(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        run = self._here.run
+        run = self.runs.current
         if run is None:
             return proceed(*args, **kwargs)
         try:
@@ -285,23 +189,20 @@ class Session:
                 kwargs["model_output"] = output
             result = proceed(*args, **kwargs)
         except BaseException:
-            self._end_run()
+            self.runs.end()
             raise
-        run.advance(_previous_sample(result))
-        if run.finished:
-            self._end_run()
+        self.runs.advance(_previous_sample(result))
         return result
 
     def _denoiser_handler(self, index: int, module: torch.nn.Module) -> Callable[..., Any]:
         def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            run = self._current_run(kwargs)
+            run = self.runs.enter(kwargs, by_timestep=self._on_scheduler is None)
             if run is None or self._region is None:
                 self.calls_outside += 1
                 return proceed(*args, **kwargs)
             order = run.order(index)
             branch = run.name_branch(index, self._here.context)
-            if run.calls > MOST_CALLS_A_STEP:
-                self._give_up(run)
+            if self.runs.stalls(run):
                 return proceed(*args, **kwargs)
             call = DenoiserCall(
                 run=run,
@@ -318,7 +219,7 @@ class Session:
                 return self._region.call(call)
             except BaseException:
                 # Nothing half remembered may serve a later call.
-                self._end_run()
+                self.runs.end()
                 raise
 
         return called

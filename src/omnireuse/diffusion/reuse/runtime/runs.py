@@ -1,0 +1,165 @@
+"""Which run a thread is in: where it begins, that it has gone on, and where it ends.
+
+A run starts when the scheduler's `set_timesteps` is called; no user has to say anything. State is kept per thread, so
+pipelines that share a transformer can run at the same time. An engine without a diffusers scheduler tells the number of
+steps through `expect`, and a step is over when a call comes with another timestep.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from omnireuse.diffusion.reuse.agreement import Agreement
+from omnireuse.diffusion.reuse.noise import noise_levels
+from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.errors import StateError
+
+__all__ = ["Runs"]
+
+logger = logging.getLogger("omnireuse")
+
+MOST_CALLS_A_STEP = 64
+"""Far more than any guidance needs: a step with more calls is one whose end nobody tells."""
+
+
+class _Here(threading.local):
+    """Where this thread is."""
+
+    scheduler: Any = None
+    """A scheduler whose timesteps were set and whose run has not begun."""
+    run: Run | None = None
+    timestep: float | None = None
+    """Timestep of the last call, where nobody else tells the steps."""
+    served: bool = False
+    """Whether there was a run since `watch`."""
+
+
+class Runs:
+    """The runs of one pipeline, at most one in a thread.
+
+    Args:
+        pipeline: may tell in `num_timesteps` how many of the scheduler's steps it takes.
+        strategy: of every run.
+        agreement: how ranks agree.
+    """
+
+    def __init__(self, pipeline: Any, strategy: Strategy, agreement: Agreement) -> None:
+        self.peak_kept_bytes = 0
+        """Most bytes of tensors that one run held."""
+        self._pipeline = pipeline
+        self._strategy = strategy
+        self._agreement = agreement
+        self._numbers = itertools.count(1)
+        self._expected_steps: int | None = None
+        self._here = _Here()
+
+    @property
+    def current(self) -> Run | None:
+        """The run of this thread, if one is under way."""
+        return self._here.run
+
+    @property
+    def served(self) -> bool:
+        """Whether there was a run in this thread since `watch`."""
+        return self._here.served
+
+    def watch(self) -> None:
+        """A generation begins in this thread: drop what an earlier one may have left."""
+        self.end()
+        self._here.served = False
+
+    def expect(self, num_inference_steps: int) -> None:
+        """Drop all state; the next run has so many steps unless a scheduler says otherwise."""
+        self.end()
+        self._expected_steps = num_inference_steps
+
+    def announce(self, scheduler: Any) -> None:
+        """This scheduler has its timesteps now: the next call of a denoiser begins a run."""
+        self._here.scheduler = scheduler
+
+    def end(self) -> None:
+        """Drop this thread's run and everything it kept. Idempotent."""
+        here = self._here
+        if here.run is not None:
+            self.peak_kept_bytes = max(self.peak_kept_bytes, here.run.kept_bytes)
+            here.run.close()
+        here.run = here.scheduler = here.timestep = None
+
+    def close(self) -> None:
+        """Drop the runs of all threads."""
+        self.end()
+        self._here = _Here()
+
+    def enter(self, kwargs: Mapping[str, Any], *, by_timestep: bool) -> Run | None:
+        """The run that a call of a denoiser belongs to, a new one where it begins one.
+
+        Args:
+            kwargs: of the call.
+            by_timestep: whether the call's timestep tells the steps, because there is no scheduler to watch.
+        """
+        here = self._here
+        if here.scheduler is not None:
+            scheduler, here.scheduler = here.scheduler, None
+            # Image-to-image starts in the middle of the timesteps, and some pipelines stop before their end.
+            begin = getattr(scheduler, "begin_index", None) or 0
+            levels = noise_levels(scheduler)[begin:]
+            told = getattr(self._pipeline, "num_timesteps", None)
+            total = told if isinstance(told, int) and 0 < told <= len(levels) else len(levels)
+            return self._begin(total, levels)
+        if here.run is not None and here.timestep is None:
+            return here.run
+        return self._by_timestep(kwargs) if by_timestep else None
+
+    def _begin(self, total: int | None, levels: Sequence[Any]) -> Run:
+        self._here.served = True
+        self._here.run = Run(next(self._numbers), self._strategy, self._agreement, total, list(levels))
+        return self._here.run
+
+    def _by_timestep(self, kwargs: Mapping[str, Any]) -> Run | None:
+        # Sampling goes down in time: a lower timestep is the next step, a higher one the next run.
+        here = self._here
+        given = kwargs.get("timestep")
+        now = float(given.flatten()[0]) if isinstance(given, torch.Tensor) else given
+        if not isinstance(now, (int, float)):
+            return None
+        before, here.timestep = here.timestep, float(now)
+        if here.run is not None and before is not None:
+            if now == before:
+                return here.run
+            here.run.advance(None)
+            if now < before and not here.run.finished:
+                return here.run
+            here.run.close()
+        return self._begin(self._expected_steps, ())
+
+    def advance(self, latents: torch.Tensor | None) -> None:
+        """The step of this thread's run is over; the next one starts from `latents`.
+
+        Raises:
+            StateError: no run, because no timesteps were set or all steps are done.
+        """
+        run = self._here.run
+        if run is None:
+            raise StateError("advance: no run is under way; set the scheduler's timesteps and call the denoiser first")
+        run.advance(latents)
+        if run.finished:
+            self.end()
+
+    def stalls(self, run: Run) -> bool:
+        """Whether the step goes on for ever, because nobody tells its end; the run is then given up, with a warning."""
+        if run.calls <= MOST_CALLS_A_STEP:
+            return False
+        logger.warning(
+            "the denoiser was called %d times and no step ended: the loop does not call scheduler.step; "
+            "nothing is reused in this run, unless the loop calls advance() of the handle at the end of each step",
+            run.calls - 1,
+        )
+        self.end()
+        return True
