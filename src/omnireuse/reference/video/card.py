@@ -50,8 +50,8 @@ combination of object, direction and speed; weights loaded in float32.
 
 The attributes are read from the frames by `omnireuse.reference.video.checker`. "Captions wholly right" asks for all of
 them at once: one object in every frame, the background's colour, the object's shape, colour and size, the direction of
-its motion (within 30 degrees, on a straight line) and its speed. Shape is what the autoencoder limits: it rounds the
-corners of small crosses and triangles.
+its motion (within 30 degrees, on a straight line) and its speed. Shape is the weak spot: corners of
+small crosses and triangles come out round.
 
 Guidance {guidance:g} was chosen on 24 of these captions, from other noise, as the weakest whole number at which half of
 the steps lie below 38 dB of all of them: 3 gave 42.5 dB, 5 gave 38.7 and 6 gave 37.2, with as many attributes right.
