@@ -50,11 +50,12 @@ combination of object, direction and speed; weights loaded in float32.
 
 The attributes are read from the frames by `omnireuse.reference.video.checker`. "Captions wholly right" asks for all of
 them at once: one object in every frame, the background's colour, the object's shape, colour and size, the direction of
-its motion (within 30 degrees, on a straight line) and its speed. Shape is the weak spot: corners of
-small crosses and triangles come out round.
+its motion (within 30 degrees, on a straight line) and its speed. Shape is the weak spot:
+corners of small objects come out round, and circles a little square.
 
 Guidance {guidance:g} was chosen on 24 of these captions, from other noise, as the weakest whole number at which half of
-the steps lie below 38 dB of all of them: 3 gave 42.5 dB, 5 gave 38.7 and 6 gave 37.2, with as many attributes right.
+the steps lie below 38 dB of all of them: 3 gave 42.5 dB, 5 gave 38.7 and 6 gave 37.2, with as many attributes right
+(weights of 300 flow steps earlier).
 
 ## Captions
 
@@ -74,6 +75,10 @@ the steps lie below 38 dB of all of them: 3 gave 42.5 dB, 5 gave 38.7 and 6 gave
 
 `python -m omnireuse.reference.train.video all`, seeded, on clips drawn as it goes; see docs/reference.md. Weights are
 stored in float16. The data is the project's own drawing, and the licence is the project's.
+
+These weights were trained in several goes, each from the checkpoint of the one before with a schedule of its own: the
+autoencoder to step 2,200 and 3,600; the flow to step 1,000 of a schedule of 2,600, then to 1,300 and to 1,600; the
+decoder for 600. An unbroken run gives other weights.
 
 ## Limits
 

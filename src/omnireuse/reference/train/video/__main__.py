@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=Path("models/shapes-wan"), help="where the pipeline is exported")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--autoencoder-steps", type=int, default=3600)
-    parser.add_argument("--flow-steps", type=int, default=1300)
+    parser.add_argument("--flow-steps", type=int, default=1600)
     parser.add_argument("--decoder-steps", type=int, default=600)
     parser.add_argument("--scenes", type=int, default=12_000, help="clips encoded before the flow is trained")
     parser.add_argument("--no-compile", action="store_true", help="train without torch.compile")
