@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m omnireuse.reference.video.evaluate", description=__doc__)
     parser.add_argument("--path", type=Path, default=None, help="directory of the weights (default: the checkout's)")
     parser.add_argument("--captions", type=int, default=132, help="held-out captions to draw (default: all)")
-    parser.add_argument("--psnr-prompts", type=int, default=100, help="prompts for half the steps against all")
+    parser.add_argument("--psnr-prompts", type=int, default=60, help="prompts for half the steps against all")
     parser.add_argument("--card", action="store_true", help="write README.md and samples.png beside the weights")
     args = parser.parse_args()
 
