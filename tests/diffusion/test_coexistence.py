@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from diffusers import (
     FluxControlNetPipeline,
     StableDiffusionControlNetPipeline,
 )
+from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from tiny import TINY, Tiny
 from torch.nn.parallel import DistributedDataParallel
@@ -280,6 +282,8 @@ def accelerate_hooks(tiny: Tiny) -> None:
 
 
 def group_offload(tiny: Tiny) -> None:
+    if Version(diffusers.__version__) < Version("0.42") and not torch.accelerator.is_available():
+        pytest.skip("this diffusers asks for an accelerator even where groups are loaded onto the CPU")
     tiny.pipe.transformer.enable_group_offload(CPU, CPU, offload_type="block_level", num_blocks_per_group=1)
 
 

@@ -22,7 +22,7 @@ def arguments(tiny: Tiny, guided: bool = True) -> dict[str, Any]:
     given = tiny.inputs(guided=guided, batch=BATCH)
     return {
         name: value * torch.tensor([0.2, 1.0, 4.0]).reshape(-1, *(1,) * (value.ndim - 1))
-        if isinstance(value, torch.Tensor)
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
         else value
         for name, value in given.items()
     }
