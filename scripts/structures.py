@@ -17,8 +17,8 @@ HEAD = """\
 # Structure
 
 One line a module, taken from its docstring by `python scripts/structures.py`; a test keeps it complete. Imports
-point one way: errors, policies, forecasters, runtime, adapters, calibration, cache and `enable`, then report, demo and
-command line; `core` knows nothing of denoising. `tests/test_imports.py` holds this.
+point one way: errors, policies, forecasters, runtime, adapters, calibration, cache and `enable`, then report, search,
+demo and command line; `core` knows nothing of denoising. `tests/test_imports.py` holds this.
 """
 
 

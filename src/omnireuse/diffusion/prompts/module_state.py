@@ -141,7 +141,7 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """The storage of ``tensor``; None for a layout without one (sparse, packed)."""
     try:
         return tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):
+    except NotImplementedError:  # torch's word for such a layout; the weight is then among `num_uncounted`
         return None
 
 

@@ -150,8 +150,8 @@ class EncoderWatch:
         uncounted = sum([state.num_uncounted for state in self._states])
         if uncounted and self._looks_at_weights:
             logger.warning(
-                "%d weights of the text encoders have no version counter (made in inference mode, or sparse): their "
-                "changes are noticed by samples only; call bump_epoch after each update",
+                "%d weights of the text encoders have no version counter (made in inference mode) or no storage "
+                "(sparse): their changes are noticed by samples at best; call bump_epoch after each update",
                 uncounted,
             )
 
