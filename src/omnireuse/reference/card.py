@@ -48,9 +48,9 @@ float32.
 
 The attributes are read from the images by `omnireuse.reference.checker`. "Captions wholly right" asks for the number of
 objects, the background's colour and pattern, each object's shape, colour and size, and the place or relation, all at
-once. Guidance {guidance:g} is the weakest whole number at which half of the steps lie below 38 dB of all of them on captions
-drawn with another seed: `step_sensitivity(pipeline, held_out_scenes(144, seed=4321), true_cfg_scale=…)` gives 39.7 dB
-at 4.5, 38.4 at 5, 36.3 at 6 and 34.1 at 7.
+once. Guidance {guidance:g} is the weakest whole number at which half of the steps lie below 38 dB of all of them on
+captions drawn with another seed: `step_sensitivity(pipeline, held_out_scenes(144, seed=4321), true_cfg_scale=…)` gives
+39.7 dB at 4.5, 38.4 at 5, 36.3 at 6 and 34.1 at 7.
 
 ## Captions
 
