@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
 import statistics
-import types
-import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from omnireuse.errors import ConfigError
+from omnireuse.report.document import read_document, write_document
 from omnireuse.report.metrics import IDENTICAL_DB, mean_psnr
 
 __all__ = ["Comparison", "Mark", "Sample", "Variant", "read_results", "write_results"]
 
-FORMAT = 1
+HEAD = {"format": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +179,7 @@ class Comparison:
 
 def write_results(comparison: Comparison, path: Path) -> None:
     """Write `comparison` as strict JSON; a float that JSON has no word for becomes the text "inf" or "nan"."""
-    document = {"format": FORMAT, **_plain(dataclasses.asdict(comparison))}
-    path.write_text(json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_document(comparison, path, HEAD)
 
 
 def read_results(path: Path) -> Comparison:
@@ -194,51 +188,4 @@ def read_results(path: Path) -> Comparison:
     Raises:
         ConfigError: no file, no JSON, another format, or a field of a wrong type; the message says where.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"results {path}: {error.strerror or error}; `omnireuse demo` writes such a file") from error
-    except ValueError as error:
-        raise ConfigError(f"results {path}: not JSON ({error})") from error
-    found = document.pop("format", None) if isinstance(document, dict) else None
-    if found != FORMAT:
-        raise ConfigError(
-            f"results {path}: format must be {FORMAT}, got {found!r}; `omnireuse demo` writes such a file"
-        )
-    try:
-        return typing.cast(Comparison, _typed(Comparison, document, "results"))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _typed(kind: Any, value: Any, at: str) -> Any:
-    """`value` of parsed JSON as the annotated type `kind`; ConfigError with its place `at` where it is not one."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        if type(value) in arguments or (value is None and types.NoneType in arguments):
-            return value
-        return _typed(next(argument for argument in arguments if argument is not types.NoneType), value, at)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        hints, names = typing.get_type_hints(kind), {field.name for field in dataclasses.fields(kind)}
-        if value.keys() != names:
-            raise ConfigError(
-                f"{at}: fields must be {', '.join(sorted(names))}; differ in {sorted(value.keys() ^ names)}"
-            )
-        return kind(**{name: _typed(hints[name], item, f"{at}.{name}") for name, item in value.items()})
-    if origin is tuple and isinstance(value, list):
-        return tuple(_typed(arguments[0], item, f"{at}[{index}]") for index, item in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        return {key: _typed(arguments[1], item, f"{at}.{key}") for key, item in value.items()}
-    if kind is float and (type(value) in (int, float) or value in ("inf", "-inf", "nan")):
-        return float(value)
-    if isinstance(kind, type) and type(value) is kind:
-        return value
-    raise ConfigError(f"{at} must be a {getattr(kind, '__name__', kind)}, got {value!r}")
+    return read_document(Comparison, path, HEAD, what="results", writer="omnireuse demo")
