@@ -23,8 +23,9 @@ fi
     opencv-python-headless scipy annotated-doc typing-inspection mcp httpx-sse \
     'llguidance>=1.7,<1.8' 'outlines_core==0.2.14' 'lm-format-enforcer==0.11.3' 'lark==1.2.2' interegular
 
-# -c /dev/null: the project's pytest settings name plugins that this venv lacks.
+# -c /dev/null: the project's pytest settings name plugins that this venv lacks, and its marks with them.
 # The import first: without vLLM the tests would be skipped, and a skip is no failure.
 "$venv/bin/python" -c 'import vllm.v1.core.sched.scheduler'
 PYTHONPATH=src "$venv/bin/python" -m pytest -c /dev/null --rootdir . -p no:cacheprovider -q -s \
+    --strict-markers -o 'markers=integration: runs an external service' \
     tests/integration/test_vllm_scheduler.py

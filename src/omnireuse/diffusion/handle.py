@@ -131,6 +131,6 @@ def make_region(strategy: Strategy, emit: Emit, denoisers: Sequence[torch.nn.Mod
                 type(model).__name__,
                 strategy.region,
             )
-    stacks = [(model, block_stack_for(type(model).__name__)) for model in models]
+    stacks = [(model, block_stack_for(type(model).__name__, strategy.region)) for model in models]
     region = TailRegion if strategy.region == "tail" else BlocksRegion
     return region(strategy, emit, stacks, owner)

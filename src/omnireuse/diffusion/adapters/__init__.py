@@ -16,8 +16,12 @@ BLOCK_STACKS: dict[str, BlockStack] = {stack.model: stack for stack in _DECLARED
 """Class name of a denoiser -> its declaration."""
 
 
-def block_stack_for(model: str) -> BlockStack:
+def block_stack_for(model: str, region: str = "blocks") -> BlockStack:
     """The declaration for a denoiser's class name; the error says which regions need none.
+
+    Args:
+        model: the class name.
+        region: "blocks" or "tail", whichever needs the declaration.
 
     Raises:
         UnsupportedModelError: a model whose blocks are no stack.
@@ -25,10 +29,10 @@ def block_stack_for(model: str) -> BlockStack:
     """
     if model in UNSUPPORTED:
         raise UnsupportedModelError(
-            f"region 'blocks' cannot serve {model}: {UNSUPPORTED[model]}; use region 'step' or 'call'"
+            f"region {region!r} cannot serve {model}: {UNSUPPORTED[model]}; use region 'step' or 'call'"
         )
     if model not in BLOCK_STACKS:
         raise UnknownNameError(
-            "model for region 'blocks'", model, BLOCK_STACKS, hint="regions 'step' and 'call' serve any denoiser"
+            f"model for region {region!r}", model, BLOCK_STACKS, hint="regions 'step' and 'call' serve any denoiser"
         )
     return BLOCK_STACKS[model]

@@ -17,6 +17,7 @@ from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, m
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.track import layout_of
 from omnireuse.diffusion.reuse.runtime.verdict import Verdict, magnitudes
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
 
@@ -143,7 +144,7 @@ class ExtractedRegion:
     def __init__(self, strategy: Strategy, emit: Emit, denoisers: Sequence[torch.nn.Module]) -> None:
         self._strategy = strategy
         self._emit = emit
-        self._extractors = [get_extractor(type(denoiser).__name__) for denoiser in denoisers]
+        self._extractors = [get_extractor(type(unwrapped(denoiser)).__name__) for denoiser in denoisers]
         self._unseen = set(range(len(denoisers)))
 
     def call(self, call: DenoiserCall) -> Any:

@@ -10,6 +10,7 @@ from omnireuse.diffusion.cache.extractors import ExtractedRegion, has_extractor
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 
 __all__ = ["Bare", "is_extracted", "open_blocks"]
@@ -24,7 +25,7 @@ class Bare:
 
 def is_extracted(pipeline: Any) -> bool:
     """Whether all of the pipeline's denoisers are served by extractors that were registered for them."""
-    return all(has_extractor(type(denoiser).__name__) for denoiser in denoisers_of(pipeline))
+    return all(has_extractor(type(unwrapped(denoiser)).__name__) for denoiser in denoisers_of(pipeline))
 
 
 def open_blocks(pipeline: Any, strategy: Strategy, *, name: str, agreement: Agreement) -> Handle:

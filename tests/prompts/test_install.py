@@ -1,0 +1,149 @@
+"""Install and uninstall as specified: what a call gives through the cache, and what is left of it afterwards."""
+
+import gc
+import inspect
+import logging
+
+import pytest
+import torch
+
+from omnireuse.diffusion.cache.prompt_embed_cache import (
+    bump_epoch,
+    install_prompt_embed_cache,
+    uninstall_prompt_embed_cache,
+)
+from omnireuse.diffusion.prompts.changes import changes
+from omnireuse.errors import StateError, UnsupportedModelError
+
+from .conftest import Pipeline
+
+
+def test_a_hit_is_what_the_direct_call_gives():
+    pipeline, twin = Pipeline(), Pipeline()
+    install_prompt_embed_cache(pipeline)
+    for _ in range(2):
+        got, want = pipeline.encode_prompt("p", "n"), twin.encode_prompt("p", "n")
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert pipeline.encode_prompt("p")[1] is None
+
+
+def test_what_the_first_caller_does_to_its_result_stays_its_own():
+    pipeline = Pipeline()
+    install_prompt_embed_cache(pipeline)
+    first = pipeline.encode_prompt("p")[0]
+    want = first.clone()
+    first.zero_()
+    assert torch.equal(pipeline.encode_prompt("p")[0], want)
+
+
+def test_gradients_are_cut_and_reported(caplog):
+    pipeline = Pipeline()
+    raw = inspect.unwrap(Pipeline.encode_prompt)
+    pipeline.encode_prompt = raw.__get__(pipeline)
+    install_prompt_embed_cache(pipeline)
+    with caplog.at_level(logging.WARNING):
+        assert pipeline.encode_prompt("p")[0].requires_grad
+    assert "with gradients on" in caplog.text
+    assert not pipeline.encode_prompt("p")[0].requires_grad
+
+
+def test_install_again_returns_the_cache_and_reports_other_arguments(caplog):
+    pipeline = Pipeline()
+    cache = install_prompt_embed_cache(pipeline)
+    with caplog.at_level(logging.WARNING):
+        assert install_prompt_embed_cache(pipeline) is cache
+        assert caplog.text == ""
+        assert install_prompt_embed_cache(pipeline, max_size=7) is cache
+    assert "max_size=7 (installed: 32)" in caplog.text
+
+
+def test_uninstall_leaves_nothing_behind():
+    gc.collect()  # else caches of other tests, freed on the way, would be counted
+    pipeline = Pipeline()
+    before, num_open = dict(vars(pipeline)), changes._num_open
+    install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("p")
+    pipeline.num_encodes = 0
+    pipeline.prompts.clear()
+    assert uninstall_prompt_embed_cache(pipeline) is True
+    assert vars(pipeline) == before
+    assert pipeline.encode_prompt == Pipeline.encode_prompt.__get__(pipeline)
+    assert uninstall_prompt_embed_cache(pipeline) is False
+    assert changes._num_open == num_open
+
+
+def test_uninstall_restores_a_function_of_the_instance():
+    pipeline = Pipeline()
+    own = pipeline.encode_prompt = lambda prompt: torch.ones(1)
+    cache = install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("a")
+    pipeline.encode_prompt("a")
+    assert cache.hits == 1
+    uninstall_prompt_embed_cache(pipeline)
+    assert pipeline.encode_prompt is own
+
+
+def test_uninstall_under_another_wrapper_says_so():
+    import functools
+
+    pipeline = Pipeline()
+    install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt = functools.partial(pipeline.encode_prompt, scale=2)
+    with pytest.raises(StateError, match="wrapped again"):
+        uninstall_prompt_embed_cache(pipeline)
+
+
+def test_no_callable_encode_prompt_gives_none():
+    assert install_prompt_embed_cache(object()) is None
+    pipeline = Pipeline()
+    pipeline.encode_prompt = "text"
+    assert install_prompt_embed_cache(pipeline) is None
+
+
+def test_an_object_that_takes_no_attribute_is_named():
+    class Closed:
+        __slots__ = ()
+
+        def encode_prompt(self, prompt):
+            return prompt
+
+    with pytest.raises(UnsupportedModelError, match="Closed"):
+        install_prompt_embed_cache(Closed())
+
+
+def test_the_wrapper_looks_like_the_function():
+    pipeline = Pipeline()
+    install_prompt_embed_cache(pipeline)
+    assert inspect.signature(pipeline.encode_prompt) == inspect.signature(Pipeline().encode_prompt)
+    assert pipeline.encode_prompt.__name__ == "encode_prompt"
+    assert pipeline.encode_prompt.__doc__ == "Encode."
+    assert pipeline.encode_prompt.__self__ is pipeline
+
+
+def test_a_freed_pipeline_is_freed():
+    import weakref
+
+    pipeline = Pipeline()
+    install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("p")
+    gone, encoder = weakref.ref(pipeline), weakref.ref(pipeline.text_encoder)
+    del pipeline
+    assert gone() is None
+    assert encoder() is None
+
+
+def test_switching_off_calls_through():
+    pipeline = Pipeline()
+    cache = install_prompt_embed_cache(pipeline, enabled=False)
+    pipeline.encode_prompt("p")
+    pipeline.encode_prompt("p")
+    assert (pipeline.num_encodes, cache.stats()["misses"]) == (2, 0)
+    cache.enabled = True
+    pipeline.encode_prompt("p")
+    pipeline.encode_prompt("p")
+    assert (pipeline.num_encodes, cache.hits) == (3, 1)
+
+
+def test_bump_without_a_cache_says_what_to_do():
+    with pytest.raises(StateError, match="install_prompt_embed_cache"):
+        bump_epoch(Pipeline())
