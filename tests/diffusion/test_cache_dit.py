@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from tiny import TINY, Tiny
 
 import omnireuse
@@ -98,6 +100,25 @@ def test_never_reusing_is_bit_equal(flux: Tiny) -> None:
     assert handle.summary().calls_outside == 1
     with torch.no_grad():
         assert torch.equal(flux.pipe.transformer(**given).sample, outside)
+
+
+def adapted(model: torch.nn.Module) -> torch.nn.Module:
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["to_q"], init_lora_weights=False)).eval()
+
+
+WRAPPERS = [adapted, functools.partial(torch.compile, backend="eager")]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS, ids=["peft", "torch.compile"])
+def test_a_wrapped_denoiser_is_served(flux: Tiny, wrap: Any) -> None:
+    flux.pipe.transformer = wrap(flux.pipe.transformer)
+    full = flux.run(steps=8)
+    with omnireuse.enable(flux.pipe, "cache_dit", residual_diff_threshold=1e-9):
+        assert torch.equal(flux.run(steps=8), full)
+    with omnireuse.enable(flux.pipe, "cache_dit", **LOOSE, max_cached_steps=3) as handle:
+        assert not torch.equal(flux.run(steps=8), full)
+    assert handle.summary().reused_calls == 6
+    assert torch.equal(flux.run(steps=8), full)
 
 
 def test_the_library_agrees_with_the_native_cache() -> None:

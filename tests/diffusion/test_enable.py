@@ -120,10 +120,13 @@ def test_a_pipeline_without_a_denoiser_is_refused() -> None:
         omnireuse.enable(SimpleNamespace(vae=torch.nn.Identity()))
 
 
-def test_an_undeclared_model_is_refused_in_region_blocks_and_served_elsewhere() -> None:
+@pytest.mark.parametrize("region", ["blocks", "tail"])
+def test_an_undeclared_model_is_refused_in_a_region_of_blocks_and_served_elsewhere(region: str) -> None:
     pipe = SimpleNamespace(transformer=torch.nn.Linear(2, 2))
-    with pytest.raises(UnknownNameError, match="regions 'step' and 'call' serve any denoiser"):
-        omnireuse.enable(pipe, policy="fixed", region="blocks")
+    with pytest.raises(
+        UnknownNameError, match=rf"model for region '{region}'.*regions 'step' and 'call' serve any denoiser"
+    ):
+        omnireuse.enable(pipe, policy="fixed", region=region)
     assert type(pipe.transformer) is torch.nn.Linear
     omnireuse.enable(pipe, policy="fixed", region="call").disable()
 

@@ -26,6 +26,7 @@ from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.policies import scm_mask
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit
 from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.errors import ConfigError, MissingExtraError, StateError, UnsupportedModelError
 
 __all__ = ["CacheDiTBackend"]
@@ -166,8 +167,9 @@ class _Attached:
     Its context manager is emptied after every call, so a call that belongs to no run finds none and computes.
     """
 
-    def __init__(self, denoiser: torch.nn.Module, config: DiffusionCacheConfig) -> None:
-        library, name = _library(), type(denoiser).__name__
+    def __init__(self, wrapped: torch.nn.Module, config: DiffusionCacheConfig) -> None:
+        library, denoiser = _library(), unwrapped(wrapped)
+        name = type(denoiser).__name__
         if getattr(denoiser, "_is_cached", False):
             raise StateError(f"cache-dit is already enabled on this {name}; call cache_dit.disable_cache on it first")
         if not library.BlockAdapterRegister.is_supported(denoiser):

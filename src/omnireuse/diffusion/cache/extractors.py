@@ -106,7 +106,7 @@ class CacheContext:
 
 
 Extractor = Callable[..., CacheContext]
-"""`extractor(module, *args, **kwargs)` of the module's own call."""
+"""`extractor(module, *args, **kwargs)` of the module's own call, which may have come through a wrapper of it."""
 
 _EXTRACTORS: dict[str, Extractor] = {}
 
@@ -150,7 +150,7 @@ class ExtractedRegion:
     def call(self, call: DenoiserCall) -> Any:
         """The output, with the blocks run or their stored residual added to the streams before them."""
         started = perf_counter()
-        context = self._extractors[call.denoiser](call.module, *call.args, **call.kwargs)
+        context = self._extractors[call.denoiser](unwrapped(call.module), *call.args, **call.kwargs)
         if call.denoiser in self._unseen:
             context.validate()
             self._unseen.discard(call.denoiser)

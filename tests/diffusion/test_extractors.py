@@ -1,0 +1,224 @@
+"""Models outside diffusers, served through a function that takes their forward apart."""
+
+from __future__ import annotations
+
+import functools
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from omnireuse.diffusion.cache.teacache import (
+    CacheContext,
+    TeaCacheBackend,
+    TeaCacheConfig,
+    apply_teacache_hook,
+    get_extractor,
+    register_extractor,
+)
+from omnireuse.diffusion.data import DiffusionCacheConfig
+from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError, WrongTypeError
+
+
+class Foreign(torch.nn.Module):
+    """A small two-stream model that no adapter declares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Linear(4, 8)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+        self.out = torch.nn.Linear(8, 4)
+        self.ran = 0
+
+    def forward(self, hidden_states: torch.Tensor, timestep: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        context = take_apart(self, hidden_states, timestep, text)
+        return context.postprocess(context.run_transformer_blocks()[0])
+
+
+def take_apart(
+    module: Foreign, hidden_states: torch.Tensor, timestep: torch.Tensor, text: torch.Tensor
+) -> CacheContext:
+    hidden = module.embed(hidden_states)
+    temb = timestep.reshape(-1, 1).expand(len(hidden), 8)
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        module.ran += 1
+        h, t = hidden, text
+        for block in module.blocks:
+            h, t = h + torch.tanh(block(h) + temb[:, None]), t + 0.1 * h.mean(1, keepdim=True)
+        return h, t
+
+    return CacheContext(
+        modulated_input=hidden * (1 + temb[:, None]),
+        hidden_states=hidden,
+        encoder_hidden_states=text,
+        temb=temb,
+        run_transformer_blocks=run,
+        postprocess=module.out,
+    )
+
+
+@torch.no_grad()
+def denoise(module: Foreign, steps: int = 8) -> torch.Tensor:
+    latents = torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(0))
+    for t in torch.linspace(1, 0.1, steps):
+        latents = latents - module(latents, timestep=t[None], text=torch.ones(1, 3, 8)) / steps
+    return latents
+
+
+IDENTITY = (0.0, 0.0, 0.0, 1.0, 0.0)
+
+
+def test_a_bare_module_is_served_through_its_extractor() -> None:
+    register_extractor("Foreign", take_apart)
+    assert get_extractor("Foreign") is take_apart
+    module = Foreign()
+    full = denoise(module)
+    module.ran = 0
+    handle = apply_teacache_hook(module, TeaCacheConfig(rel_l1_thresh=1e-9, coefficients=IDENTITY))
+    assert torch.equal(denoise(module), full)
+    assert module.ran == 8
+    handle.disable()
+    module.ran = 0
+    with apply_teacache_hook(module, TeaCacheConfig(rel_l1_thresh=0.5, coefficients=IDENTITY)) as handle:
+        handle.expect(8)
+        reused = denoise(module)
+        assert 2 <= module.ran < 8
+        assert handle.events[-1].reason == "last"
+        # Without being told, the next run begins where the timestep rises again; its last step is not known.
+        assert torch.allclose(denoise(module), reused, atol=0.1)
+        assert {event.run for event in handle.events} == {1, 2}
+    assert torch.equal(denoise(module), full)
+
+
+def adapted(module: Foreign) -> torch.nn.Module:
+    wrapped: torch.nn.Module = get_peft_model(module, LoraConfig(r=2, target_modules=["out"], init_lora_weights=False))
+    return wrapped
+
+
+WRAPPERS = [adapted, functools.partial(torch.compile, backend="eager")]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS, ids=["peft", "torch.compile"])
+def test_a_wrapped_module_is_served_through_the_extractor_of_what_is_inside(wrap: Any) -> None:
+    register_extractor("Foreign", take_apart)
+    inner = Foreign()
+    module = wrap(inner)
+    full = denoise(module)
+    backend = TeaCacheBackend(DiffusionCacheConfig(rel_l1_thresh=1e-9, coefficients=IDENTITY))
+    pipeline = SimpleNamespace(transformer=module)
+    backend.enable(pipeline)
+    assert torch.equal(denoise(module), full)
+    backend.disable(pipeline)
+    inner.ran = 0
+    with apply_teacache_hook(module, TeaCacheConfig(rel_l1_thresh=0.5, coefficients=IDENTITY)) as handle:
+        handle.expect(8)
+        assert not torch.equal(denoise(module), full)
+    assert handle.summary().reused_calls == 8 - inner.ran > 0
+    assert torch.equal(denoise(module), full)
+
+
+def test_a_backend_serves_an_engines_pipeline_through_refresh() -> None:
+    register_extractor("Foreign", take_apart)
+    pipeline = SimpleNamespace(transformer=Foreign())
+    full = denoise(pipeline.transformer)
+    backend = TeaCacheBackend(DiffusionCacheConfig(rel_l1_thresh=0.5, coefficients=IDENTITY))
+    backend.enable(pipeline)
+    results = []
+    for steps in (8, 12, 8):
+        backend.refresh(pipeline, steps)
+        results.append(denoise(pipeline.transformer, steps))
+        last = [event for event in backend.handle.events if event.total == steps][-1]
+        assert (last.step, last.reason) == (steps - 1, "last")
+    assert torch.equal(results[0], results[2])
+    assert not torch.equal(results[0], full)
+    backend.disable(pipeline)
+    assert torch.equal(denoise(pipeline.transformer), full)
+
+
+def test_a_model_without_extractor_or_declaration_is_refused() -> None:
+    class Unheard(torch.nn.Module):
+        pass
+
+    config = TeaCacheConfig(coefficients=IDENTITY)
+    with pytest.raises(UnknownNameError, match="Unheard"):
+        apply_teacache_hook(Unheard(), config)
+    with pytest.raises(UnsupportedModelError, match="no denoiser"):
+        TeaCacheBackend(DiffusionCacheConfig()).enable(SimpleNamespace())
+    with pytest.raises(UnknownNameError, match="register_extractor"):
+        get_extractor("Unheard")
+    with pytest.raises(WrongTypeError):
+        register_extractor("Unheard", 3)  # type: ignore[arg-type]
+    with pytest.raises(WrongTypeError):
+        register_extractor("", take_apart)
+
+
+def good(**changes: Any) -> CacheContext:
+    fields: dict[str, Any] = {
+        "modulated_input": torch.ones(2, 3, 4),
+        "hidden_states": torch.ones(2, 3, 4),
+        "encoder_hidden_states": None,
+        "temb": torch.ones(2, 4),
+        "run_transformer_blocks": lambda: (torch.ones(2, 3, 4),),
+        "postprocess": lambda hidden: hidden,
+    }
+    return CacheContext(**(fields | changes))
+
+
+def test_a_good_context_validates() -> None:
+    good().validate()
+    good(extra_states={"a": 1}).validate(run_blocks=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"modulated_input": [1.0]}, TypeError),
+        ({"temb": None}, TypeError),
+        ({"encoder_hidden_states": "text"}, TypeError),
+        ({"run_transformer_blocks": None}, TypeError),
+        ({"postprocess": 3}, TypeError),
+        ({"extra_states": [1]}, TypeError),
+        ({"temb": torch.ones(3, 4)}, ValueError),
+        ({"modulated_input": torch.ones(())}, ValueError),
+        ({"modulated_input": torch.ones(2, 0)}, ValueError),
+        ({"hidden_states": torch.full((2, 3, 4), math.nan)}, ValueError),
+        ({"temb": torch.ones(2, 4, device="meta")}, ValueError),
+    ],
+)
+def test_a_bad_context_is_refused(changes: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        good(**changes).validate()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_transformer_blocks": lambda: 1 / 0},
+        {"run_transformer_blocks": lambda: torch.ones(2, 3, 4)},
+        {"run_transformer_blocks": lambda: (torch.ones(2, 3, 4), torch.ones(2, 3, 4))},
+        {"run_transformer_blocks": lambda: (torch.ones(2, 9, 4),)},
+        {"postprocess": lambda hidden: hidden.no_such_thing},
+    ],
+)
+def test_callables_are_tried_out_when_asked(changes: dict[str, Any]) -> None:
+    good(**changes).validate()
+    with pytest.raises(RuntimeError):
+        good(**changes).validate(run_blocks=True)
+
+
+def test_the_first_context_of_a_model_is_validated() -> None:
+    class Sloppy(Foreign):
+        pass
+
+    register_extractor("Sloppy", lambda module, *a, **k: good(temb=torch.ones(9, 4)))
+    module = Sloppy()
+    with (
+        apply_teacache_hook(module, TeaCacheConfig(coefficients=IDENTITY)),
+        pytest.raises(ConfigError, match="batch size"),
+    ):
+        denoise(module)
