@@ -121,6 +121,9 @@ def _add_calibrate(commands: Commands) -> argparse.ArgumentParser:
         "--computed", type=_numbers, help="budgets of computed steps, N[,N…] (default: 1.5x to 4x fewer)"
     )
     parser.add_argument("--evaluations", type=int, default=30, help="schedules tried for each budget (default: 30)")
+    parser.add_argument(
+        "--margin", type=float, default=1.0, help="standard errors that a gain must exceed to count (default: 1)"
+    )
     parser.add_argument("--seconds", type=float, help="wall-clock budget of the search")
     parser.add_argument("--batch", type=int, default=1, help="prompts a call (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="of noise and search (default: 0)")
@@ -211,6 +214,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         steps=arguments.steps,
         computed_steps=arguments.computed,
         evaluations=arguments.evaluations,
+        margin=arguments.margin,
         seconds=arguments.seconds,
         batch_size=arguments.batch,
         seed=arguments.seed,

@@ -14,6 +14,9 @@ from omnireuse import Profile
 from omnireuse.cli import main
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.reference.load import SAMPLING, find_image_pipeline, load_image_pipeline
+from omnireuse.search.candidate import Candidate
+from omnireuse.search.judge import Judge
+from omnireuse.search.standing import Standing
 
 PROMPTS = [
     "a large red circle in the top left on a plain gray background",
@@ -47,19 +50,10 @@ def test_a_profile_holds_a_plan_for_each_budget(profile: Profile) -> None:
 
 
 def test_a_search_is_never_worse_than_what_it_starts_from(pipeline: Any, profile: Profile) -> None:
-    from omnireuse.search.judge import Judge
-
-    judge = Judge(
-        pipeline,
-        PROMPTS[:2],
-        first_seed=0,
-        batch_size=2,
-        call={"num_inference_steps": 8, **CALL},
-        advance=lambda count: None,
-    )
-    judge.run_in_full()
+    judge = Judge(pipeline, PROMPTS[:2], first_seed=0, call={"num_inference_steps": 8, **CALL})
     schedule = omnireuse.FixedSchedule(num_computed=4, power=1.7).computed_steps(8)
-    given = judge.psnr(tuple(sorted(schedule)), "blend")
+    default = Candidate(steps=tuple(sorted(schedule)), forecaster="blend")
+    given = judge.psnr(range(2), default, judge.full_run(range(2), record=False).pictures)
     assert profile.plans[4].psnr >= sum(given) / 2 - 1e-6
 
 
@@ -136,6 +130,7 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None
         ({"computed_steps": [29]}, "from 2 to steps"),
         ({"held_out": 1.0}, "held_out must be"),
         ({"evaluations": 0}, "evaluations must be"),
+        ({"margin": float("nan")}, "margin must be"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_runs(
@@ -146,12 +141,12 @@ def test_bad_arguments_are_refused_before_anything_runs(
 
 
 def test_an_interrupt_keeps_what_was_found(pipeline: Any, caplog: pytest.LogCaptureFixture) -> None:
-    def interrupt(doing: str, count: int) -> None:
-        if doing.startswith("search, 6"):
+    def interrupt(standing: Standing) -> None:
+        if standing.doing.startswith("4 of 8") and standing.done == 2:
             raise KeyboardInterrupt
 
     profile = omnireuse.calibrate(
-        pipeline, PROMPTS, steps=8, computed_steps=[4, 6], evaluations=1, batch_size=2, advance=interrupt, **CALL
+        pipeline, PROMPTS, steps=8, computed_steps=[4, 6], evaluations=3, batch_size=2, watch=interrupt, **CALL
     )
     assert not profile.complete
     assert sorted(profile.plans) == [4]

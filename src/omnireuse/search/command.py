@@ -12,6 +12,7 @@ from rich.table import Table
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.errors import ConfigError
 from omnireuse.search.calibrate import calibrate
+from omnireuse.search.standing import Standing
 
 __all__ = ["profile_table", "run_calibrate"]
 
@@ -35,16 +36,31 @@ def run_calibrate(model: Path, prompts: Path, out: Path, console: Console, **opt
     with console.status(f"loading {model}"):
         pipeline = DiffusionPipeline.from_pretrained(model)
     pipeline.set_progress_bar_config(disable=True)
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:<18}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[best]:>8}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         tasks: dict[str, Any] = {}
+        priced = False
 
-        def advance(doing: str, count: int) -> None:
-            if doing not in tasks:
-                tasks[doing] = progress.add_task(doing, total=None)
-            progress.update(tasks[doing], advance=count)
+        def watch(standing: Standing) -> None:
+            nonlocal priced
+            if standing.doing not in tasks:
+                tasks[standing.doing] = progress.add_task(standing.doing, best="")
+            best = "" if standing.best is None else f"{standing.best:.1f} dB"
+            progress.update(tasks[standing.doing], completed=standing.done, total=standing.total, best=best)
+            if standing.seconds_left is not None and standing.done == standing.total and not priced:
+                priced = True
+                progress.console.print(
+                    f"at most about {standing.runs + standing.runs_left:.0f} full runs, of which "
+                    f"{standing.runs:.0f} are done; {standing.seconds_left / 60:.1f} minutes at the measured speed"
+                )
 
-        profile = calibrate(pipeline, [line for line in lines if line.strip()], advance=advance, **options)
+        profile = calibrate(pipeline, [line for line in lines if line.strip()], watch=watch, **options)
     profile.save(out)
     console.print(profile_table(profile))
     console.print(

@@ -2,73 +2,87 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["Candidate", "refine"]
+from omnireuse.search.candidate import Candidate
+from omnireuse.search.evaluator import Scorer, Scores
+from omnireuse.search.moves import moves
 
+__all__ = ["BATCH", "refine", "sure_gain"]
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A schedule with its forecaster."""
+#: Moves that are tried before one of them is taken. A constant, so that the search is the same for any number of
+#: workers: what spreads over them is the prompts of all moves of a batch.
+BATCH = 4
 
-    steps: tuple[int, ...]
-    forecaster: str
+Scored = tuple[Candidate, Scores]
 
 
 def refine(
-    score: Callable[[Candidate], float],
+    scorer: Scorer,
     starts: Iterable[Candidate],
     *,
-    total: int,
+    forecasters: Sequence[str],
     evaluations: int,
+    margin: float,
     rng: random.Random,
-    found: Callable[[Candidate, float], None],
     late: Callable[[], bool] = lambda: False,
-) -> None:
-    """Try all starts, then move single steps of the best as long as that helps; then of the next best.
+) -> Iterator[Scored]:
+    """Try all starts, then moves from the best as long as one helps beyond the noise.
 
     Args:
-        score: what a candidate is worth; asked once for each.
-        starts: what to begin from, the most promising first.
-        total: steps of a run.
+        scorer: says what candidates are worth; asked once for each.
+        starts: what to begin from. The first one is what others must beat.
+        forecasters: names of those to try.
         evaluations: most candidates that are scored, the starts among them.
+        margin: standard errors that a gain must exceed, see `sure_gain`.
         rng: decides in which order moves are tried.
-        found: told every candidate with its score, so that an interrupt loses nothing.
         late: whether time is up; the first candidate is scored in any case.
+
+    Yields:
+        The best so far, once for every candidate that was scored.
     """
-    scores: dict[Candidate, float] = {}
-
-    def value(candidate: Candidate) -> float | None:
-        if candidate not in scores:
-            if len(scores) >= evaluations or (scores and late()):
-                return None
-            scores[candidate] = score(candidate)
-            found(candidate, scores[candidate])
-        return scores[candidate]
-
-    for start in starts:
-        value(start)
-    climbed: set[Candidate] = set()
-    while len(scores) < evaluations and not late():
-        left = [candidate for candidate in scores if candidate not in climbed]
-        if not left:
-            return
-        here = max(left, key=lambda candidate: scores[candidate])
-        climbed.add(here)
-        moves = list(_moves(here, total))
-        rng.shuffle(moves)
-        # The first move that helps is taken: scores are noisy, and the best of all moves costs many more of them.
-        for move in moves:
-            if (reached := value(move)) is None or reached > scores[here]:
-                break
+    best: Scored | None = None
+    seen: set[Candidate] = set()
+    queue = list(dict.fromkeys(starts))
+    size = len(queue)
+    while queue and len(seen) < evaluations:
+        asked = queue[: min(size, evaluations - len(seen))]
+        queue = queue[len(asked) :]
+        seen.update(asked)
+        scored: dict[Candidate, Scores] = {}
+        leader = best
+        for candidate, scores in scorer.scores(asked):
+            scored[candidate] = scores
+            # Always from the batch as a whole and in its order: results may come in any.
+            leader = _leader(best, [(each, scored[each]) for each in asked if each in scored], margin)
+            yield leader
+            if late():
+                return
+        if leader is not None and leader is not best:
+            best = leader
+            around = moves(best[0], forecasters)
+            queue = [move for move in dict.fromkeys(around) if move not in seen]
+            rng.shuffle(queue)
+        size = BATCH
 
 
-def _moves(candidate: Candidate, total: int) -> Iterator[Candidate]:
-    inner = candidate.steps[1:-1]
-    for step in inner:
-        for moved in (step - 2, step - 1, step + 1, step + 2):
-            if 0 < moved < total - 1 and moved not in inner:
-                steps = tuple(sorted({*candidate.steps} - {step} | {moved}))
-                yield Candidate(steps=steps, forecaster=candidate.forecaster)
+def sure_gain(scores: Scores, over: Scores, margin: float) -> float:
+    """Mean gain over the same prompts, less `margin` standard errors of that mean.
+
+    With few prompts the best of many candidates is best on these prompts only; what is sure to be left on others is
+    less than what is seen. A single prompt tells nothing of the noise, and its gain counts whole.
+    """
+    gains = [new - old for new, old in zip(scores, over, strict=True)]
+    mean = math.fsum(gains) / len(gains)
+    if len(gains) < 2:
+        return mean
+    variance = math.fsum((gain - mean) ** 2 for gain in gains) / (len(gains) - 1)
+    return mean - margin * math.sqrt(variance / len(gains))
+
+
+def _leader(best: Scored | None, challengers: Sequence[Scored], margin: float) -> Scored:
+    holder = challengers[0] if best is None else best
+    challenger = max(challengers, key=lambda each: sure_gain(each[1], holder[1], margin))
+    return challenger if sure_gain(challenger[1], holder[1], margin) > 0 else holder

@@ -1,0 +1,32 @@
+"""What a search tries: a schedule with its forecaster, and how it is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Candidate", "from_record", "to_record"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A schedule with its forecaster. Equal candidates are worth the same.
+
+    Attributes:
+        steps: the steps that compute, in order, the first and the last among them.
+        forecaster: name of the forecaster for the others.
+    """
+
+    steps: tuple[int, ...]
+    forecaster: str
+
+
+def to_record(candidate: Candidate) -> dict[str, Any]:
+    """The candidate as JSON holds it."""
+    return {"steps": list(candidate.steps), "forecaster": candidate.forecaster}
+
+
+def from_record(record: Mapping[str, Any]) -> Candidate:
+    """The candidate that `to_record` wrote down; a KeyError or TypeError where it did not."""
+    return Candidate(steps=tuple(record["steps"]), forecaster=record["forecaster"])

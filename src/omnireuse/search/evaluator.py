@@ -1,0 +1,78 @@
+"""What candidates are worth on a set of prompts, whoever does the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from omnireuse.search.candidate import Candidate
+from omnireuse.search.record import Distances
+from omnireuse.search.workers import Workers
+
+__all__ = ["Evaluator", "Scorer", "Scores"]
+
+#: PSNR in dB of each prompt to its full run.
+Scores = tuple[float, ...]
+
+
+class Scorer(Protocol):
+    """Says what candidates are worth."""
+
+    def scores(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Scores]]:
+        """Each candidate with its PSNR of every prompt, as they are done; who stops listening gives up the rest."""
+
+
+class Evaluator:
+    """Some of the judges' prompts, and the full runs that candidates are held against.
+
+    The unit of work is one call of the pipeline: a batch of prompts with one candidate. So the work spreads evenly over
+    any number of workers, a full run is made once whatever their number, and no result depends on who made it.
+
+    Args:
+        workers: do the runs.
+        prompts: places of the prompts.
+        batch_size: prompts a call.
+        steps: of a full run.
+    """
+
+    def __init__(self, workers: Workers, prompts: range, *, batch_size: int, steps: int) -> None:
+        self._workers = workers
+        self._batches = [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
+        self._steps = steps
+        self._full: dict[int, Any] = {}
+        self.runs = 0.0
+        """Full runs of one prompt that were spent, reused steps not counted."""
+
+    def run_in_full(self, *, record: bool, advance: Callable[[int], None]) -> list[Distances]:
+        """Make the pictures that candidates are held against.
+
+        Args:
+            record: whether to note how far apart the values of the runs are.
+            advance: told the number of prompts that were run whenever some were.
+
+        Returns:
+            The distances of each batch; empty unless recorded.
+
+        Raises:
+            StateError: a full run is not finite.
+        """
+        recorded: dict[int, Distances] = {}
+        for number, made in self._workers.run("full_run", [(batch, record) for batch in self._batches]):
+            self._full[number] = self._workers.share(made.pictures)
+            self.runs += len(made.pictures)
+            if made.distances is not None:
+                recorded[number] = made.distances
+            advance(len(made.pictures))
+        return [recorded[number] for number in sorted(recorded)]
+
+    def scores(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Scores]]:
+        """As `Scorer.scores`; after `run_in_full`."""
+        work = [(candidate, number) for candidate in candidates for number in range(len(self._batches))]
+        calls = [(self._batches[number], candidate, self._full[number]) for candidate, number in work]
+        made: dict[Candidate, dict[int, list[float]]] = {candidate: {} for candidate in candidates}
+        for place, psnr in self._workers.run("psnr", calls):
+            candidate, number = work[place]
+            made[candidate][number] = psnr
+            self.runs += len(psnr) * len(candidate.steps) / self._steps
+            if len(made[candidate]) == len(self._batches):
+                yield candidate, tuple(each for number in range(len(self._batches)) for each in made[candidate][number])
