@@ -9,6 +9,7 @@ import pytest
 
 from omnireuse.cli import main
 from omnireuse.demo import command
+from omnireuse.reference.case import Case
 from omnireuse.reference.load import VIDEO_SAMPLING
 from omnireuse.report.clips import read_frames
 from omnireuse.report.results import read_results
@@ -60,7 +61,7 @@ def test_a_demo_of_clips(video_model: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_the_same_seed_asks_for_the_same(model: Path) -> None:
-    first, again, other = (command.IMAGES.tasks(3, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (command.tasks(command.IMAGES, 3, seed=seed) for seed in (0, 0, 1))
     assert [task.prompt for task in first] == [task.prompt for task in again]
     assert [task.prompt for task in first] != [task.prompt for task in other]
 
@@ -68,10 +69,10 @@ def test_the_same_seed_asks_for_the_same(model: Path) -> None:
 def test_an_interrupted_demo_keeps_what_is_done_and_says_so(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = command.IMAGES.generator
+    real = command.generator
 
-    def interrupting(_: object, pipeline: Any, *, guidance: float) -> Any:
-        generate, calls = real(pipeline, guidance=guidance), iter(range(1000))
+    def interrupting(case: Case, pipeline: Any, *, guidance: float) -> Any:
+        generate, calls = real(case, pipeline, guidance=guidance), iter(range(1000))
 
         def run(*arguments: Any) -> Any:
             # One cache: two warm-ups, the first prompt of three variants, and one more.
@@ -81,7 +82,7 @@ def test_an_interrupted_demo_keeps_what_is_done_and_says_so(
 
         return run
 
-    monkeypatch.setattr(type(command.IMAGES), "generator", interrupting)
+    monkeypatch.setattr(command, "generator", interrupting)
     monkeypatch.setattr(command, "CACHES", command.CACHES[:1])
     out = tmp_path / "out"
     assert main(["demo", "--model", str(model), "--out", str(out), "--steps", "4", "--prompts", "3"]) == 130

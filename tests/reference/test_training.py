@@ -196,12 +196,12 @@ def test_a_directory_without_weights_is_refused(tmp_path, monkeypatch):
 @pytest.mark.skipif(not WEIGHTS.exists(), reason="the weights are in the repository, not in the package")
 def test_the_committed_pipeline_draws_what_captions_say():
     pytest.importorskip("skimage")
-    from omnireuse.reference.checker import check
-    from omnireuse.reference.evaluate import generate, score
+    from omnireuse.reference.case import IMAGES
+    from omnireuse.reference.evaluate import score
 
     pipeline = load_image_pipeline(WEIGHTS)
     pipeline.set_progress_bar_config(disable=True)
     scenes = held_out_scenes(5)
-    images = generate(pipeline, [caption(scene) for scene in scenes], list(range(5)))
-    attributes_right, _, _ = score(scenes, images, check)
+    images = IMAGES.generate(pipeline, [caption(scene) for scene in scenes], range(5))
+    attributes_right, _, _ = score(scenes, images, IMAGES.check)
     assert attributes_right >= 0.8

@@ -207,12 +207,12 @@ def test_a_directory_without_weights_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not WEIGHTS.exists(), reason="the weights are in the repository, not in the package")
 def test_the_committed_pipeline_shows_what_captions_say():
+    from omnireuse.reference.case import CLIPS
     from omnireuse.reference.evaluate import score
-    from omnireuse.reference.video.evaluate import generate
 
     pipeline = load_video_pipeline(WEIGHTS)
     pipeline.set_progress_bar_config(disable=True)
     scenes = held_out_scenes(4)
-    clips = generate(pipeline, [caption(scene) for scene in scenes], list(range(4)))
+    clips = CLIPS.generate(pipeline, [caption(scene) for scene in scenes], range(4))
     attributes_right, _, _ = score(scenes, clips, check)
     assert attributes_right >= 0.7

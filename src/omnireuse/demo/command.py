@@ -7,8 +7,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from omnireuse.demo.compare import Cache, compare, generations
 from omnireuse.demo.config import DemoConfig
-from omnireuse.demo.reference import CLIPS, IMAGES
+from omnireuse.demo.reference import generator, load_quietly, tasks
 from omnireuse.demo.table import results_table
+from omnireuse.reference.case import CLIPS, IMAGES
 from omnireuse.report.files import write_report
 from omnireuse.report.results import write_results
 
@@ -32,18 +33,18 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
         ConfigError: no pipeline where `config.model` says.
         KeyboardInterrupt: interrupted before anything could be kept.
     """
-    reference = CLIPS if config.video else IMAGES
-    folder = reference.find(config.model)
+    case = CLIPS if config.video else IMAGES
+    folder = case.find(config.model)
     with console.status("loading the reference pipeline"):
-        pipeline = reference.load_quietly(folder)
+        pipeline = load_quietly(case, folder)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("warm-up: full", total=generations(config.prompts, len(CACHES)))
         comparison = compare(
             pipeline,
-            reference.tasks(config.prompts, seed=config.seed),
+            tasks(case, config.prompts, seed=config.seed),
             CACHES,
-            generate=reference.generator(pipeline, guidance=config.full_guidance),
+            generate=generator(case, pipeline, guidance=config.full_guidance),
             num_inference_steps=config.full_steps,
             guidance=config.full_guidance,
             model=folder.resolve().name,
