@@ -12,13 +12,12 @@ from omnireuse.errors import ConfigError
 from omnireuse.reference import SAMPLING, load_image_pipeline
 from omnireuse.reference.captions import caption, held_out_scenes, vocabulary
 from omnireuse.reference.load import PATH_VARIABLE, find_image_pipeline
-from omnireuse.reference.models import TRAINING_SHIFT, FlowModel
+from omnireuse.reference.models import TRAINING_SHIFT, FlowModel, new_autoencoder
 from omnireuse.reference.tokenizers import END_ID, MAX_SEQUENCE_LENGTH, PAD_ID, START_ID, load_tokenizer, save_tokenizer
-from omnireuse.reference.train.autoencoder import new_autoencoder, train_autoencoder
-from omnireuse.reference.train.export import export_pipeline, export_run
 from omnireuse.reference.train.flow import new_optimizers, sample_sigmas, train_flow
+from omnireuse.reference.train.image import FLOW, export_images
 from omnireuse.reference.train.loop import Loop, averaged, learning_rate_factor
-from omnireuse.reference.train.text import QUESTIONS, answers, train_text
+from omnireuse.reference.train.text import QUESTIONS, answers
 
 # torch says that bfloat16 activations over float32 RMSNorm weights take its slower kernel; the result is what is meant.
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
@@ -27,19 +26,24 @@ WEIGHTS = Path(__file__).parents[2] / "models" / "shapes-flux"
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    train_autoencoder(folder, num_steps=1)
-    train_text(folder, num_steps=2, batch_size=8)
-    train_flow(folder, num_steps=3, num_scenes=64, batch_size=4, compile_model=False, checkpoint_every=2)
-    return folder
+def trained(train):
+    return train(
+        "--text-steps=2",
+        "--flow-steps=3",
+        autoencoder={"batch_size": 1, "num_measured": 32},
+        text={"batch_size": 8},
+        flow={"batch_size": 4, "checkpoint_every": 2},
+    )
 
 
 @pytest.fixture(scope="module")
-def exported(run_folder, tmp_path_factory):
-    target = tmp_path_factory.mktemp("exported")
-    export_run(run_folder, target)
-    return target
+def run_folder(trained):
+    return trained[0]
+
+
+@pytest.fixture(scope="module")
+def exported(trained):
+    return trained[1]
 
 
 def test_every_word_has_a_token_and_the_longest_caption_fits(tmp_path):
@@ -94,12 +98,7 @@ def test_sigmas_are_shifted_and_fill_the_range():
 
 def test_every_parameter_has_one_optimizer():
     model = FlowModel()
-    held = [
-        id(p)
-        for optimizer in new_optimizers(model.transformer, (model.clip, model.t5))
-        for group in optimizer.param_groups
-        for p in group["params"]
-    ]
+    held = [id(p) for optimizer in new_optimizers(model) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
 
 
@@ -128,7 +127,7 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(run_folder, tmp_path):
     folder = tmp_path / "again"
     shutil.copytree(run_folder, folder)
     before = torch.load(folder / "flow-resume.pt", weights_only=True)
-    train_flow(folder, num_steps=4, num_scenes=64, batch_size=4, compile_model=False)
+    train_flow(FLOW, folder, num_steps=4, num_scenes=32, batch_size=4, compile_model=False)
     after = torch.load(folder / "flow-resume.pt", weights_only=True)
     assert (before["step"], after["step"]) == (3, 4)
     assert int(after["average"]["n_averaged"]) == 4
@@ -138,7 +137,7 @@ def test_training_is_repeatable(run_folder, tmp_path):
     for name in ("vae", "tokenizer", "tokenizer_2"):
         shutil.copytree(run_folder / name, tmp_path / name)
     shutil.copy(run_folder / "text.pt", tmp_path)
-    train_flow(tmp_path, num_steps=3, num_scenes=64, batch_size=4, compile_model=False)
+    train_flow(FLOW, tmp_path, num_steps=3, num_scenes=32, batch_size=4, compile_model=False)
     first, again = (torch.load(folder / "flow.pt", weights_only=True) for folder in (run_folder, tmp_path))
     for name, value in first.items():
         torch.testing.assert_close(again[name], value, msg=name)
@@ -181,7 +180,7 @@ def test_no_file_tells_where_it_was_trained(run_folder, exported):
 
 def test_exporting_twice_leaves_one_set_of_files(tmp_path):
     for _ in range(2):
-        export_pipeline(new_autoencoder(), FlowModel(), tmp_path)
+        export_images(new_autoencoder(), FlowModel(), tmp_path)
     assert len(list(tmp_path.rglob("*.safetensors"))) == 4
 
 

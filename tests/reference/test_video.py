@@ -12,11 +12,10 @@ from omnireuse.errors import ConfigError
 from omnireuse.reference import VIDEO_SAMPLING, load_video_pipeline
 from omnireuse.reference.load import VIDEO_PATH_VARIABLE
 from omnireuse.reference.scenes import IMAGE_SIZE, Thing
-from omnireuse.reference.tokenizers import load_tokenizer
-from omnireuse.reference.train.flow import new_optimizers
-from omnireuse.reference.train.video.autoencoder import refine_decoder, train_autoencoder
-from omnireuse.reference.train.video.export import export_run
-from omnireuse.reference.train.video.flow import train_flow
+from omnireuse.reference.tokenizers import load_tokenizer, token_ids
+from omnireuse.reference.train.autoencoder import train_autoencoder
+from omnireuse.reference.train.flow import new_optimizers, train_flow
+from omnireuse.reference.train.video import AUTOENCODER, FLOW
 from omnireuse.reference.video.captions import (
     MAX_SEQUENCE_LENGTH,
     caption,
@@ -41,19 +40,24 @@ SCENE = MovingScene(
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    train_autoencoder(folder, num_steps=1, batch_size=1)
-    train_flow(folder, num_steps=3, num_scenes=32, batch_size=4, compile_model=False, checkpoint_every=2)
-    refine_decoder(folder, num_steps=1, batch_size=1)
-    return folder
+def trained(train):
+    return train(
+        "--video",
+        "--flow-steps=3",
+        autoencoder={"batch_size": 1, "num_measured": 32},
+        flow={"batch_size": 4, "checkpoint_every": 2},
+        decoder={"batch_size": 1},
+    )
 
 
 @pytest.fixture(scope="module")
-def exported(run_folder, tmp_path_factory):
-    target = tmp_path_factory.mktemp("exported")
-    export_run(run_folder, target)
-    return target
+def run_folder(trained):
+    return trained[0]
+
+
+@pytest.fixture(scope="module")
+def exported(trained):
+    return trained[1]
 
 
 def test_a_drawing_is_a_clip_and_the_same_for_the_same_seed():
@@ -140,26 +144,25 @@ def test_the_model_encodes_captions_as_the_pipeline_does(exported):
     flow.text_encoder.load_state_dict(pipeline.text_encoder.state_dict())
     flow.transformer.load_state_dict(pipeline.transformer.state_dict())
     captions = [caption(SCENE), ""]
-    text = pipeline.tokenizer(captions, padding="max_length", max_length=MAX_SEQUENCE_LENGTH, return_tensors="pt")
+    ids = token_ids(pipeline.tokenizer, captions)
     noise, sigma = torch.randn(2, 12, 3, 8, 8), torch.tensor([0.3, 0.9])
     with torch.no_grad():
         states, _ = pipeline.encode_prompt(captions, None, False, max_sequence_length=MAX_SEQUENCE_LENGTH)
         expected = pipeline.transformer(noise, 1000.0 * sigma, states, return_dict=False)[0]
-        torch.testing.assert_close(flow(noise, sigma, text.input_ids, text.attention_mask), expected)
+        torch.testing.assert_close(flow(noise, sigma, ids), expected)
 
 
 def test_every_parameter_has_one_optimizer():
     model = VideoFlowModel()
-    optimizers = new_optimizers(model.transformer, [model.text_encoder])
-    held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    held = [id(p) for optimizer in new_optimizers(model) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
 
 
 def test_a_stopped_run_goes_on_from_its_checkpoints(run_folder, tmp_path):
     folder = tmp_path / "again"
     shutil.copytree(run_folder, folder)
-    train_autoencoder(folder, num_steps=2, batch_size=1)
-    train_flow(folder, num_steps=4, num_scenes=32, batch_size=4, compile_model=False)
+    train_autoencoder(AUTOENCODER, folder, num_steps=2, batch_size=1, num_measured=32)
+    train_flow(FLOW, folder, num_steps=4, num_scenes=32, batch_size=4, compile_model=False)
     for name, step in (("autoencoder-resume.pt", 2), ("flow-resume.pt", 4)):
         state = torch.load(folder / name, weights_only=True)
         assert (state["step"], int(state["average"]["n_averaged"])) == (step, step)

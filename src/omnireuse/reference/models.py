@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from diffusers import FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
+import torch
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
+from omnireuse.reference.scenes import IMAGE_SIZE
 from omnireuse.reference.tokenizers import END_ID, MAX_SEQUENCE_LENGTH, PAD_ID, START_ID, words
 
 LATENT_CHANNELS = 8
@@ -15,6 +17,24 @@ TEXT_WIDTH = 128
 TRAINING_SHIFT = 2.0
 #: Timestep shift in sampling: without one, the early steps are as coarse as a cache has to cope with in real models.
 SAMPLING_SHIFT = 1.0
+
+
+def new_autoencoder(*, scaling_factor: float = 1.0, shift_factor: float = 0.0) -> AutoencoderKL:
+    """64x64 pixels to 16x16 latents; a latent is (encoded - shift_factor) * scaling_factor, as Flux has it."""
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(16, 32, 64),
+        layers_per_block=1,
+        latent_channels=LATENT_CHANNELS,
+        norm_num_groups=2,
+        sample_size=IMAGE_SIZE,
+        scaling_factor=scaling_factor,
+        shift_factor=shift_factor,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        mid_block_add_attention=False,
+    )
 
 
 class FlowModel(nn.Module):
@@ -77,6 +97,25 @@ class FlowModel(nn.Module):
             guidance_embeds=False,
             axes_dims_rope=(4, 14, 14),
         )
+        half = LATENT_SIZE // 2
+        image_ids = FluxPipeline._prepare_latent_image_ids(1, half, half, "cpu", torch.float32)
+        self.register_buffer("image_ids", image_ids, persistent=False)
+        self.register_buffer("text_ids", torch.zeros(MAX_SEQUENCE_LENGTH, 3), persistent=False)
+
+    def forward(
+        self, noisy: torch.Tensor, sigma: torch.Tensor, clip_ids: torch.Tensor, t5_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Velocity of packed ``noisy`` (B, T, C) at noise level ``sigma`` (B,), text read as FluxPipeline does it."""
+        output: torch.Tensor = self.transformer(
+            hidden_states=noisy,
+            timestep=sigma,
+            pooled_projections=self.clip(clip_ids).pooler_output,
+            encoder_hidden_states=self.t5(t5_ids)[0],
+            txt_ids=self.text_ids,
+            img_ids=self.image_ids,
+            return_dict=False,
+        )[0]
+        return output
 
 
 def new_scheduler() -> FlowMatchEulerDiscreteScheduler:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -59,13 +61,27 @@ def save_tokenizer(
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+#: The tokenizers of the image pipeline: what writes each into a folder.
+IMAGE_TOKENIZERS = {
+    "tokenizer": partial(save_tokenizer, starts=True),
+    "tokenizer_2": partial(save_tokenizer, starts=False),
+}
+
+
 def token_ids(tokenizer: PreTrainedTokenizerFast, captions: list[str]) -> torch.Tensor:
     """Padded token ids (B, T) of ``captions``, as the pipeline makes them."""
-    padded = tokenizer(captions, padding="max_length", max_length=MAX_SEQUENCE_LENGTH, return_tensors="pt")
-    ids: torch.Tensor = padded.input_ids
+    ids: torch.Tensor = tokenizer(captions, padding="max_length", return_tensors="pt").input_ids
     return ids
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """The tokenizer that `save_tokenizer` wrote."""
     return PreTrainedTokenizerFast.from_pretrained(str(folder))
+
+
+def write_tokenizers(folder: Path, writers: Mapping[str, Callable[[Path], None]]) -> dict[str, PreTrainedTokenizerFast]:
+    """The tokenizers of ``writers``, written into ``folder`` in place of what is there under their names."""
+    for name, write in writers.items():
+        shutil.rmtree(folder / name, ignore_errors=True)
+        write(folder / name)
+    return {name: load_tokenizer(folder / name) for name in writers}

@@ -1,17 +1,19 @@
-"""From a training folder to the directory that ``FluxPipeline.from_pretrained`` reads."""
+"""From trained parts to the directory that ``from_pretrained`` of a diffusers pipeline reads."""
 
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, FluxPipeline
+from diffusers import DiffusionPipeline
 from safetensors.torch import load_file, save_file
+from transformers import CLIPTextModel, PreTrainedModel
 
-from omnireuse.reference.models import FlowModel, new_scheduler
-from omnireuse.reference.tokenizers import load_tokenizer, save_tokenizer
+from omnireuse.reference.models import new_scheduler
+from omnireuse.reference.tokenizers import write_tokenizers
 
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 
@@ -23,44 +25,36 @@ def edit_json(path: Path, **values: object) -> None:
     path.write_text(json.dumps(kept, indent=2) + "\n")
 
 
-def export_pipeline(vae: AutoencoderKL, flow: FlowModel, target: Path) -> None:
-    """Write the pipeline to ``target`` with half-precision weights, in files that transformers 4.57 and 5 both read."""
+def export_pipeline(
+    new: Callable[..., DiffusionPipeline],
+    target: Path,
+    tokenizers: Mapping[str, Callable[[Path], None]],
+    **parts: Any,
+) -> None:
+    """Write a pipeline to ``target`` with half-precision weights, in files that transformers 4.57 and 5 both read.
+
+    Args:
+        new: the class of the pipeline.
+        target: created where missing.
+        tokenizers: name -> what writes it into a folder.
+        parts: the pipeline's models by name.
+    """
     target.mkdir(parents=True, exist_ok=True)
-    tokenizers = {"tokenizer": True, "tokenizer_2": False}
-    for name, starts in tokenizers.items():
-        shutil.rmtree(target / name, ignore_errors=True)
-        save_tokenizer(target / name, starts=starts)
-    pipeline = FluxPipeline(
-        scheduler=new_scheduler(),
-        vae=vae,
-        text_encoder=flow.clip,
-        tokenizer=load_tokenizer(target / "tokenizer"),
-        text_encoder_2=flow.t5,
-        tokenizer_2=load_tokenizer(target / "tokenizer_2"),
-        transformer=flow.transformer,
-    )
+    pipeline = new(scheduler=new_scheduler(), **write_tokenizers(target, tokenizers), **parts)
     pipeline.to(torch.float16)
     pipeline.save_pretrained(target)
-    for name, starts in tokenizers.items():
-        shutil.rmtree(target / name)
-        save_tokenizer(target / name, starts=starts)
-    # transformers 5 reads CLIP's weights with and without this prefix, 4.57 only with it.
-    clip_path = target / "text_encoder" / "model.safetensors"
-    weights = {f"text_model.{name.removeprefix('text_model.')}": value for name, value in load_file(clip_path).items()}
-    save_file(weights, clip_path, metadata={"format": "pt"})
-    # The weights are stored in half precision and meant to be computed with in float32; transformers 5 would otherwise
-    # load them in the stored type while diffusers loads its models in float32.
-    for name in ("text_encoder", "text_encoder_2"):
-        edit_json(target / name / "config.json", dtype="float32")
+    write_tokenizers(target, tokenizers)
+    for name, part in parts.items():
+        if isinstance(part, CLIPTextModel):
+            # transformers 5 reads CLIP's weights with and without this prefix, 4.57 only with it.
+            path = target / name / "model.safetensors"
+            weights = {f"text_model.{key.removeprefix('text_model.')}": value for key, value in load_file(path).items()}
+            save_file(weights, path, metadata={"format": "pt"})
+        if isinstance(part, PreTrainedModel):
+            # The weights are stored in half precision and meant to be computed with in float32; transformers 5 would
+            # otherwise load them in the stored type while diffusers loads its models in float32.
+            edit_json(target / name / "config.json", dtype="float32")
     # Where the autoencoder was loaded from is nobody's business but the training machine's.
     edit_json(target / "vae" / "config.json", _name_or_path=None)
     classes = {name: ["transformers", TOKENIZER_CLASS] for name in tokenizers}
     edit_json(target / "model_index.json", **classes, _name_or_path=None)
-
-
-def export_run(folder: Path, target: Path) -> None:
-    """Export the last checkpoint of the training folder ``folder``."""
-    vae = AutoencoderKL.from_pretrained(folder / "vae")
-    flow = FlowModel()
-    flow.load_state_dict(torch.load(folder / "flow.pt", weights_only=True))
-    export_pipeline(vae, flow.eval(), target)

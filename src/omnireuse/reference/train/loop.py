@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -24,11 +24,22 @@ def averaged(model: nn.Module, decay: float) -> AveragedModel:
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
 
 
-def set_learning_rates(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+def set_learning_rates(optimizers: Sequence[torch.optim.Optimizer], factor: float) -> None:
     """Scale every group's peak rate, remembered under ``peak_lr`` on the first call, by ``factor``."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("peak_lr", group["lr"]) * factor
+
+
+def descend(loss: torch.Tensor, optimizers: Sequence[torch.optim.Optimizer]) -> torch.Tensor:
+    """One step of ``optimizers`` down the gradient of ``loss``, clipped at norm 1; returns the norm before that."""
+    loss.backward()
+    parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    norm = nn.utils.clip_grad_norm_(parameters, 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return norm
 
 
 def save_atomically(value: object, path: Path) -> None:
@@ -48,7 +59,7 @@ class Checkpoint:
     """
 
     def __init__(
-        self, path: Path, model: nn.Module, average: nn.Module, optimizers: list[torch.optim.Optimizer]
+        self, path: Path, model: nn.Module, average: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     ) -> None:
         self.path = path
         self._parts = {"model": model, "average": average}

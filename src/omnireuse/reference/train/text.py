@@ -16,8 +16,8 @@ from omnireuse.reference.captions import caption, sample_split
 from omnireuse.reference.drawing import BACKGROUND_COLOURS, OBJECT_COLOURS, PATTERNS, SHAPES
 from omnireuse.reference.models import TEXT_WIDTH, FlowModel
 from omnireuse.reference.scenes import PLACES, RELATIONS, SIZES, Scene
-from omnireuse.reference.tokenizers import load_tokenizer, save_tokenizer, token_ids
-from omnireuse.reference.train.loop import Loop, learning_rate_factor, save_atomically, set_learning_rates
+from omnireuse.reference.tokenizers import IMAGE_TOKENIZERS, token_ids, write_tokenizers
+from omnireuse.reference.train.loop import Loop, descend, learning_rate_factor, save_atomically, set_learning_rates
 
 BATCH_SIZE = 128
 PEAK_LR = 1e-3
@@ -79,23 +79,18 @@ def train_text(folder: Path, *, num_steps: int, seed: int = 0, batch_size: int =
     """Teach both encoders to read training captions, and keep their weights in ``folder/text.pt``."""
     torch.manual_seed(seed)
     rng = np.random.default_rng([seed, 5])
-    for name, starts in (("tokenizer", True), ("tokenizer_2", False)):
-        save_tokenizer(folder / name, starts=starts)
-    clip_tokenizer, t5_tokenizer = load_tokenizer(folder / "tokenizer"), load_tokenizer(folder / "tokenizer_2")
+    clip_tokenizer, t5_tokenizer = write_tokenizers(folder, IMAGE_TOKENIZERS).values()
     model, reader = FlowModel().train(), Reader()
     parameters = [*model.clip.parameters(), *model.t5.parameters(), *reader.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizers = [torch.optim.AdamW(parameters, lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)]
     loop = Loop("text", num_steps)
     for step in loop:
-        set_learning_rates([optimizer], learning_rate_factor(step, num_steps, warmup=100))
+        set_learning_rates(optimizers, learning_rate_factor(step, num_steps, warmup=100))
         scenes = [sample_split(rng, held_out=False) for _ in range(batch_size)]
         captions, wanted = [caption(scene, rng) for scene in scenes], torch.tensor([answers(scene) for scene in scenes])
         tokens = model.t5(token_ids(t5_tokenizer, captions))[0]
         pooled = model.clip(token_ids(clip_tokenizer, captions)).pooler_output
         (t5_loss, t5_right), (clip_loss, clip_right) = (_loss_and_accuracy(x, wanted) for x in reader(tokens, pooled))
-        (t5_loss + clip_loss).backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        descend(t5_loss + clip_loss, optimizers)
         loop.note(t5_loss=t5_loss, clip_loss=clip_loss, t5_right=t5_right, clip_right=clip_right)
     save_atomically({"clip": model.clip.state_dict(), "t5": model.t5.state_dict()}, folder / "text.pt")

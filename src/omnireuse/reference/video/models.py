@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
-from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
+from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from torch import nn
 from transformers import UMT5Config, UMT5EncoderModel
 
-from omnireuse.reference.tokenizers import END_ID, PAD_ID, words
-from omnireuse.reference.video.captions import vocabulary
+from omnireuse.reference.tokenizers import END_ID, PAD_ID, save_tokenizer, words
+from omnireuse.reference.video.captions import MAX_SEQUENCE_LENGTH, vocabulary
 
 LATENT_CHANNELS = 12
 TEXT_WIDTH = 128
-#: Timestep shift in sampling, chosen so that half the steps are visibly off.
-SAMPLING_SHIFT = 1.0
+
+#: The tokenizers of the video pipeline: what writes each into a folder.
+TOKENIZERS = {
+    "tokenizer": partial(save_tokenizer, starts=False, vocabulary=vocabulary(), max_length=MAX_SEQUENCE_LENGTH)
+}
 
 
 def new_autoencoder(mean: list[float] | None = None, std: list[float] | None = None) -> AutoencoderKLWan:
@@ -75,8 +80,9 @@ class VideoFlowModel(nn.Module):
             rope_max_seq_len=64,
         )
 
-    def forward(self, noisy: torch.Tensor, sigma: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, noisy: torch.Tensor, sigma: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Velocity of ``noisy`` (B, C, F, H, W) at noise level ``sigma`` (B,), text encoded as WanPipeline does it."""
+        mask = (ids != PAD_ID).long()
         states = self.text_encoder(ids, mask).last_hidden_state * mask[..., None]
         output: torch.Tensor = self.transformer(
             hidden_states=noisy, timestep=1000.0 * sigma, encoder_hidden_states=states, return_dict=False
@@ -97,8 +103,3 @@ def init_adaptive_norms(transformer: WanTransformer3DModel) -> None:
         for block in transformer.blocks:
             block.scale_shift_table.zero_()
         transformer.scale_shift_table.zero_()
-
-
-def new_scheduler() -> FlowMatchEulerDiscreteScheduler:
-    """The Euler solver that the pipeline samples with."""
-    return FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=SAMPLING_SHIFT, use_dynamic_shifting=False)

@@ -1,1 +1,0 @@
-"""Training of the reference video pipeline, stage by stage."""
