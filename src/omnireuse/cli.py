@@ -135,10 +135,10 @@ def _add_calibrate(commands: Commands) -> argparse.ArgumentParser:
 
 
 def _add_report(commands: Commands) -> argparse.ArgumentParser:
-    words = "make the page and the pictures again from the results of a demo"
+    words = "make the page and the pictures again from the results of a demo, the points of a comparison, or both"
     parser = commands.add_parser("report", help=words, description=words, allow_abbrev=False)
-    parser.add_argument("results", type=Path, metavar="RESULTS.json")
-    parser.add_argument("--out", type=Path, help="folder for the report (default: that of the results)")
+    parser.add_argument("files", type=Path, nargs="+", metavar="RESULTS.json", help="of omnireuse demo or compare")
+    parser.add_argument("--out", type=Path, help="folder, or the page itself: PAGE.html (default: beside the results)")
     parser.set_defaults(run=_report)
     return parser
 
@@ -239,10 +239,8 @@ def _engine_demo(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from omnireuse.report.files import write_report
-    from omnireuse.report.results import read_results
+    from omnireuse.report.files import rebuild
 
-    folder = arguments.results.parent
-    for path in write_report(read_results(arguments.results), folder, arguments.out or folder):
+    for path in rebuild(arguments.files, arguments.out):
         print(f"wrote {path}")
     return 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -21,7 +22,7 @@ def test_the_grid_holds_an_image_a_variant_and_prompt(tmp_path: Path) -> None:
     assert len(pictures) == 2 * len(made.variants)
     # Two legend cells, and per row: 28 of the full run, 2 × 28 of each cache, 15 and 12 of the floors.
     assert sum(len(axes.patches) for axes in figure.axes) == 2 + 2 * (28 + 2 * 56 + 15 + 12)
-    save_figure(figure, tmp_path / "grid.png", "png")
+    save_figure(figure, tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as saved:
         assert saved.width > 1000
 
@@ -31,11 +32,15 @@ def test_a_missing_image_is_named(tmp_path: Path) -> None:
         grid_figure(comparison(), tmp_path)
 
 
+def _points(axes: Any) -> set[tuple[float, float]]:
+    lines = [line for line in axes.get_lines() if line.get_marker() == "o"]
+    return {(x, y) for line in lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)}
+
+
 def test_points_stand_at_compute_and_quality() -> None:
     made = comparison()
-    axes = quality_figure(made).axes[0]
-    points = {(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.get_lines() if line.get_marker() == "o"}
-    assert points == {(variant.computed_steps, variant.psnr) for variant in made.variants[1:]}
+    found = _points(quality_figure(made).axes[0])
+    assert found == {(variant.computed_steps, variant.psnr) for variant in made.variants[1:]}
 
 
 def test_identical_images_are_drawn_at_the_clamp() -> None:
@@ -44,12 +49,16 @@ def test_identical_images_are_drawn_at_the_clamp() -> None:
         replace(v, samples=tuple(replace(s, psnr=float("inf")) for s in v.samples)) if v.role == "cache" else v
         for v in made.variants
     )
-    axes = quality_figure(replace(made, variants=caches)).axes[0]
-    assert max(line.get_ydata()[0] for line in axes.get_lines() if line.get_marker() == "o") == 100.0
+    assert max(y for _, y in _points(quality_figure(replace(made, variants=caches)).axes[0])) == 100.0
+
+
+def test_every_cache_is_named_once_below_the_plot() -> None:
+    (legend,) = quality_figure(comparison()).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["TeaCache 0.2", "omnireuse", "fewer steps", "full"]
 
 
 def test_the_same_comparison_gives_the_same_bytes() -> None:
     first, second = io.BytesIO(), io.BytesIO()
     for target in (first, second):
-        save_figure(quality_figure(comparison()), target, "svg")
+        save_figure(quality_figure(comparison()), target)
     assert first.getvalue() == second.getvalue()

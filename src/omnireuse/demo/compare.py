@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -68,6 +68,7 @@ class _Run:
     seconds: float
     computed_steps: float
     marks: tuple[Mark, ...] = ()
+    retained_bytes: int | None = None
 
 
 def generations(num_tasks: int, num_caches: int) -> int:
@@ -124,7 +125,7 @@ def compare(
             Mark(branch=e.branch, step=e.step, reused=e.reused, reason=e.reason, drift=e.drift, error=e.error)
             for e in events
         )
-        return _Run(image=run.image, seconds=run.seconds, computed_steps=summary.computed_steps, marks=marks)
+        return replace(run, computed_steps=summary.computed_steps, marks=marks, retained_bytes=summary.kept_bytes)
 
     variants = [_variant("full", "reference", {"num_inference_steps": num_inference_steps})]
     for cache in caches:
@@ -191,6 +192,7 @@ def _sample(task: Task, run: _Run, reference: Image, folder: Path, name: str) ->
         ssim=ssim(run.image, reference),
         attributes={name: bool(held) for name, held in task.check(run.image).items()} if task.check else None,
         marks=run.marks,
+        retained_bytes=run.retained_bytes,
     )
 
 

@@ -55,7 +55,7 @@ def run_replay(config: ReplayConfig, console: Console) -> None:
     results, picture = out / "replay.json", out / "hit_ratio.png"
     record = {"trace": config.trace.name, **facts(trace), "bound": bound_in_words(trace)}
     results.write_text(json.dumps(record | {"scores": [asdict(score) for score in scores]}, indent=1), encoding="utf-8")
-    save_figure(hit_ratio_figure(config.trace.name, scores), picture, "png")
+    save_figure(hit_ratio_figure(config.trace.name, scores), picture)
     for path in (results, picture):
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
 

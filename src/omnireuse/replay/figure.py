@@ -7,7 +7,7 @@ from itertools import cycle
 
 from omnireuse.errors import MissingExtraError
 from omnireuse.replay.run import BOUND, ORACLE, Score
-from omnireuse.report.style import LIGHT
+from omnireuse.report.style import LIGHT, quiet_axes
 
 try:
     from matplotlib.figure import Figure
@@ -39,11 +39,6 @@ def hit_ratio_figure(title: str, scores: Sequence[Score], *, size: tuple[float, 
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel("capacity, embeddings", color=LIGHT["muted"], fontsize=9.5)
     axes.set_ylabel("hit ratio", color=LIGHT["muted"], fontsize=9.5)
-    axes.tick_params(colors=LIGHT["muted"], length=0, labelsize=9.5)
-    axes.grid(axis="y", color=LIGHT["line"], linewidth=1)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(LIGHT["line"])
+    quiet_axes(axes)
     axes.legend(frameon=False, fontsize=9.5, labelcolor=LIGHT["ink"], loc="best")
     return figure

@@ -49,8 +49,10 @@ def read_document(kind: type[T], path: Path, head: Mapping[str, Any], *, what: s
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{what} {path}: {error.strerror or error}; `{writer}` writes such a file") from error
-    except ValueError as error:
-        raise ConfigError(f"{what} {path}: not JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{what} {path}: not JSON ({error}); a file that was cut off reads so, `{writer}` writes it anew"
+        ) from error
     for name, wanted in head.items():
         found = document.pop(name, None) if isinstance(document, dict) else None
         if found != wanted:

@@ -10,7 +10,7 @@ from omnireuse.errors import MissingExtraError
 from omnireuse.report.clips import read_frames
 from omnireuse.report.metrics import IDENTICAL_DB
 from omnireuse.report.results import Comparison
-from omnireuse.report.style import LIGHT, decibels, strip, tones
+from omnireuse.report.style import LIGHT, decibels, quiet_axes, strip, tones
 
 try:
     import matplotlib as mpl
@@ -21,111 +21,57 @@ except ImportError as missing:
 
 __all__ = ["grid_figure", "quality_figure", "save_figure"]
 
-# Text stays text in a drawing, so that the page's own font sets it.
-_STYLE: dict[Any, Any] = {
-    "font.family": ["sans-serif"],
-    "svg.fonttype": "none",
-    "svg.hashsalt": "omnireuse",
-    "text.color": LIGHT["ink"],
-}
+_STYLE: dict[Any, Any] = {"font.family": ["sans-serif"], "text.color": LIGHT["ink"]}
 
 
-def save_figure(figure: Figure, target: Path | IO[bytes], kind: str) -> None:
-    """Write `figure` as a "png" or "svg"; the same figure gives the same bytes."""
+def save_figure(figure: Figure, target: Path | IO[bytes]) -> None:
+    """Write `figure` as a PNG; the same figure gives the same bytes."""
     with mpl.rc_context(_STYLE):
-        # Both formats stamp something of their own into the file otherwise: the date, and the version of the library.
-        stamp = {"Date": None} if kind == "svg" else {"Software": None}
-        figure.savefig(target, format=kind, dpi=160, metadata=stamp, facecolor="none" if kind == "svg" else None)
+        # The version of the library would be stamped into the file otherwise.
+        figure.savefig(target, format="png", dpi=160, metadata={"Software": None})
 
 
-def quality_figure(comparison: Comparison, *, size: tuple[float, float] = (6.4, 4.0)) -> Figure:
+def quality_figure(comparison: Comparison, *, size: tuple[float, float] = (6.4, 4.4)) -> Figure:
     """PSNR over computed steps; a line falls from each cache to the floor that spends the same."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained", facecolor=LIGHT["card"])
         axes = figure.add_subplot()
         axes.set_facecolor("none")
         tone = tones(comparison)
-        floors = sorted((v for v in comparison.variants if v.role == "floor"), key=lambda v: v.computed_steps)
-        axes.plot(
-            [floor.computed_steps for floor in floors],
-            [min(floor.psnr, IDENTICAL_DB) for floor in floors],
-            linestyle=(0, (2, 2)),
-            color=LIGHT["muted"],
-            linewidth=1.2,
-            zorder=1,
-        )
-        if floors:
-            last = floors[-1]
-            axes.annotate(
-                "fewer steps",
-                (last.computed_steps, min(last.psnr, IDENTICAL_DB)),
-                xytext=(9, -3),
-                textcoords="offset points",
-                color=LIGHT["muted"],
-                fontsize=9.5,
-            )
-        for variant in comparison.variants[1:]:
-            colour = LIGHT[tone[variant.name]]
-            x, y = variant.computed_steps, min(variant.psnr, IDENTICAL_DB)
-            hollow = variant.role == "floor"
-            axes.plot(
-                [x],
-                [y],
-                "o",
-                markersize=7 if hollow else 9,
-                color=colour,
-                markerfacecolor=LIGHT["card"] if hollow else colour,
-                markeredgewidth=1.6,
-                zorder=3,
-            )
-            floor = comparison.floor(variant)
+        place = {v.name: (v.computed_steps, min(v.psnr, IDENTICAL_DB)) for v in comparison.variants[1:]}
+        caches = [variant for variant in comparison.variants if variant.role == "cache"]
+        floors = sorted(place[variant.name] for variant in comparison.variants if variant.role == "floor")
+        for cache in caches:
+            floor, colour = comparison.floor(cache), LIGHT[tone[cache.name]]
             if floor is not None:
-                axes.plot(
-                    [x, floor.computed_steps],
-                    [y, min(floor.psnr, IDENTICAL_DB)],
-                    color=colour,
-                    linewidth=1.6,
-                    alpha=0.45,
-                    zorder=2,
-                )
-            if variant.role == "cache":
-                axes.annotate(
-                    variant.name,
-                    (x, y),
-                    xytext=(9, 2),
-                    textcoords="offset points",
-                    color=colour,
-                    fontsize=10.5,
-                    weight="bold" if variant.name == comparison.highlight else "normal",
-                )
-        axes.axvline(comparison.steps, color=LIGHT["full"], linewidth=1.2)
-        axes.annotate(
-            comparison.reference.name,
-            (comparison.steps, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(-6, -12),
-            textcoords="offset points",
-            ha="right",
-            color=LIGHT["full"],
-            fontsize=10,
-        )
+                axes.plot(*zip(place[cache.name], place[floor.name], strict=True), color=colour, alpha=0.45)
+            axes.plot(*place[cache.name], "o", markersize=9, color=colour, label=cache.name, zorder=3)
+        if floors:
+            axes.plot(
+                *zip(*floors, strict=True),
+                linestyle=(0, (2, 2)),
+                marker="o",
+                markersize=7,
+                color=LIGHT["muted"],
+                markerfacecolor=LIGHT["card"],
+                linewidth=1.2,
+                label="fewer steps",
+            )
+        axes.axvline(comparison.steps, color=LIGHT["full"], linewidth=1.2, label=comparison.reference.name)
         axes.set_xlim(0, comparison.steps * 1.03)
         axes.margins(y=0.16)
         axes.set_xlabel("computed steps", color=LIGHT["muted"], fontsize=9.5)
         axes.set_ylabel("PSNR to the full run, dB", color=LIGHT["muted"], fontsize=9.5)
-        axes.tick_params(colors=LIGHT["muted"], length=0, labelsize=9.5)
-        axes.grid(axis="y", color=LIGHT["line"], linewidth=1)
-        axes.set_axisbelow(True)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        axes.spines["bottom"].set_color(LIGHT["line"])
+        quiet_axes(axes)
+        # Names below the plot cannot cover a point or each other.
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9.5, labelcolor=LIGHT["ink"])
     return figure
 
 
 def grid_figure(comparison: Comparison, folder: Path, *, rows: int = 4) -> Figure:
     """One row a prompt (the first `rows`), one column a variant, the decisions as a strip under each image.
 
-    A clip shows its middle frame.
+    A clip shows four of its frames, from the first to the last.
 
     Raises:
         ConfigError: an image of the results is not in `folder`.
@@ -181,5 +127,14 @@ def grid_figure(comparison: Comparison, folder: Path, *, rows: int = 4) -> Figur
 
 
 def _pixels(path: Path) -> Image.Image:
+    """An image as it is, or four frames of a clip, evenly spaced and read like a page."""
     frames = read_frames(path)
-    return frames[len(frames) // 2]
+    if len(frames) == 1:
+        return frames[0]
+    width, height = frames[0].size
+    gap = max(1, width // 32)
+    sheet = Image.new("RGB", (2 * width + gap, 2 * height + gap), LIGHT["paper"])
+    for place in range(4):
+        frame = frames[round(place * (len(frames) - 1) / 3)]
+        sheet.paste(frame, ((width + gap) * (place % 2), (height + gap) * (place // 2)))
+    return sheet

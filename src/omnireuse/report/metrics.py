@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omnireuse.errors import ConfigError, MissingExtraError
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["IDENTICAL_DB", "mean_psnr", "psnr", "ssim"]
+__all__ = ["IDENTICAL_DB", "bootstrap", "mean_psnr", "psnr", "ssim"]
 
 IDENTICAL_DB = 100.0
 """What an infinite PSNR counts as in a mean. One level of one channel of one pixel of a 64 × 64 image is 89 dB."""
@@ -97,3 +97,15 @@ def mean_psnr(values: Iterable[float]) -> float:
     if all(value == math.inf for value in values):
         return math.inf
     return sum(min(value, IDENTICAL_DB) for value in values) / len(values)
+
+
+def bootstrap(values: Sequence[float], *, resamples: int = 2000) -> tuple[float, float]:
+    """The interval of 95 % of the mean of `values`: percentiles of the means of samples drawn from them anew.
+
+    Source: Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979. The same values give the same interval.
+    """
+    import numpy as np
+
+    drawn = np.random.default_rng(0).choice(np.asarray(values, dtype=np.float64), (resamples, len(values)))
+    low, high = np.percentile(drawn.mean(axis=1), (2.5, 97.5))
+    return float(low), float(high)

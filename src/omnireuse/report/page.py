@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import io
-import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from omnireuse.errors import MissingExtraError
+from omnireuse.errors import ConfigError, MissingExtraError
 from omnireuse.report.clips import FRAME_MILLISECONDS, read_frames
-from omnireuse.report.figure import quality_figure, save_figure
+from omnireuse.report.curves import curves
+from omnireuse.report.pareto import Pareto
+from omnireuse.report.plot import SHAPES, plot_case
+from omnireuse.report.points import case_of
 from omnireuse.report.results import Comparison
-from omnireuse.report.style import DARK, LIGHT, decibels, strip, tones
+from omnireuse.report.style import DARK, LIGHT, decibels, size, strip, tones
 
 try:
     import jinja2
@@ -22,12 +26,32 @@ except ImportError as missing:
 __all__ = ["render_page"]
 
 
-def render_page(comparison: Comparison, folder: Path) -> str:
-    """`comparison` as HTML, with the images or clips that lie in `folder` inside it.
+def render_page(comparison: Comparison | None, folder: Path, *, pareto: Pareto | None = None) -> str:
+    """A demo's comparison, a comparison with peers, or both as HTML.
+
+    Args:
+        folder: where the images or clips of `comparison` lie; they are put inside the page.
 
     Raises:
-        ConfigError: an image of the results is not in `folder`.
+        ConfigError: neither of the two, or an image of the results is not in `folder`.
     """
+    if comparison is None and pareto is None:
+        raise ConfigError("render_page(comparison=None, pareto=None): one of them must be given")
+    return (
+        _templates()
+        .get_template("page.html.j2")
+        .render(
+            **(_demo(comparison, folder) if comparison else {"comparison": None}),
+            pareto=pareto,
+            cases=[(case, plot_case(case)) for case in pareto.cases] if pareto else [],
+            themes={"light": LIGHT, "dark": DARK},
+            shapes=SHAPES,
+        )
+    )
+
+
+@cache
+def _templates() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("omnireuse.report"),
         autoescape=True,
@@ -35,50 +59,44 @@ def render_page(comparison: Comparison, folder: Path) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["decibels"] = decibels
+    environment.filters.update(decibels=decibels, size=size)
+    return environment
+
+
+def _demo(comparison: Comparison, folder: Path) -> dict[str, Any]:
+    """What the template shows of a demo."""
+    colours = tones(comparison)
     names = [sample.image for variant in comparison.variants for sample in variant.samples]
-    pictures = {name: _strip_of_frames(folder / name) for name in names}
-    return environment.get_template("page.html.j2").render(
-        comparison=comparison,
-        best=comparison.highlighted,
-        floor=comparison.floor(comparison.highlighted),
-        tones=tones(comparison),
-        themes={"light": LIGHT, "dark": DARK},
-        plot=_themed_svg(comparison),
-        pictures={name: _data_uri(strip) for name, (strip, _) in pictures.items()},
-        frames=max(count for _, count in pictures.values()),
-        frame_ms=FRAME_MILLISECONDS,
-        strip=strip,
-    )
+    pictures = {name: _picture(folder / name) for name in names}
+    case = case_of(comparison)
+    return {
+        "comparison": comparison,
+        "best": comparison.highlighted,
+        "floor": comparison.floor(comparison.highlighted),
+        "case": case,
+        "plot": plot_case(case, colours),
+        "tones": colours,
+        "pictures": {name: picture for name, (picture, _) in pictures.items()},
+        "frames": max(count for _, count in pictures.values()),
+        "frame_ms": FRAME_MILLISECONDS,
+        "strip": strip,
+        "curves": [curves(comparison, number, colours) for number in range(len(comparison.prompts))],
+    }
 
 
-def _strip_of_frames(path: Path) -> tuple[bytes, int]:
-    """A PNG with the frames side by side, and their number; a still image as it is."""
+def _picture(path: Path) -> tuple[str, int]:
+    """An image as it is, or the frames of a clip side by side; as an address that holds it, and how many frames."""
     frames = read_frames(path)
     if len(frames) == 1:
-        return path.read_bytes(), 1
+        return _address("png", path.read_bytes()), 1
     width, height = frames[0].size
     joined = Image.new("RGB", (width * len(frames), height))
     for index, frame in enumerate(frames):
         joined.paste(frame, (width * index, 0))
     target = io.BytesIO()
-    joined.save(target, format="png", optimize=True)
-    return target.getvalue(), len(frames)
+    joined.save(target, format="webp", lossless=True)
+    return _address("webp", target.getvalue()), len(frames)
 
 
-def _data_uri(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()
-
-
-def _themed_svg(comparison: Comparison) -> str:
-    """The quality plot with its colours as CSS variables, so that a theme reaches it."""
-    target = io.BytesIO()
-    save_figure(quality_figure(comparison, size=(4.6, 4.9)), target, "svg")
-    drawing = target.getvalue().decode()
-    drawing = drawing[drawing.index("<svg") :]
-    for name, colour in LIGHT.items():
-        drawing = drawing.replace(colour, f"var(--{name})")
-    # The drawing's own size is in points; the page decides.
-    return re.sub(
-        r'<svg([^>]*?) width="[^"]*"| height="[\d.]+pt"', lambda m: f"<svg{m[1]}" if m[1] else "", drawing, count=2
-    )
+def _address(kind: str, image: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"

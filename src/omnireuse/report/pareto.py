@@ -106,6 +106,8 @@ class Case:
     targets: dict[str, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"Case(steps={self.steps}): steps must be at least 1")
         for point in self.points:
             if point.error is None and len(point.each) != len(self.prompts):
                 raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class Sample:
         ssim: structural similarity to the same.
         attributes: what the checker asked of the image and whether it holds; None where nothing checks.
         marks: the decisions of the run, in order.
+        retained_bytes: the most that was kept between steps; None where nothing counts it.
     """
 
     prompt: str
@@ -51,6 +53,15 @@ class Sample:
     ssim: float
     attributes: dict[str, bool] | None = None
     marks: tuple[Mark, ...] = ()
+    retained_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.seconds or not min(self.seconds) > 0.0:
+            raise ConfigError(f"Sample(seconds={self.seconds}): seconds must be above 0, at least one")
+        if not math.isfinite(self.computed_steps) or self.computed_steps < 0.0:
+            raise ConfigError(
+                f"Sample(computed_steps={self.computed_steps}): computed_steps must be finite, at least 0"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +143,8 @@ class Comparison:
     variants: tuple[Variant, ...]
 
     def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"Comparison(steps={self.steps}): steps must be at least 1")
         if not self.variants or self.variants[0].role != "reference":
             raise ConfigError("Comparison(variants): variants must begin with the reference")
         if len({variant.name for variant in self.variants}) < len(self.variants):

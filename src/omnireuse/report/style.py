@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from omnireuse.report.results import Comparison, Variant
 
-__all__ = ["DARK", "LIGHT", "decibels", "strip", "tones"]
+__all__ = ["DARK", "LIGHT", "decibels", "quiet_axes", "size", "strip", "tones"]
 
-#: Colours by role. No two of LIGHT are equal: the page finds them again in a drawing, to let a theme replace them.
+#: Colours by role.
 LIGHT = {
     "paper": "#f7f6f2",
     "card": "#ffffff",
@@ -78,3 +79,23 @@ def decibels(value: float | None, *, signed: bool = False) -> str:
     if value == math.inf:
         return "identical"
     return f"{value:{'+' if signed else ''}.1f} dB".replace("-", "−")
+
+
+def size(count: int) -> str:
+    """Bytes, for people."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if value < 1024.0:
+            break
+        value, unit = value / 1024.0, larger
+    return f"{value:.3g} {unit}"
+
+
+def quiet_axes(axes: Any, *, grid: str = "y", labels: float = 9.5) -> None:
+    """Matplotlib axes of which only the bottom line and a pale grid are left."""
+    axes.tick_params(colors=LIGHT["muted"], length=0, labelsize=labels)
+    axes.grid(axis=grid, color=LIGHT["line"], linewidth=1)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(LIGHT["line"])

@@ -40,7 +40,7 @@ def run_engine_demo(config: EngineDemoConfig, console: Console) -> EngineCompari
     console.print()
     results, picture = config.out / "engine.json", config.out / "timeline.png"
     write_comparison(comparison, results)
-    save_figure(timeline_figure(comparison), picture, "png")
+    save_figure(timeline_figure(comparison), picture)
     for path in (results, picture):
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
     return comparison

@@ -6,7 +6,7 @@ from typing import Any
 
 from omnireuse.demo.engine.record import EngineComparison, EngineRun
 from omnireuse.errors import MissingExtraError
-from omnireuse.report.style import LIGHT
+from omnireuse.report.style import LIGHT, quiet_axes
 
 try:
     from matplotlib.figure import Figure
@@ -79,12 +79,7 @@ def _draw(axes: Any, run: EngineRun, requests: list[str]) -> None:
             )  # fmt: skip
     axes.set_yticks(range(len(requests)), requests)
     axes.set_ylim(len(requests) - 0.4, -0.6)
-    axes.tick_params(colors=LIGHT["muted"], length=0, labelsize=8)
-    axes.grid(axis="x", color=LIGHT["line"], linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(LIGHT["line"])
+    quiet_axes(axes, grid="x", labels=8)
     counts = run.counts
     words = (
         f"{run.name}: {counts.get('encode', 0)} encoder calls, {counts.get('prefill', 0):,} tokens prefilled, "
