@@ -10,8 +10,9 @@ import torch
 from denoisers.base import Denoiser, tensor
 from denoisers.hunyuan import hunyuan_video
 from denoisers.image import aura_flow
+from denoisers.image_later import qwen_image_21
 from denoisers.registry import DENOISERS
-from denoisers.video import wan_vace
+from denoisers.video import wan_animate, wan_vace
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch.utils import _pytree as pytree
 
@@ -24,6 +25,7 @@ from omnireuse.errors import StateError, UnsupportedModelError
 VARIANTS = {
     "AuraFlowTransformer2DModel without single blocks": lambda: aura_flow(single=0),
     "HunyuanVideoTransformer3DModel by token replacement": lambda: hunyuan_video("token_replace"),
+    "QwenImage21Transformer2DModel with one time for all": lambda: qwen_image_21(causal=False),
 }
 STEPS = 4
 REUSED = 2  # holds what step 1 computed
@@ -167,6 +169,11 @@ def test_what_a_model_writes_in_place_between_blocks_does_not_spoil_the_entry() 
 def test_a_control_hint_after_the_last_block_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"control hint is added after its last block.*use region 'call'"):
         omnireuse.enable(Pipeline(wan_vace(layers=(0, 2))), policy="fixed", region="blocks")
+
+
+def test_a_face_after_the_last_block_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"face is added after its last block.*use region 'call'"):
+        omnireuse.enable(Pipeline(wan_animate(every=2, layers=3)), policy="fixed", region="blocks")
 
 
 @pytest.mark.parametrize(("skipped", "which"), [(0, "first"), (2, "last")])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from denoisers import hunyuan, image, image_flux, other, video
+from denoisers import hunyuan, image, image_flux, image_later, other, video
 from denoisers.base import Denoiser
 
 DENOISERS: dict[str, Callable[[], Denoiser]] = {
     **image_flux.DENOISERS,
     **image.DENOISERS,
+    **image_later.DENOISERS,
     **video.DENOISERS,
     **hunyuan.DENOISERS,
     **other.DENOISERS,

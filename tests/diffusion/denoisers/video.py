@@ -17,6 +17,7 @@ from diffusers import (
     MochiTransformer3DModel,
     SanaVideoTransformer3DModel,
     SkyReelsV2Transformer3DModel,
+    WanAnimateTransformer3DModel,
     WanTransformer3DModel,
     WanVACETransformer3DModel,
 )
@@ -55,6 +56,30 @@ def wan_vace(layers: tuple[int, ...] = (0, 1), **sizes: Any) -> Denoiser:
 
     def inputs(step: int, text: int) -> dict[str, Any]:
         return video_inputs(step, text, control_hidden_states=tensor(1, 6, 3, 4, 4, seed=99))
+
+    return Denoiser(varied(model), inputs)
+
+
+def wan_animate(every: int = 2, layers: int = 4) -> Denoiser:
+    model = WanAnimateTransformer3DModel(
+        **WAN | {"in_channels": 12, "latent_channels": 4, "num_layers": layers},
+        image_dim=None,
+        inject_face_latents_blocks=every,
+        motion_encoder_channel_sizes={"4": 4, "8": 4},
+        motion_encoder_size=8,
+        motion_style_dim=4,
+        motion_dim=2,
+        motion_encoder_dim=8,
+        face_encoder_hidden_dim=8,
+        face_encoder_num_heads=2,
+    )
+
+    def inputs(step: int, text: int) -> dict[str, Any]:
+        faces = {
+            "pose_hidden_states": tensor(1, 4, 2, 4, 4, seed=97),
+            "face_pixel_values": tensor(1, 3, 5, 8, 8, seed=98),
+        }
+        return video_inputs(step, text, hidden_states=tensor(1, 12, 3, 4, 4, seed=step), **faces)
 
     return Denoiser(varied(model), inputs)
 
@@ -239,6 +264,7 @@ DENOISERS = {
     "MochiTransformer3DModel": mochi,
     "SanaVideoTransformer3DModel": sana_video,
     "SkyReelsV2Transformer3DModel": skyreels_v2,
+    "WanAnimateTransformer3DModel": wan_animate,
     "WanTransformer3DModel": wan,
     "WanVACETransformer3DModel": wan_vace,
 }

@@ -18,6 +18,10 @@ __all__ = [
     "HIDREAM",
     "HUNYUAN_DIT",
     "HUNYUAN_IMAGE",
+    "IDEOGRAM_4",
+    "JOY_IMAGE",
+    "JOY_IMAGE_PLUS",
+    "KREA_2",
     "LUMINA_2",
     "OMNIGEN",
     "PIXART",
@@ -123,6 +127,41 @@ HIDREAM = BlockStack(
     joined=("single_stream_blocks",),
     signal=_hidream_input,
 )
+
+
+def _ideogram_4_input(block: Any, arguments: Arguments) -> torch.Tensor:
+    scale = block.adaln_modulation(arguments["adaln_input"]).chunk(4, dim=-1)[0]
+    modulated: torch.Tensor = block.attention_norm1(arguments["hidden_states"]) * (1 + scale)
+    return modulated
+
+
+IDEOGRAM_4 = BlockStack(model="Ideogram4Transformer2DModel", lists=("layers",), signal=_ideogram_4_input)
+
+
+def _joy_image_input(block: Any, arguments: Arguments) -> torch.Tensor:
+    shift, scale = block.img_mod(arguments["temb"])[:2]
+    modulated: torch.Tensor = block.img_norm1(arguments["hidden_states"]) * (1 + scale[:, None]) + shift[:, None]
+    return modulated
+
+
+JOY_IMAGE = BlockStack(
+    model="JoyImageEditTransformer3DModel", lists=("double_blocks",), streams=_IMAGE_FIRST, signal=_joy_image_input
+)
+JOY_IMAGE_PLUS = BlockStack(
+    model="JoyImageEditPlusTransformer3DModel",
+    lists=("double_blocks",),
+    streams=_IMAGE_FIRST,
+    signal=_joy_image_input,
+)
+
+
+def _krea_2_input(block: Any, arguments: Arguments) -> torch.Tensor:
+    scale, shift = (arguments["temb"].unflatten(-1, (6, -1)) + block.scale_shift_table).unbind(-2)[:2]
+    modulated: torch.Tensor = (1 + scale) * block.norm1(arguments["hidden_states"]) + shift
+    return modulated
+
+
+KREA_2 = BlockStack(model="Krea2Transformer2DModel", lists=_BLOCKS, signal=_krea_2_input)
 
 
 def _z_image_input(block: Any, arguments: Arguments) -> torch.Tensor:

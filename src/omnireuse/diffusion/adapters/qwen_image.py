@@ -1,4 +1,4 @@
-"""Qwen-Image: double-stream blocks throughout."""
+"""Qwen-Image: double-stream blocks throughout, and one joint stream from 2.1 on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from omnireuse.diffusion.adapters.spec import Arguments, BlockStack
 
-__all__ = ["QWEN_IMAGE"]
+__all__ = ["QWEN_IMAGE", "QWEN_IMAGE_21"]
 
 
 def _modulated_input(block: Any, arguments: Arguments) -> torch.Tensor:
@@ -24,4 +24,19 @@ QWEN_IMAGE = BlockStack(
     lists=("transformer_blocks",),
     streams=("encoder_hidden_states", "hidden_states"),
     signal=_modulated_input,
+)
+
+
+def _modulated_joint_input(block: Any, arguments: Arguments) -> torch.Tensor:
+    scale = arguments["modulation"].chunk(4, dim=-1)[0].unsqueeze(1)
+    is_noisy = arguments["target_token_mask"]
+    if is_noisy is not None:
+        # The last row is of time 0, which text and reference images are modulated by.
+        scale = torch.where(is_noisy[None, :, None], scale[:-1], scale[-1:])
+    modulated: torch.Tensor = block.img_norm1(arguments["hidden_states"]) * (1 + scale)
+    return modulated
+
+
+QWEN_IMAGE_21 = BlockStack(
+    model="QwenImage21Transformer2DModel", lists=("transformer_blocks",), signal=_modulated_joint_input
 )

@@ -7,7 +7,7 @@ from typing import Any
 from omnireuse.diffusion.adapters.reading import time_embedding
 from omnireuse.diffusion.adapters.spec import Arguments, BlockStack
 
-__all__ = ["CHRONO_EDIT", "SKYREELS_V2", "WAN", "WAN_VACE"]
+__all__ = ["CHRONO_EDIT", "SKYREELS_V2", "WAN", "WAN_ANIMATE", "WAN_VACE"]
 
 _SIGNAL_NAME = "projected time embedding e0"
 
@@ -17,6 +17,22 @@ CHRONO_EDIT = BlockStack(
 )
 SKYREELS_V2 = BlockStack(
     model="SkyReelsV2Transformer3DModel", lists=("blocks",), signal=time_embedding, signal_name=_SIGNAL_NAME
+)
+
+
+def _face_after_the_last_block(denoiser: Any) -> str | None:
+    if (len(denoiser.blocks) - 1) % denoiser.config.inject_face_latents_blocks == 0:
+        return "the face is added after its last block, where it would be counted twice"
+    return None
+
+
+# Faces are added between blocks; on reuse nobody reads them there.
+WAN_ANIMATE = BlockStack(
+    model="WanAnimateTransformer3DModel",
+    lists=("blocks",),
+    signal=time_embedding,
+    signal_name=_SIGNAL_NAME,
+    refuses=_face_after_the_last_block,
 )
 
 
