@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from omnireuse.diffusion.handle import Handle
     from omnireuse.diffusion.pipelines import enable
     from omnireuse.diffusion.reuse.events import Decision
-    from omnireuse.diffusion.reuse.forecasters import BestOrder, Blend, Hermite, Hold, Polynomial
+    from omnireuse.diffusion.reuse.forecasters import BestOrder, Blend, Fitted, Hermite, Hold, Polynomial
     from omnireuse.diffusion.reuse.policies import (
         EasyCache,
         ErrorControl,
@@ -39,6 +39,7 @@ __all__ = [
     "Decision",
     "EasyCache",
     "ErrorControl",
+    "Fitted",
     "FixedSchedule",
     "Handle",
     "Hermite",
@@ -62,6 +63,7 @@ __all__ = [
 _HOME = {
     "BestOrder": "omnireuse.diffusion.reuse.forecasters",
     "Blend": "omnireuse.diffusion.reuse.forecasters",
+    "Fitted": "omnireuse.diffusion.reuse.forecasters",
     "Decision": "omnireuse.diffusion.reuse.events",
     "EasyCache": "omnireuse.diffusion.reuse.policies",
     "ErrorControl": "omnireuse.diffusion.reuse.policies",

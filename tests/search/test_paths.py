@@ -32,7 +32,7 @@ def recorded(steps: int, samples: int, seed: int) -> tuple[Distances, torch.Tens
 def test_a_path_costs_what_its_forecaster_gets_wrong_on_the_recorded_values(forecaster: str) -> None:
     steps, path = 9, (0, 1, 3, 6, 8)
     distances, values = recorded(steps, samples=1, seed=3)
-    costs = gap_costs(distances, forecaster, emphasis=0.0)
+    costs = gap_costs(distances, forecaster)
     before = (0, 0, *path)
     planned = sum(costs[before[n : n + 4]] for n in range(len(path) - 1))
     memory = FORECASTERS[forecaster].start()
@@ -52,7 +52,7 @@ def test_a_path_costs_what_its_forecaster_gets_wrong_on_the_recorded_values(fore
 def test_no_path_is_cheaper_than_the_planned_one(seed: int, count: int, forecaster: str) -> None:
     steps = 7
     distances, _ = recorded(steps, samples=2, seed=seed)
-    costs = gap_costs(distances, forecaster, emphasis=0.5)
+    costs = gap_costs(distances, forecaster)
 
     def price(path: tuple[int, ...]) -> float:
         before = (0, 0, *path)

@@ -51,6 +51,7 @@ def leaders(scored: Scored, start: tuple[int, ...], evaluations: int, seed: int,
             scored,
             [Candidate(steps=start, forecaster="hold")],
             forecasters=FORECASTERS,
+            total=TOTAL,
             evaluations=evaluations,
             margin=margin,
             rng=random.Random(seed),
@@ -86,7 +87,7 @@ def test_the_budget_is_kept_and_the_seed_decides_not_the_order_of_results(
 @given(steps=inner, forecaster=st.sampled_from(FORECASTERS))
 def test_moves_keep_the_ends_and_the_number_of_steps(steps: tuple[int, ...], forecaster: str) -> None:
     here = Candidate(steps=steps, forecaster=forecaster)
-    found = set(moves(here, FORECASTERS))
+    found = set(moves(here, FORECASTERS, TOTAL))
     assert here not in found
     for candidate in found:
         assert (candidate.steps[0], candidate.steps[-1]) == (0, TOTAL - 1)
@@ -96,15 +97,25 @@ def test_moves_keep_the_ends_and_the_number_of_steps(steps: tuple[int, ...], for
 
 
 def test_moves_are_shifts_swaps_and_forecasters() -> None:
-    found = {(move.steps, move.forecaster) for move in moves(Candidate(steps=(0, 1, 4, 9), forecaster="hold"), ["b"])}
+    here = Candidate(steps=(0, 1, 4, 9), forecaster="hold")
+    found = {(move.steps, move.forecaster) for move in moves(here, ["b"], total=10)}
     shifted = {(0, 2, 4, 9), (0, 3, 4, 9), (0, 1, 2, 9), (0, 1, 3, 9), (0, 1, 5, 9), (0, 1, 6, 9)}
     swapped = {(0, 3, 4, 9), (0, 5, 8, 9), (0, 1, 6, 9)}
     assert found == {(steps, "hold") for steps in shifted | swapped} | {((0, 1, 4, 9), "b")}
 
 
+def test_only_fitted_weights_leave_out_the_last_step() -> None:
+    here = Candidate(steps=(0, 1, 4, 9), forecaster="fitted")
+    found = {move.steps for move in moves(here, ["fitted", "hold"], total=10) if move.forecaster == "fitted"}
+    assert {(0, 1, 4, 8), (0, 1, 4, 7)} <= found
+    early = Candidate(steps=(0, 1, 4, 8), forecaster="fitted")
+    assert {move.forecaster for move in moves(early, ["fitted", "hold"], total=10)} == {"fitted"}
+    assert (0, 1, 4, 9) in {move.steps for move in moves(early, [], total=10)}
+
+
 def test_time_that_is_up_still_scores_one() -> None:
     start = [Candidate(steps=(0, 5, 19), forecaster="hold"), Candidate(steps=(0, 6, 19), forecaster="hold")]
-    options = {"forecasters": FORECASTERS, "evaluations": 9, "margin": 1.0, "rng": random.Random(0)}
+    options = {"forecasters": FORECASTERS, "total": TOTAL, "evaluations": 9, "margin": 1.0, "rng": random.Random(0)}
     assert len(list(refine(Scored(distance_to((0, 9, 19))), start, **options, late=lambda: True))) == 1
 
 
@@ -126,7 +137,13 @@ def test_a_margin_keeps_a_search_from_learning_its_prompts_by_heart() -> None:
             return tuple(worth(candidate) + own.gauss(0, 3) for _ in range(prompts))
 
         start = Candidate(steps=goal, forecaster="hold")
-        options = {"forecasters": FORECASTERS, "evaluations": 60, "margin": margin, "rng": random.Random(world)}
+        options = {
+            "forecasters": FORECASTERS,
+            "total": TOTAL,
+            "evaluations": 60,
+            "margin": margin,
+            "rng": random.Random(world),
+        }
         *_, (candidate, scores) = refine(Scored(score), [start], **options)
         return statistics.fmean(scores) - worth(candidate)
 

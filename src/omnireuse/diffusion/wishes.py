@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from omnireuse.diffusion.calibration.profile import Profile
-from omnireuse.diffusion.reuse.forecasters import Blend, forecaster_named
+from omnireuse.diffusion.reuse.forecasters import Blend
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import ConfigError
@@ -35,9 +35,8 @@ def strategy_for(
         known = profile if isinstance(profile, Profile) else Profile.load(profile)
         known.check(pipeline)
         plan = known.best(speedup=speedup, computed_steps=computed_steps, quality=quality)
-        policy = FixedSchedule(steps=plan.steps, made_for=known.num_inference_steps)
         name = f"profile: {len(plan.steps)} of {known.num_inference_steps} steps, {plan.promised:.1f} dB promised"
-        return Strategy(policy=policy, forecaster=forecaster_named(plan.forecaster)), name
+        return plan.strategy(known.at), name
     if quality is not None:
         raise ConfigError(
             f"enable(quality={quality!r}): a quality can only be promised by a profile of this pipeline; make one with "

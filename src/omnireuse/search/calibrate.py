@@ -19,7 +19,7 @@ from omnireuse.diffusion.calibration.profile import Plan, Profile, fingerprint
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.wishes import POWER
 from omnireuse.errors import ConfigError
-from omnireuse.search.candidate import Candidate
+from omnireuse.search.candidate import FITTED, Candidate
 from omnireuse.search.evaluator import Evaluator, Scores
 from omnireuse.search.intervals import SLOPES, gap_costs
 from omnireuse.search.judge import Judge
@@ -35,7 +35,6 @@ logger = logging.getLogger("omnireuse")
 
 #: Steps over computed steps that a search serves where nobody says which.
 BUDGETS = (1.5, 2.0, 2.5, 3.0, 4.0)
-EMPHASES = (0.0, -0.5, 0.5)
 
 
 def calibrate(
@@ -56,8 +55,9 @@ def calibrate(
     """Search the best schedule for each budget of computed steps, on the pipeline's own runs.
 
     One full run a prompt tells how wrong every forecast over every gap would be; dynamic programming over those errors
-    gives paths to start from; moves, judged on true runs, improve them. What was found is then judged on prompts that
-    the search has not seen. Region "step", so any pipeline is served.
+    gives paths to start from; moves, judged on true runs, improve them. Each is tried with the forecasters that need no
+    preparation and with weights that are fitted to it. What was found is then judged on prompts that the search has not
+    seen. Region "step", so any pipeline is served.
 
     Args:
         pipeline: a diffusers pipeline that makes images or clips; nothing may be enabled on it.
@@ -113,7 +113,8 @@ def calibrate(
 
     recorded = searched.run_in_full(record=True, advance=ran_in_full)
     unseen.run_in_full(record=False, advance=ran_in_full)
-    starts = _starts(recorded, budgets, steps)
+    forecasters = (*SLOPES, FITTED) if searched.can_fit else SLOPES
+    starts = _starts(recorded, budgets, steps, forecasters)
     best: dict[int, tuple[Candidate, Scores]] = {}
     complete = True
     try:
@@ -126,7 +127,8 @@ def calibrate(
             leaders = refine(
                 searched,
                 starts[budget],
-                forecasters=SLOPES,
+                forecasters=forecasters,
+                total=steps,
                 evaluations=evaluations,
                 margin=margin,
                 rng=random.Random(seed),
@@ -140,14 +142,16 @@ def calibrate(
             raise
         complete = False
         logger.warning("interrupted: the profile holds the best schedules found so far")
+    weights = searched.fitted([candidate for candidate, _ in best.values()])
     held_out_scores: dict[Candidate, Scores] = {}
-    for candidate, scores in unseen.scores([candidate for candidate, _ in best.values()]):
+    for candidate, scores in unseen.scores([candidate for candidate, _ in best.values()], weights):
         held_out_scores[candidate] = scores
         tell("held-out prompts", len(held_out_scores), len(best))
     plans = {
         budget: Plan(
             steps=candidate.steps,
             forecaster=candidate.forecaster,
+            weights=weights[candidate].weights if candidate in weights else (),
             psnr=statistics.fmean(scores),
             held_out=held_out_scores[candidate],
         )
@@ -159,6 +163,7 @@ def calibrate(
         config_digest=digest,
         scheduler=scheduler,
         num_inference_steps=steps,
+        at=tuple(recorded[0].at.tolist()),
         call={name: repr(value) for name, value in call.items()},
         prompts_digest=hashlib.sha256("\0".join(prompts).encode()).hexdigest()[:16],
         num_prompts=(for_search, len(prompts) - for_search),
@@ -171,19 +176,21 @@ def calibrate(
     )
 
 
-def _starts(recorded: Sequence[Distances], budgets: Sequence[int], steps: int) -> dict[int, list[Candidate]]:
+def _starts(
+    recorded: Sequence[Distances], budgets: Sequence[int], steps: int, forecasters: Sequence[str]
+) -> dict[int, list[Candidate]]:
     """What to begin from for each budget: the default spread, then the cheapest paths by the recorded errors."""
     distances = Distances(at=recorded[0].at, squared=np.concatenate([each.squared for each in recorded]))
     starts = {}
     for budget in budgets:
-        known = FixedSchedule(num_computed=budget, power=POWER).computed_steps(steps)
-        starts[budget] = [Candidate(steps=tuple(sorted(known)), forecaster="blend")]
-    for emphasis in EMPHASES:
-        for forecaster in SLOPES:
-            paths = best_paths(gap_costs(distances, forecaster, emphasis), max(budgets))
-            for budget in budgets:
-                if budget in paths:
-                    starts[budget].append(Candidate(steps=paths[budget], forecaster=forecaster))
+        known = tuple(sorted(FixedSchedule(num_computed=budget, power=POWER).computed_steps(steps)))
+        starts[budget] = [Candidate(steps=known, forecaster=each) for each in ("blend", FITTED) if each in forecasters]
+    for forecaster in SLOPES:
+        paths = best_paths(gap_costs(distances, forecaster), max(budgets))
+        for budget in budgets:
+            if budget in paths:
+                both = [each for each in (forecaster, FITTED) if each in forecasters]
+                starts[budget] += [Candidate(steps=paths[budget], forecaster=each) for each in both]
     return starts
 
 

@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Candidate", "from_record", "to_record"]
+from omnireuse.diffusion.reuse.policies import FixedSchedule
+
+__all__ = ["FITTED", "Candidate", "from_record", "to_record"]
+
+FITTED = "fitted"
+"""In place of a forecaster's name: weights that are fitted to the schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,12 +19,16 @@ class Candidate:
     """A schedule with its forecaster. Equal candidates are worth the same.
 
     Attributes:
-        steps: the steps that compute, in order, the first and the last among them.
-        forecaster: name of the forecaster for the others.
+        steps: the steps that compute, in order, the first among them; the last too, unless weights are fitted.
+        forecaster: name of the forecaster for the others, or `FITTED`.
     """
 
     steps: tuple[int, ...]
     forecaster: str
+
+    def policy(self, total: int) -> FixedSchedule:
+        """The schedule for runs of so many steps."""
+        return FixedSchedule(steps=self.steps, compute_last=self.steps[-1] == total - 1)
 
 
 def to_record(candidate: Candidate) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from omnireuse.search.candidate import Candidate
+from omnireuse.diffusion.reuse.forecasters import Fitted
+from omnireuse.search.candidate import FITTED, Candidate
 from omnireuse.search.record import Distances
 from omnireuse.search.workers import Workers
 
 __all__ = ["Evaluator", "Scorer", "Scores"]
+
+FIT_PROMPTS = 8
+"""Prompts that weights are fitted on; from 4 on it made no difference (``models/shapes-flux``)."""
 
 #: PSNR in dB of each prompt to its full run.
 Scores = tuple[float, ...]
@@ -40,6 +44,8 @@ class Evaluator:
         self._batches = [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
         self._steps = steps
         self._full: dict[int, Any] = {}
+        self._paths: dict[int, Any] = {}
+        self._at: tuple[float, ...] = ()
         self.runs = 0.0
         """Full runs of one prompt that were spent, reused steps not counted."""
 
@@ -57,18 +63,46 @@ class Evaluator:
             StateError: a full run is not finite.
         """
         recorded: dict[int, Distances] = {}
-        for number, made in self._workers.run("full_run", [(batch, record) for batch in self._batches]):
+        keep = [record and batch.start - self._batches[0].start < FIT_PROMPTS for batch in self._batches]
+        calls = [(batch, record, kept) for batch, kept in zip(self._batches, keep, strict=True)]
+        for number, made in self._workers.run("full_run", calls):
             self._full[number] = self._workers.share(made.pictures)
+            if made.path is not None:
+                self._paths[number] = self._workers.share(made.path)
             self.runs += len(made.pictures)
             if made.distances is not None:
                 recorded[number] = made.distances
             advance(len(made.pictures))
+        if recorded:
+            self._at = tuple(recorded[0].at.tolist())
         return [recorded[number] for number in sorted(recorded)]
 
-    def scores(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Scores]]:
-        """As `Scorer.scores`; after `run_in_full`."""
+    @property
+    def can_fit(self) -> bool:
+        """Whether weights can be fitted, as a recorded `run_in_full` has shown."""
+        return bool(self._paths)
+
+    def fitted(self, candidates: Sequence[Candidate]) -> dict[Candidate, Fitted]:
+        """The weights of those candidates that have some; after a recorded `run_in_full`."""
+        asked = [candidate for candidate in candidates if candidate.forecaster == FITTED]
+        batches = [self._batches[number] for number in sorted(self._paths)]
+        paths = [self._paths[number] for number in sorted(self._paths)]
+        found = {}
+        for place, fit in self._workers.run("fit", [(batches, candidate, self._at, *paths) for candidate in asked]):
+            found[asked[place]] = fit
+            self.runs += sum(map(len, batches)) * len(asked[place].steps) / self._steps
+        return found
+
+    def scores(
+        self, candidates: Sequence[Candidate], fitted: Mapping[Candidate, Fitted] | None = None
+    ) -> Iterator[tuple[Candidate, Scores]]:
+        """As `Scorer.scores`; after `run_in_full`. Weights that are not given are fitted first."""
+        weights = self.fitted(candidates) if fitted is None else fitted
         work = [(candidate, number) for candidate in candidates for number in range(len(self._batches))]
-        calls = [(self._batches[number], candidate, self._full[number]) for candidate, number in work]
+        calls = [
+            (self._batches[number], candidate, weights.get(candidate, candidate.forecaster), self._full[number])
+            for candidate, number in work
+        ]
         made: dict[Candidate, dict[int, list[float]]] = {candidate: {} for candidate in candidates}
         for place, psnr in self._workers.run("psnr", calls):
             candidate, number = work[place]

@@ -16,7 +16,7 @@ __all__ = ["SLOPES", "gap_costs"]
 SLOPES = ("hold", "blend", "polynomial")
 
 
-def gap_costs(distances: Distances, forecaster: str, emphasis: float) -> NDArray[np.float64]:
+def gap_costs(distances: Distances, forecaster: str) -> NDArray[np.float64]:
     """Expected error of the latents that each gap leaves: (steps, steps, steps, steps) over h, i, j, m; inf where the
     order is not h ≤ i ≤ j < m.
 
@@ -27,11 +27,10 @@ def gap_costs(distances: Distances, forecaster: str, emphasis: float) -> NDArray
         distances: of full runs.
         forecaster: one of `SLOPES`: the slope through i and j is taken not at all, as far as h, i and j say it is
             worth (`Blend`), or wholly.
-        emphasis: errors are weighed by s to this power: above 0 early ones count more.
     """
     total = len(distances.at)
     share = np.clip(distances.at, 1e-6, None)
-    passed_on = np.append(-np.diff(share), 0.0) / share * share**emphasis
+    passed_on = np.append(-np.diff(share), 0.0) / share
     # Sample by sample: each takes steps⁴ numbers.
     error = np.zeros((total,) * 4)
     for sample in distances.squared:

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from omnireuse.diffusion.calibration.profile import fingerprint
 from omnireuse.diffusion.pipelines import enable
-from omnireuse.diffusion.reuse.policies import FixedSchedule
+from omnireuse.diffusion.reuse.forecasters import Fitted
 from omnireuse.errors import StateError
 from omnireuse.report.metrics import IDENTICAL_DB, psnr
 from omnireuse.search.candidate import Candidate
+from omnireuse.search.fit import Path, WeightFit, recorded_path
 from omnireuse.search.record import DistanceRecorder, Distances
 
 __all__ = ["FullRun", "Judge"]
@@ -30,10 +31,12 @@ class FullRun:
     Attributes:
         pictures: one a prompt, an image or a clip, in 0…1.
         distances: between the values at all its steps; None where nobody asked.
+        path: the latents that it went through; None where nobody asked.
     """
 
     pictures: Pictures
     distances: Distances | None
+    path: Path | None
 
 
 class Judge:
@@ -56,15 +59,19 @@ class Judge:
         """What the pipeline is, as a profile notes it."""
         return fingerprint(self._pipeline)
 
-    def full_run(self, batch: range, record: bool) -> FullRun:
+    def full_run(self, batch: range, record: bool, keep_path: bool) -> FullRun:
         """Run the prompts of these places in full, in one call.
 
         Raises:
             StateError: a picture that is not finite.
         """
         recorder = DistanceRecorder()
+        path: Path = []
         if record:
-            with enable(self._pipeline, policy="never", forecaster=recorder, region="step"):
+            with (
+                recorded_path(self._pipeline.scheduler) as path,
+                enable(self._pipeline, policy="never", forecaster=recorder, region="step"),
+            ):
                 pictures = self._pictures(batch)
         else:
             pictures = self._pictures(batch)
@@ -74,11 +81,31 @@ class Judge:
                     f"the full run of {self._prompts[place]!r} is not finite; nothing can be calibrated on it"
                 )
         distances = recorder.distances(self._call["num_inference_steps"]) if record else None
-        return FullRun(pictures=pictures, distances=distances)
+        return FullRun(pictures=pictures, distances=distances, path=path if keep_path and path else None)
 
-    def psnr(self, batch: range, candidate: Candidate, full: Pictures) -> list[float]:
+    def fit(self, batches: Sequence[range], candidate: Candidate, at: Sequence[float], *paths: Path) -> Fitted:
+        """The weights for a candidate's schedule, fitted on the prompts of these batches.
+
+        Args:
+            batches: places of the prompts, one call each.
+            candidate: whose schedule it is.
+            at: coordinate of each step.
+            paths: of the full run of each batch.
+        """
+        fit = WeightFit(candidate.steps, len(at))
+        for batch, path in zip(batches, paths, strict=True):
+            policy = candidate.policy(len(at))
+            with (
+                fit.led_along(path, self._pipeline.scheduler),
+                enable(self._pipeline, policy=policy, quantity="output"),
+            ):
+                self._pictures(batch)
+        return Fitted(at=tuple(at), weights=tuple(fit.weights), computed=candidate.steps)
+
+    def psnr(self, batch: range, candidate: Candidate, forecaster: Fitted | str, full: Pictures) -> list[float]:
         """PSNR in dB of each prompt to its full run, at most `IDENTICAL_DB`; 0 where a picture is not finite."""
-        with enable(self._pipeline, policy=FixedSchedule(steps=candidate.steps), forecaster=candidate.forecaster):
+        policy = candidate.policy(self._call["num_inference_steps"])
+        with enable(self._pipeline, policy=policy, forecaster=forecaster):
             made = self._pictures(batch)
         return [
             min(psnr(picture, reference), IDENTICAL_DB) if np.isfinite(picture).all() else 0.0

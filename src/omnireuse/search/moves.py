@@ -5,28 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, combinations, pairwise
 
-from omnireuse.search.candidate import Candidate
+from omnireuse.search.candidate import FITTED, Candidate
 
 __all__ = ["moves"]
 
 
-def moves(candidate: Candidate, forecasters: Iterable[str]) -> Iterator[Candidate]:
-    """Neighbours of a candidate with as many computed steps, the first and the last in place.
+def moves(candidate: Candidate, forecasters: Iterable[str], total: int) -> Iterator[Candidate]:
+    """Neighbours of a candidate with as many computed steps, the first in place.
 
-    One step goes 1 or 2 places up or down, two gaps of different length swap, or another forecaster fills the gaps.
-    Some neighbours are reached in two ways.
+    One step goes 1 or 2 places up or down, two gaps of different length swap, or another forecaster fills the gaps. The
+    last computed step moves only where weights are fitted: others are lost after it. Some neighbours are reached in two
+    ways.
     """
-    for steps in (*_shifted(candidate.steps), *_swapped(candidate.steps)):
-        yield Candidate(steps=steps, forecaster=candidate.forecaster)
+    steps = candidate.steps
+    for moved in (*_shifted(steps, total if candidate.forecaster == FITTED else steps[-1]), *_swapped(steps)):
+        yield Candidate(steps=moved, forecaster=candidate.forecaster)
     for forecaster in forecasters:
-        if forecaster != candidate.forecaster:
-            yield Candidate(steps=candidate.steps, forecaster=forecaster)
+        if forecaster != candidate.forecaster and (forecaster == FITTED or steps[-1] == total - 1):
+            yield Candidate(steps=steps, forecaster=forecaster)
 
 
-def _shifted(steps: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    for step in steps[1:-1]:
+def _shifted(steps: tuple[int, ...], end: int) -> Iterator[tuple[int, ...]]:
+    for step in steps[1:]:
         for moved in (step - 2, step - 1, step + 1, step + 2):
-            if steps[0] < moved < steps[-1] and moved not in steps:
+            if step < end and steps[0] < moved < end and moved not in steps:
                 yield tuple(sorted({*steps} - {step} | {moved}))
 
 

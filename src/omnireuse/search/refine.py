@@ -24,6 +24,7 @@ def refine(
     starts: Iterable[Candidate],
     *,
     forecasters: Sequence[str],
+    total: int,
     evaluations: int,
     margin: float,
     rng: random.Random,
@@ -35,6 +36,7 @@ def refine(
         scorer: says what candidates are worth; asked once for each.
         starts: what to begin from. The first one is what others must beat.
         forecasters: names of those to try.
+        total: steps of a run.
         evaluations: most candidates that are scored, the starts among them.
         margin: standard errors that a gain must exceed, see `sure_gain`.
         rng: decides in which order moves are tried.
@@ -62,7 +64,7 @@ def refine(
                 return
         if leader is not None and leader is not best:
             best = leader
-            around = moves(best[0], forecasters)
+            around = moves(best[0], forecasters, total)
             queue = [move for move in dict.fromkeys(around) if move not in seen]
             rng.shuffle(queue)
         size = BATCH

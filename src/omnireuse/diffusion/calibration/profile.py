@@ -6,11 +6,15 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from omnireuse.diffusion.reuse.forecasters import Fitted, forecaster_named
+from omnireuse.diffusion.reuse.policies import FixedSchedule
+from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import ConfigError, StateError
 
 __all__ = ["Plan", "Profile", "fingerprint"]
@@ -23,16 +27,33 @@ class Plan:
     """One schedule and what it was worth.
 
     Attributes:
-        steps: the steps that compute, the first and the last among them.
-        forecaster: name of the forecaster for the others.
+        steps: the steps that compute, the first among them.
+        forecaster: name of the forecaster for the others, or "fitted".
+        weights: of a "fitted" one, for each step of the run.
         psnr: mean PSNR to the full run in dB on the prompts it was searched with.
         held_out: PSNR of each prompt that the search has not seen.
     """
 
     steps: tuple[int, ...]
     forecaster: str
+    weights: tuple[tuple[float, ...], ...] = ()
     psnr: float
     held_out: tuple[float, ...]
+
+    def strategy(self, at: tuple[float, ...]) -> Strategy:
+        """What the plan does.
+
+        Args:
+            at: noise level of each step of the run that it was searched for.
+        """
+        total = len(at)
+        policy = FixedSchedule(steps=self.steps, made_for=total, compute_last=self.steps[-1] == total - 1)
+        forecaster = (
+            Fitted(at=at, weights=self.weights, computed=self.steps)
+            if self.weights
+            else forecaster_named(self.forecaster)
+        )
+        return Strategy(policy=policy, forecaster=forecaster)
 
     @property
     def promised(self) -> float:
@@ -55,6 +76,7 @@ class Profile:
         config_digest: of its configuration and its scheduler's.
         scheduler: class of the scheduler.
         num_inference_steps: denoising steps of the runs that were searched.
+        at: their noise levels, as forecasters see them.
         call: what the pipeline was called with beside the prompts, as text.
         prompts_digest: of all prompts.
         num_prompts: how many were searched with, and how many held out.
@@ -70,6 +92,7 @@ class Profile:
     config_digest: str
     scheduler: str
     num_inference_steps: int
+    at: tuple[float, ...]
     call: Mapping[str, str]
     prompts_digest: str
     num_prompts: tuple[int, int]
@@ -134,7 +157,7 @@ class Profile:
         record = {"format": FORMAT, **asdict(self), "plans": {str(k): asdict(p) for k, p in self.plans.items()}}
         beside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            beside.write_text(_one_line_a_list(json.dumps(record, indent=1)) + "\n", encoding="utf-8")
             beside.replace(target)
         finally:
             beside.unlink(missing_ok=True)
@@ -151,7 +174,14 @@ class Profile:
             if record["format"] != FORMAT:
                 raise ConfigError(f"{path}: format {record['format']!r} is not {FORMAT}; calibrate anew")
             plans = {
-                int(count): Plan(**{**plan, "steps": tuple(plan["steps"]), "held_out": tuple(plan["held_out"])})
+                int(count): Plan(
+                    **{
+                        **plan,
+                        "steps": tuple(plan["steps"]),
+                        "weights": tuple(map(tuple, plan["weights"])),
+                        "held_out": tuple(plan["held_out"]),
+                    }
+                )
                 for count, plan in record["plans"].items()
             }
             known = {each.name: record[each.name] for each in fields(cls)}
@@ -159,7 +189,12 @@ class Profile:
             raise ConfigError(f"{path}: cannot be read ({error.strerror}); calibrate writes it") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}: not a whole profile ({error!r}); calibrate anew") from error
-        return cls(**{**known, "num_prompts": tuple(record["num_prompts"]), "plans": plans})
+        tuples = {"at": tuple(record["at"]), "num_prompts": tuple(record["num_prompts"])}
+        return cls(**{**known, **tuples, "plans": plans})
+
+
+def _one_line_a_list(text: str) -> str:
+    return re.sub(r"\[\s*([^][{}]*?)\s*\]", lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
 def fingerprint(pipeline: Any) -> tuple[str, str, str]:

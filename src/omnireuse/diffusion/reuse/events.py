@@ -18,6 +18,7 @@ class Decision:
         branch: which call of the step: "cond", "uncond", "0", "1", …; "step" where one decision covers the whole step.
         sample: row of the batch that was decided on; None where one decision covers the batch.
         reused: what was done.
+        corrected: on a computed step, whether forecasts before it were made good in what was handed on.
         reason: who decided: "policy", or the guard that made the step compute ("first", "last", "unprimed", …).
         sigma: the scheduler's noise level; None where it has none.
         drift: relative L1 change of the signal since the previous step; None where it was not measured.
@@ -31,6 +32,7 @@ class Decision:
     branch: str
     sample: int | None = None
     reused: bool
+    corrected: bool = False
     reason: str
     sigma: float | None
     drift: float | None

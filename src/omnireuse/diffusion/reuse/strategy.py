@@ -112,6 +112,12 @@ class Strategy:
                 raise UnknownNameError(axis, chosen, known)
             if chosen not in fitting[self.region]:
                 raise field_error(self, axis, f"be {' or '.join(fitting[self.region])} in region {self.region!r}")
+        own = getattr(self.forecaster, "quantity", None)
+        if own is not None and self.quantity not in (None, own):
+            raise field_error(self, "quantity", f"be {own} with the forecaster {type(self.forecaster).__name__}")
+        if self.region not in getattr(self.forecaster, "regions", REGIONS):
+            fitting_regions = " or ".join(getattr(self.forecaster, "regions", REGIONS))
+            raise field_error(self, "region", f"be {fitting_regions} with {type(self.forecaster).__name__}")
         if self.chosen_signal not in _SIGNALS_OF[self.region]:
             fitting_regions = " or ".join(region for region, has in _SIGNALS_OF.items() if self.chosen_signal in has)
             raise field_error(self, "region", f"be {fitting_regions} with {type(self.policy).__name__}")
@@ -159,8 +165,8 @@ class Strategy:
 
     @property
     def chosen_quantity(self) -> str:
-        """The quantity to be remembered, the region's default where none was asked for."""
-        return self.quantity or _QUANTITIES_OF[self.region][0]
+        """The quantity to be remembered: what was asked for, else the forecaster's own, else the region's."""
+        return self.quantity or getattr(self.forecaster, "quantity", None) or _QUANTITIES_OF[self.region][0]
 
     @property
     def chosen_signal(self) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from omnireuse.diffusion.reuse.forecasters.base import Forecaster, Memory
+from omnireuse.diffusion.reuse.forecasters.base import Corrector, Forecaster, Memory
 from omnireuse.diffusion.reuse.forecasters.best_order import BestOrder
 from omnireuse.diffusion.reuse.forecasters.blend import Blend
+from omnireuse.diffusion.reuse.forecasters.fitted import Fitted, combine
 from omnireuse.diffusion.reuse.forecasters.hermite import Hermite
 from omnireuse.diffusion.reuse.forecasters.hold import Hold
 from omnireuse.diffusion.reuse.forecasters.polynomial import Polynomial
@@ -14,11 +15,14 @@ __all__ = [
     "FORECASTERS",
     "BestOrder",
     "Blend",
+    "Corrector",
+    "Fitted",
     "Forecaster",
     "Hermite",
     "Hold",
     "Memory",
     "Polynomial",
+    "combine",
     "forecaster_named",
 ]
 

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-__all__ = ["Forecaster", "Memory"]
+__all__ = ["Corrector", "Forecaster", "Memory"]
 
 
 @runtime_checkable
@@ -29,6 +29,14 @@ class Memory(Protocol):
     @property
     def kept_bytes(self) -> int:
         """Bytes of tensor storage held."""
+
+
+@runtime_checkable
+class Corrector(Protocol):
+    """A memory that has a say at computed steps too, once the truth has shown where its forecasts went wrong."""
+
+    def corrected(self, at: float) -> torch.Tensor | None:
+        """What to hand on in place of the value just observed at `at`; None for that value itself."""
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ __all__ = ["FixedSchedule"]
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSchedule:
-    """Compute at steps chosen beforehand and reuse at all others. The first and the last step always compute.
+    """Compute at steps chosen beforehand and reuse at all others. The first step always computes.
 
     Give exactly one of `steps`, `every`, `num_computed` and `speedup`; with none of them every second step computes.
 
@@ -32,6 +32,9 @@ class FixedSchedule:
         power: how `num_computed` or `speedup` spread their steps: the k-th of n gaps ends at (k / n)^power of the way.
             1 spreads them evenly; above 1 they are closest at the beginning, where guidance bends the path most.
 
+        compute_last: whether the last step computes although `steps` leaves it out. Without weights that were fitted to
+            do without it, it is worth more than any other.
+
     Raises:
         ConfigError: more than one way of choosing, or a value out of range.
         StateError: at the first decision of a run, where `steps` names one that the run does not have, or where the
@@ -45,6 +48,7 @@ class FixedSchedule:
     made_for: int | None = None
     warmup: int = 1
     power: float = 1.0
+    compute_last: bool = True
 
     needs_drift: ClassVar[bool] = False
     needs_error: ClassVar[bool] = False
@@ -69,6 +73,8 @@ class FixedSchedule:
             raise field_error(self, "warmup", "be a whole number of at least 0")
         if not (math.isfinite(self.power) and self.power >= 1):
             raise field_error(self, "power", "be a finite number of at least 1")
+        if not isinstance(self.compute_last, bool) or (not self.compute_last and self.steps is None):
+            raise field_error(self, "compute_last", "be True unless steps are given")
         if self.power != 1 and self.num_computed is None and self.speedup is None:
             raise field_error(self, "power", "be left out unless num_computed or speedup is given")
 
@@ -101,13 +107,16 @@ def _computed_steps(schedule: FixedSchedule, total: int) -> frozenset[int]:
     last = total - 1
     if schedule.steps is not None:
         if schedule.made_for is not None and schedule.made_for != total:
-            return _stretched(schedule.steps, schedule.made_for, total)
+            known = {step % schedule.made_for for step in schedule.steps}
+            return _stretched(
+                known | {schedule.made_for - 1} if schedule.compute_last else known, schedule.made_for, total
+            )
         beyond = [step for step in schedule.steps if not -total <= step < total]
         if beyond:
             raise StateError(
                 f"{schedule!r} names step {beyond[0]}, but this run has {total} steps; give a schedule for {total}"
             )
-        return frozenset({0, last, *(step % total for step in schedule.steps)})
+        return frozenset({0, *([last] if schedule.compute_last else []), *(step % total for step in schedule.steps)})
     warmup = max(schedule.warmup, 1)
     if schedule.num_computed is None and schedule.speedup is None:
         return frozenset({*range(min(warmup, total)), *range(warmup - 1, total, schedule.every or 2), last})
@@ -124,8 +133,9 @@ def _computed_steps(schedule: FixedSchedule, total: int) -> frozenset[int]:
     return frozenset({*computed, last})
 
 
-def _stretched(steps: tuple[int, ...], made_for: int, total: int) -> frozenset[int]:
-    known = sorted({0, made_for - 1, *(step % made_for for step in steps)})
+def _stretched(steps: set[int], made_for: int, total: int) -> frozenset[int]:
+    # The last of them becomes the last of all: what was fitted to do without that one is of no use at other steps.
+    known = sorted({0, *steps})
     count = min(max(round(len(known) * total / made_for), 2), total)
     computed = [0]
     for number in range(1, count):
@@ -133,7 +143,7 @@ def _stretched(steps: tuple[int, ...], made_for: int, total: int) -> frozenset[i
         place = number / (count - 1) * (len(known) - 1)
         before = min(int(place), len(known) - 2)
         aimed = known[before] + (place - before) * (known[before + 1] - known[before])
-        aimed = round(aimed / (made_for - 1) * (total - 1))
+        aimed = round(aimed / max(known[-1], 1) * (total - 1))
         computed.append(min(max(aimed, computed[-1] + 1), total - count + number))
     return frozenset({*computed, total - 1})
 

@@ -19,7 +19,7 @@ from omnireuse.diffusion.reuse.runtime.runs import Runs
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError, UnsupportedModelError
 
-__all__ = ["DENOISERS", "Session", "denoisers_of"]
+__all__ = ["DENOISERS", "Session", "denoisers_of", "previous_sample"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -191,7 +191,7 @@ class Session:
         except BaseException:
             self.runs.end()
             raise
-        self.runs.advance(_previous_sample(result))
+        self.runs.advance(previous_sample(result))
         return result
 
     def _denoiser_handler(self, index: int, module: torch.nn.Module) -> Callable[..., Any]:
@@ -234,7 +234,8 @@ class Session:
             self._here.context = outer
 
 
-def _previous_sample(result: Any) -> torch.Tensor | None:
+def previous_sample(result: Any) -> torch.Tensor | None:
+    """The latents that a scheduler's step returned, in whatever form; None where there are none."""
     sample = getattr(result, "prev_sample", None)
     if sample is None and isinstance(result, (tuple, list)) and result:
         sample = result[0]

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
-from omnireuse.diffusion.reuse.forecasters import Memory
+from omnireuse.diffusion.reuse.forecasters import Corrector, Memory
 from omnireuse.diffusion.reuse.policy import StepView
 from omnireuse.diffusion.reuse.signals import change_of
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -33,6 +33,7 @@ class Track:
         self._layout: Hashable = None
         self._signal: torch.Tensor | None = None
         self._fresh: torch.Tensor | None = None
+        self._computes_last = bool(getattr(strategy.policy, "compute_last", True))
         self._expects_output = strategy.chosen_signal == "expected_output"
         self._computed: tuple[torch.Tensor, Sequence[torch.Tensor]] | None = None
         self._dtypes: list[torch.dtype] = []
@@ -89,7 +90,7 @@ class Track:
         longest = self._strategy.max_consecutive
         if view.index == 0:
             return "first"
-        if view.total is not None and view.index >= view.total - 1:
+        if view.total is not None and view.index >= view.total - 1 and self._computes_last:
             return "last"
         if self._memories is None or not all(memory.primed for memory in self._memories):
             return "layout" if changed else "unprimed"
@@ -135,6 +136,13 @@ class Track:
             return None
         forecasts = [memory.predict(at) for memory in self._memories]
         return [value.to(dtype) for value, dtype in zip(forecasts, self._dtypes, strict=True)]
+
+    def corrected(self, at: float) -> list[torch.Tensor] | None:
+        """What to hand on in place of the values just observed; None for these values themselves."""
+        memories = [memory for memory in self._memories or () if isinstance(memory, Corrector)]
+        found = [value for memory in memories if (value := memory.corrected(at)) is not None]
+        # All of them or none: they were observed together, at the same steps.
+        return [value.to(dtype) for value, dtype in zip(found, self._dtypes, strict=True)] if found else None
 
     def forget(self) -> None:
         """Drop every tensor and start anew, as after a change of layout or of guidance."""

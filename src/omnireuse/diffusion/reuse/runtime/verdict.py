@@ -55,6 +55,8 @@ class Verdict:
             self.reuse, self.reason = False, veto
         run.lead(key, sample, self.reuse)
         self.error: float | None = None
+        self.corrected = False
+        """Whether something else is handed on than what this step computed."""
         self.host_seconds = perf_counter() - started
 
     def foretell(self) -> list[torch.Tensor]:
@@ -82,6 +84,12 @@ class Verdict:
             self.track.judge(off, of_x0, sum(value.numel() for value in values))
         self.track.observe(at, values)
 
+    def correct(self) -> list[torch.Tensor] | None:
+        """What is handed on in place of the values just learnt; None for these values themselves."""
+        values = self.track.corrected(self.run.at)
+        self.corrected = values is not None
+        return values
+
     def conclude(self) -> Decision:
         """Tell the policy, and describe what happened."""
         self.track.settle(self.view, self.reuse)
@@ -92,6 +100,7 @@ class Verdict:
             branch=self.branch,
             sample=self.sample,
             reused=self.reuse,
+            corrected=self.corrected,
             reason=self.reason,
             sigma=self.view.sigma,
             drift=self.drift,

@@ -65,10 +65,11 @@ class CallRegion:
                 parts.append(self._forecast(call, verdict))
             else:
                 position = computing.index(verdict) if verdict.sample is not None else None
-                parts.append([row_of(leaf, position) for leaf in computed])
-                self._remember(call, verdict, parts[-1])
+                outputs = [row_of(leaf, position) for leaf in computed]
+                self._remember(call, verdict, outputs)
+                parts.append(self._corrected(call, verdict) or outputs)
             self._emit(verdict.conclude())
-        if len(computing) == len(verdicts):
+        if len(computing) == len(verdicts) and not any(verdict.corrected for verdict in verdicts):
             return result
         leaves, structure = run.placeholders[key]
         whole = iter(part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
@@ -82,9 +83,17 @@ class CallRegion:
 
     def _forecast(self, call: DenoiserCall, verdict: Verdict) -> list[torch.Tensor]:
         started = perf_counter()
+        outputs = self._outputs(call, verdict, verdict.foretell())
+        verdict.host_seconds += perf_counter() - started
+        return outputs
+
+    def _corrected(self, call: DenoiserCall, verdict: Verdict) -> list[torch.Tensor] | None:
+        values = verdict.correct()
+        return None if values is None else self._outputs(call, verdict, values)
+
+    def _outputs(self, call: DenoiserCall, verdict: Verdict, values: list[torch.Tensor]) -> list[torch.Tensor]:
         leaves, _ = call.run.placeholders[call.denoiser, call.branch]
         dtypes = [leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        values = verdict.foretell()
         samples = _samples(call, verdict, [value.shape for value in values])
         outputs = [
             self._algebra.output(call.run, sample, value, dtype)
@@ -92,7 +101,6 @@ class CallRegion:
         ]
         if _is_negated(call):
             outputs = [output.neg_() for output in outputs]
-        verdict.host_seconds += perf_counter() - started
         return outputs
 
     def _remember(self, call: DenoiserCall, verdict: Verdict, outputs: list[torch.Tensor]) -> None:

@@ -91,7 +91,7 @@ class StepRegion:
         return pytree.tree_unflatten(whole, structure)
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """For reused samples the forecast; what was computed is handed on as it is, and remembered."""
+        """For reused samples the forecast; what was computed is remembered and handed on, corrected or as it is."""
         step: _Step | None = run.pending
         if step is None:
             return output
@@ -102,7 +102,7 @@ class StepRegion:
             self._conclude(run, verdict, row_of(output, verdict.sample), row_of(sample, verdict.sample))
             for verdict in step.verdicts
         ]
-        if not any(verdict.reuse for verdict in step.verdicts):
+        if not any(verdict.reuse or verdict.corrected for verdict in step.verdicts):
             return output
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -117,6 +117,8 @@ class StepRegion:
             if other_kind:
                 verdict.track.forget()
             self._remember(run, verdict, output, sample)
+            if corrected := verdict.correct():
+                output = self._algebra.output(run, sample, corrected[0], output.dtype)
         verdict.host_seconds += perf_counter() - started
         self._emit(verdict.conclude())
         if verdict.reuse and other_kind:

@@ -1,0 +1,137 @@
+"""Weights that were fitted to a pipeline's own runs, for one schedule."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from omnireuse.diffusion.reuse.forecasters.blend import Blend
+from omnireuse.diffusion.reuse.validation import field_error
+
+__all__ = ["Fitted", "combine"]
+
+logger = logging.getLogger("omnireuse")
+
+SAME_PLACE = 1e-4
+"""How far apart two coordinates of one step may lie; steps of a run of 1,000 are ten times as far apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What is handed on at a step is a weighted sum of the last computed outputs, the newest first.
+
+    The weights of each step come from `omnireuse.calibrate`. Some belong to computed steps: the first output that is
+    computed after a gap tells where the forecasts over the gap went wrong, and its weights make that good before the
+    run goes on, as the corrector of a multistep solver does, at no cost. They are one set for all branches, which
+    commutes with guidance, so regions "step" and "call" hand on the same. On a run that takes other steps than they
+    were fitted for (another number of them, another spacing, a step that a guard made compute), `Blend` forecasts
+    instead and says so.
+
+    Args:
+        at: coordinate of each step of the runs that they were fitted on, as forecasters see it.
+        weights: of each step; empty where the computed output is handed on as it is.
+        computed: the steps that computed in these runs.
+
+    Raises:
+        ConfigError: of different lengths, steps that are not there, or a step whose outputs are fewer than its weights.
+    """
+
+    at: tuple[float, ...]
+    weights: tuple[tuple[float, ...], ...]
+    computed: tuple[int, ...]
+
+    quantity: ClassVar[str] = "output"
+    regions: ClassVar[tuple[str, ...]] = ("step", "call")
+
+    def __post_init__(self) -> None:
+        if len(self.at) != len(self.weights):
+            raise field_error(self, "weights", f"be as many as there are steps, {len(self.at)}", len(self.weights))
+        if list(self.computed) != sorted(set(self.computed)) or not set(self.computed) <= set(range(len(self.at))):
+            raise field_error(self, "computed", f"be steps from 0 to {len(self.at) - 1} in order")
+        for step, weights in enumerate(self.weights):
+            known = sum(computed <= step for computed in self.computed)
+            if len(weights) > known or (not weights and step not in self.computed):
+                raise field_error(self, "weights", f"have 1 to {known} entries at step {step}", weights)
+
+    def start(self) -> _FittedMemory:
+        """An empty memory."""
+        return _FittedMemory(self)
+
+
+class _FittedMemory:
+    def __init__(self, fit: Fitted) -> None:
+        self._fit = fit
+        self._known: deque[tuple[float, torch.Tensor]] = deque(maxlen=max(2, *map(len, fit.weights)))
+        """Coordinates and outputs of the last computed steps, the newest first."""
+        self._otherwise = Blend().start()
+        self._fits = True
+
+    @property
+    def primed(self) -> bool:
+        return bool(self._known)
+
+    def observe(self, at: float, value: torch.Tensor) -> None:
+        self._known.appendleft((at, value))
+        self._otherwise.observe(at, value)
+
+    def predict(self, at: float) -> torch.Tensor:
+        step = self._step(at)
+        # Weights of a computed step know its output; what would have been forecast for it is asked of the blend.
+        if step is None or step in self._fit.computed or not self._stands_at(step):
+            return self._otherwise.predict(at)
+        return combine(self._fit.weights[step], [value for _, value in self._known])
+
+    def corrected(self, at: float) -> torch.Tensor | None:
+        """What to hand on at `at`, whose output was observed last; None for that output as it is."""
+        step = self._step(at)
+        if step is None or not self._fit.weights[step] or not self._stands_at(step):
+            return None
+        return combine(self._fit.weights[step], [value for _, value in self._known])
+
+    def _step(self, at: float) -> int | None:
+        places = self._fit.at
+        step = min(range(len(places)), key=lambda each: abs(places[each] - at))
+        if abs(places[step] - at) > SAME_PLACE:
+            self._give_up()
+        return step if self._fits else None
+
+    def _stands_at(self, step: int) -> bool:
+        """Whether the outputs known are those that this step's weights were fitted for."""
+        count = len(self._fit.weights[step])
+        nodes = [computed for computed in reversed(self._fit.computed) if computed <= step][:count]
+        known = list(self._known)[:count]
+        fits = len(known) == count and all(
+            abs(self._fit.at[node] - at) <= SAME_PLACE for node, (at, _) in zip(nodes, known, strict=True)
+        )
+        if not fits:
+            self._give_up()
+        return fits
+
+    def _give_up(self) -> None:
+        if self._fits:
+            logger.warning(
+                "the weights were fitted for runs of %d steps that compute %s; this one takes other steps, so a blend "
+                "forecasts instead",
+                len(self._fit.at),
+                self._fit.computed,
+            )
+        self._fits = False
+
+    @property
+    def kept_bytes(self) -> int:
+        # What the blend keeps is among these.
+        return sum(value.nbytes for _, value in self._known)
+
+
+def combine(weights: Sequence[float], values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Σ wᵢ · valueᵢ over the first values, in float32 at least; a tensor of its own."""
+    dtype = torch.promote_types(values[0].dtype, torch.float32)
+    total = values[0].to(dtype) * weights[0]
+    for weight, value in zip(weights[1:], values[1:], strict=False):
+        total.add_(value.to(dtype), alpha=weight)
+    return total.to(values[0].dtype)
