@@ -18,15 +18,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 import omnireuse
+from bench._common import new_table, write_record
 from bench._manager_speed import VLLM
 from omnireuse.errors import ConfigError
 from omnireuse.replay.command import bound_in_words, scores_table
@@ -59,11 +58,8 @@ def main(arguments: list[str] | None = None) -> None:
         "vllm_compared": VLLM in speed["seconds"],
     }  # fmt: skip
     command = f"python -m bench encoder_cache --operations {options.operations} --entries {options.entries}"
-    options.out.mkdir(parents=True, exist_ok=True)
-    target = options.out / "encoder_cache.json"
     record = {"command": command, "environment": environment, "speed": speed, "hit_ratios": ratios}
-    target.write_text(json.dumps(record, indent=1))
-    print(f"wrote {target}")
+    write_record(record, options.out, "encoder_cache")
 
 
 def timed(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -92,8 +88,7 @@ def timed(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 def show_speed(speed: dict[str, Any], options: argparse.Namespace, console: Console) -> None:
     """Time, spread and bytes; then growth."""
     title = f"{options.operations:,} accesses at {options.entries:,} entries, {options.repeats} rounds"
-    headings = ("manager", "µs / access", "accesses / s", "time / vLLM's", "bytes / entry")
-    table = new_table(title, headings)
+    table = new_table(title, "manager", "µs / access", "accesses / s", "time / vLLM's", "bytes / entry")
     for name, seconds in speed["seconds"].items():
         median = statistics.median(seconds)
         ratios = [own / other for own, other in zip(seconds, speed["seconds"].get(VLLM, ()), strict=False)]
@@ -106,7 +101,7 @@ def show_speed(speed: dict[str, Any], options: argparse.Namespace, console: Cons
         )
     console.print(table)
     if options.scales:
-        table = new_table("µs an access by number of entries", ("manager", *(f"{n:,}" for n in options.scales)))
+        table = new_table("µs an access by number of entries", "manager", *(f"{n:,}" for n in options.scales))
         for name, by_entries in speed["by_entries"].items():
             table.add_row(short(name), *(f"{by_entries[str(n)] * 1e6:.2f}" for n in options.scales))
         console.print(table)
@@ -124,14 +119,6 @@ def hit_ratios(kind: str, num_accesses: int, console: Console) -> dict[str, Any]
     console.print(scores_table(f"hit ratio, {kind}, by capacity in embeddings", scores, lambda score: score.hit_ratio))
     console.print(f"{BOUND}: {bound_in_words(trace)}", soft_wrap=True, highlight=False)
     return {"bound": bound_in_words(trace), "scores": [asdict(score) for score in scores]}
-
-
-def new_table(title: str, headings: Sequence[str]) -> Table:
-    """A table whose first column is text and the others figures."""
-    table = Table(title=title, box=None, title_justify="left", header_style="dim")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == headings[0] else "right", no_wrap=True)
-    return table
 
 
 if __name__ == "__main__":

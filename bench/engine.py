@@ -9,7 +9,6 @@ request: its encoder calls and prefilled tokens are what yours would do, its tim
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import platform
 import statistics
@@ -18,9 +17,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 import omnireuse
+from bench._common import new_table, write_record
 from omnireuse.reference.engine import Engine, EngineConfig, Result, TinyOmniModel
 from omnireuse.reference.engine.request import largest_difference
 from omnireuse.reference.engine.trace import random_trace, serve
@@ -65,10 +64,7 @@ def main(options: list[str] | None = None) -> None:
         "omnireuse": omnireuse.__version__, "python": platform.python_version(), "machine": platform.machine(),
         "requests": len(trace), "blocks": arguments.blocks, "seed": arguments.seed,
     }  # fmt: skip
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "engine.json"
-    path.write_text(json.dumps(about | {"runs": record}, indent=1), encoding="utf-8")
-    console.print(f"wrote {path}", highlight=False)
+    write_record(about | {"runs": record}, arguments.out, "engine")
     if not all(row["identical"] for row in record.values()):
         raise SystemExit("bench engine: an answer differs from the one without caches")
 
@@ -92,10 +88,8 @@ def row_of(name: str, engines: dict[str, list[Engine]], results: dict[str, dict[
 def show(record: dict[str, dict[str, Any]], num_requests: int, repeats: int, console: Console) -> None:
     """One row a run; times as median (least–most)."""
     title = f"{num_requests:,} requests, {repeats} runs of each"
-    table = Table(title=title, box=None, title_justify="left", header_style="dim")
-    table.add_column("")
-    for heading in ("encoder calls", "prefilled tokens", "preemptions", "seconds", "speed-up", "same answers"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("encoder calls", "prefilled tokens", "preemptions", "seconds", "speed-up", "same answers")
+    table = new_table(title, "", *headings)
     for name, row in record.items():
         bits = f"states within {row['largest_difference']:.0e}" if row["largest_difference"] else "bit for bit"
         same = f"{row['compared']:,}, {bits}" if row["identical"] else "no"

@@ -10,8 +10,6 @@ large as the pool, for merge into fresh tensors of the shapes that the merge ret
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import random
 import statistics
 import time
@@ -22,9 +20,8 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-import omnireuse
+from bench._common import environment, new_table, write_record
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache
 from omnireuse.errors import ConfigError
 
@@ -46,19 +43,13 @@ def main(arguments: list[str] | None = None) -> None:
     cells = [(width, requests) for width in options.widths for requests in options.requests]
     record = {
         "command": "python -m bench prefix_cache",
-        "environment": {
-            "omnireuse": omnireuse.__version__, "torch": torch.__version__,
-            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-        },
+        "environment": environment(),
         "bandwidth": [bandwidth(w, r, options.tokens, options.repeats) for w, r in cells],
         "decode": [decode(w, max(options.requests), options.repeats) for w in options.widths],
         "memory": memory(2048),
     }  # fmt: skip
     show(record, Console())
-    options.out.mkdir(parents=True, exist_ok=True)
-    target = options.out / "prefix_cache.json"
-    target.write_text(json.dumps(record, indent=1))
-    print(f"wrote {target}")
+    write_record(record, options.out, "prefix_cache")
 
 
 class Engine:
@@ -209,14 +200,6 @@ def show(record: dict[str, Any], console: Console) -> None:
 def words(part: dict[str, float], form: str) -> str:
     """Median and spread."""
     return f"{part['median']:{form}} ({part['low']:{form}}–{part['high']:{form}})"
-
-
-def new_table(title: str, *headings: str) -> Table:
-    """A table whose first column is text and the others figures."""
-    table = Table(title=title, box=None, title_justify="left", header_style="dim")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == headings[0] else "right", no_wrap=True)
-    return table
 
 
 if __name__ == "__main__":

@@ -11,12 +11,9 @@ ratio to the full run.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +21,15 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 import omnireuse
+from bench._common import environment, new_table, write_record
 from omnireuse import Blend, FixedSchedule, Hold, Polynomial
 from omnireuse.diffusion.pipelines import DEFAULT
-from omnireuse.reference.captions import caption, held_out_scenes
-from omnireuse.reference.checker import check
+from omnireuse.reference.case import IMAGES
 from omnireuse.reference.evaluate import score
-from omnireuse.reference.load import SAMPLING, load_image_pipeline
 from omnireuse.report.metrics import psnr
 
-BATCH = 8
 FORECASTERS = {
     "hold": Hold(),
     "polynomial": Polynomial(order=1),
@@ -66,20 +60,8 @@ def main(arguments: list[str] | None = None) -> None:
         "quality": {name: bench.quality(guided) for name, guided in (("guided", True), ("unguided", False))},
         "wall_clock": bench.wall_clock(),
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    target = options.out / "step_reuse.json"
-    target.write_text(json.dumps(record, indent=1))
     show(record, Console())
-    print(f"wrote {target}")
-
-
-def environment() -> dict[str, str]:
-    """Versions and machine, for the record."""
-    packages = {name: version(name) for name in ("torch", "diffusers", "transformers")}
-    return packages | {
-        "omnireuse": omnireuse.__version__,
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-    }
+    write_record(record, options.out, "step_reuse")
 
 
 class Bench:
@@ -87,24 +69,19 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.steps, self.timed = options.steps, options.timed
-        self.pipe = load_image_pipeline(options.model)
+        self.pipe = IMAGES.load(options.model)
         self.pipe.set_progress_bar_config(disable=True)
-        self.scenes = held_out_scenes(options.prompts, seed=options.seed)
-        self.prompts = [caption(scene) for scene in self.scenes]
+        self.scenes = IMAGES.held_out(options.prompts, seed=options.seed)
+        self.prompts = [IMAGES.caption(scene) for scene in self.scenes]
         self.seed = options.seed
 
     def images(self, *, guided: bool, **overrides: Any) -> np.ndarray:
         """Every prompt once, in batches."""
-        made = []
-        for start in range(0, len(self.prompts), BATCH):
-            prompts = self.prompts[start : start + BATCH]
-            seeds = range(self.seed + start, self.seed + start + len(prompts))
-            call = SAMPLING | {"num_inference_steps": self.steps, "negative_prompt": [""] * len(prompts)} | overrides
-            if not guided:
-                call |= {"negative_prompt": None, "true_cfg_scale": 1.0}
-            generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-            made.append(self.pipe(prompts, generator=generators, output_type="np", **call).images)
-        return np.concatenate(made)
+        call = {"num_inference_steps": self.steps} | overrides
+        if not guided:
+            call |= {"negative_prompt": None, "true_cfg_scale": 1.0}
+        seeds = range(self.seed, self.seed + len(self.prompts))
+        return IMAGES.generate(self.pipe, self.prompts, seeds, **call)
 
     def subset(self, steps: list[int]) -> dict[str, Any]:
         """What makes the solver run on these steps of the full schedule alone (the scheduler shifts what it is
@@ -141,7 +118,7 @@ class Bench:
     def judge(self, made: np.ndarray, full: np.ndarray) -> dict[str, Any]:
         """PSNR with its spread over prompts, and attributes right."""
         each = [min(psnr(a, b), 100.0) for a, b in zip(made, full, strict=True)]
-        attributes, captions, _ = score(self.scenes, made, check)
+        attributes, captions, _ = score(self.scenes, made, IMAGES.check)
         return {
             "psnr": statistics.fmean(each),
             "psnr_low": float(np.quantile(each, 0.1)),
@@ -168,7 +145,7 @@ class Bench:
                 handle = enable()
                 generator = torch.Generator().manual_seed(self.seed + number)
                 start = time.perf_counter()
-                call = SAMPLING | {"num_inference_steps": self.steps}
+                call = {**IMAGES.sampling} | {"num_inference_steps": self.steps}
                 self.pipe(self.prompts[number % len(self.prompts)], generator=generator, output_type="np", **call)
                 spent = time.perf_counter() - start
                 if number >= 0:
@@ -199,17 +176,14 @@ class Bench:
 def show(record: dict[str, Any], console: Console) -> None:
     """Both tables."""
     for name, rows in record["quality"].items():
-        table = Table(title=f"PSNR to the full run in dB, {name}", box=None, title_justify="left")
         columns = list(rows[0]["variants"])
-        for heading in ("schedule", "computed", *columns):
-            table.add_column(heading, justify="left" if heading == "schedule" else "right")
+        table = new_table(f"PSNR to the full run in dB, {name}", "schedule", "computed", *columns)
         for row in rows[:-1]:
             cells = [f"{row['variants'][column]['psnr']:.1f}" for column in columns]
             table.add_row(row["schedule"], str(row["computed"]), *cells)
         console.print(table)
-    table = Table(title="wall-clock, ratio to the full run", box=None, title_justify="left")
-    for heading in ("variant", "speed-up", "low", "high", "steps / computed", "host ms, reused", "KiB kept"):
-        table.add_column(heading, justify="left" if heading == "variant" else "right")
+    headings = ("speed-up", "low", "high", "steps / computed", "host ms, reused", "KiB kept")
+    table = new_table("wall-clock, ratio to the full run", "variant", *headings)
     for row in record["wall_clock"]:
         host = row.get("host_ms_a_reused_decision")
         table.add_row(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -127,8 +126,3 @@ def storage_bytes(leaves: list[Any]) -> int:
             storage = leaf.untyped_storage()
             storages[(leaf.device, storage.data_ptr() or id(leaf))] = storage.nbytes()
     return sum(storages.values())
-
-
-def map_leaves(leaves: list[Any], change: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
-    """``change`` applied to the tensors of ``leaves``; arrays pass."""
-    return [change(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

@@ -1,0 +1,39 @@
+"""What the benchmarks share: where a record was made, tables of figures, and the file."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+import omnireuse
+
+
+def environment() -> dict[str, str]:
+    """Versions and machine, for the record."""
+    packages = {name: version(name) for name in ("torch", "diffusers", "transformers")}
+    return packages | {
+        "omnireuse": omnireuse.__version__,
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+    }
+
+
+def new_table(title: str, *headings: str) -> Table:
+    """A table whose first column is text and the others figures."""
+    table = Table(title=title, box=None, title_justify="left", header_style="dim")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == headings[0] else "right", no_wrap=True)
+    return table
+
+
+def write_record(record: dict[str, Any], folder: Path, name: str) -> None:
+    """Write ``record`` to ``NAME.json`` in ``folder``, created where missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{name}.json"
+    target.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    print(f"wrote {target}")
