@@ -49,9 +49,9 @@ def at(browser: Browser) -> float:
     return float(browser.ask("document.querySelector('.slider input').value"))
 
 
-def explained(browser: Browser, plot: str = "demo") -> str:
+def explained(browser: Browser, plot: int = 0) -> str:
     """What the card beside a plot shows, in one line."""
-    return " ".join(browser.ask(f"document.querySelector('section[id^={plot}]:not([hidden])').innerText").split())
+    return " ".join(browser.ask(f"document.querySelectorAll('.chosen-row')[{plot}].innerText").split())
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -126,10 +126,12 @@ def test_pressing_a_picture_holds_it_against_the_full_run(browser: Browser, page
 def test_pointing_at_a_dot_explains_it_and_pressing_keeps_it(browser: Browser, page: Path) -> None:
     browser.open(page)
     assert explained(browser).startswith("omnireuse"), "what the report is about is explained first"
-    teacache, other = '[data-card="demo-0"] path', '[data-card="demo-3"] path'
+    teacache, other = '[data-row="demo-0"] path', '[data-row="demo-3"] path'
     browser.mouse("Moved", browser.place(teacache))
     text = explained(browser)
     assert text.startswith("TeaCache 0.2 threshold = 0.2")
+    for words in ("computed steps 15.0", "over fewer steps −1.4 dB", "kept between steps 96 KiB", "speed-up 1.8"):
+        assert words in text
     assert "omnireuse.enable(pipeline, 'TeaCache 0.2')" in text
     browser.click(teacache)
     browser.mouse("Moved", browser.place(other))
@@ -141,21 +143,21 @@ def test_pointing_at_a_dot_explains_it_and_pressing_keeps_it(browser: Browser, p
 
 def test_the_arrow_keys_go_from_dot_to_dot(browser: Browser, page: Path) -> None:
     browser.open(page)
-    browser.ask("document.querySelector('[data-card^=case0]').focus()")
+    browser.ask("document.querySelector('[data-row^=case0]').focus()")
     seen = []
     for key in ("Home", "ArrowRight", "ArrowRight", "End"):
         browser.press(key)
-        seen.append(explained(browser, "case0").split(" of 28 steps")[0])
+        seen.append(explained(browser, 1).split(" PSNR")[0])
     assert seen[0].startswith("fewer steps")
-    assert seen[-1].startswith("omnireuse default")
+    assert seen[-1].startswith("other peer"), "the dot furthest to the right"
     assert len(set(seen)) == len(seen)
     assert browser.ask("document.activeElement.getAttribute('aria-pressed')") == "true"
 
 
 def test_a_tap_explains_a_dot(browser: Browser, page: Path) -> None:
     browser.open(page, **PHONE)
-    browser.touch(browser.place('[data-card="case0-5"] path'))
-    assert explained(browser, "case0").startswith("other peer")
+    browser.touch(browser.place('[data-row="case0-5"] path'))
+    assert explained(browser, 1).startswith("other peer")
 
 
 def test_the_call_is_copied(browser: Browser, page: Path) -> None:
@@ -170,8 +172,8 @@ def test_without_a_clipboard_the_call_is_selected(browser: Browser, page: Path) 
     browser.open(page)
     browser.ask("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
     browser.ask("document.execCommand = () => false")
-    browser.click("header .copy")
-    browser.until("document.querySelector('header .copy').textContent === 'Selected'")
+    browser.click(".chosen-row .copy")
+    browser.until("document.querySelector('.chosen-row .copy').textContent === 'Selected'")
     assert browser.ask("getSelection().toString()").strip() == "omnireuse.enable(pipeline, 'omnireuse')"
 
 

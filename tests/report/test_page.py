@@ -83,12 +83,12 @@ def test_drift_and_error_stand_on_the_axis_of_the_decisions(rendered: str, made:
 
 def test_every_point_is_explained(rendered: str, made: Comparison) -> None:
     page = Page(rendered)
-    dots = [attrs["data-card"] for _, attrs in page.tags if "data-card" in attrs]
-    cards = {attrs["id"] for tag, attrs in page.tags if tag == "section"}
+    dots = [attrs["data-row"] for _, attrs in page.tags if "data-row" in attrs]
+    rows = {attrs["id"] for tag, attrs in page.tags if tag == "tr" and "id" in attrs}
     assert len(dots) == len(made.variants) - 1
-    assert set(dots) == cards
+    assert set(dots) == rows
     text = " ".join(" ".join(page.text).split())
-    assert "kept between steps 96 KiB" in text
+    assert "96 KiB" in text
     assert "omnireuse.enable(pipeline, 'omnireuse') Copy" in text
     assert "pipeline(prompt, num_inference_steps=12) Copy" in text
 
@@ -108,7 +108,7 @@ def test_a_demo_and_peers_share_a_page(made: Comparison, tmp_path: Path) -> None
     save_images(made, tmp_path)
     page = Page(render_page(made, tmp_path, pareto=pareto()))
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
-    assert len(ids) == len(set(ids)) == len(made.variants) - 1 + 6
+    assert len(ids) == len(set(ids)) == len(made.variants) - 1 + 7
     assert [tag for tag, _ in page.tags].count("h1") == 1
 
 

@@ -75,6 +75,7 @@ def _demo(comparison: Comparison, folder: Path) -> dict[str, Any]:
         "floor": comparison.floor(comparison.highlighted),
         "case": case,
         "plot": plot_case(case, colours),
+        "gains": [comparison.gain(variant) for variant in comparison.variants[1:]],
         "tones": colours,
         "pictures": {name: picture for name, (picture, _) in pictures.items()},
         "frames": max(count for _, count in pictures.values()),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import cycle, pairwise
+from operator import itemgetter
 
 from omnireuse.errors import MissingExtraError
+from omnireuse.report.metrics import IDENTICAL_DB
 from omnireuse.report.pareto import Case, Mean, Point
 
 try:
@@ -35,7 +37,7 @@ class Dot:
         index: of the point in its case.
         x, y, low, high: its place and the ends of its interval, per cent from the left and the top.
         tone, shape: of its method.
-        front: whether no other point is at least as good with at most as many computed steps.
+        front, own_front: whether no other point, or none of its method, is as good with as few computed steps.
     """
 
     index: int
@@ -47,6 +49,7 @@ class Dot:
     tone: str
     shape: str
     front: bool
+    own_front: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,58 +81,80 @@ def plot_case(case: Case, tones: Mapping[str, str] | None = None) -> Plot:
         for index, point in enumerate(case.points)
         if point.computed_steps is not None and point.psnr is not None and _is_finite(point.computed_steps, point.psnr)
     ]
-    drawn.sort(key=lambda item: (item[1].family != "floor", item[2], item[3].mean))
-    looks = _looks(case, tones or {})
-    bounds = [value for *_, psnr in drawn for value in (psnr.low, psnr.high)] or [0.0, 1.0]
+    drawn.sort(key=lambda item: (item[1].family != "floor", item[2], -item[3].mean))
+    looks = _looks((point for _, point, _, _ in sorted(drawn, key=itemgetter(0))), tones or {})
+    # Identical pictures stand on the upper edge: a scale up to what they count as would press the others together.
+    bounds = [value for *_, psnr in drawn for value in (psnr.low, psnr.high) if psnr.mean < IDENTICAL_DB - 1.0] or [
+        0.0,
+        IDENTICAL_DB,
+    ]
     ticks = MaxNLocator(nbins=6, steps=[1, 2, 5, 10]).tick_values(min(bounds), max(bounds))
     bottom, top = float(ticks[0]), float(ticks[-1])
 
     def height(value: float) -> float:
-        return 100.0 * (top - value) / (top - bottom)
+        return round(min(max(100.0 * (top - value) / (top - bottom), 0.0), 100.0), 2)
 
+    front = _front((steps, psnr.mean) for *_, steps, psnr in drawn)
+    own_fronts = {
+        method: _front((steps, psnr.mean) for _, point, steps, psnr in drawn if point.method == method)
+        for method in looks
+    }
     dots = tuple(
         Dot(
             index=index,
             point=point,
-            x=100.0 * steps / case.steps,
+            x=round(100.0 * steps / case.steps, 2),
             y=height(psnr.mean),
             low=height(psnr.low),
             high=height(psnr.high),
             tone=looks[point.method][0],
             shape=looks[point.method][1],
-            front=not any(
-                s <= steps and p.mean >= psnr.mean and (s < steps or p.mean > psnr.mean) for _, _, s, p in drawn
-            ),
+            front=(steps, psnr.mean) in front,
+            own_front=(steps, psnr.mean) in own_fronts[point.method],
         )
         for index, point, steps, psnr in drawn
     )
-    lines = tuple(pair for method in looks for pair in pairwise(dot for dot in dots if dot.point.method == method))
-    steps = MaxNLocator(nbins=7, integer=True).tick_values(0, case.steps)
     return Plot(
         dots=dots,
-        lines=lines,
+        lines=tuple(
+            pair
+            for method in looks
+            for pair in pairwise(dot for dot in dots if dot.point.method == method and dot.own_front)
+        ),
         looks=looks,
-        x_ticks=tuple((100.0 * tick / case.steps, f"{tick:g}") for tick in steps if 0 <= tick <= case.steps),
+        x_ticks=tuple(
+            (round(100.0 * tick / case.steps, 2), f"{tick:g}")
+            for tick in MaxNLocator(nbins=7, integer=True).tick_values(0, case.steps)
+            if 0 <= tick <= case.steps
+        ),
         y_ticks=tuple((height(tick), f"{tick:g}") for tick in ticks),
     )
+
+
+def _front(points: Iterable[tuple[float, float]]) -> set[tuple[float, float]]:
+    """The pairs of steps and PSNR that no other beats in both."""
+    kept: list[tuple[float, float]] = []
+    for steps, level in sorted(points, key=lambda pair: (pair[0], -pair[1])):
+        if not kept or level > kept[-1][1]:
+            kept.append((steps, level))
+    return set(kept)
 
 
 def _is_finite(steps: float, psnr: Mean) -> bool:
     return all(map(math.isfinite, (steps, psnr.mean, psnr.low, psnr.high)))
 
 
-def _looks(case: Case, tones: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """A floor is a hollow circle in the quiet colour; every other method has a pair of colour and shape of its own."""
-    ours = ((tone, shape) for shape in cycle(SHAPES) for tone in ("highlight",))
-    peers = ((tone, shape) for shape in cycle(list(SHAPES)[1:]) for tone in ("first", "second", "third"))
+def _looks(points: Iterable[Point], tones: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Every method has a pair of colour and shape of its own; floors are quiet, and drawn hollow."""
+    pairs = {
+        "floor": cycle(("muted", shape) for shape in SHAPES),
+        "ours": cycle((tone, shape) for tone in ("highlight", "good") for shape in SHAPES),
+        "peer": cycle((tone, shape) for shape in reversed(SHAPES) for tone in ("first", "second", "third")),
+    }
     looks: dict[str, tuple[str, str]] = {}
-    for point in case.points:
-        if point.method not in looks:
-            looks[point.method] = (
-                ("muted", "circle")
-                if point.family == "floor"
-                else (tones[point.method], "circle")
-                if point.method in tones
-                else next(ours if point.family == "ours" else peers)
-            )
+    for point in points:
+        if point.method in looks:
+            continue
+        given = tones.get(point.method)
+        looks[point.method] = (given, "circle") if given else next(pairs[point.family])
     return looks

@@ -4,33 +4,44 @@ const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 const arrows = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, Home: -Infinity, End: Infinity };
 
 // The call to copy. Without permission for the clipboard it is selected, ready for the keyboard.
-for (const button of all(".copy")) {
-  button.addEventListener("click", async () => {
-    const code = button.previousElementSibling;
-    getSelection().selectAllChildren(code);
-    let copied = false;
-    try { await navigator.clipboard.writeText(code.textContent); copied = true; }
-    catch { copied = document.execCommand("copy"); }
-    button.textContent = copied ? "Copied" : "Selected";
-    setTimeout(() => { button.textContent = "Copy"; }, 1600);
-  });
+document.addEventListener("click", async ({ target }) => {
+  if (!target.matches(".copy")) return;
+  const code = target.previousElementSibling;
+  getSelection().selectAllChildren(code);
+  let copied = false;
+  try { await navigator.clipboard.writeText(code.textContent); copied = true; }
+  catch { copied = document.execCommand("copy"); }
+  target.textContent = copied ? "Copied" : "Selected";
+  setTimeout(() => { target.textContent = "Copy"; }, 1600);
+});
+
+// A row of the table as a card: the heads of the columns become its words.
+const element = (name, ...children) => { const made = document.createElement(name); made.append(...children); return made; };
+const inside = (cell) => [...cell.cloneNode(true).childNodes];
+function card(row) {
+  const heads = all("thead th", row.closest("table")), [name, settings, ...cells] = row.cells, call = cells.pop();
+  const figures = cells.map((cell, index) => [heads[index + 2].textContent, cell]).filter(([, cell]) => cell.textContent.trim());
+  const quiet = element("p", ...inside(settings));
+  quiet.className = "quiet";
+  const list = element("dl", ...figures.map(([word, cell]) =>
+    element("div", element("dt", word), element("dd", ...inside(cell)))));
+  return [element("h3", ...inside(name)), quiet, list, ...inside(call)];
 }
 
 // The plot: pointing at a dot explains it, pressing it keeps it, the arrow keys go from dot to dot.
-for (const plot of all(".plot")) {
-  const dots = all(".dot", plot);
+for (const explained of all(".explained")) {
+  const plot = explained.querySelector(".plot"), dots = all(".dot", plot), shown = explained.querySelector(".chosen-row");
   if (!dots.length) continue;
   let chosen = null, pinned = false;
   const choose = (dot, pin) => {
-    pinned = pin;
-    chosen = dot;
+    if (dot !== chosen) shown.replaceChildren(...card(document.getElementById(dot.dataset.row)));
+    [chosen, pinned] = [dot, pin];
     for (const other of dots) {
       const here = other === dot;
       other.classList.toggle("chosen", here);
       other.classList.toggle("pinned", here && pin);
       other.setAttribute("aria-pressed", here && pin);
       other.tabIndex = here ? 0 : -1;
-      document.getElementById(other.dataset.card).hidden = !here;
     }
     for (const line of all(".join", plot)) line.classList.toggle("of", line.dataset.method === dot.dataset.method);
   };
@@ -61,7 +72,7 @@ for (const plot of all(".plot")) {
     else return;
     event.preventDefault();
   });
-  choose(dots.find((dot) => "chosen" in document.getElementById(dot.dataset.card).dataset) || dots[0], false);
+  choose(dots.find((dot) => dot.dataset.row === explained.dataset.chosen) || dots[0], false);
 }
 
 // Full against reuse, prompt by prompt: the pictures below the stage choose what stands on its right.
@@ -126,7 +137,9 @@ for (const player of all(".player")) {
     button.textContent = on ? "Pause" : "Play";
   };
   button.addEventListener("click", () => play(timer === null));
-  slide.addEventListener("input", () => { play(false); show(slide.value); });
+  slide.addEventListener("input", () => show(slide.value));
+  slide.addEventListener("pointerdown", () => play(false));
+  slide.addEventListener("keydown", (event) => { if (event.key in arrows) play(false); });
   show(0);
   play(!matchMedia("(prefers-reduced-motion: reduce)").matches);
   player.hidden = false;
