@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from omnireuse.cli import main as omnireuse
+from omnireuse.report.pareto import Case, Pareto, read_pareto, write_pareto
 
 TOP = Path(__file__).parents[1]
 GALLERY = TOP / "docs" / "gallery"
@@ -42,10 +44,11 @@ can run again, <code>python scripts/gallery.py</code>.</p>
 def make(name: str, points: Path) -> None:
     """Write one page; the command line's own errors end the script."""
     page = str(GALLERY / f"{name}.html")
-    if name == "peers":
-        done = [omnireuse(["report", str(points), "--out", page])]
-    else:
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        if name == "peers":
+            write_pareto(usual(read_pareto(points)), Path(folder) / "peers.json")
+            done = [omnireuse(["report", f"{folder}/peers.json", "--out", page])]
+        else:
             kind = ["--prompts", "4"] if name == "images" else ["--video", "--prompts", "2"]
             done = [
                 omnireuse(["demo", *kind, "--out", folder]),
@@ -56,6 +59,14 @@ def make(name: str, points: Path) -> None:
     size = Path(page).stat().st_size
     if size > LARGEST:
         raise SystemExit(f"{page}: must be at most {LARGEST:,} bytes, got {size:,}; take fewer prompts or points")
+
+
+def usual(pareto: Pareto) -> Pareto:
+    """Of each pipeline the guided case of fewest steps, as it is usually sampled; all cases would be megabytes."""
+    found: dict[str, Case] = {}
+    for case in sorted(pareto.cases, key=lambda case: (case.guidance <= 1.0, case.steps)):
+        found.setdefault(case.pipeline, case)
+    return replace(pareto, cases=tuple(found.values()))
 
 
 def write_index() -> None:

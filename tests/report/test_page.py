@@ -112,6 +112,15 @@ def test_a_demo_and_peers_share_a_page(made: Comparison, tmp_path: Path) -> None
     assert [tag for tag, _ in page.tags].count("h1") == 1
 
 
+def test_every_row_of_a_table_has_a_cell_a_column(rendered: str) -> None:
+    for text in (rendered, render_page(None, Path(), pareto=pareto())):
+        head, *rows = re.findall(r"<tr.*?</tr>", text, re.DOTALL)
+        columns = len(re.findall("<th ", head))
+        for row in rows:
+            wide = re.search(r'colspan="(\d+)"', row)
+            assert len(re.findall("<t[hd]", row)) + (int(wide[1]) - 1 if wide else 0) == columns
+
+
 def test_a_page_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="one of them must be given"):
         render_page(None, Path())
