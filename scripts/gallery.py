@@ -3,6 +3,7 @@
     python scripts/gallery.py                  # all of it, about two minutes
     python scripts/gallery.py peers            # the comparison's page again, from bench/results/compare.json
     python scripts/gallery.py peers --points FILE.json
+    python scripts/gallery.py images clips --again      # the pages only, of the demos' results in out/gallery
 
 The pages are what `omnireuse demo` and `omnireuse report` write; nothing is added here but the list of them.
 """
@@ -10,7 +11,6 @@ The pages are what `omnireuse demo` and `omnireuse report` write; nothing is add
 from __future__ import annotations
 
 import argparse
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,24 +41,26 @@ can run again, <code>python scripts/gallery.py</code>.</p>
 """
 
 
-def make(name: str, points: Path) -> None:
+def make(name: str, points: Path, *, again: bool) -> None:
     """Write one page; the command line's own errors end the script."""
-    page = str(GALLERY / f"{name}.html")
-    with tempfile.TemporaryDirectory() as folder:
-        if name == "peers":
-            write_pareto(usual(read_pareto(points)), Path(folder) / "peers.json")
-            done = [omnireuse(["report", f"{folder}/peers.json", "--out", page])]
-        else:
-            kind = ["--prompts", "4"] if name == "images" else ["--video", "--prompts", "2"]
-            done = [
-                omnireuse(["demo", *kind, "--out", folder]),
-                omnireuse(["report", f"{folder}/results.json", "--out", page]),
-            ]
-    if any(done):
-        raise SystemExit(max(done))
-    size = Path(page).stat().st_size
-    if size > LARGEST:
+    folder, page = TOP / "out" / "gallery" / name, GALLERY / f"{name}.html"
+    folder.mkdir(parents=True, exist_ok=True)
+    results = folder / "results.json"
+    if name == "peers":
+        write_pareto(usual(read_pareto(points)), results)
+    elif not again:
+        kind = ["--prompts", "4"] if name == "images" else ["--video", "--prompts", "2"]
+        run("demo", *kind, "--out", str(folder))
+    run("report", str(results), "--out", str(page))
+    if page.stat().st_size > LARGEST:
+        size = page.stat().st_size
         raise SystemExit(f"{page}: must be at most {LARGEST:,} bytes, got {size:,}; take fewer prompts or points")
+
+
+def run(*command: str) -> None:
+    """A command of omnireuse, or the end of the script."""
+    if status := omnireuse(command):
+        raise SystemExit(status)
 
 
 def usual(pareto: Pareto) -> Pareto:
@@ -83,10 +85,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pages", nargs="*", help=f"{', '.join(PAGES)} (default: all)")
     parser.add_argument("--points", type=Path, default=TOP / "bench" / "results" / "compare.json")
+    parser.add_argument("--again", action="store_true", help="of the demos whose results lie in out/gallery already")
     arguments = parser.parse_args()
     if unknown := set(arguments.pages) - set(PAGES):
         parser.error(f"no page {', '.join(sorted(unknown))}; known: {', '.join(PAGES)}")
     GALLERY.mkdir(exist_ok=True)
     for name in arguments.pages or PAGES:
-        make(name, arguments.points)
+        make(name, arguments.points, again=arguments.again)
     write_index()

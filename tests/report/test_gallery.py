@@ -15,7 +15,7 @@ def test_the_index_lists_every_page_and_nothing_else() -> None:
     links = re.findall(r'href="([^"]+)"', (GALLERY / "index.html").read_text(encoding="utf-8"))
     assert sorted(links) == [path.name for path in PAGES]
     written = re.findall(r"\]\(([^)]+)\)", (GALLERY / "README.md").read_text(encoding="utf-8"))
-    assert set(written) == {"index.html", *links}
+    assert written == ["index.html"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -112,6 +112,15 @@ def test_a_demo_and_peers_share_a_page(made: Comparison, tmp_path: Path) -> None
     assert [tag for tag, _ in page.tags].count("h1") == 1
 
 
+def test_a_step_that_a_branch_was_not_called_in_keeps_its_place(made: Comparison) -> None:
+    cache = made.highlighted
+    marks = tuple(m for m in cache.samples[0].marks if not (m.branch == "uncond" and m.step in (0, 5)))
+    missing = replace(cache, samples=(replace(cache.samples[0], marks=marks), *cache.samples[1:]))
+    (_, cond), (_, uncond) = strip(missing, 0)
+    assert len(cond) == len(uncond) == STEPS
+    assert [words for _, words in uncond if "not called" in words] == ["step 1: not called", "step 6: not called"]
+
+
 def test_every_row_of_a_table_has_a_cell_a_column(rendered: str) -> None:
     for text in (rendered, render_page(None, Path(), pareto=pareto())):
         head, *rows = re.findall(r"<tr.*?</tr>", text, re.DOTALL)
@@ -145,7 +154,7 @@ def test_an_interrupted_run_says_so(made: Comparison, tmp_path: Path) -> None:
 def test_a_comparison_without_floors_or_checker_still_has_a_page(made: Comparison, tmp_path: Path) -> None:
     save_images(made, tmp_path)
     bare = tuple(
-        replace(variant, samples=tuple(replace(sample, attributes=None) for sample in variant.samples))
+        replace(variant, settings={}, samples=tuple(replace(sample, attributes=None) for sample in variant.samples))
         for variant in made.variants
         if variant.role != "floor"
     )

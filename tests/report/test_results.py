@@ -149,6 +149,14 @@ def test_variants_that_cannot_be_compared_are_refused(variants: tuple[Variant, .
             r"variants\[1\]\.samples\[0\]\.psnr",
         ),
         (lambda document: document["variants"][0].update(role="none"), "role must be"),
+        (lambda document: document.update(steps=2), "must fit a run of 2 steps"),
+        (lambda document: document.update(steps=0), "steps must be at least 1"),
+        (
+            lambda document: document["variants"][1]["samples"][0].update(image="../a.png"),
+            "image must lie in the folder",
+        ),
+        (lambda document: document["variants"][1]["samples"][0].update(seconds=[]), "seconds must be above 0"),
+        (lambda document: document["variants"][1]["samples"][0].update(computed_steps="nan"), "must fit a run"),
     ],
 )
 def test_a_damaged_file_is_refused_with_the_place(tmp_path: Path, change: object, message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ from omnireuse.report.metrics import IDENTICAL_DB, mean_psnr
 __all__ = ["Comparison", "Mark", "Sample", "Variant", "read_results", "write_results"]
 
 HEAD = {"format": 1}
+CALLS_A_STEP = 10
+"""No solver calls a model as often in one step; a record that says so is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +57,15 @@ class Sample:
     retained_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        if Path(self.image).is_absolute() or ".." in Path(self.image).parts:
+            raise ConfigError(f"Sample(image={self.image!r}): image must lie in the folder of the results")
         if not self.seconds or not min(self.seconds) > 0.0:
             raise ConfigError(f"Sample(seconds={self.seconds}): seconds must be above 0, at least one")
-        if not math.isfinite(self.computed_steps) or self.computed_steps < 0.0:
-            raise ConfigError(
-                f"Sample(computed_steps={self.computed_steps}): computed_steps must be finite, at least 0"
-            )
+
+    @property
+    def extent(self) -> tuple[float, ...]:
+        """What counts steps: how many were computed, and the places of the decisions."""
+        return (self.computed_steps, *(mark.step for mark in self.marks))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +158,15 @@ class Comparison:
         asked = [[(sample.prompt, sample.seed) for sample in variant.samples] for variant in self.variants]
         if not asked[0] or any(other != asked[0] for other in asked):
             raise ConfigError("Comparison(variants): variants must all hold the same prompts and seeds, at least one")
+        samples = [sample for variant in self.variants for sample in variant.samples]
+        if not all(0 <= step < CALLS_A_STEP * self.steps for sample in samples for step in sample.extent):
+            raise ConfigError(f"Comparison(variants): marks and computed_steps must fit a run of {self.steps} steps")
+
+    @property
+    def axis(self) -> int:
+        """Steps that the decisions of all runs fit on: more than `steps` where a solver calls the model more often."""
+        marks = (mark for variant in self.variants for sample in variant.samples for mark in sample.marks)
+        return max(self.steps, 1 + max((mark.step for mark in marks), default=0))
 
     @property
     def reference(self) -> Variant:

@@ -63,12 +63,15 @@ def strip(variant: Variant, number: int) -> list[tuple[str, list[tuple[bool, str
     if not sample.marks:
         steps = round(sample.computed_steps)
         return [("", [(False, f"step {step + 1} of {steps}: computed") for step in range(steps)])]
+    steps = 1 + max(mark.step for mark in sample.marks)
     branches: dict[str, list[tuple[bool, str]]] = {}
     for mark in sample.marks:
+        # A step in which a branch was not called keeps its place, so that all strips share one axis.
+        cells = branches.setdefault(mark.branch, [(True, f"step {step + 1}: not called") for step in range(steps)])
         words = f"step {mark.step + 1}: {'reused' if mark.reused else 'computed'} ({mark.reason})"
         words += "" if mark.drift is None else f", drift {mark.drift:.3g}"
         words += "" if mark.error is None else f", forecast error {mark.error:.2g}"
-        branches.setdefault(mark.branch, []).append((mark.reused, words))
+        cells[mark.step] = (mark.reused, words)
     return [("" if len(branches) == 1 else branch, cells) for branch, cells in branches.items()]
 
 

@@ -19,8 +19,8 @@ document.addEventListener("click", async ({ target }) => {
 const element = (name, ...children) => { const made = document.createElement(name); made.append(...children); return made; };
 const inside = (cell) => [...cell.cloneNode(true).childNodes];
 function card(row) {
-  const heads = all("thead th", row.closest("table")), [name, settings, ...cells] = row.cells, call = cells.pop();
-  const figures = cells.map((cell, index) => [heads[index + 2].textContent, cell]).filter(([, cell]) => cell.textContent.trim());
+  const heads = all("thead th", row.closest("table")), [name, ...cells] = row.cells, [settings, call] = cells.splice(-2);
+  const figures = cells.map((cell, index) => [heads[index + 1].textContent, cell]).filter(([, cell]) => cell.textContent.trim());
   const quiet = element("p", ...inside(settings));
   quiet.className = "quiet";
   const list = element("dl", ...figures.map(([word, cell]) =>
