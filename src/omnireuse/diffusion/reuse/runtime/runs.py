@@ -97,10 +97,11 @@ class Runs:
         self.end()
         self._here = _Here()
 
-    def enter(self, kwargs: Mapping[str, Any], *, by_timestep: bool) -> Run | None:
+    def enter(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, by_timestep: bool) -> Run | None:
         """The run that a call of a denoiser belongs to, a new one where it begins one.
 
         Args:
+            args: of the call.
             kwargs: of the call.
             by_timestep: whether the call's timestep tells the steps, because there is no scheduler to watch.
         """
@@ -108,9 +109,12 @@ class Runs:
         if here.scheduler is not None:
             scheduler, here.scheduler = here.scheduler, None
             # Image-to-image starts in the middle of the timesteps, and some pipelines stop before their end.
-            begin = getattr(scheduler, "begin_index", None) or 0
-            levels = noise_levels(scheduler)[begin:]
             told = getattr(self._pipeline, "num_timesteps", None)
+            begin = getattr(scheduler, "begin_index", None)
+            if begin is None:
+                is_part = isinstance(told, int) and told < len(scheduler.timesteps)
+                begin = _place_of(args, kwargs, scheduler.timesteps) if is_part else 0
+            levels = noise_levels(scheduler)[begin:]
             total = told if isinstance(told, int) and 0 < told <= len(levels) else len(levels)
             return self._begin(total, levels)
         if here.run is not None and here.timestep is None:
@@ -163,3 +167,14 @@ class Runs:
         )
         self.end()
         return True
+
+
+def _place_of(args: Sequence[Any], kwargs: Mapping[str, Any], timesteps: torch.Tensor) -> int:
+    """Where the call's timestep stands among the scheduler's; 0 where it is none of them.
+
+    Some schedulers (DDIM) are not told where an image-to-image run begins.
+    """
+    given = kwargs.get("timestep", args[1] if len(args) > 1 else None)
+    now = given.flatten()[0] if isinstance(given, torch.Tensor) and given.numel() else given
+    places = [place for place, timestep in enumerate(timesteps.tolist()) if timestep == now]
+    return places[0] if places else 0

@@ -23,7 +23,7 @@ __all__ = ["DENOISERS", "Session", "denoisers_of", "previous_sample"]
 
 logger = logging.getLogger("omnireuse")
 
-DENOISERS = ("transformer", "transformer_2", "unet", "prior", "decoder")
+DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet", "prior", "decoder")
 """Attributes of a pipeline that hold a denoiser."""
 
 RegionFactory = Callable[[Strategy, Emit, Sequence[torch.nn.Module], object], Region]
@@ -196,7 +196,7 @@ class Session:
 
     def _denoiser_handler(self, index: int, module: torch.nn.Module) -> Callable[..., Any]:
         def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            run = self.runs.enter(kwargs, by_timestep=self._on_scheduler is None)
+            run = self.runs.enter(args, kwargs, by_timestep=self._on_scheduler is None)
             if run is None or self._region is None:
                 self.calls_outside += 1
                 return proceed(*args, **kwargs)
