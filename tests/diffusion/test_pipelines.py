@@ -11,15 +11,17 @@ import pytest
 import torch
 from denoisers.registry import DENOISERS
 from diffusers import FlowMatchEulerDiscreteScheduler
-from pipelines import image, unet, video
+from pipelines import conditioned, image, image_later, unet, video
 from tiny import Tiny
 
 import omnireuse
 from omnireuse import FixedSchedule, Polynomial, TeaCache
+from omnireuse.diffusion.reuse.noise import noise_levels
 from omnireuse.diffusion.reuse.runtime.session import denoisers_of
 from omnireuse.errors import UnsupportedModelError
 
-PIPELINES = {**unet.PIPELINES, **image.PIPELINES, **video.PIPELINES}
+PIPELINES = {**unet.PIPELINES, **image.PIPELINES, **image_later.PIPELINES, **video.PIPELINES, **conditioned.PIPELINES}
+UNETS = {*unet.PIPELINES, "animate_diff", "kandinsky_decoder", "latent_consistency", "sd_ip_adapter"}
 
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "DDPMScheduler": {"clip_sample": False},  # without sigmas
@@ -116,12 +118,24 @@ def test_schedulers(scheduler: str, region: str) -> None:
     assert steps == len(tiny.pipe.scheduler.timesteps)
 
 
-@pytest.mark.parametrize("name", sorted(set(PIPELINES) - set(unet.PIPELINES) - {"stable_cascade_prior"}))
+@pytest.mark.parametrize("name", sorted(set(PIPELINES) - UNETS - {"stable_cascade_prior"}))
 def test_blocks_of_pipelines(name: str) -> None:
     tiny = PIPELINES[name]()
     summary = check_region(tiny, tiny.run(), "blocks")
     steps = summary.steps // 2
     assert steps // 2 <= summary.computed_steps <= steps // 2 + (name in CHANGING)
+
+
+@pytest.mark.parametrize("scheduler", ["DDIMScheduler", "DPMSolverMultistepScheduler"])
+def test_a_run_that_begins_late_has_the_noise_of_its_own_steps(scheduler: str) -> None:
+    # DDIM is not told where an image-to-image run begins.
+    tiny = PIPELINES["sd_img2img"]()
+    tiny.pipe.scheduler = getattr(diffusers, scheduler)(steps_offset=1)
+    with omnireuse.enable(tiny.pipe, policy="never") as handle:
+        tiny.run(steps=8)
+    begin = 2  # of strength 0.75
+    levels = noise_levels(tiny.pipe.scheduler)[begin:]
+    assert [event.sigma for event in handle.events] == [level.sigma for level in levels]
 
 
 def test_another_expert_starts_from_nothing() -> None:
@@ -210,6 +224,59 @@ def test_sound_beside_frames_is_forecast_in_region_call_and_refused_in_region_st
         sound, output = pipeline.seen[step]
         torch.testing.assert_close(output, (sound - x0) / sigmas[step], rtol=1e-4, atol=1e-4)
     assert all(map(torch.equal, pipeline.run(), full))
+
+
+def test_a_pipeline_with_sound_is_served_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    tiny = video.ltx_2()
+    full = tiny.run()
+    with omnireuse.enable(tiny.pipe, policy="never", region="call"):
+        assert torch.equal(tiny.run(), full)
+    for wish in ({}, {"speedup": 2.0}, {"computed_steps": 3}):
+        with caplog.at_level(logging.INFO, "omnireuse"), omnireuse.enable(tiny.pipe, **wish) as handle:
+            assert not torch.equal(tiny.run(), full)
+        assert (handle.strategy.region, handle.summary().computed_steps, handle.summary().steps) == ("call", 3, 6)
+        assert "LTX2VideoTransformer3DModel makes several kinds of latents" in caplog.text
+        caplog.clear()
+    assert torch.equal(tiny.run(), full)
+
+
+class TwoDenoisers:
+    """As Ideogram 4 samples: a transformer of its own for the unguided branch."""
+
+    def __init__(self) -> None:
+        made = DENOISERS["Ideogram4Transformer2DModel"]
+        guided, unguided = made(), made()
+        self.transformer, self.unconditional_transformer, self.inputs = guided.model, unguided.model, guided.inputs
+        self.scheduler = FlowMatchEulerDiscreteScheduler()
+
+    @torch.no_grad()
+    def run(self, steps: int = 6) -> torch.Tensor:
+        given = self.inputs(0, 6)
+        latents = given.pop("hidden_states")
+        self.scheduler.set_timesteps(steps)
+        for t in self.scheduler.timesteps:
+            given["timestep"] = t[None] / 1000
+            outputs = [
+                denoiser(hidden_states=latents, **given)[0]
+                for denoiser in (self.transformer, self.unconditional_transformer)
+            ]
+            latents = self.scheduler.step(3 * outputs[0] - 2 * outputs[1], t, latents)[0]
+        return latents
+
+
+@pytest.mark.parametrize("region", ["step", "call", "blocks"])
+def test_a_transformer_for_the_unguided_branch_is_reused_too(region: str) -> None:
+    pipeline = TwoDenoisers()
+    full = pipeline.run()
+    calls: list[Any] = []
+    pipeline.unconditional_transformer.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    with omnireuse.enable(pipeline, policy="never", region=region):
+        assert torch.equal(pipeline.run(), full)
+    with omnireuse.enable(pipeline, policy=FixedSchedule(num_computed=3), region=region) as handle:
+        assert not torch.equal(pipeline.run(), full)
+    assert handle.summary().computed_steps == 3
+    assert region == "blocks" or len(calls) == 6 + 3
+    assert torch.equal(pipeline.run(), full)
 
 
 def test_region_step_needs_a_scheduler() -> None:

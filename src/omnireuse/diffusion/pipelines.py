@@ -16,7 +16,7 @@ from omnireuse.diffusion.reuse.forecasters import Blend, Forecaster
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.diffusion.wishes import POWER, strategy_for
+from omnireuse.diffusion.wishes import POWER, fitting, strategy_for
 from omnireuse.errors import ConfigError, UnknownNameError
 
 __all__ = ["DEFAULT", "enable"]
@@ -97,7 +97,7 @@ def enable(
             raise ConfigError(
                 f"enable({given}=…): a policy or a backend must be given with it; policy='fixed' is the simplest"
             )
-        return Handle(pipeline, DEFAULT, name="default", agreement=agreement)
+        return Handle(pipeline, fitting(DEFAULT, pipeline), name="default", agreement=agreement)
     strategy = Strategy.of(policy, forecaster if forecaster is not None else "hold", **options)
     names = (type(strategy.policy).__name__, type(strategy.forecaster).__name__)
     return Handle(pipeline, strategy, name=f"{names[0]} × {names[1]} on {strategy.region}", agreement=agreement)

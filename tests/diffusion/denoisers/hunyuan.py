@@ -132,9 +132,9 @@ def framepack() -> Denoiser:
     return Denoiser(varied(model), inputs)
 
 
-def hunyuan_video_15() -> Denoiser:
+def hunyuan_video_15(**sizes: Any) -> Denoiser:
     model = HunyuanVideo15Transformer3DModel(
-        **CHANNELS,
+        **CHANNELS | sizes,
         **HEADS,
         num_layers=2,
         num_refiner_layers=1,

@@ -59,8 +59,8 @@ def longcat_image() -> Denoiser:
     return _made(LongCatImageTransformer2DModel(**SIZES, **JOINT, **ROPE, pooled_projection_dim=16))
 
 
-def ovis_image() -> Denoiser:
-    return _made(OvisImageTransformer2DModel(**SIZES, **JOINT, **ROPE, out_channels=8))
+def ovis_image(**sizes: Any) -> Denoiser:
+    return _made(OvisImageTransformer2DModel(**SIZES | JOINT | ROPE | {"out_channels": 8} | sizes))
 
 
 def bria() -> Denoiser:

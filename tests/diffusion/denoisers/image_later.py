@@ -1,4 +1,4 @@
-"""Further image models: text and image in one stream, and editing."""
+"""Further image models: text and image in one stream, editing, Lumina-Next."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from diffusers import (
     JoyImageEditPlusTransformer3DModel,
     JoyImageEditTransformer3DModel,
     Krea2Transformer2DModel,
+    LuminaNextDiT2DModel,
     QwenImage21Transformer2DModel,
 )
 
@@ -65,9 +66,9 @@ def joy_image_plus() -> Denoiser:
     return Denoiser(varied(model), inputs)
 
 
-def krea_2() -> Denoiser:
+def krea_2(in_channels: int = 4) -> Denoiser:
     model = Krea2Transformer2DModel(
-        in_channels=4,
+        in_channels=in_channels,
         num_layers=2,
         **HEADS,
         num_key_value_heads=1,
@@ -91,6 +92,28 @@ def krea_2() -> Denoiser:
             "position_ids": torch.arange(text + 16)[:, None].expand(text + 16, 3),
             "return_dict": False,
         }
+
+    return Denoiser(varied(model), inputs)
+
+
+def lumina_next() -> Denoiser:
+    model = LuminaNextDiT2DModel(
+        sample_size=8,
+        in_channels=4,
+        hidden_size=16,
+        num_layers=2,
+        num_attention_heads=2,
+        num_kv_heads=1,
+        multiple_of=8,
+        cross_attention_dim=16,
+    )
+    angles = tensor(384, 384, 4, seed=1)
+
+    def inputs(step: int, text: int) -> dict[str, Any]:
+        rotary = torch.polar(torch.ones_like(angles), angles)
+        more = {"encoder_mask": torch.ones(1, text), "image_rotary_emb": rotary, "timestep": time(step, 1.0)}
+        more["cross_attention_kwargs"] = {}
+        return image_inputs(step, text, **more)
 
     return Denoiser(varied(model), inputs)
 
@@ -127,5 +150,6 @@ DENOISERS = {
     "JoyImageEditPlusTransformer3DModel": joy_image_plus,
     "JoyImageEditTransformer3DModel": joy_image,
     "Krea2Transformer2DModel": krea_2,
+    "LuminaNextDiT2DModel": lumina_next,
     "QwenImage21Transformer2DModel": qwen_image_21,
 }

@@ -11,6 +11,7 @@ from diffusers import (
     CogVideoXTransformer3DModel,
     ConsisIDTransformer3DModel,
     CosmosTransformer3DModel,
+    EasyAnimateTransformer3DModel,
     Kandinsky5Transformer3DModel,
     LTX2VideoTransformer3DModel,
     LTXVideoTransformer3DModel,
@@ -84,6 +85,18 @@ def wan_animate(every: int = 2, layers: int = 4) -> Denoiser:
     return Denoiser(varied(model), inputs)
 
 
+def easy_animate() -> Denoiser:
+    model = EasyAnimateTransformer3DModel(
+        **HEADS | CHANNELS | {"attention_head_dim": 16},
+        patch_size=2,
+        num_layers=2,
+        mmdit_layers=2,
+        time_embed_dim=8,
+        text_embed_dim=16,
+    )
+    return Denoiser(varied(model), video_inputs)
+
+
 def ltx() -> Denoiser:
     model = LTXVideoTransformer3DModel(**CHANNELS, **HEADS, cross_attention_dim=16, num_layers=2, caption_channels=16)
 
@@ -101,19 +114,22 @@ def ltx() -> Denoiser:
     return Denoiser(varied(model), inputs)
 
 
-def ltx_2() -> Denoiser:
+def ltx_2(**sizes: Any) -> Denoiser:
     model = LTX2VideoTransformer3DModel(
-        **CHANNELS,
-        **HEADS,
-        cross_attention_dim=16,
-        audio_in_channels=3,
-        audio_out_channels=3,
-        audio_num_attention_heads=2,
-        audio_attention_head_dim=4,
-        audio_cross_attention_dim=8,
-        num_layers=2,
-        caption_channels=16,
-        rope_double_precision=False,
+        **{
+            **CHANNELS,
+            **HEADS,
+            "cross_attention_dim": 16,
+            "audio_in_channels": 3,
+            "audio_out_channels": 3,
+            "audio_num_attention_heads": 2,
+            "audio_attention_head_dim": 4,
+            "audio_cross_attention_dim": 8,
+            "num_layers": 2,
+            "caption_channels": 16,
+            "rope_double_precision": False,
+            **sizes,
+        }
     )
 
     def inputs(step: int, text: int) -> dict[str, Any]:
@@ -258,6 +274,7 @@ DENOISERS = {
     "CogVideoXTransformer3DModel": cogvideox,
     "ConsisIDTransformer3DModel": consis_id,
     "CosmosTransformer3DModel": cosmos,
+    "EasyAnimateTransformer3DModel": easy_animate,
     "Kandinsky5Transformer3DModel": kandinsky_5,
     "LTX2VideoTransformer3DModel": ltx_2,
     "LTXVideoTransformer3DModel": ltx,

@@ -7,7 +7,19 @@ from typing import Any
 from denoisers.base import tensor
 from tiny import Tiny
 
-__all__ = ["made", "texts"]
+__all__ = ["TEXT", "made", "texts"]
+
+# Of a text encoder that is as good as none.
+TEXT = {
+    "vocab_size": 8,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
 
 
 def made(pipe: Any, **inputs: Any) -> Tiny:

@@ -20,6 +20,7 @@ from diffusers import (
     FluxImg2ImgPipeline,
     FluxInpaintPipeline,
     FluxKontextPipeline,
+    HiDreamImagePipeline,
     Lumina2Pipeline,
     PixArtSigmaPipeline,
     SanaPipeline,
@@ -127,6 +128,19 @@ def aura_flow() -> Tiny:
     return made(pipe, **SIZE, **texts(), **masks)
 
 
+def hidream() -> Tiny:
+    none = {f"{part}{number}": None for part in NO_TEXT for number in ("", "_2", "_3", "_4")}
+    model = image.hidream().model
+    pipe = HiDreamImagePipeline(scheduler=FlowMatchEulerDiscreteScheduler(), vae=None, **none, transformer=model)
+    pipe.default_sample_size = 8  # its area is that of every picture
+    given = {}
+    for seed, kind in enumerate(("", "negative_")):
+        given[f"{kind}prompt_embeds_t5"] = tensor(1, 6, 16, seed=seed)
+        given[f"{kind}prompt_embeds_llama3"] = tensor(4, 1, 6, 12, seed=10 + seed)
+        given[f"{kind}pooled_prompt_embeds"] = tensor(1, 16, seed=20 + seed)
+    return made(pipe, **SIZE, **given, guidance_scale=3.0)
+
+
 def cogview_4() -> Tiny:
     scheduler = FlowMatchEulerDiscreteScheduler()
     pipe = CogView4Pipeline(**NO_TEXT, vae=None, transformer=image.cogview_4().model, scheduler=scheduler)
@@ -158,6 +172,7 @@ PIPELINES = {
     "flux_img2img": flux_img2img,
     "flux_inpaint": flux_inpaint,
     "flux_kontext": flux_kontext,
+    "hidream": hidream,
     "lumina_2_guided_half_way": lumina_2,
     "pixart_sigma": pixart_sigma,
     "sana": sana,

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from denoisers import hunyuan, other, video
 from denoisers.base import tensor, varied
 from diffusers import (
+    AllegroPipeline,
+    AnimateDiffPipeline,
+    AutoencoderKLHunyuanVideo15,
     AutoencoderOobleck,
+    ClassifierFreeGuidance,
     CogVideoXDDIMScheduler,
     CogVideoXPipeline,
+    DDIMScheduler,
     DDPMWuerstchenScheduler,
+    EasyAnimatePipeline,
     EDMDPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
+    HunyuanVideo15Pipeline,
     HunyuanVideoPipeline,
+    Kandinsky5T2VPipeline,
+    LTX2Pipeline,
     LTXPipeline,
     MochiPipeline,
+    MotionAdapter,
+    SanaVideoPipeline,
     SkyReelsV2Pipeline,
     StableAudioPipeline,
     StableCascadePriorPipeline,
@@ -26,25 +39,15 @@ from diffusers import (
     WanVACEPipeline,
 )
 from diffusers.models import StableCascadeUNet
+from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from diffusers.pipelines.stable_audio import StableAudioProjectionModel
 from tiny import TINY, Tiny
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
-from pipelines.base import made, texts
+from pipelines.base import TEXT, made, texts
 
 __all__ = ["PIPELINES"]
 
-# Asked for its dtype only.
-TEXT = {
-    "vocab_size": 8,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-}
 NO_TEXT = {"text_encoder": None, "tokenizer": None}
 SIZE = {"height": 32, "width": 32, "num_frames": 9}
 SMALL = {"height": 16, "width": 16, "num_frames": 5}
@@ -104,6 +107,102 @@ def hunyuan_video() -> Tiny:
     return made(pipe, **SIZE, **texts(pooled_prompt_embeds=8), **masks, true_cfg_scale=3.0)
 
 
+def hunyuan_video_15() -> Tiny:
+    vae = AutoencoderKLHunyuanVideo15(
+        latent_channels=4, block_out_channels=(16, 16, 16, 16, 16), layers_per_block=1, spatial_compression_ratio=16
+    )
+    text = {"text_encoder": None, "tokenizer": None, "text_encoder_2": None, "tokenizer_2": None}
+    pipe = HunyuanVideo15Pipeline(
+        **text,
+        # Latents, those of a first frame, and a mask.
+        transformer=hunyuan.hunyuan_video_15(in_channels=9).model,
+        vae=vae,
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        guider=ClassifierFreeGuidance(guidance_scale=3.0),
+    )
+    more = {}
+    for seed, kind in enumerate(("", "negative_")):
+        more[f"{kind}prompt_embeds_mask"] = torch.ones(1, 6)
+        more[f"{kind}prompt_embeds_2"] = tensor(1, 3, 12, seed=20 + seed)
+        more[f"{kind}prompt_embeds_mask_2"] = torch.ones(1, 3)
+    return made(pipe, **SIZE, **texts(), **more)
+
+
+def kandinsky_5() -> Tiny:
+    text = {"text_encoder": None, "tokenizer": None, "text_encoder_2": None, "tokenizer_2": None}
+    model = video.kandinsky_5().model
+    pipe = Kandinsky5T2VPipeline(**text, transformer=model, vae=None, scheduler=FlowMatchEulerDiscreteScheduler())
+    given = {}
+    for seed, kind in enumerate(("", "negative_")):
+        given[f"{kind}prompt_embeds_qwen"] = tensor(1, 6, 16, seed=seed)
+        given[f"{kind}prompt_embeds_clip"] = tensor(1, 8, seed=10 + seed)
+        given[f"{kind}prompt_cu_seqlens"] = torch.tensor([0, 6], dtype=torch.int32)
+    return made(pipe, **SIZE, **given, guidance_scale=3.0)
+
+
+def ltx_2() -> Tiny:
+    """Frames and sound; the sound's scheduler is a copy that no pipeline attribute holds."""
+    heads = {f"{kind}_connector_num_attention_heads": 2 for kind in ("video", "audio")}
+    heads |= {f"{kind}_connector_attention_head_dim": 8 for kind in ("video", "audio")}
+    heads |= {f"{kind}_connector_num_layers": 1 for kind in ("video", "audio")}
+    heads |= {f"{kind}_connector_num_learnable_registers": None for kind in ("video", "audio")}
+    connectors = LTX2TextConnectors(caption_channels=16, text_proj_in_factor=2, rope_double_precision=False, **heads)
+    pipe = LTX2Pipeline(
+        **NO_TEXT,
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=None,
+        audio_vae=None,
+        vocoder=None,
+        connectors=varied(connectors),
+        transformer=video.ltx_2(audio_in_channels=128, audio_out_channels=128).model,
+    )
+    # Of the autoencoders it wants to know how their latents are scaled.
+    for name, channels in (("vae", 4), ("audio_vae", 128)):
+        scales = {"latents_mean": torch.zeros(channels), "latents_std": torch.ones(channels)}
+        config = SimpleNamespace(scaling_factor=1.0, mel_bins=64, latent_channels=8)
+        setattr(pipe, name, SimpleNamespace(**scales, config=config))
+    masks = {f"{kind}prompt_attention_mask": torch.ones(1, 6) for kind in ("", "negative_")}
+    return made(pipe, height=64, width=64, num_frames=9, **texts(32), **masks, guidance_scale=3.0)
+
+
+def allegro() -> Tiny:
+    model = video.allegro().model
+    pipe = AllegroPipeline(**NO_TEXT, vae=None, transformer=model, scheduler=EulerAncestralDiscreteScheduler())
+    masks = {f"{kind}prompt_attention_mask": torch.ones(1, 6) for kind in ("", "negative_")}
+    return made(pipe, **SIZE, **texts(), **masks, negative_prompt=None, guidance_scale=3.0)
+
+
+def animate_diff() -> Tiny:
+    parts = TINY["stable_diffusion"]().pipe.components
+    motion = MotionAdapter(
+        block_out_channels=(4, 8),
+        motion_layers_per_block=1,
+        motion_norm_num_groups=2,
+        motion_num_attention_heads=2,
+        motion_mid_block_layers_per_block=1,
+    )
+    kept = {name: parts[name] for name in ("vae", "text_encoder", "tokenizer", "unet")}
+    scheduler = DDIMScheduler(clip_sample=False, steps_offset=1)
+    pipe = AnimateDiffPipeline(**kept, motion_adapter=varied(motion), scheduler=scheduler)
+    return made(pipe, height=8, width=8, num_frames=2, **texts(), guidance_scale=3.0)
+
+
+def easy_animate() -> Tiny:
+    model = video.easy_animate().model
+    pipe = EasyAnimatePipeline(**NO_TEXT, vae=None, transformer=model, scheduler=FlowMatchEulerDiscreteScheduler())
+    pipe.vae = SimpleNamespace(config=SimpleNamespace(latent_channels=4))
+    masks = {f"{kind}prompt_attention_mask": torch.ones(1, 6) for kind in ("", "negative_")}
+    return made(pipe, **SIZE, **texts(), **masks, guidance_scale=3.0)
+
+
+def sana_video() -> Tiny:
+    model = video.sana_video().model
+    pipe = SanaVideoPipeline(**NO_TEXT, vae=None, transformer=model, scheduler=FlowMatchEulerDiscreteScheduler())
+    masks = {f"{kind}prompt_attention_mask": torch.ones(1, 6) for kind in ("", "negative_")}
+    size = {"height": 64, "width": 64, "frames": 9, "use_resolution_binning": False}
+    return made(pipe, **size, **texts(), **masks, negative_prompt=None, guidance_scale=3.0)
+
+
 def mochi() -> Tiny:
     pipe = MochiPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(), vae=None, **NO_TEXT, transformer=video.mochi().model
@@ -160,8 +259,14 @@ def stable_cascade_prior() -> Tiny:
 
 
 PIPELINES = {
+    "allegro": allegro,
+    "animate_diff": animate_diff,
+    "easy_animate": easy_animate,
+    "sana_video": sana_video,
     "cogvideox": cogvideox,
     "hunyuan_video": hunyuan_video,
+    "hunyuan_video_15": hunyuan_video_15,
+    "kandinsky_5": kandinsky_5,
     "ltx": ltx,
     "mochi": mochi,
     "skyreels_v2": skyreels_v2,

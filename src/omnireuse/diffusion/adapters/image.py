@@ -23,6 +23,7 @@ __all__ = [
     "JOY_IMAGE_PLUS",
     "KREA_2",
     "LUMINA_2",
+    "LUMINA_NEXT",
     "OMNIGEN",
     "PIXART",
     "PRIOR",
@@ -50,6 +51,7 @@ HUNYUAN_IMAGE = BlockStack(
     streams=_IMAGE_FIRST,
     signal=adaptive_norm,
 )
+LUMINA_NEXT = BlockStack(model="LuminaNextDiT2DModel", lists=("layers",), signal=adaptive_norm)
 LUMINA_2 = BlockStack(model="Lumina2Transformer2DModel", lists=("layers",), signal=adaptive_norm)
 PIXART = BlockStack(model="PixArtTransformer2DModel", lists=_BLOCKS, signal=single_table("timestep"))
 SANA = BlockStack(model="SanaTransformer2DModel", lists=_BLOCKS, signal=single_table("timestep"))

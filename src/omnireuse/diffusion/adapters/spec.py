@@ -46,6 +46,11 @@ class BlockStack:
         """Index of the stream that becomes the output, which the others only inform."""
         return next(index for index, name in enumerate(self.streams) if not name.startswith("encoder"))
 
+    @property
+    def makes_one_output(self) -> bool:
+        """Whether the denoiser makes one kind of latents: the scheduler of its pipeline is handed no more."""
+        return sum(not name.startswith("encoder") for name in self.streams) == 1
+
     def blocks_of(self, denoiser: torch.nn.Module) -> list[Block]:
         """All blocks in the order of the forward.
 

@@ -14,6 +14,7 @@ __all__ = [
     "COGVIDEOX",
     "CONSIS_ID",
     "COSMOS",
+    "EASY_ANIMATE",
     "FRAMEPACK",
     "HUNYUAN_VIDEO",
     "HUNYUAN_VIDEO_15",
@@ -73,6 +74,17 @@ HUNYUAN_VIDEO = BlockStack(
 )
 FRAMEPACK = BlockStack(
     model="HunyuanVideoFramepackTransformer3DModel", lists=_DOUBLE_SINGLE, streams=_VIDEO_FIRST, signal=_hunyuan_input
+)
+
+
+def _easy_animate_input(block: Any, arguments: Arguments) -> torch.Tensor:
+    video, text = arguments["hidden_states"], arguments["encoder_hidden_states"]
+    modulated: torch.Tensor = block.norm1(video, text, arguments["temb"])[0]
+    return modulated
+
+
+EASY_ANIMATE = BlockStack(
+    model="EasyAnimateTransformer3DModel", lists=_BLOCKS, streams=_VIDEO_FIRST, signal=_easy_animate_input
 )
 
 
