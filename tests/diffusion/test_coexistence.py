@@ -1,4 +1,4 @@
-"""Reuse beside ControlNets, adapters, offloading, other caches and threads: each does its work as it would alone."""
+"""Reuse beside ControlNets, adapters, threads and faults: each does its work as it would alone."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import diffusers
 import pytest
 import torch
 import torch.distributed as dist
-from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from diffusers import (
     ControlNetModel,
-    FirstBlockCacheConfig,
     FluxControlNetModel,
     FluxControlNetPipeline,
     StableDiffusionControlNetPipeline,
 )
-from packaging.version import Version
 from peft import LoraConfig, get_peft_model
+from test_hooks import FORCED, REGIONS, traces
 from tiny import TINY, Tiny
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,10 +26,6 @@ import omnireuse
 from omnireuse import FixedSchedule
 from omnireuse.diffusion.reuse.forecasters import FORECASTERS
 from omnireuse.diffusion.reuse.runtime.interception import intercept
-
-REGIONS = ("step", "call", "blocks", "tail")
-FORCED = {"policy": FixedSchedule(steps=(0, 1)), "forecaster": "hold"}
-CPU = torch.device("cpu")
 
 
 def varied(module: torch.nn.Module) -> Any:
@@ -271,87 +264,6 @@ def test_a_transformer_wrapped_for_data_parallelism_is_served_in_a_loop_of_ones_
         assert torch.equal(sample(), full)
     finally:
         dist.destroy_process_group()
-
-
-# -- hooks of others ----------------------------------------------------------------------------------------------
-
-
-def accelerate_hooks(tiny: Tiny) -> None:
-    for module in (tiny.pipe.transformer, *tiny.pipe.transformer.transformer_blocks):
-        add_hook_to_module(module, AlignDevicesHook(execution_device=CPU, io_same_device=True), append=True)
-
-
-def group_offload(tiny: Tiny) -> None:
-    if Version(diffusers.__version__) < Version("0.42") and not torch.accelerator.is_available():
-        pytest.skip("this diffusers asks for an accelerator even where groups are loaded onto the CPU")
-    tiny.pipe.transformer.enable_group_offload(CPU, CPU, offload_type="block_level", num_blocks_per_group=1)
-
-
-def layerwise_casting(tiny: Tiny) -> None:
-    tiny.pipe.transformer.enable_layerwise_casting(storage_dtype=torch.bfloat16, compute_dtype=torch.float32)
-
-
-def attention_backend(tiny: Tiny) -> None:
-    tiny.pipe.transformer.set_attention_backend("_native_math")
-
-
-def first_block_cache(tiny: Tiny) -> None:
-    tiny.pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.4))
-
-
-OTHERS = [accelerate_hooks, group_offload, layerwise_casting, attention_backend, first_block_cache]
-
-
-def traces(tiny: Tiny) -> list[Any]:
-    return [(type(each), sorted(vars(each)), vars(each).get("forward")) for each in tiny.pipe.transformer.modules()]
-
-
-@pytest.mark.parametrize("region", REGIONS)
-@pytest.mark.parametrize("other", OTHERS)
-def test_the_hooks_of_others_work_in_either_order(other: Callable[[Tiny], None], region: str) -> None:
-    before, after, behind = TINY["flux"](), TINY["flux"](), TINY["flux"]()
-    other(before)
-    full = before.run()
-    hooks = traces(before)
-    with omnireuse.enable(before.pipe, policy="never", region=region):
-        assert torch.equal(before.run(), full)
-    with omnireuse.enable(before.pipe, **FORCED, region=region) as handle:
-        reused = before.run()
-        assert handle.summary().reused_calls > 0
-        assert torch.isfinite(reused).all()
-    assert traces(before) == hooks
-    assert torch.equal(before.run(), full)
-
-    if other is first_block_cache and region in ("blocks", "tail"):
-        # It looks blocks up by their very class, and says so; enabled first, it works.
-        with omnireuse.enable(after.pipe, policy="never", region=region), pytest.raises(ValueError, match="registered"):
-            other(after)
-        return
-
-    with omnireuse.enable(after.pipe, policy="never", region=region):
-        other(after)
-        assert torch.equal(after.run(), full)
-    assert torch.equal(after.run(), full)
-
-    with omnireuse.enable(behind.pipe, **FORCED, region=region):
-        other(behind)
-        assert torch.equal(behind.run(), reused)
-    assert [kind for kind, *_ in traces(behind)] == [kind for kind, *_ in hooks]
-    assert torch.equal(behind.run(), full)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="model offloading needs an accelerator to load onto")
-@pytest.mark.parametrize("offload", ["enable_model_cpu_offload", "enable_sequential_cpu_offload"])
-@pytest.mark.parametrize("region", REGIONS)
-def test_offloading_of_the_pipeline(flux: Tiny, offload: str, region: str) -> None:
-    getattr(flux.pipe, offload)()
-    full = flux.run()
-    with omnireuse.enable(flux.pipe, policy="never", region=region):
-        assert torch.equal(flux.run(), full)
-    with omnireuse.enable(flux.pipe, **FORCED, region=region) as handle:
-        assert torch.isfinite(flux.run()).all()
-        assert handle.summary().reused_calls > 0
-    assert torch.equal(flux.run(), full)
 
 
 # -- the host -----------------------------------------------------------------------------------------------------
