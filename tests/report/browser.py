@@ -10,6 +10,7 @@ import base64
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import tempfile
@@ -102,6 +103,7 @@ class Browser:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
+            assert select.select([self._answers], [], [], 60.0)[0], "the browser has been silent for a minute"
             more = os.read(self._answers, 1 << 20)
             assert more, "the browser ended"
             self._rest += more
