@@ -12,17 +12,18 @@ NAMES = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not p
 
 
 def main() -> int:
-    """Run the named benchmark, or each in turn."""
+    """Run the named benchmark, or each in turn; one that cannot run here says why, and the next one follows."""
     name, *options = sys.argv[1:] or [None]
-    try:
-        if name is not None and name not in NAMES:
-            raise UnknownNameError("benchmark", name, NAMES)
-        for each in NAMES if name is None else [name]:
+    status = 0
+    for each in NAMES if name is None else [name]:
+        try:
+            if each not in NAMES:
+                raise UnknownNameError("benchmark", each, NAMES)
             import_module(f"bench.{each}").main(options)
-    except OmniReuseError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
-    return 0
+        except OmniReuseError as error:
+            print(f"bench: {error}", file=sys.stderr)
+            status = 2
+    return status
 
 
 sys.exit(main())

@@ -1,0 +1,210 @@
+"""Step reuse on transformers of true size: time of computed and reused steps, kernel launches, memory. Needs CUDA.
+
+    python -m bench gpu [--models flux.1 wan2.1-14b qwen-image] [--steps 12] [--out out/bench]
+    python -m bench gpu --tiny --device cpu
+
+Random weights in bfloat16 (24, 28 and 41 GB), every second step computed, in each region in turn with full runs. The
+device is waited for after every step, so a step's time includes its host time. Kernel launches are counted by
+torch.profiler in a further run. `--tiny --device cpu` takes the same path with tiny models, to try the code; its times
+say nothing, and launches are null there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
+
+import omnireuse
+from bench._true_size import MODELS, Sampler
+from bench.step_reuse import environment
+from omnireuse import Blend, FixedSchedule
+from omnireuse.diffusion.reuse.strategy import REGIONS
+from omnireuse.errors import ConfigError
+
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "hipLaunchKernel")
+LEAST_STEPS = 6
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run and write ``gpu.json`` and a table."""
+    parser = argparse.ArgumentParser(prog="python -m bench gpu", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="tiny models, to try the code")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    options = parser.parse_args(arguments)
+    device = torch.device(options.device)
+    check(options, device)
+    record: dict[str, Any] = {
+        "command": f"python -m bench gpu --models {' '.join(options.models)} --steps {options.steps}"
+        f" --repeats {options.repeats} --device {options.device}{' --tiny' if options.tiny else ''}",
+        "environment": environment() | {"device": _name(device)},
+        "models": {},
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.models:
+        record["models"][name] = measure(name, options, device)
+        (options.out / "gpu.json").write_text(json.dumps(record, indent=1))
+    show(record, Console())
+    print(f"wrote {options.out / 'gpu.json'}")
+
+
+def check(options: argparse.Namespace, device: torch.device) -> None:
+    """Whether this can be run here.
+
+    Raises:
+        ConfigError: no CUDA device, models of true size elsewhere, or numbers out of range.
+    """
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"bench gpu(--device {options.device}): needs a CUDA device, and torch {torch.__version__} sees none here; "
+            "--tiny --device cpu takes the same path with tiny models"
+        )
+    if device.type != "cuda" and not options.tiny:
+        raise ConfigError(
+            f"bench gpu(--device {options.device}): must be a CUDA device with models of true size; add --tiny"
+        )
+    if options.steps < LEAST_STEPS or options.repeats < 1:
+        raise ConfigError(
+            f"bench gpu: --steps must be at least {LEAST_STEPS} and --repeats at least 1, "
+            f"got {options.steps} and {options.repeats}"
+        )
+
+
+def measure(name: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Full runs and every region, in turns; what a model needs is freed with it."""
+    sampler = Sampler(MODELS[name], tiny=options.tiny, device=device, dtype=torch.bfloat16)
+    sampler.run(2, lambda _step: nullcontext())  # kernels are chosen and loaded
+    full: list[list[float]] = []
+    rows: dict[str, list[dict[str, Any]]] = {region: [] for region in REGIONS}
+    for _ in range(options.repeats):
+        full.append(timed(sampler, options.steps))
+        for region in REGIONS:
+            rows[region].append(measure_region(sampler, region, options.steps, full[-1]))
+    return {
+        "parameters": sum(weight.numel() for weight in sampler.transformer.parameters()),
+        "full_step_ms": _ms([seconds for run in full for seconds in run]),
+        "launches_full": launches(sampler, options.steps, options.steps // 2),
+        "regions": {region: summarised(each) for region, each in rows.items()},
+    }
+
+
+def measure_region(sampler: Sampler, region: str, steps: int, full: list[float]) -> dict[str, Any]:
+    """One run in this region beside a full one, then a run for the profiler alone."""
+    policy = FixedSchedule(every=2)
+    with omnireuse.enable(sampler, policy=policy, forecaster=Blend(), region=region) as handle:
+        if sampler.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(sampler.device)
+        seconds = timed(sampler, steps)
+        peak = torch.cuda.max_memory_allocated(sampler.device) if sampler.device.type == "cuda" else None
+        summary, events = handle.summary(), handle.events
+        reused = sorted({event.step for event in events if event.reused})
+        # In the middle of the run, where the forecaster has all of its history.
+        count = launches(sampler, steps, reused[len(reused) // 2])
+    return {
+        "reused_step_seconds": [seconds[step] for step in reused],
+        "computed_step_seconds": [seconds[step] for step in range(steps) if step not in reused],
+        "launches_reused": count,
+        "kept_bytes": summary.kept_bytes,
+        "peak_bytes": peak,
+        "speedup": sum(full) / sum(seconds),
+        "steps_over_computed": summary.speedup,
+        "host_ms": summary.host_seconds * 1e3,
+    }
+
+
+def summarised(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The repeats of one region as one row."""
+    speedups = [run["speedup"] for run in runs]
+    kept = {name: runs[-1][name] for name in ("launches_reused", "kept_bytes", "peak_bytes", "steps_over_computed")}
+    return kept | {
+        "reused_step_ms": _ms([seconds for run in runs for seconds in run["reused_step_seconds"]]),
+        "computed_step_ms": _ms([seconds for run in runs for seconds in run["computed_step_seconds"]]),
+        "speedup": {"median": statistics.median(speedups), "lowest": min(speedups), "highest": max(speedups)},
+        "host_ms_a_decision": statistics.median(run["host_ms"] for run in runs),
+    }
+
+
+def timed(sampler: Sampler, steps: int) -> list[float]:
+    """Seconds of every step, the device waited for."""
+    seconds: list[float] = []
+
+    @contextmanager
+    def around(_step: int) -> Iterator[None]:
+        _wait(sampler.device)
+        start = time.perf_counter()
+        yield
+        _wait(sampler.device)
+        seconds.append(time.perf_counter() - start)
+
+    sampler.run(steps, around)
+    return seconds
+
+
+def launches(sampler: Sampler, steps: int, step: int) -> int | None:
+    """Kernel launches of one step of a run; None without CUDA."""
+    on_cuda = sampler.device.type == "cuda"
+    profiler = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])])
+    sampler.run(steps, lambda at: profiler if at == step else nullcontext())
+    if not on_cuda:
+        return None
+    return sum(event.count for event in profiler.key_averages() if event.key.startswith(LAUNCHES))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _ms(seconds: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(seconds) * 1e3, "lowest": min(seconds) * 1e3, "highest": max(seconds) * 1e3}
+
+
+def show(record: dict[str, Any], console: Console) -> None:
+    """A table: models by regions."""
+    table = Table(
+        title=f"every second step computed, {record['environment']['device']}", box=None, title_justify="left"
+    )
+    headings = ("model", "region", "computed ms", "reused ms", "launches", "MiB kept", "speed-up", "steps / computed")
+    for heading in headings:
+        table.add_column(heading)
+    for name, model in record["models"].items():
+        table.add_row(name, "full run", f"{model['full_step_ms']['median']:.2f}", "", _count(model["launches_full"]))
+        for region, row in model["regions"].items():
+            speedup = row["speedup"]
+            table.add_row(
+                name,
+                region,
+                f"{row['computed_step_ms']['median']:.2f}",
+                f"{row['reused_step_ms']['median']:.2f}",
+                _count(row["launches_reused"]),
+                f"{row['kept_bytes'] / 2**20:.2f}",
+                f"{speedup['median']:.2f} ({speedup['lowest']:.2f}–{speedup['highest']:.2f})",
+                f"{row['steps_over_computed']:.2f}",
+            )
+    console.print(table)
+
+
+def _count(launched: int | None) -> str:
+    return "–" if launched is None else str(launched)
+
+
+if __name__ == "__main__":
+    main()
