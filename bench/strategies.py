@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 
 import omnireuse
-from bench._cases import KINDS, Case, Tuning
+from bench._cases import CASES, Player, Tuning
 from bench._choices import FORECASTERS, SHARES, STRATEGIES, choice, settings
 from bench._strategy_figures import FLOOR, FULL, draw, show
 from bench.step_reuse import environment
@@ -41,7 +41,7 @@ Rows = list[dict[str, Any]]
 def main(arguments: list[str] | None = None) -> None:
     """Run, or merge parts; write ``strategies.json`` and ``strategies-STEPS.png``."""
     parser = argparse.ArgumentParser(prog="python -m bench strategies", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--case", nargs="+", choices=sorted(KINDS), default=sorted(KINDS))
+    parser.add_argument("--case", nargs="+", choices=sorted(CASES), default=sorted(CASES))
     parser.add_argument("--steps", type=int, nargs="+", default=[28, 50])
     parser.add_argument("--guidance", nargs="+", choices=["guided", "unguided"], default=["guided", "unguided"])
     parser.add_argument("--only", nargs="+", default=list(STRATEGIES), help="strategies by name")
@@ -78,13 +78,13 @@ def run(options: argparse.Namespace) -> Record:
     """All cases, step counts and guidances; written as far as it goes, so that a run cut short keeps what it has."""
     record: Record = {"commands": [_command(options)], "environment": environment(), "quality": [], "wall_clock": []}
     for name in options.case:
-        case = Case(name, options.prompts, options.seed)
+        player = Player(name, options.prompts, options.seed)
         for steps in options.steps:
             for guidance in options.guidance:
                 how = {"steps": steps, "guided": guidance == "guided"}
-                tuning = case.tune(**how)
+                tuning = player.tune(**how)
                 for part, measure in (("quality", quality), ("wall_clock", wall_clock)):
-                    record[part] += [{"case": name} | how | row for row in measure(case, options, how, tuning)]
+                    record[part] += [{"case": name} | how | row for row in measure(player, options, how, tuning)]
                 write(record, options.out)
     return record
 
@@ -129,14 +129,16 @@ def write(record: Record, folder: Path) -> None:
     (folder / "strategies.json").write_text("{" + ",\n".join(parts) + "}\n")
 
 
-def quality(case: Case, options: argparse.Namespace, how: dict[str, Any], tuning: Tuning) -> Iterator[dict[str, Any]]:
+def quality(
+    player: Player, options: argparse.Namespace, how: dict[str, Any], tuning: Tuning
+) -> Iterator[dict[str, Any]]:
     """One row a strategy, forecaster and setting; the floor first."""
-    full = case.run(**how)
+    full = player.run(**how)
     plain = {"forecaster": "none", "setting": None, "mean_error": None}
-    yield {"strategy": FULL, "computed": how["steps"]} | plain | judge(case, full, full)
+    yield {"strategy": FULL, "computed": how["steps"]} | plain | judge(player, full, full)
     for steps in (round(how["steps"] * share) for share in SHARES):
-        made = case.run(**how | {"steps": steps})
-        yield {"strategy": FLOOR, "computed": steps} | plain | judge(case, made, full)
+        made = player.run(**how | {"steps": steps})
+        yield {"strategy": FLOOR, "computed": steps} | plain | judge(player, made, full)
     plan = [
         (name, forecaster, setting)
         for name in options.only
@@ -145,27 +147,27 @@ def quality(case: Case, options: argparse.Namespace, how: dict[str, Any], tuning
         for setting in settings(name, options.settings)
     ]
     for name, forecaster, setting in track(plan, f"{how}, quality"):
-        with omnireuse.enable(case.pipe, **choice(name, forecaster, setting, tuning)) as handle:
-            batches = [[i] for i in case.judged] if STRATEGIES[name].alone else [list(case.judged)]
-            made = np.concatenate([case.run(**how, which=batch) for batch in batches])
+        with omnireuse.enable(player.pipe, **choice(name, forecaster, setting, tuning)) as handle:
+            batches = [[i] for i in player.judged] if STRATEGIES[name].alone else [list(player.judged)]
+            made = np.concatenate([player.run(**how, which=batch) for batch in batches])
             summary = handle.summary()
         line = {"strategy": name, "forecaster": forecaster, "setting": setting}
         error = None if summary.mean_error is None else round(summary.mean_error, 5)
-        yield line | {"computed": round(summary.computed_steps, 3), "mean_error": error} | judge(case, made, full)
+        yield line | {"computed": round(summary.computed_steps, 3), "mean_error": error} | judge(player, made, full)
 
 
-def judge(case: Case, made: np.ndarray, full: np.ndarray) -> dict[str, Any]:
+def judge(player: Player, made: np.ndarray, full: np.ndarray) -> dict[str, Any]:
     """PSNR and SSIM of every prompt to its full run, and attributes right of all of them."""
     pairs = list(zip(made, full, strict=True))
     return {
         "psnr": [round(min(psnr(*pair), IDENTICAL_DB), 2) for pair in pairs],
         "ssim": [round(ssim(*pair), 4) for pair in pairs],
-        "attributes": round(case.attributes_right(made), 4),
+        "attributes": round(player.attributes_right(made), 4),
     }
 
 
 def wall_clock(
-    case: Case, options: argparse.Namespace, how: dict[str, Any], tuning: Tuning
+    player: Player, options: argparse.Namespace, how: dict[str, Any], tuning: Tuning
 ) -> Iterator[dict[str, Any]]:
     """One row a strategy and forecaster: ratios to the full runs beside it, host time a decision, bytes kept."""
     for name in track(options.only, f"{how}, wall-clock"):
@@ -177,11 +179,11 @@ def wall_clock(
             if forecaster in options.forecasters
         }
         summaries: dict[str, list[Summary]] = {forecaster: [] for forecaster in rows}
-        for prompt in case.judged[: options.timed]:
-            full = seconds(case, how, prompt)
+        for prompt in player.judged[: options.timed]:
+            full = seconds(player, how, prompt)
             for forecaster, row in rows.items():
-                with omnireuse.enable(case.pipe, **choice(name, forecaster, setting, tuning)) as handle:
-                    row["ratios"].append(round(full / seconds(case, how, prompt), 3))
+                with omnireuse.enable(player.pipe, **choice(name, forecaster, setting, tuning)) as handle:
+                    row["ratios"].append(round(full / seconds(player, how, prompt), 3))
                     summaries[forecaster].append(handle.summary())
         for forecaster, row in rows.items() if options.timed else ():
             told = summaries[forecaster]
@@ -192,10 +194,10 @@ def wall_clock(
             }
 
 
-def seconds(case: Case, how: dict[str, Any], prompt: int) -> float:
+def seconds(player: Player, how: dict[str, Any], prompt: int) -> float:
     """Of one generation."""
     start = time.perf_counter()
-    case.run(**how, which=[prompt])
+    player.run(**how, which=[prompt])
     return time.perf_counter() - start
 
 
