@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> Record:
                 tuning = player.tune(**how)
                 for part, measure in (("quality", quality), ("wall_clock", wall_clock)):
                     record[part] += [{"case": name} | how | row for row in measure(player, options, how, tuning)]
-                write(record, options.out)
+                    write(record, options.out)
     return record
 
 
@@ -103,7 +103,7 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def merged(paths: list[Path]) -> Record:
-    """Several records as one.
+    """Several records as one; a row that is there already (each part measures the floors) is not repeated.
 
     Raises:
         ConfigError: they come from different versions or machines.
@@ -116,7 +116,7 @@ def merged(paths: list[Path]) -> Record:
                 f"{first['environment']}, got {other['environment']}"
             )
         for key in ("commands", "quality", "wall_clock"):
-            first[key] += other[key]
+            first[key] += [row for row in other[key] if row not in first[key]]
     return first
 
 
