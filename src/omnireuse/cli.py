@@ -126,6 +126,9 @@ def _add_calibrate(commands: Commands) -> argparse.ArgumentParser:
     )
     parser.add_argument("--seconds", type=float, help="wall-clock budget of the search")
     parser.add_argument("--batch", type=int, default=1, help="prompts a call (default: 1)")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="processes, one a GPU or one a CPU thread (default: 0, this one alone)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of noise and search (default: 0)")
     parser.add_argument(
         "--call", type=_call, default={}, metavar="JSON", help="further arguments, as in '{\"true_cfg_scale\": 6.0}'"
@@ -217,6 +220,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         margin=arguments.margin,
         seconds=arguments.seconds,
         batch_size=arguments.batch,
+        workers=arguments.workers,
         seed=arguments.seed,
         **arguments.call,
     )

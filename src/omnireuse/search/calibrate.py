@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import functools
 import hashlib
 import logging
 import math
+import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from omnireuse.diffusion.calibration.profile import Plan, Profile, fingerprint
+from omnireuse.diffusion.calibration.profile import Plan, Profile
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.wishes import POWER
 from omnireuse.errors import ConfigError
 from omnireuse.search.candidate import FITTED, Candidate
-from omnireuse.search.evaluator import Evaluator, Scores
+from omnireuse.search.evaluator import FIT_PROMPTS, Evaluator, Scores
 from omnireuse.search.intervals import SLOPES, gap_costs
+from omnireuse.search.journal import Journal, Remembered
 from omnireuse.search.judge import Judge
 from omnireuse.search.paths import best_paths
+from omnireuse.search.ray_workers import RayWorkers, WorkersLostError
 from omnireuse.search.record import Distances
 from omnireuse.search.refine import refine
+from omnireuse.search.setup import VERSIONS, describe_setup
+from omnireuse.search.source import check_portable, load, make_judge
 from omnireuse.search.standing import Standing
-from omnireuse.search.workers import InProcess
+from omnireuse.search.workers import InProcess, Workers
 
 __all__ = ["BUDGETS", "calibrate"]
 
@@ -49,6 +56,8 @@ def calibrate(
     seconds: float | None = None,
     batch_size: int = 1,
     seed: int = 0,
+    workers: int = 0,
+    journal: str | os.PathLike[str] | None = None,
     watch: Callable[[Standing], None] | None = None,
     **call: Any,
 ) -> Profile:
@@ -60,7 +69,8 @@ def calibrate(
     seen. Region "step", so any pipeline is served.
 
     Args:
-        pipeline: a diffusers pipeline that makes images or clips; nothing may be enabled on it.
+        pipeline: a diffusers pipeline that makes images or clips; nothing may be enabled on it. Or the folder of one,
+            or a function without arguments that makes one: workers need one of these.
         prompts: at least two, best a few dozen; the last of them are held out.
         steps: denoising steps of a run, ≥ 4.
         computed_steps: budgets to search for, each from 2 to `steps`; None for those of `BUDGETS`.
@@ -71,93 +81,115 @@ def calibrate(
         seconds: wall-clock budget for the search; what is found by then is returned.
         batch_size: prompts a call.
         seed: of the noise, and of the order in which moves are tried; the same seed finds the same profile.
+        workers: processes that do the runs, through Ray: one a GPU, or one a CPU thread where there are none; 0 for
+            this process. The profile is the same for any number of them.
+        journal: a file in which scores are kept as they come. A search that was cut off and is begun again with the
+            same journal goes on where it was; its full runs are made again. One process at a time may use it.
         watch: told where the search stands whenever it has got on.
         call: whatever else the pipeline is to be called with, guidance above all.
 
     Returns:
-        The profile. After an interrupt it holds what had been found, and says so in `complete`.
+        The profile. After an interrupt, or when workers keep dying, it holds what had been found, and says so in
+        `complete`.
 
     Raises:
-        ConfigError: too few prompts, or an argument out of range.
-        StateError: reuse is enabled already, or a full run is not finite.
+        ConfigError: too few prompts, an argument out of range, workers for a pipeline that they cannot load, or the
+            journal of another search.
+        MissingExtraError: workers without Ray.
+        StateError: reuse is enabled already, a full run is not finite, or workers keep dying before anything was found.
         KeyboardInterrupt: interrupted before anything was found.
     """
-    budgets = _checked(prompts, steps, computed_steps, held_out, evaluations, batch_size, margin)
-    begun = time.monotonic()
-    deadline = None if seconds is None else begun + seconds
+    budgets = _checked(prompts, steps, computed_steps, held_out, evaluations, batch_size, margin, workers)
     for_search = len(prompts) - max(1, round(held_out * len(prompts)))
     if for_search == 1:
         logger.warning("calibrate: one prompt to search with cannot tell a gain from noise; give more prompts")
-    judge = Judge(pipeline, prompts, first_seed=seed, call={"num_inference_steps": steps, **call})
-    workers = InProcess(judge)
-    searched = Evaluator(workers, range(for_search), batch_size=batch_size, steps=steps)
-    unseen = Evaluator(workers, range(for_search, len(prompts)), batch_size=batch_size, steps=steps)
-    # Every schedule of a budget costs the same.
-    whole = len(prompts) + sum(
-        budget / steps * (evaluations * for_search + len(prompts) - for_search) for budget in budgets
-    )
-
-    def tell(doing: str, done: int, total: int, best: float | None = None) -> None:
-        if watch is not None:
-            runs = searched.runs + unseen.runs
-            left = max(0.0, whole - runs)
-            seconds_left = (time.monotonic() - begun) / runs * left if runs else None
-            watch(
-                Standing(
-                    doing=doing, done=done, total=total, best=best, runs=runs, runs_left=left, seconds_left=seconds_left
-                )
+    full_call = {"num_inference_steps": steps, **call}
+    with contextlib.ExitStack() as stack:
+        hired = _hired(pipeline, prompts, seed, full_call, workers)
+        stack.callback(hired.close)
+        setup = {}
+        if journal is not None:
+            setup = describe_setup(
+                _ask(hired, "content"),
+                prompts,
+                for_search=for_search,
+                batch_size=batch_size,
+                seed=seed,
+                call=full_call,
             )
-
-    def ran_in_full(count: int) -> None:
-        tell("full runs", round(searched.runs + unseen.runs), len(prompts))
-
-    recorded = searched.run_in_full(record=True, advance=ran_in_full)
-    unseen.run_in_full(record=False, advance=ran_in_full)
-    forecasters = (*SLOPES, FITTED) if searched.can_fit else SLOPES
-    starts = _starts(recorded, budgets, steps, forecasters)
-    best: dict[int, tuple[Candidate, Scores]] = {}
-    complete = True
-    try:
-        for number, budget in enumerate(budgets):
-            until = _share(deadline, len(budgets) - number)
-
-            def late(until: float = until) -> bool:
-                return time.monotonic() > until
-
-            leaders = refine(
-                searched,
-                starts[budget],
-                forecasters=forecasters,
-                total=steps,
-                evaluations=evaluations,
-                margin=margin,
-                rng=random.Random(seed),
-                late=late,
-            )
-            for done, leader in enumerate(leaders, 1):
-                best[budget] = leader
-                tell(f"{budget} of {steps} steps", done, evaluations, statistics.fmean(leader[1]))
-    except KeyboardInterrupt:
-        if not best:
-            raise
-        complete = False
-        logger.warning("interrupted: the profile holds the best schedules found so far")
-    weights = searched.fitted([candidate for candidate, _ in best.values()])
-    held_out_scores: dict[Candidate, Scores] = {}
-    for candidate, scores in unseen.scores([candidate for candidate, _ in best.values()], weights):
-        held_out_scores[candidate] = scores
-        tell("held-out prompts", len(held_out_scores), len(best))
-    plans = {
-        budget: Plan(
-            steps=candidate.steps,
-            forecaster=candidate.forecaster,
-            weights=weights[candidate].weights if candidate in weights else (),
-            psnr=statistics.fmean(scores),
-            held_out=held_out_scores[candidate],
+        kept = stack.enter_context(contextlib.closing(Journal(journal, setup)))
+        begun, runs_before = time.monotonic(), kept.runs
+        deadline = None if seconds is None else begun + seconds
+        searched = Evaluator(hired, range(for_search), batch_size=batch_size, steps=steps)
+        unseen = Evaluator(hired, range(for_search, len(prompts)), batch_size=batch_size, steps=steps)
+        # At most, with weights fitted to every schedule.
+        a_schedule = for_search + min(for_search, FIT_PROMPTS)
+        ahead = len(prompts) + sum(
+            budget / steps * (evaluations * a_schedule + len(prompts) - for_search) for budget in budgets
         )
-        for budget, (candidate, scores) in sorted(best.items())
-    }
-    model, digest, scheduler = fingerprint(pipeline)
+        ahead -= kept.known_runs
+
+        def tell(doing: str, done: int, total: int, best: float | None = None) -> None:
+            if watch is not None:
+                runs = kept.runs - runs_before
+                left = max(0.0, ahead - runs)
+                speed = (time.monotonic() - begun) / runs if runs else None
+                watch(
+                    Standing(
+                        doing=doing,
+                        done=done,
+                        total=total,
+                        best=best,
+                        runs=kept.runs,
+                        runs_left=left,
+                        seconds_left=None if speed is None else speed * left,
+                    )
+                )
+
+        def ran_in_full(count: int) -> None:
+            kept.spend(count)
+            tell("full runs", round(searched.runs + unseen.runs), len(prompts))
+
+        recorded = searched.run_in_full(record=True, advance=ran_in_full)
+        unseen.run_in_full(record=False, advance=ran_in_full)
+        forecasters = (*SLOPES, FITTED) if searched.can_fit else SLOPES
+        starts = _starts(recorded, budgets, steps, forecasters)
+        best: dict[int, tuple[Candidate, Scores]] = {}
+        judged: dict[Candidate, Scores] = {}
+        complete = True
+        to_search = Remembered(searched, kept, "searched")
+        to_judge = Remembered(unseen, kept, "held out")
+        try:
+            for number, budget in enumerate(budgets):
+                leaders = refine(
+                    to_search,
+                    starts[budget],
+                    forecasters=forecasters,
+                    total=steps,
+                    evaluations=evaluations,
+                    margin=margin,
+                    rng=random.Random(seed),
+                    late=_late(deadline, len(budgets) - number),
+                )
+                with contextlib.closing(leaders):
+                    for done, leader in enumerate(leaders, 1):
+                        best[budget] = leader
+                        tell(f"{budget} of {steps} steps", done, evaluations, statistics.fmean(leader[1]))
+        except (KeyboardInterrupt, WorkersLostError) as reason:
+            if not best:
+                raise
+            complete = False
+            _say_cut_short(reason, "the profile holds the best schedules found so far")
+        found = [candidate for candidate, _ in best.values()]
+        try:
+            for candidate, scores in to_judge.scores(found, to_search.fitted(found)):
+                judged[candidate] = scores
+                tell("held-out prompts", len(judged), len(best))
+        except (KeyboardInterrupt, WorkersLostError) as reason:
+            complete = False
+            _say_cut_short(reason, "a plan that was not judged on the held-out prompts promises nothing")
+        model, digest, scheduler = _ask(hired, "fingerprint")
+        cost = kept.runs
     return Profile(
         model=model,
         config_digest=digest,
@@ -169,11 +201,44 @@ def calibrate(
         num_prompts=(for_search, len(prompts) - for_search),
         seed=seed,
         created=datetime.date.today().isoformat(),
-        versions={name: version(name) for name in ("omnireuse", "torch", "diffusers")},
-        cost_in_runs=round(searched.runs + unseen.runs, 1),
+        versions={name: version(name) for name in VERSIONS},
+        cost_in_runs=round(cost, 1),
         complete=complete,
-        plans=plans,
+        plans={
+            budget: Plan(
+                steps=candidate.steps,
+                forecaster=candidate.forecaster,
+                weights=searched.weights[candidate].weights if candidate.forecaster == FITTED else (),
+                psnr=statistics.fmean(scores),
+                held_out=judged.get(candidate, ()),
+            )
+            for budget, (candidate, scores) in sorted(best.items())
+            if candidate.forecaster != FITTED or candidate in searched.weights
+        },
     )
+
+
+def _hired(
+    source: Any, prompts: Sequence[str], first_seed: int, call: Mapping[str, Any], workers: int
+) -> InProcess | RayWorkers:
+    if not workers:
+        return InProcess(Judge(load(source), prompts, first_seed=first_seed, call=call))
+    check_portable(source)
+    make = functools.partial(make_judge, source, list(prompts), first_seed, call)
+    return RayWorkers(make, workers)
+
+
+def _ask(workers: Workers, method: str) -> Any:
+    """What any one of them says."""
+    ((_, answer),) = workers.run(method, [()])
+    return answer
+
+
+def _say_cut_short(reason: BaseException, what_is_left: str) -> None:
+    if isinstance(reason, KeyboardInterrupt):
+        logger.warning("interrupted: %s", what_is_left)
+    else:
+        logger.error("%s: %s", reason, what_is_left)
 
 
 def _starts(
@@ -194,10 +259,11 @@ def _starts(
     return starts
 
 
-def _share(deadline: float | None, budgets: int) -> float:
-    """When the next of so many budgets has had its part of what is left of the time."""
+def _late(deadline: float | None, budgets: int) -> Callable[[], bool]:
+    """Whether the next of so many budgets has had its part of what is left of the time."""
     now = time.monotonic()
-    return math.inf if deadline is None else now + (deadline - now) / budgets
+    until = math.inf if deadline is None else now + (deadline - now) / budgets
+    return lambda: time.monotonic() > until
 
 
 def _checked(
@@ -208,10 +274,16 @@ def _checked(
     evaluations: int,
     batch_size: int,
     margin: float,
+    workers: int,
 ) -> list[int]:
     if isinstance(prompts, str) or len(prompts) < 2:
         raise ConfigError(f"calibrate(prompts={prompts!r}): prompts must be a list of at least two, one is held out")
-    for name, value, least in (("steps", steps, 4), ("evaluations", evaluations, 1), ("batch_size", batch_size, 1)):
+    for name, value, least in (
+        ("steps", steps, 4),
+        ("evaluations", evaluations, 1),
+        ("batch_size", batch_size, 1),
+        ("workers", workers, 0),
+    ):
         if not isinstance(value, int) or value < least:
             raise ConfigError(f"calibrate({name}={value!r}): {name} must be a whole number of at least {least}")
     if not 0 < held_out < 1:

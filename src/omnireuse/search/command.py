@@ -20,22 +20,15 @@ __all__ = ["profile_table", "run_calibrate"]
 def run_calibrate(model: Path, prompts: Path, out: Path, console: Console, **options: Any) -> Profile:
     """Search for the pipeline in `model` on the prompts of a file, and write the profile to `out`.
 
+    Scores are kept beside it, in a file with ".journal" behind its name: the same command again goes on where it was.
+
     Raises:
         ConfigError: no pipeline there, or no prompts.
     """
-    if not (model / "model_index.json").is_file():
-        raise ConfigError(
-            f"calibrate({str(model)!r}): must be the folder of a diffusers pipeline with a model_index.json"
-        )
     try:
         lines = prompts.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"calibrate(--prompts {str(prompts)!r}): cannot be read ({error.strerror})") from error
-    from diffusers import DiffusionPipeline
-
-    with console.status(f"loading {model}"):
-        pipeline = DiffusionPipeline.from_pretrained(model)
-    pipeline.set_progress_bar_config(disable=True)
     columns = (
         TextColumn("{task.description:<18}"),
         BarColumn(),
@@ -44,11 +37,13 @@ def run_calibrate(model: Path, prompts: Path, out: Path, console: Console, **opt
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        tasks: dict[str, Any] = {}
+        tasks: dict[str, Any] = {"loading": progress.add_task("loading", total=None, best="")}
         priced = False
 
         def watch(standing: Standing) -> None:
             nonlocal priced
+            if "loading" in tasks:
+                progress.remove_task(tasks.pop("loading"))
             if standing.doing not in tasks:
                 tasks[standing.doing] = progress.add_task(standing.doing, best="")
             best = "" if standing.best is None else f"{standing.best:.1f} dB"
@@ -60,7 +55,8 @@ def run_calibrate(model: Path, prompts: Path, out: Path, console: Console, **opt
                     f"{standing.runs:.0f} are done; {standing.seconds_left / 60:.1f} minutes at the measured speed"
                 )
 
-        profile = calibrate(pipeline, [line for line in lines if line.strip()], watch=watch, **options)
+        journal = out.with_name(f"{out.name}.journal")
+        profile = calibrate(model, [line for line in lines if line.strip()], journal=journal, watch=watch, **options)
     profile.save(out)
     console.print(profile_table(profile))
     console.print(
@@ -93,8 +89,8 @@ def profile_table(profile: Profile) -> Table:
             str(count),
             f"{profile.num_inference_steps / count:.2f}×",
             f"{plan.psnr:.1f}",
-            f"{sum(plan.held_out) / len(plan.held_out):.1f}",
-            f"{plan.promised:.1f}",
+            f"{sum(plan.held_out) / len(plan.held_out):.1f}" if plan.held_out else "not judged",
+            f"{plan.promised:.1f}" if plan.held_out else "nothing",
             plan.forecaster,
             " ".join(map(str, plan.steps)),
         )

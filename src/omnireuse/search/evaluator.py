@@ -10,7 +10,7 @@ from omnireuse.search.candidate import FITTED, Candidate
 from omnireuse.search.record import Distances
 from omnireuse.search.workers import Workers
 
-__all__ = ["Evaluator", "Scorer", "Scores"]
+__all__ = ["FIT_PROMPTS", "Evaluator", "Scorer", "Scores"]
 
 FIT_PROMPTS = 8
 """Prompts that weights are fitted on; from 4 on it made no difference (``models/shapes-flux``)."""
@@ -46,6 +46,8 @@ class Evaluator:
         self._full: dict[int, Any] = {}
         self._paths: dict[int, Any] = {}
         self._at: tuple[float, ...] = ()
+        self.weights: dict[Candidate, Fitted] = {}
+        """All that were fitted."""
         self.runs = 0.0
         """Full runs of one prompt that were spent, reused steps not counted."""
 
@@ -84,14 +86,14 @@ class Evaluator:
 
     def fitted(self, candidates: Sequence[Candidate]) -> dict[Candidate, Fitted]:
         """The weights of those candidates that have some; after a recorded `run_in_full`."""
-        asked = [candidate for candidate in candidates if candidate.forecaster == FITTED]
+        to_fit = [candidate for candidate in candidates if candidate.forecaster == FITTED]
+        asked = [candidate for candidate in to_fit if candidate not in self.weights]
         batches = [self._batches[number] for number in sorted(self._paths)]
         paths = [self._paths[number] for number in sorted(self._paths)]
-        found = {}
         for place, fit in self._workers.run("fit", [(batches, candidate, self._at, *paths) for candidate in asked]):
-            found[asked[place]] = fit
+            self.weights[asked[place]] = fit
             self.runs += sum(map(len, batches)) * len(asked[place].steps) / self._steps
-        return found
+        return {candidate: self.weights[candidate] for candidate in to_fit}
 
     def scores(
         self, candidates: Sequence[Candidate], fitted: Mapping[Candidate, Fitted] | None = None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from omnireuse.diffusion.calibration.profile import fingerprint
 from omnireuse.diffusion.pipelines import enable
+from omnireuse.diffusion.prompts.fingerprint import fingerprint as content_fingerprint
 from omnireuse.diffusion.reuse.forecasters import Fitted
 from omnireuse.errors import StateError
 from omnireuse.report.metrics import IDENTICAL_DB, psnr
@@ -58,6 +59,11 @@ class Judge:
     def fingerprint(self) -> tuple[str, str, str]:
         """What the pipeline is, as a profile notes it."""
         return fingerprint(self._pipeline)
+
+    def content(self) -> str:
+        """Digest of the pipeline with all its weights: equal in every process that has loaded the same."""
+        public = {name: part for name, part in vars(self._pipeline).items() if not name.startswith("_")}
+        return content_fingerprint(dict(getattr(self._pipeline, "components", public)))
 
     def full_run(self, batch: range, record: bool, keep_path: bool) -> FullRun:
         """Run the prompts of these places in full, in one call.

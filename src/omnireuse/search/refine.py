@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 from omnireuse.search.candidate import Candidate
 from omnireuse.search.evaluator import Scorer, Scores
@@ -29,7 +29,7 @@ def refine(
     margin: float,
     rng: random.Random,
     late: Callable[[], bool] = lambda: False,
-) -> Iterator[Scored]:
+) -> Generator[Scored, None, None]:
     """Try all starts, then moves from the best as long as one helps beyond the noise.
 
     Args:

@@ -23,6 +23,9 @@ class Workers(Protocol):
     def share(self, value: Any) -> Any:
         """Something to be given in calls in place of `value`, which may be large and is needed again and again."""
 
+    def close(self) -> None:
+        """Let the workers go."""
+
 
 class InProcess:
     """The calls one after the other, here."""
@@ -38,3 +41,6 @@ class InProcess:
     def share(self, value: Any) -> Any:
         """The value itself."""
         return value
+
+    def close(self) -> None:
+        """Nobody was hired."""

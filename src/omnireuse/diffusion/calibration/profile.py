@@ -59,7 +59,9 @@ class Plan:
     def promised(self) -> float:
         """PSNR in dB that the mean over new prompts reaches in about 19 of 20 cases.
 
-        It is the held-out prompts' mean less 1.64 standard errors."""
+        It is the held-out prompts' mean less 1.64 standard errors, and −∞ for a plan that was not judged on any."""
+        if not self.held_out:
+            return -math.inf
         mean = math.fsum(self.held_out) / len(self.held_out)
         if len(self.held_out) < 2:
             return mean
