@@ -16,24 +16,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-import numpy as np
-
 from omnireuse.diffusion.calibration.profile import Plan, Profile
-from omnireuse.diffusion.reuse.policies import FixedSchedule
-from omnireuse.diffusion.wishes import POWER
 from omnireuse.errors import ConfigError
 from omnireuse.search.candidate import FITTED, Candidate
 from omnireuse.search.evaluator import FIT_PROMPTS, Evaluator, Scores
-from omnireuse.search.intervals import SLOPES, gap_costs
+from omnireuse.search.intervals import SLOPES
 from omnireuse.search.journal import Journal, Remembered
 from omnireuse.search.judge import Judge
-from omnireuse.search.paths import best_paths
 from omnireuse.search.ray_workers import RayWorkers, WorkersLostError
-from omnireuse.search.record import Distances
 from omnireuse.search.refine import refine
 from omnireuse.search.setup import VERSIONS, describe_setup
 from omnireuse.search.source import check_portable, load, make_judge
 from omnireuse.search.standing import Standing
+from omnireuse.search.starts import starts
 from omnireuse.search.workers import InProcess, Workers
 
 __all__ = ["BUDGETS", "calibrate"]
@@ -152,8 +147,8 @@ def calibrate(
 
         recorded = searched.run_in_full(record=True, advance=ran_in_full)
         unseen.run_in_full(record=False, advance=ran_in_full)
-        forecasters = (*SLOPES, FITTED) if searched.can_fit else SLOPES
-        starts = _starts(recorded, budgets, steps, forecasters)
+        forecasters = (FITTED,) if searched.can_fit else SLOPES
+        begin = starts(recorded, budgets, steps, can_fit=searched.can_fit)
         best: dict[int, tuple[Candidate, Scores]] = {}
         judged: dict[Candidate, Scores] = {}
         complete = True
@@ -163,7 +158,7 @@ def calibrate(
             for number, budget in enumerate(budgets):
                 leaders = refine(
                     to_search,
-                    starts[budget],
+                    begin[budget],
                     forecasters=forecasters,
                     total=steps,
                     evaluations=evaluations,
@@ -239,24 +234,6 @@ def _say_cut_short(reason: BaseException, what_is_left: str) -> None:
         logger.warning("interrupted: %s", what_is_left)
     else:
         logger.error("%s: %s", reason, what_is_left)
-
-
-def _starts(
-    recorded: Sequence[Distances], budgets: Sequence[int], steps: int, forecasters: Sequence[str]
-) -> dict[int, list[Candidate]]:
-    """What to begin from for each budget: the default spread, then the cheapest paths by the recorded errors."""
-    distances = Distances(at=recorded[0].at, squared=np.concatenate([each.squared for each in recorded]))
-    starts = {}
-    for budget in budgets:
-        known = tuple(sorted(FixedSchedule(num_computed=budget, power=POWER).computed_steps(steps)))
-        starts[budget] = [Candidate(steps=known, forecaster=each) for each in ("blend", FITTED) if each in forecasters]
-    for forecaster in SLOPES:
-        paths = best_paths(gap_costs(distances, forecaster), max(budgets))
-        for budget in budgets:
-            if budget in paths:
-                both = [each for each in (forecaster, FITTED) if each in forecasters]
-                starts[budget] += [Candidate(steps=paths[budget], forecaster=each) for each in both]
-    return starts
 
 
 def _late(deadline: float | None, budgets: int) -> Callable[[], bool]:

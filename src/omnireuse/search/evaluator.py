@@ -48,6 +48,7 @@ class Evaluator:
         self._at: tuple[float, ...] = ()
         self.weights: dict[Candidate, Fitted] = {}
         """All that were fitted."""
+        self._known: dict[tuple[Candidate, int], list[float]] = {}
         self.runs = 0.0
         """Full runs of one prompt that were spent, reused steps not counted."""
 
@@ -90,8 +91,12 @@ class Evaluator:
         asked = [candidate for candidate in to_fit if candidate not in self.weights]
         batches = [self._batches[number] for number in sorted(self._paths)]
         paths = [self._paths[number] for number in sorted(self._paths)]
-        for place, fit in self._workers.run("fit", [(batches, candidate, self._at, *paths) for candidate in asked]):
+        full = self._full[max(self._paths)] if asked else None
+        calls = [(batches, candidate, self._at, full, *paths) for candidate in asked]
+        for place, (fit, psnr) in self._workers.run("fit", calls):
             self.weights[asked[place]] = fit
+            if psnr is not None:
+                self._known[asked[place], max(self._paths)] = psnr
             self.runs += sum(map(len, batches)) * len(asked[place].steps) / self._steps
         return {candidate: self.weights[candidate] for candidate in to_fit}
 
@@ -100,15 +105,26 @@ class Evaluator:
     ) -> Iterator[tuple[Candidate, Scores]]:
         """As `Scorer.scores`; after `run_in_full`. Weights that are not given are fitted first."""
         weights = self.fitted(candidates) if fitted is None else fitted
-        work = [(candidate, number) for candidate in candidates for number in range(len(self._batches))]
+        made: dict[Candidate, dict[int, list[float]]] = {candidate: {} for candidate in candidates}
+        work = []
+        for each in ((candidate, number) for candidate in candidates for number in range(len(self._batches))):
+            if each in self._known:
+                made[each[0]][each[1]] = self._known[each]
+            else:
+                work.append(each)
         calls = [
             (self._batches[number], candidate, weights.get(candidate, candidate.forecaster), self._full[number])
             for candidate, number in work
         ]
-        made: dict[Candidate, dict[int, list[float]]] = {candidate: {} for candidate in candidates}
+        for candidate in [each for each in candidates if len(made[each]) == len(self._batches)]:
+            yield candidate, self._in_order(made[candidate])
         for place, psnr in self._workers.run("psnr", calls):
             candidate, number = work[place]
             made[candidate][number] = psnr
             self.runs += len(psnr) * len(candidate.steps) / self._steps
             if len(made[candidate]) == len(self._batches):
-                yield candidate, tuple(each for number in range(len(self._batches)) for each in made[candidate][number])
+                yield candidate, self._in_order(made[candidate])
+
+    @staticmethod
+    def _in_order(made: Mapping[int, list[float]]) -> Scores:
+        return tuple(each for number in sorted(made) for each in made[number])

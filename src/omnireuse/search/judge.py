@@ -89,14 +89,21 @@ class Judge:
         distances = recorder.distances(self._call["num_inference_steps"]) if record else None
         return FullRun(pictures=pictures, distances=distances, path=path if keep_path and path else None)
 
-    def fit(self, batches: Sequence[range], candidate: Candidate, at: Sequence[float], *paths: Path) -> Fitted:
+    def fit(
+        self, batches: Sequence[range], candidate: Candidate, at: Sequence[float], full: Pictures, *paths: Path
+    ) -> tuple[Fitted, list[float] | None]:
         """The weights for a candidate's schedule, fitted on the prompts of these batches.
 
         Args:
             batches: places of the prompts, one call each.
             candidate: whose schedule it is.
             at: coordinate of each step.
+            full: pictures of the full run of the last batch.
             paths: of the full run of each batch.
+
+        Returns:
+            The weights, and what `psnr` would say of a single batch, which ran with these very weights; None of
+            several.
         """
         fit = WeightFit(candidate.steps, len(at))
         for batch, path in zip(batches, paths, strict=True):
@@ -105,18 +112,16 @@ class Judge:
                 fit.led_along(path, self._pipeline.scheduler),
                 enable(self._pipeline, policy=policy, quantity="output"),
             ):
-                self._pictures(batch)
-        return Fitted(at=tuple(at), weights=tuple(fit.weights), computed=candidate.steps)
+                made = self._pictures(batch)
+        fitted = Fitted(at=tuple(at), weights=tuple(fit.weights), computed=candidate.steps)
+        return fitted, _psnr(made, full) if len(batches) == 1 else None
 
     def psnr(self, batch: range, candidate: Candidate, forecaster: Fitted | str, full: Pictures) -> list[float]:
         """PSNR in dB of each prompt to its full run, at most `IDENTICAL_DB`; 0 where a picture is not finite."""
         policy = candidate.policy(self._call["num_inference_steps"])
         with enable(self._pipeline, policy=policy, forecaster=forecaster):
             made = self._pictures(batch)
-        return [
-            min(psnr(picture, reference), IDENTICAL_DB) if np.isfinite(picture).all() else 0.0
-            for picture, reference in zip(made, full, strict=True)
-        ]
+        return _psnr(made, full)
 
     def _pictures(self, batch: range) -> Pictures:
         prompts = [self._prompts[place] for place in batch]
@@ -136,3 +141,10 @@ class Judge:
             **call,
         )
         return [np.asarray(picture) for picture in next(iter(result.values()))]
+
+
+def _psnr(made: Pictures, full: Pictures) -> list[float]:
+    return [
+        min(psnr(picture, reference), IDENTICAL_DB) if np.isfinite(picture).all() else 0.0
+        for picture, reference in zip(made, full, strict=True)
+    ]

@@ -1,0 +1,61 @@
+"""Profiles of the reference pipelines, for `python -m bench compare`.
+
+    python -m bench profiles [--case shapes-flux shapes-wan] [--steps 28 50] [--guidance 6 1] [--out bench/profiles]
+
+One search for each case, on captions that neither training nor the comparison sees: half of them for the search, half
+to judge what it found.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from omnireuse.reference.case import CLIPS, IMAGES
+from omnireuse.search.command import run_calibrate
+
+CASES = {case.name: case for case in (IMAGES, CLIPS)}
+PROMPTS = 16
+SEED = 3000
+"""Of captions and noise."""
+SHARES = (0.14, 0.18, 0.22, 0.26, 0.333, 0.4, 0.5, 0.65)
+"""Budgets, as shares of all steps."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Search and write one profile a case."""
+    parser = argparse.ArgumentParser(prog="python -m bench profiles", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--steps", type=int, nargs="+", default=[28, 50])
+    parser.add_argument("--guidance", type=float, nargs="+", default=[6.0, 1.0])
+    parser.add_argument("--evaluations", type=int, default=24)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "profiles")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.case:
+        case = CASES[name]
+        prompts = options.out / f"{name}.txt"
+        prompts.write_text("\n".join(map(case.caption, case.held_out(PROMPTS, seed=SEED))) + "\n", encoding="utf-8")
+        call = {key: value for key, value in case.sampling.items() if key != "num_inference_steps"}
+        for steps in options.steps:
+            for guidance in options.guidance:
+                branches = {} if guidance > 1 else {"negative_prompt": None}
+                run_calibrate(
+                    case.find(None),
+                    prompts,
+                    options.out / f"{name}-{steps}-{'guided' if guidance > 1 else 'unguided'}.json",
+                    Console(),
+                    steps=steps,
+                    computed_steps=sorted({max(2, round(share * steps)) for share in SHARES}),
+                    held_out=0.5,
+                    evaluations=options.evaluations,
+                    batch_size=PROMPTS // 2,
+                    seed=SEED,
+                    **{**call, case.guidance: guidance, **branches},
+                )
+
+
+if __name__ == "__main__":
+    main()
