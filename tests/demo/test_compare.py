@@ -29,7 +29,7 @@ class FakeHandle:
         self.events: tuple[Any, ...] = ()
 
     def summary(self) -> Any:
-        return SimpleNamespace(computed_steps=self.computed - 0.5)
+        return SimpleNamespace(computed_steps=self.computed - 0.5, kept_bytes=64 * self.computed)
 
     def __enter__(self) -> FakeHandle:
         return self
@@ -122,6 +122,7 @@ def test_decisions_checks_images_and_options_are_kept(pipeline: Any, generate: A
     sample = made.variants[3].samples[1]
     assert [mark.reused for mark in sample.marks] == [False] * 4 + [True] * 6
     assert sample.attributes == {"bright": True}
+    assert (sample.retained_bytes, made.reference.samples[1].retained_bytes) == (64 * 4, None)
     assert (tmp_path / sample.image).is_file()
     assert ("third", {"keep": 0.5}) in pipeline["enabled"]
     assert made.variants[3].settings["call"] == "omnireuse.enable(pipeline, 'third', keep=0.5)"
