@@ -20,7 +20,7 @@ CASES = {case.name: case for case in (IMAGES, CLIPS)}
 PROMPTS = 16
 SEED = 3000
 """Of captions and noise."""
-SHARES = (0.14, 0.18, 0.22, 0.26, 0.333, 0.4, 0.5, 0.65)
+SHARES = (0.14, 0.18, 0.25, 0.333, 0.4, 0.5)
 """Budgets, as shares of all steps."""
 
 
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--steps", type=int, nargs="+", default=[28, 50])
     parser.add_argument("--guidance", type=float, nargs="+", default=[6.0, 1.0])
-    parser.add_argument("--evaluations", type=int, default=24)
+    parser.add_argument("--evaluations", type=int, default=16)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "profiles")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
