@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("diffusion.cache", "diffusion.prompts", "diffusion.pipelines", "diffusion"),
     ("reference", "report"),
     ("search",),
-    ("demo", "replay"),
+    ("demo", "replay", "compare"),
     ("cli", "__main__"),
 )
 #: `core` is a world of its own: the engine side knows nothing of denoising, nor denoising of it, but for the stores.

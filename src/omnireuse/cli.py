@@ -1,4 +1,4 @@
-"""The command line: ``omnireuse demo``, ``report``, ``replay`` and ``engine-demo``."""
+"""The command line: ``omnireuse demo``, ``calibrate``, ``compare``, ``report``, ``replay`` and ``engine-demo``."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     known = {
         "demo": _add_demo(commands),
         "calibrate": _add_calibrate(commands),
+        "compare": _add_compare(commands),
         "report": _add_report(commands),
         "replay": _add_replay(commands),
         "engine-demo": _add_engine_demo(commands),
@@ -134,6 +135,37 @@ def _add_calibrate(commands: Commands) -> argparse.ArgumentParser:
         "--call", type=_call, default={}, metavar="JSON", help="further arguments, as in '{\"true_cfg_scale\": 6.0}'"
     )
     parser.set_defaults(run=_calibrate)
+    return parser
+
+
+def _add_compare(commands: Commands) -> argparse.ArgumentParser:
+    words = (
+        "hold this library, the caches of diffusers and cache-dit, and plain fewer steps against a pipeline's full run"
+    )
+    parser = commands.add_parser("compare", help=words, description=words, allow_abbrev=False)
+    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL_DIR", help="folder of a diffusers pipeline")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="one prompt a line")
+    parser.add_argument(
+        "--steps", type=int, nargs="+", default=[28], help="denoising steps of the full run (default: 28)"
+    )
+    parser.add_argument("--guidance", type=float, nargs="+", default=[], help="1 is none (default: the pipeline's own)")
+    parser.add_argument("--profile", type=Path, nargs="+", default=[], metavar="FILE", help="from omnireuse calibrate")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="METHOD", help="methods or families: ours, peer, floor (default: all)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the first prompt's noise (default: 0)")
+    parser.add_argument(
+        "--time", type=int, default=0, metavar="N", help="prompts for the wall-clock (default: 0, none)"
+    )
+    parser.add_argument("--batch", type=int, default=1, help="prompts a call, where a method allows it (default: 1)")
+    parser.add_argument(
+        "--call", type=_call, default={}, metavar="JSON", help="further arguments, as in '{\"height\": 512}'"
+    )
+    parser.add_argument("--out", type=Path, default=Path("out/compare"), help="folder (default: out/compare)")
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", default=[], metavar="FILE", help="put parts that ran apart together instead"
+    )
+    parser.set_defaults(run=_compare)
     return parser
 
 
@@ -225,6 +257,32 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         **arguments.call,
     )
     return 0 if profile.complete else INTERRUPTED
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from omnireuse.compare.command import run_compare, run_merge
+
+    if arguments.merge:
+        run_merge(arguments.merge, arguments.out, Console())
+        return 0
+    for name, given in (("MODEL_DIR", arguments.model), ("--prompts", arguments.prompts)):
+        if given is None:
+            raise ConfigError(f"compare: {name} must be given, unless --merge is; see omnireuse compare --help")
+    complete = run_compare(
+        arguments.model,
+        arguments.prompts,
+        arguments.out,
+        Console(),
+        steps=arguments.steps,
+        guidance=arguments.guidance,
+        profiles=arguments.profile,
+        only=arguments.only,
+        seed=arguments.seed,
+        timed=arguments.time,
+        batch_size=arguments.batch,
+        call=arguments.call,
+    )
+    return 0 if complete else INTERRUPTED
 
 
 def _replay(arguments: argparse.Namespace) -> int:

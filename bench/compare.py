@@ -1,0 +1,89 @@
+"""The reference pipelines under this library, other libraries' caches and plain fewer steps.
+
+    python -m bench compare [--case shapes-flux] [--steps 28 50] [--guidance 6 1] [--profile FILE …] [--only METHOD …]
+    python -m bench compare --merge FILE …
+
+Held-out captions that neither training nor any search has seen, each picture held against the full run from the same
+noise and read by the attribute checker. Parts may run side by side, each with an ``--out`` of its own, and be merged.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from omnireuse.compare.catalogue import catalogue
+from omnireuse.compare.command import compare_all, run_merge
+from omnireuse.compare.subject import Subject, guided_call
+from omnireuse.demo.reference import CLIPS, IMAGES, Reference
+from omnireuse.errors import StateError
+
+CASES = {"shapes-flux": IMAGES, "shapes-wan": CLIPS}
+SEED = 9000
+"""Of captions and noise; searches keep below 5000."""
+BATCH = 8
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run and write ``compare.json``, ``compare.png`` and the tables."""
+    parser = argparse.ArgumentParser(prog="python -m bench compare", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--steps", type=int, nargs="+", default=[28, 50])
+    parser.add_argument("--guidance", type=float, nargs="+", default=[6.0, 1.0])
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--time", type=int, default=4, metavar="N", help="prompts for the wall-clock; 0 leaves it out")
+    parser.add_argument("--profile", type=Path, nargs="+", default=[])
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="METHOD", help="methods or families: ours, peer, floor"
+    )
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], metavar="FILE")
+    options = parser.parse_args(arguments)
+    console = Console()
+    if options.merge:
+        run_merge(options.merge, options.out, console)
+        return
+    complete = compare_all(
+        subjects(options),
+        catalogue(options.profile, options.only),
+        options.out,
+        console,
+        timed=options.time,
+        command=f"python -m bench compare --prompts {options.prompts} --time {options.time}",
+    )
+    if not complete:
+        raise StateError(f"compare: interrupted; {options.out} holds what was measured")
+
+
+def subjects(options: argparse.Namespace) -> Iterator[Subject]:
+    """Every case that was asked for, each pipeline loaded once."""
+    for name in options.case:
+        reference = CASES[name]
+        pipeline = reference.load_quietly(reference.find(None))
+        tasks = reference.tasks(options.prompts, seed=SEED)
+        for steps in options.steps:
+            for guidance in options.guidance:
+                yield Subject(
+                    name=name,
+                    pipeline=pipeline,
+                    steps=steps,
+                    guidance=guidance,
+                    prompts=tuple(task.prompt for task in tasks),
+                    seed=SEED,
+                    call=call_of(reference) | guided_call(pipeline, guidance),
+                    checks=tuple(task.check for task in tasks if task.check is not None),
+                    batch_size=BATCH,
+                )
+
+
+def call_of(reference: Reference) -> dict[str, object]:
+    """What the pipeline is called with beside prompt, steps and guidance."""
+    rest = ("num_inference_steps", "negative_prompt", reference.guidance)
+    return {name: value for name, value in reference.sampling.items() if name not in rest}
+
+
+if __name__ == "__main__":
+    main()

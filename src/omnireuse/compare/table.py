@@ -1,0 +1,74 @@
+"""A comparison on the terminal: each method's own front, and the answers to what was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.markup import escape
+from rich.table import Table
+
+from omnireuse.compare.front import front
+from omnireuse.report.pareto import Case, Mean, Point
+
+__all__ = ["case_table", "targets_table"]
+
+STYLES = {"ours": "bold green", "peer": "", "floor": "dim"}
+WORDS = {
+    "steps_over_best_peer_worst": "computed steps / best cache's at equal PSNR, 30..50 dB, worst",
+    "steps_over_best_peer_median": "… median",
+    "steps_over_best_peer_share": "… share of the range where both have an answer",
+    "db_over_best_peer_at": "dB above the best cache at {} fewer steps",
+    "db_over_best_floor_at": "dB above the best floor at {} fewer steps",
+    "attributes_over_full_at": "attributes right, less the full run's, at {} fewer steps",
+}
+
+
+def case_table(case: Case) -> Table:
+    """One line for each setting that no other setting of the same method beats; a star where no method does."""
+    table = Table(
+        title=f"{case.name}: {len(case.prompts)} prompts; means with 95 % intervals", box=None, title_justify="left"
+    )
+    for heading in ("", "method", "computed", "PSNR dB", "SSIM", "attributes", "speed-up", "KiB kept", "settings"):
+        table.add_column(heading, justify="left" if heading in ("", "method", "settings") else "right")
+    best = front(case.points)
+    for point in _shown(case):
+        cells = _cells(point) if point.error is None else ["–"] * 6 + [point.error.splitlines()[0]]
+        table.add_row(
+            "*" if point in best else "", escape(point.method), *map(escape, cells), style=STYLES[point.family]
+        )
+    return table
+
+
+def targets_table(case: Case) -> Table:
+    """What the comparison is for, answered."""
+    table = Table(title=f"{case.name}: ours beside the best of the others", box=None, title_justify="left")
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name, value in case.targets.items():
+        stem, _, fewer = name.rpartition("_") if name.endswith("x") else (name, "", "")
+        table.add_row(WORDS.get(stem, stem).format(fewer), "–" if value is None else f"{value:+.2f}".lstrip("+"))
+    return table
+
+
+def _shown(case: Case) -> Iterator[Point]:
+    for method in dict.fromkeys(point.method for point in case.points):
+        points = [point for point in case.points if point.method == method]
+        yield from reversed(front(points))
+        yield from (point for point in points if point.error is not None)
+
+
+def _cells(point: Point) -> list[str]:
+    settings = ", ".join(f"{name}={value}" for name, value in point.settings.items())
+    return [
+        "–" if point.computed_steps is None else f"{point.computed_steps:.1f}",
+        _interval(point.psnr, 1),
+        _interval(point.ssim, 3),
+        _interval(point.attributes, 3),
+        "–" if point.speedup is None else f"{point.speedup.median:.2f}×",
+        "–" if point.retained_bytes is None else f"{point.retained_bytes / 1024:.0f}",
+        settings if len(settings) < 90 else settings[:87] + "…",
+    ]
+
+
+def _interval(mean: Mean | None, digits: int) -> str:
+    return "–" if mean is None else f"{mean.mean:.{digits}f} [{mean.low:.{digits}f}, {mean.high:.{digits}f}]"

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omnireuse.compare.catalogue import catalogue
+from omnireuse.compare.floors import stronger_solver
+from omnireuse.compare.methods import Kept, Method, Setting
+from omnireuse.compare.run import compare
+from omnireuse.compare.subject import Subject
+from omnireuse.compare.untouched import untouched
+from omnireuse.errors import ConfigError, StateError, UnknownNameError, UnsupportedModelError
+from omnireuse.report.pareto import Case
+
+Make = Callable[..., Subject]
+METHODS = {method.key: method for method in catalogue() if method.key != "profile"}
+
+
+def short(method: Method, count: int = 2) -> Method:
+    return replace(method, grid=lambda subject, full: islice(method.grid(subject, full), count))
+
+
+def one(enable: Callable[..., Any], **given: Any) -> Method:
+    return Method(
+        key="one",
+        name="one",
+        family="peer",
+        grid=lambda *_: [Setting(**{"settings": {}, "call": "one(pipe)", "enable": enable, **given})],
+    )
+
+
+@pytest.mark.parametrize("key", METHODS)
+def test_every_method_runs_on_images(images: Make, key: str) -> None:
+    case = compare(images(steps=8), [short(METHODS[key])])
+    assert case.points
+    for point in case.points:
+        if key == "diffusers-sea-cache":
+            assert point.error is not None
+            assert "serves Wan and Cosmos 3" in point.error
+            continue
+        assert point.error is None
+        assert point.computed_steps is not None
+        assert point.psnr is not None
+        assert 0 < point.computed_steps <= 8
+        assert 10 < point.psnr.mean <= 100
+        assert point.attributes is not None
+        assert len(point.each) == 2
+
+
+@pytest.mark.parametrize("key", ["diffusers-sea-cache", "taylorseer-parts", "db-cache-taylor", "mag-cache", "unipc"])
+def test_peers_run_on_clips_without_guidance(clips: Make, key: str) -> None:
+    case = compare(clips(steps=8, guidance=1.0, prompts=1), [short(METHODS[key])])
+    assert [point.error for point in case.points] == [None] * len(case.points)
+
+
+@pytest.mark.parametrize("key", ["mag-cache", "first-block-cache", "taylorseer", "db-cache-taylor"])
+def test_what_caches_keep_is_counted(images: Make, key: str) -> None:
+    (point,) = compare(images(prompts=1), [short(METHODS[key], 1)]).points
+    assert point.retained_bytes is not None
+    # Two branches, at least one residual of 64 tokens each, or one output.
+    assert point.retained_bytes >= 2 * 64 * 32 * 4
+
+
+def test_caches_of_every_kind_save_work(images: Make) -> None:
+    keys = ("taylorseer", "db-cache", "scm", "default", "fewer-steps")
+    case = compare(images(steps=12, prompts=1), [short(METHODS[key], 8) for key in keys])
+    for method in {point.method for point in case.points}:
+        assert min(p.computed_steps or 12.0 for p in case.points if p.method == method) < 11
+
+
+def test_a_failing_method_is_listed_and_logged_and_the_others_go_on(
+    images: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    @contextmanager
+    def broken(pipeline: Any) -> Iterator[Kept]:
+        pipeline.transformer.x_embedder.forward = lambda *_: 1 / 0
+        yield lambda: None
+
+    with caplog.at_level(logging.WARNING, "omnireuse"):
+        case = compare(images(), [one(broken), short(METHODS["fewer-steps"], 1)])
+    assert case.points[0].error == "ZeroDivisionError: division by zero"
+    assert case.points[0].psnr is None
+    assert case.points[1].error is None
+    assert "one failed: division by zero" in caplog.text
+
+
+def test_a_method_that_changes_weights_ends_the_comparison(images: Make) -> None:
+    @contextmanager
+    def careless(pipeline: Any) -> Iterator[Kept]:
+        with torch.no_grad():
+            pipeline.transformer.x_embedder.weight.mul_(1.01)
+        yield lambda: None
+
+    subject = images()
+    weight = subject.pipeline.transformer.x_embedder.weight
+    before = weight.detach().clone()
+    try:
+        with pytest.raises(StateError, match=r"one \(one\(pipe\)\) left the pipeline changed"):
+            compare(subject, [one(careless)])
+    finally:
+        with torch.no_grad():
+            weight.copy_(before)
+
+
+def test_whatever_is_done_to_a_pipeline_is_undone(images: Make) -> None:
+    pipeline = images().pipeline
+    kind, block = type(pipeline), pipeline.transformer.transformer_blocks[0]
+    call, scheduler, order = kind.__call__, pipeline.scheduler, list(pipeline.transformer._modules)
+    with untouched(pipeline):
+        kind.__call__ = lambda self: None
+        kind.mark = True
+        pipeline.scheduler = stronger_solver(scheduler, "UniPCMultistepScheduler")
+        pipeline.mark = True
+        block.__class__ = type("Other", (type(block),), {})
+        block.register_forward_pre_hook(lambda *_: None)
+        pipeline.transformer._modules["x_embedder"] = pipeline.transformer._modules.pop("x_embedder")
+        scheduler.shift_twice = True
+    assert kind.__call__ is call
+    assert pipeline.scheduler is scheduler
+    assert not hasattr(pipeline, "mark")
+    assert type(block).__name__ == "FluxTransformerBlock"
+    assert not block._forward_pre_hooks
+    assert list(pipeline.transformer._modules) == order
+    assert not hasattr(scheduler, "shift_twice")
+
+
+def test_the_case_is_saved_after_every_setting_also_before_an_interrupt(images: Make) -> None:
+    @contextmanager
+    def interrupted(_: Any) -> Iterator[Kept]:
+        raise KeyboardInterrupt
+        yield lambda: None
+
+    saved: list[Case] = []
+    with pytest.raises(KeyboardInterrupt):
+        compare(images(), [short(METHODS["fewer-steps"]), one(interrupted)], save=saved.append)
+    assert [len(case.points) for case in saved] == [1, 2]
+    # Nothing is left standing before the blocks.
+    assert "forward" not in vars(images().pipeline.transformer.transformer_blocks[0].attn)
+
+
+def test_pictures_that_are_not_finite_count_as_nothing_alike(images: Make) -> None:
+    @contextmanager
+    def poisoned(pipeline: Any) -> Iterator[Kept]:
+        inner = pipeline.image_processor.postprocess
+
+        def postprocess(*args: Any, **kwargs: Any) -> Any:
+            return np.full_like(inner(*args, **kwargs), np.nan)
+
+        pipeline.image_processor.postprocess = postprocess
+        try:
+            yield lambda: None
+        finally:
+            del pipeline.image_processor.postprocess
+
+    (point,) = compare(replace(images(), checks=()), [one(poisoned)]).points
+    assert point.error is None
+    assert point.each == (0.0, 0.0)
+
+
+def test_wall_clock_is_taken_of_one_setting_a_method(images: Make) -> None:
+    case = compare(images(), [short(METHODS["fewer-steps"], 4), short(METHODS["default"])], timed=1)
+    timed = [point for point in case.points if point.speedup is not None]
+    assert [(point.method, point.computed_steps) for point in timed] == [
+        ("fewer uniform steps", pytest.approx(3)),
+        ("omnireuse, default", pytest.approx(3)),
+    ]
+    assert case.full.seconds is not None
+    assert case.full.seconds.low > 0
+
+
+@pytest.mark.parametrize("name", ["UniPCMultistepScheduler", "DPMSolverMultistepScheduler"])
+def test_stronger_solvers_go_to_the_same_picture(images: Make, name: str) -> None:
+    from omnireuse.report.metrics import psnr
+
+    subject = images(guidance=1.0)
+    limit = subject.pictures([0], 150)[0]
+    with untouched(subject.pipeline):
+        subject.pipeline.scheduler = stronger_solver(subject.pipeline.scheduler, name)
+        few, many = subject.pictures([0], 6)[0], subject.pictures([0], 60)[0]
+    assert psnr(many, limit) > 45
+    assert psnr(many, limit) > psnr(few, limit) + 8
+
+
+def test_a_solver_for_another_kind_of_noise_is_refused() -> None:
+    from diffusers import DDIMScheduler
+
+    with pytest.raises(UnsupportedModelError, match="DDIMScheduler is not one of flow matching"):
+        stronger_solver(DDIMScheduler(), "UniPCMultistepScheduler")
+
+
+def test_an_unknown_method_gets_the_nearest_named() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'db-cache'"):
+        catalogue(only=["dbcache"])
+    assert {method.family for method in catalogue(only=["floor"])} == {"floor"}
+    assert [method.key for method in catalogue(only=["scm", "default"])] == ["scm", "default"]
+
+
+def test_a_subject_without_prompts_is_refused(images: Make) -> None:
+    with pytest.raises(ConfigError, match="must hold at least one"):
+        replace(images(), prompts=(), checks=())
+    with pytest.raises(ConfigError, match="as many as the 2 prompts, got 1"):
+        replace(images(), checks=images().checks[:1])
