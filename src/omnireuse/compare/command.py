@@ -73,7 +73,8 @@ def run_compare(
             batch_size=batch_size,
         )
 
-    subjects = [subject(count, strength) for count in steps for strength in guidance or [None]]
+    strengths: Sequence[float | None] = guidance or [None]
+    subjects = [subject(count, strength) for count in steps for strength in strengths]
     return compare_all(subjects, methods, out, console, timed=timed, command=command)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,8 @@ from omnireuse.errors import UnsupportedModelError
 
 __all__ = ["FLOORS", "stronger_solver"]
 
-SHARES = (0.72, 0.5, 0.36, 0.25)
-POWERS = (1.0, 1.35, 1.7, 2.2, 2.7)
+SHARES = (0.72, 0.5, 0.36, 1 / 3, 0.25)
+POWERS = (1.0, 1.35, 1.7, 2.2)
 
 
 def counts(steps: int, shares: tuple[float, ...] = SHARES) -> list[int]:
@@ -57,8 +57,8 @@ def _own_timesteps(subject: Subject, _: FullRun) -> Iterator[Setting]:
             )
 
 
-def stronger_solver(scheduler: Any, name: str, **options: Any) -> Any:
-    """A multistep solver of diffusers for the same trajectories as `scheduler`'s, shift included.
+def stronger_solver(scheduler: Any, name: str) -> Any:
+    """A multistep solver of diffusers, of second order, for the same trajectories as `scheduler`'s, shift included.
 
     Args:
         scheduler: of a flow-matching pipeline.
@@ -85,32 +85,23 @@ def stronger_solver(scheduler: Any, name: str, **options: Any) -> Any:
         prediction_type="flow_prediction",
         use_flow_sigmas=True,
         flow_shift=config.get("flow_shift", config.get("shift", 1.0)),
-        **options,
     )
 
 
 def _solver(name: str, subject: Subject, _: FullRun) -> Iterator[Setting]:
     @contextmanager
-    def enable(pipeline: Any, order: int) -> Iterator[Kept]:
-        pipeline.scheduler = stronger_solver(pipeline.scheduler, name, solver_order=order)
+    def enable(pipeline: Any) -> Iterator[Kept]:
+        pipeline.scheduler = stronger_solver(pipeline.scheduler, name)
         yield lambda: 0
 
-    for order in (2, 3):
-        for count in counts(subject.steps):
-            method: AbstractContextManager[Kept] | Any = partial(enable, order=order)
-            yield Setting(
-                settings={"num_inference_steps": count, "solver_order": order},
-                call=call_text(
-                    f"pipe.scheduler = {name}",
-                    prediction_type="flow_prediction",
-                    use_flow_sigmas=True,
-                    flow_shift="the pipeline's",
-                    solver_order=order,
-                )
-                + f"; pipe(prompt, num_inference_steps={count})",
-                enable=method,
-                steps=count,
-            )
+    for count in counts(subject.steps):
+        yield Setting(
+            settings={"num_inference_steps": count, "solver_order": 2},
+            call=f"pipe.scheduler = {name}(prediction_type='flow_prediction', use_flow_sigmas=True, "
+            f"flow_shift=…); pipe(prompt, num_inference_steps={count})",
+            enable=enable,
+            steps=count,
+        )
 
 
 FLOORS = (

@@ -62,7 +62,7 @@ def _setting(config: str, options: dict[str, Any], *, alone: bool, told: dict[st
 
 
 def _first_block(_: Subject, __: FullRun) -> Iterator[Setting]:
-    for threshold in (0.06, 0.1, 0.14, 0.18, 0.24, 0.32, 0.45):
+    for threshold in (0.06, 0.1, 0.14, 0.2, 0.3, 0.45):
         yield _setting("FirstBlockCacheConfig", {"threshold": threshold}, alone=True)
 
 
@@ -74,8 +74,8 @@ def _mag_cache(subject: Subject, _: FullRun) -> Iterator[Setting]:
             told["mag_ratios"] = measured_ratios(subject)
         return list(told["mag_ratios"])
 
-    for retention in (0.1, 0.25):
-        for threshold in (0.03, 0.06, 0.12, 0.24, 0.5):
+    for retention, thresholds in ((0.25, (0.03, 0.06, 0.12, 0.24, 0.5)), (0.1, (0.12, 0.24, 0.5))):
+        for threshold in thresholds:
             options = {"threshold": threshold, "max_skip_steps": 4, "retention_ratio": retention}
             options["num_inference_steps"] = subject.steps
             setting = _setting("MagCacheConfig", options, alone=False, told={"mag_ratios": ()})
@@ -109,13 +109,19 @@ def measured_ratios(subject: Subject) -> list[float]:
 
 
 def _taylorseer(subject: Subject, _: FullRun) -> Iterator[Setting]:
-    for order, before in ((0, 3), (0, 6), (1, 3), (1, 6), (2, 3), (2, 6)):
-        for interval in (2, 3, 4, 5):
+    for order, before, intervals in (
+        (0, 6, (3, 4, 5, 7)),
+        (1, 6, (2, 3, 4, 5, 7)),
+        (1, 3, (3,)),
+        (2, 6, (2, 3)),
+        (2, 3, (2, 3, 4, 5, 6)),
+    ):
+        for interval in intervals:
             yield _taylor(subject, interval, order, before, {"use_lite_mode": True})
 
 
 def _taylorseer_parts(subject: Subject, _: FullRun) -> Iterator[Setting]:
-    for order, interval in ((0, 2), (1, 2), (0, 3), (1, 3)):
+    for order, interval in ((1, 2), (1, 3), (0, 3)):
         yield _taylor(subject, interval, order, 6, {"cache_identifiers": list(ATTENTION_AND_FEED_FORWARD)})
 
 
@@ -149,7 +155,7 @@ def _sea_cache(subject: Subject, _: FullRun) -> Iterator[Setting]:
 def _faster_cache(subject: Subject, full: FullRun) -> Iterator[Setting]:
     # Its guess at the unconditional branch wants both branches in one batch; otherwise its attention cache is left.
     is_in_one_batch = subject.guidance > 1.0 and full.calls_per_step == 1
-    for skip, bound in ((2, 681), (2, 901), (3, 901)):
+    for skip, bound in ((2, 681), (3, 901)):
         options = {
             "spatial_attention_block_skip_range": skip,
             "spatial_attention_timestep_skip_range": (-1, bound),
@@ -160,7 +166,7 @@ def _faster_cache(subject: Subject, full: FullRun) -> Iterator[Setting]:
 
 
 def _pyramid(_: Subject, __: FullRun) -> Iterator[Setting]:
-    for skip, bounds in ((2, (100, 800)), (2, (100, 950)), (3, (100, 950))):
+    for skip, bounds in ((2, (100, 800)), (3, (100, 950))):
         options = {
             "spatial_attention_block_skip_range": skip,
             "spatial_attention_timestep_skip_range": bounds,

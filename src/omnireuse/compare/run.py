@@ -94,6 +94,7 @@ class _Bench:
         advance("full run", 0, 0)
         self._full = self._run_in_full()
         self._probe = self._subject.pictures([0], PROBE_STEPS)[0]
+        self._full_attributes = self._attributes(self._full.pictures)
         seconds = None
         points: list[Point] = []
         left = settings_of(methods, self._subject, self._full)
@@ -191,7 +192,7 @@ class _Bench:
         )
 
     def _case(self, points: Sequence[Point], seconds: Spread | None) -> Case:
-        subject, attributes = self._subject, self._attributes(self._full.pictures)
+        subject, attributes = self._subject, self._full_attributes
         case = Case(
             pipeline=subject.name,
             steps=subject.steps,
