@@ -17,11 +17,13 @@ from rich.console import Console
 
 from omnireuse.compare.catalogue import catalogue
 from omnireuse.compare.command import compare_all, run_merge
-from omnireuse.compare.subject import Subject, guided_call
-from omnireuse.demo.reference import CLIPS, IMAGES, Reference
+from omnireuse.compare.reference import reference_subject
+from omnireuse.compare.subject import Subject
+from omnireuse.demo.reference import load_quietly
 from omnireuse.errors import StateError
+from omnireuse.reference.case import CLIPS, IMAGES
 
-CASES = {"shapes-flux": IMAGES, "shapes-wan": CLIPS}
+CASES = {case.name: case for case in (IMAGES, CLIPS)}
 SEED = 9000
 """Of captions and noise; searches keep below 5000."""
 BATCH = 8
@@ -61,28 +63,19 @@ def main(arguments: list[str] | None = None) -> None:
 def subjects(options: argparse.Namespace) -> Iterator[Subject]:
     """Every case that was asked for, each pipeline loaded once."""
     for name in options.case:
-        reference = CASES[name]
-        pipeline = reference.load_quietly(reference.find(None))
-        tasks = reference.tasks(options.prompts, seed=SEED)
+        case = CASES[name]
+        pipeline = load_quietly(case, case.find(None))
         for steps in options.steps:
             for guidance in options.guidance:
-                yield Subject(
-                    name=name,
-                    pipeline=pipeline,
+                yield reference_subject(
+                    case,
+                    pipeline,
                     steps=steps,
                     guidance=guidance,
-                    prompts=tuple(task.prompt for task in tasks),
+                    prompts=options.prompts,
                     seed=SEED,
-                    call=call_of(reference) | guided_call(pipeline, guidance),
-                    checks=tuple(task.check for task in tasks if task.check is not None),
                     batch_size=BATCH,
                 )
-
-
-def call_of(reference: Reference) -> dict[str, object]:
-    """What the pipeline is called with beside prompt, steps and guidance."""
-    rest = ("num_inference_steps", "negative_prompt", reference.guidance)
-    return {name: value for name, value in reference.sampling.items() if name not in rest}
 
 
 if __name__ == "__main__":

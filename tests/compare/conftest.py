@@ -5,30 +5,20 @@ from typing import Any
 
 import pytest
 
-from omnireuse.compare.subject import Subject, guided_call
-from omnireuse.demo.reference import CLIPS, IMAGES, Reference
+from omnireuse.compare.reference import reference_subject
+from omnireuse.compare.subject import Subject
+from omnireuse.demo.reference import load_quietly
+from omnireuse.reference.case import CLIPS, IMAGES, Case
 
 Make = Callable[..., Subject]
 
 
-def _maker(reference: Reference) -> Make:
-    pipeline = reference.load_quietly(reference.find(None))
-    rest = ("num_inference_steps", "negative_prompt", reference.guidance)
-    call = {name: value for name, value in reference.sampling.items() if name not in rest}
+def _maker(case: Case) -> Make:
+    pipeline: Any = load_quietly(case, case.find(None))
 
-    def make(*, steps: int = 6, guidance: float = 3.0, prompts: int = 2, **given: Any) -> Subject:
-        tasks = reference.tasks(prompts, seed=9000)
-        return Subject(
-            name="tiny",
-            pipeline=pipeline,
-            steps=steps,
-            guidance=guidance,
-            prompts=tuple(task.prompt for task in tasks),
-            seed=9000,
-            call=call | guided_call(pipeline, guidance),
-            checks=tuple(task.check for task in tasks if task.check is not None),
-            **{"batch_size": 2, **given},
-        )
+    def make(**given: Any) -> Subject:
+        asked = {"steps": 6, "guidance": 3.0, "prompts": 2, "seed": 9000, "batch_size": 2}
+        return reference_subject(case, pipeline, **{**asked, **given})
 
     return make
 
