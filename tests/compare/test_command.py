@@ -46,6 +46,7 @@ def test_a_comparison_writes_record_table_and_picture(
     shown = capsys.readouterr().out
     assert "dB above the best floor at 2x fewer steps" in shown
     assert "omnireuse, default" in shown
+    assert "fewer uniform steps" in shown
 
 
 def test_ctrl_c_keeps_what_was_measured(

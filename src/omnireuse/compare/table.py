@@ -13,6 +13,7 @@ from omnireuse.report.pareto import Case, Mean, Point
 __all__ = ["case_table", "targets_table"]
 
 STYLES = {"ours": "bold green", "peer": "", "floor": "dim"}
+LEFT = ("", "method", "settings")
 WORDS = {
     "steps_over_best_peer_worst": "computed steps / best cache's at equal PSNR, 30..50 dB, worst",
     "steps_over_best_peer_median": "… median",
@@ -29,7 +30,7 @@ def case_table(case: Case) -> Table:
         title=f"{case.name}: {len(case.prompts)} prompts; means with 95 % intervals", box=None, title_justify="left"
     )
     for heading in ("", "method", "computed", "PSNR dB", "SSIM", "attributes", "speed-up", "KiB kept", "settings"):
-        table.add_column(heading, justify="left" if heading in ("", "method", "settings") else "right")
+        table.add_column(heading, justify="left" if heading in LEFT else "right", no_wrap=heading == "method")
     best = front(case.points)
     for point in _shown(case):
         cells = _cells(point) if point.error is None else ["–"] * 6 + [point.error.splitlines()[0]]
