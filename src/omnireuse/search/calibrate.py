@@ -253,8 +253,10 @@ def _checked(
     margin: float,
     workers: int,
 ) -> list[int]:
-    if isinstance(prompts, str) or len(prompts) < 2:
-        raise ConfigError(f"calibrate(prompts={prompts!r}): prompts must be a list of at least two, one is held out")
+    if isinstance(prompts, str) or len(prompts) < 2 or not all(isinstance(prompt, str) for prompt in prompts):
+        raise ConfigError(
+            f"calibrate(prompts={prompts!r:.200}): prompts must be a list of at least two texts, one is held out"
+        )
     for name, value, least in (
         ("steps", steps, 4),
         ("evaluations", evaluations, 1),

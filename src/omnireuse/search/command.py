@@ -10,7 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from omnireuse.diffusion.calibration.profile import Profile
-from omnireuse.errors import ConfigError
+from omnireuse.diffusion.calibration.profile_file import check_writable
+from omnireuse.errors import ConfigError, StateError
 from omnireuse.search.calibrate import calibrate
 from omnireuse.search.standing import Standing
 
@@ -23,12 +24,11 @@ def run_calibrate(model: Path, prompts: Path, out: Path, console: Console, **opt
     Scores are kept beside it, in a file with ".journal" behind its name: the same command again goes on where it was.
 
     Raises:
-        ConfigError: no pipeline there, or no prompts.
+        ConfigError: no pipeline there, no prompts, or no way to write the profile: all found before the work begins.
+        StateError: the profile could not be written in the end; its text is on the console then.
     """
-    try:
-        lines = prompts.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"calibrate(--prompts {str(prompts)!r}): cannot be read ({error.strerror})") from error
+    lines = _prompts(prompts)
+    check_writable(out)
     columns = (
         TextColumn("{task.description:<18}"),
         BarColumn(),
@@ -56,13 +56,33 @@ def run_calibrate(model: Path, prompts: Path, out: Path, console: Console, **opt
                 )
 
         journal = out.with_name(f"{out.name}.journal")
-        profile = calibrate(model, [line for line in lines if line.strip()], journal=journal, watch=watch, **options)
-    profile.save(out)
+        profile = calibrate(model, lines, journal=journal, watch=watch, **options)
     console.print(profile_table(profile))
+    try:
+        profile.save(out)
+    except StateError:
+        console.print("the profile cannot be written; this is its text:", soft_wrap=True)
+        console.print(profile.as_text(), markup=False, highlight=False, soft_wrap=True)
+        raise
+    found = "wrote" if profile.complete else f"interrupted; what was found so far, {len(profile.plans)} plans, is in"
     console.print(
-        f"\nwrote {out}; use it with omnireuse.enable(pipeline, profile={str(out)!r}, quality=…)", soft_wrap=True
+        f"\n{found} {out}; use it with omnireuse.enable(pipeline, profile={str(out)!r}, quality=…)", soft_wrap=True
     )
     return profile
+
+
+def _prompts(path: Path) -> list[str]:
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"calibrate(--prompts {str(path)!r}): cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"calibrate(--prompts {str(path)!r}): must be text in UTF-8 ({error})") from error
+    if len(lines) < 2:
+        raise ConfigError(
+            f"calibrate(--prompts {str(path)!r}): must hold at least two prompts, one a line, got {len(lines)}"
+        )
+    return lines
 
 
 def profile_table(profile: Profile) -> Table:

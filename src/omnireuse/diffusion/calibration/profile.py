@@ -6,15 +6,15 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omnireuse.diffusion.reuse.forecasters import Fitted, forecaster_named
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.diffusion.calibration.profile_file import decoded, encoded, write_whole
 from omnireuse.errors import ConfigError, StateError
 
 __all__ = ["Plan", "Profile", "fingerprint"]
@@ -31,7 +31,7 @@ class Plan:
         forecaster: name of the forecaster for the others, or "fitted".
         weights: of a "fitted" one, for each step of the run.
         psnr: mean PSNR to the full run in dB on the prompts it was searched with.
-        held_out: PSNR of each prompt that the search has not seen.
+        held_out: PSNR of each prompt that the search has not seen; none where an interrupt came before.
     """
 
     steps: tuple[int, ...]
@@ -153,16 +153,16 @@ class Profile:
                 )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the profile as JSON, whole or not at all."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        record = {"format": FORMAT, **asdict(self), "plans": {str(k): asdict(p) for k, p in self.plans.items()}}
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            beside.write_text(_one_line_a_list(json.dumps(record, indent=1)) + "\n", encoding="utf-8")
-            beside.replace(target)
-        finally:
-            beside.unlink(missing_ok=True)
+        """Write the profile as JSON, whole or not at all.
+
+        Raises:
+            StateError: it cannot be written; a file that was there before is untouched.
+        """
+        write_whole(path, self.as_text())
+
+    def as_text(self) -> str:
+        """What `save` writes."""
+        return encoded(self, format=FORMAT)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
@@ -173,30 +173,16 @@ class Profile:
         """
         try:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
-            if record["format"] != FORMAT:
-                raise ConfigError(f"{path}: format {record['format']!r} is not {FORMAT}; calibrate anew")
-            plans = {
-                int(count): Plan(
-                    **{
-                        **plan,
-                        "steps": tuple(plan["steps"]),
-                        "weights": tuple(map(tuple, plan["weights"])),
-                        "held_out": tuple(plan["held_out"]),
-                    }
-                )
-                for count, plan in record["plans"].items()
-            }
-            known = {each.name: record[each.name] for each in fields(cls)}
+            if (given := record.pop("format")) != FORMAT:
+                raise ConfigError(f"{path}: format {given!r} is not {FORMAT}; calibrate anew")
+            profile: Profile = decoded(cls, record)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error.strerror}); calibrate writes it") from error
+        except ConfigError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}: not a whole profile ({error!r}); calibrate anew") from error
-        tuples = {"at": tuple(record["at"]), "num_prompts": tuple(record["num_prompts"])}
-        return cls(**{**known, **tuples, "plans": plans})
-
-
-def _one_line_a_list(text: str) -> str:
-    return re.sub(r"\[\s*([^][{}]*?)\s*\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+            raise ConfigError(f"{path}: not a whole profile ({error}); calibrate anew") from error
+        return profile
 
 
 def fingerprint(pipeline: Any) -> tuple[str, str, str]:

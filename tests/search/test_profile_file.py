@@ -1,0 +1,147 @@
+"""The file of a profile: whole or not at all, and read back only when whole."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnireuse import Profile
+from omnireuse.diffusion.calibration.profile import Plan
+from omnireuse.diffusion.calibration.profile_file import check_writable
+from omnireuse.errors import ConfigError, StateError
+
+PLAN = Plan(steps=(0, 2, 7), forecaster="blend", psnr=31.5, held_out=(30.0, 33.0))
+PROFILE = Profile(
+    model="FluxTransformer2DModel",
+    config_digest="0123456789abcdef",
+    scheduler="FlowMatchEulerDiscreteScheduler",
+    num_inference_steps=8,
+    call={"true_cfg_scale": "6.0", "sizes": "[64, 64]"},
+    prompts_digest="fedcba9876543210",
+    num_prompts=(4, 2),
+    seed=0,
+    created="2026-01-01",
+    versions={"omnireuse": "0.1.0"},
+    cost_in_runs=19.5,
+    complete=True,
+    plans={3: PLAN, 5: replace(PLAN, steps=(0, 1, 2, 4, 7))},
+)
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    PROFILE.save(tmp_path / "new" / "profile.json")
+    assert Profile.load(tmp_path / "new" / "profile.json") == PROFILE
+    text = (tmp_path / "new" / "profile.json").read_text()
+    assert '"steps": [0, 2, 7]' in text, "a list takes one line, so that a person can read the file"
+    assert '"sizes": "[64, 64]"' in text
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["profile.json"]
+
+
+def test_a_file_that_was_cut_off_is_refused_wherever_it_was(tmp_path: Path) -> None:
+    text = PROFILE.as_text()
+    for end in range(0, len(text.rstrip()), 7):
+        (tmp_path / "profile.json").write_text(text[:end])
+        with pytest.raises(ConfigError, match="not a whole profile"):
+            Profile.load(tmp_path / "profile.json")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda record: record.pop("seed"), "lacks the field 'seed'"),
+        (lambda record: record.update(sede=1), "unknown field 'sede'"),
+        (lambda record: record.update(num_inference_steps="8"), "num_inference_steps is of another type: '8'"),
+        (lambda record: record.update(complete=1), "complete is of another type"),
+        (lambda record: record.update(num_prompts=[4]), "num_prompts must have 2 entries"),
+        (lambda record: record["plans"]["3"].update(steps=[0, "2"]), "steps is of another type"),
+        (lambda record: record["plans"]["3"].update(steps=[0, True]), "steps is of another type"),
+        (lambda record: record["plans"]["3"].update(psnr=float("nan")), "psnr must be finite"),
+        (lambda record: record["plans"].update(x=record["plans"]["3"]), "'x'"),
+        (lambda record: record.update(plans=[]), "plans is of another type"),
+    ],
+)
+def test_a_value_that_does_not_belong_is_named(tmp_path: Path, spoil: Any, complaint: str) -> None:
+    record = json.loads(PROFILE.as_text())
+    spoil(record)
+    (tmp_path / "profile.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match=complaint):
+        Profile.load(tmp_path / "profile.json")
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not a whole profile"):
+        Profile.load(tmp_path / "profile.json")
+
+
+@pytest.mark.parametrize("name", ["write", "fsync", "replace"])
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    path = tmp_path / "profile.json"
+    PROFILE.save(path)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if name == "write":
+        monkeypatch.setattr(Path, "open", full)
+    elif name == "fsync":
+        monkeypatch.setattr(os, "fsync", full)
+    else:
+        monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(StateError, match=r"No space left on device.*untouched"):
+        replace(PROFILE, seed=1).save(path)
+    monkeypatch.undo()
+    assert Profile.load(path) == PROFILE
+    assert [each.name for each in tmp_path.iterdir()] == ["profile.json"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = shutil.which("mount")
+    if (
+        mount is None
+        or subprocess.run(
+            [mount, "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(place)], capture_output=True, check=False
+        ).returncode
+    ):
+        pytest.skip("a small file system cannot be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_is_really_full_leaves_the_old_file(small_disk: Path) -> None:
+    path = small_disk / "profile.json"
+    PROFILE.save(path)
+    longer = replace(PROFILE, call={"filler": "x" * 40_000})
+    with pytest.raises(StateError, match=r"No space left on device.*untouched"):
+        longer.save(path)
+    assert Profile.load(path) == PROFILE
+    assert [each.name for each in small_disk.iterdir()] == ["profile.json"]
+
+
+def test_a_place_where_nothing_can_be_written_is_found_out_beforehand(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "profile.json", tmp_path, Path("/proc/profile.json")):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            check_writable(place)
+    with pytest.raises(StateError, match="nothing was left there"):
+        PROFILE.save(tmp_path / "file" / "profile.json")
+    check_writable(tmp_path / "new" / "profile.json")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_plan_that_was_not_judged_promises_nothing() -> None:
+    unjudged = replace(PROFILE, plans={3: replace(PLAN, held_out=()), 5: PLAN})
+    assert unjudged.best(quality=1) == PLAN
+    assert unjudged.best(computed_steps=3).held_out == ()
