@@ -113,7 +113,7 @@ def test_a_profile_refuses_another_pipeline(pipeline: Any, profile: Profile) -> 
             omnireuse.enable(pipeline, profile=replace(profile, **change))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 7}', '{"format": 1, "plans": {"4": {}}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 7}', '{"format": 2, "plans": {"4": {}}}'])
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "profile.json").write_text(text)
     with pytest.raises(ConfigError, match="calibrate anew"):

@@ -15,10 +15,19 @@ from typing import Any
 import pytest
 
 from omnireuse import Profile
+from omnireuse.diffusion.calibration.measurements import Measurements, TeaCacheFit
 from omnireuse.diffusion.calibration.profile import Plan
 from omnireuse.diffusion.calibration.profile_file import check_writable
 from omnireuse.errors import ConfigError, StateError
 
+MEASURED = Measurements(
+    quantity="x0",
+    changes={"latents": (None, 0.5, 0.25)},
+    forecast_errors={0: {1: (None, 0.1, 0.05)}},
+    tea_cache=TeaCacheFit(coefficients=(1.0, 0.0, -2.5e-5, 3.0, 0.0), pairs=40, r2=0.9, r2_held_out=None),
+    mag_ratios=((1.0, 0.98), (0.99, 0.97)),
+    unmeasured={},
+)
 PLAN = Plan(steps=(0, 2, 7), forecaster="blend", psnr=31.5, held_out=(30.0, 33.0))
 PROFILE = Profile(
     model="FluxTransformer2DModel",
@@ -34,6 +43,8 @@ PROFILE = Profile(
     cost_in_runs=19.5,
     complete=True,
     plans={3: PLAN, 5: replace(PLAN, steps=(0, 1, 2, 4, 7))},
+    at=(1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1),
+    measured=MEASURED,
 )
 
 
@@ -42,6 +53,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     assert Profile.load(tmp_path / "new" / "profile.json") == PROFILE
     text = (tmp_path / "new" / "profile.json").read_text()
     assert '"steps": [0, 2, 7]' in text, "a list takes one line, so that a person can read the file"
+    assert '"latents": [null, 0.5, 0.25]' in text
     assert '"sizes": "[64, 64]"' in text
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["profile.json"]
 

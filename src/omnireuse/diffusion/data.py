@@ -37,7 +37,8 @@ class DiffusionCacheConfig:
         mag_threshold: MagCache: accumulated magnitude error at which a step computes, > 0. Raising it reuses more.
         mag_max_skip_steps: MagCache: longest run of reused steps, ≥ 1.
         mag_retention_ratio: MagCache: share of the first steps that always compute, in [0, 1).
-        mag_ratios: MagCache: magnitude ratios, finite and positive; None takes the table's for the model.
+        mag_ratios: MagCache: magnitude ratios, finite and positive: one list for all branches, or one for each; None
+            takes the table's for the model.
         mag_calibrate: MagCache: measure the ratios instead of reusing.
         Fn_compute_blocks: DBCache: first blocks that always run, ≥ 1.
         Bn_compute_blocks: DBCache: last blocks that always run, ≥ 0.
@@ -72,7 +73,7 @@ class DiffusionCacheConfig:
     mag_threshold: float = 0.24
     mag_max_skip_steps: int = 5
     mag_retention_ratio: float = 0.1
-    mag_ratios: Sequence[float] | None = None
+    mag_ratios: Sequence[float] | Sequence[Sequence[float]] | None = None
     mag_calibrate: bool = False
     Fn_compute_blocks: int = 1
     Bn_compute_blocks: int = 0
@@ -123,9 +124,7 @@ class DiffusionCacheConfig:
         if self.coefficients is not None:
             self.coefficients = check_finite_list(self, "coefficients", self.coefficients, length=5)
         if self.mag_ratios is not None:
-            self.mag_ratios = check_finite_list(self, "mag_ratios", self.mag_ratios)
-            if not self.mag_ratios or min(self.mag_ratios) <= 0:
-                raise field_error(self, "mag_ratios", "be one or more numbers above 0")
+            self.mag_ratios = self._checked_ratios(self.mag_ratios)
         for name in ("mag_calibrate", "enable_taylorseer"):
             if not isinstance(getattr(self, name), bool):
                 raise field_error(self, name, "be True or False")
@@ -136,6 +135,13 @@ class DiffusionCacheConfig:
         ):
             if getattr(self, name) not in known:
                 raise field_error(self, name, f"be one of {', '.join(map(repr, known))}")
+
+    def _checked_ratios(self, ratios: Sequence[Any]) -> tuple[Any, ...]:
+        nested = isinstance(ratios, (list, tuple)) and bool(ratios) and isinstance(ratios[0], (list, tuple))
+        checked = [check_finite_list(self, "mag_ratios", each) for each in (ratios if nested else [ratios])]
+        if not all(each and min(each) > 0 for each in checked):
+            raise field_error(self, "mag_ratios", "be one or more numbers above 0, or as much for each branch")
+        return tuple(checked) if nested else checked[0]
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> DiffusionCacheConfig:

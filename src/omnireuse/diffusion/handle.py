@@ -20,7 +20,7 @@ from omnireuse.diffusion.reuse.runtime.regions.tail import TailRegion
 from omnireuse.diffusion.reuse.runtime.session import RegionFactory, Session
 from omnireuse.diffusion.reuse.runtime.wrappers import is_compiled_whole, unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.diffusion.reuse.summary import Ledger, Summary
+from omnireuse.diffusion.reuse.summary import Ledger, Promise, Summary
 
 __all__ = ["Handle", "make_region"]
 
@@ -36,6 +36,7 @@ class Handle:
         name: of the strategy, for the summary.
         region: builds the region; the strategy's own by default.
         agreement: how ranks agree; alone by default.
+        promise: what a profile knows of the strategy's quality, for the summary.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class Handle:
         name: str,
         region: RegionFactory | None = None,
         agreement: Agreement | None = None,
+        promise: Promise | None = None,
     ) -> None:
-        self._ledger = Ledger(name)
+        self._ledger = Ledger(name, promise)
         self._session = Session(pipeline, strategy, region or make_region, self._ledger.record, agreement)
         self._enabled = True
 

@@ -16,7 +16,7 @@ from omnireuse.diffusion.reuse.forecasters import Blend, Forecaster
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.diffusion.wishes import POWER, fitting, strategy_for
+from omnireuse.diffusion.wishes import POWER, fitting, profile_for, strategy_for
 from omnireuse.errors import ConfigError, UnknownNameError
 
 __all__ = ["DEFAULT", "enable"]
@@ -36,14 +36,15 @@ def enable(
     speedup: float | None = None,
     computed_steps: int | None = None,
     quality: float | None = None,
+    tolerance: float | None = None,
     profile: Profile | str | os.PathLike[str] | None = None,
     group: dist.ProcessGroup | None = None,
     **options: Any,
 ) -> Handle:
     """Let a pipeline reuse what neighbouring denoising steps have in common.
 
-    Four ways to say how: nothing at all (`DEFAULT`), what is wanted (`speedup`, `computed_steps`, `quality`), the name
-    of a cache backend with its options, or the axes of a strategy.
+    Four ways to say how: nothing at all (`DEFAULT`), what is wanted (`speedup`, `computed_steps`, `quality`,
+    `tolerance`), the name of a cache backend with its options, or the axes of a strategy.
 
     Args:
         pipeline: any diffusers pipeline with a `transformer` or `unet`.
@@ -53,8 +54,12 @@ def enable(
         speedup: steps over computed steps, ≥ 1.
         computed_steps: how many steps compute at most.
         quality: PSNR to the full run in dB that a mean over prompts shall reach; needs a profile.
-        profile: what `omnireuse.calibrate` found for this pipeline, or its file; half of the steps unless one of the
-            three above is given.
+        tolerance: relative L1 error that all reused steps together may be expected to leave in the final latents, > 0:
+            0.05 is 5 % of them. Needs no profile: how far to reuse follows from the errors measured on the way
+            (`ErrorControl`).
+        profile: what `omnireuse.calibrate` found for this pipeline, or its file; half of the steps unless `speedup`,
+            `computed_steps` or `quality` is given. With the backend "tea_cache" or "mag_cache" it gives what was
+            measured of its options.
         group: the ranks that share the forward's collectives (sequence or tensor parallel), which must decide alike;
             None where every rank runs its own model.
 
@@ -69,16 +74,30 @@ def enable(
         StateError: enabled already, or a profile of another pipeline.
     """
     agreement = Agreement(group)
-    wishes = {"speedup": speedup, "computed_steps": computed_steps, "quality": quality, "profile": profile}
+    if backend is not None and profile is not None and backend in BACKENDS:
+        options = {**profile_for(pipeline, profile).options_for(backend), **options}
+        profile = None
+    wishes = {
+        "speedup": speedup,
+        "computed_steps": computed_steps,
+        "quality": quality,
+        "tolerance": tolerance,
+        "profile": profile,
+    }
     wished = [name for name, wish in wishes.items() if wish is not None]
     if wished and (backend is not None or policy is not None or forecaster is not None or options):
         given = next(iter(options), "a backend" if backend is not None else "policy or forecaster")
         raise ConfigError(f"enable({wished[0]}=…): it chooses the whole strategy, so {given} cannot be given with it")
     if wished:
-        strategy, name = strategy_for(
-            pipeline, profile=profile, speedup=speedup, computed_steps=computed_steps, quality=quality
+        strategy, name, promise = strategy_for(
+            pipeline,
+            profile=profile,
+            speedup=speedup,
+            computed_steps=computed_steps,
+            quality=quality,
+            tolerance=tolerance,
         )
-        return Handle(pipeline, strategy, name=name, agreement=agreement)
+        return Handle(pipeline, strategy, name=name, agreement=agreement, promise=promise)
     if backend is not None:
         if policy is not None or forecaster is not None:
             raise ConfigError(

@@ -9,14 +9,16 @@ from typing import Any
 
 from omnireuse.diffusion.adapters import BLOCK_STACKS
 from omnireuse.diffusion.calibration.profile import Profile
-from omnireuse.diffusion.reuse.forecasters import Blend
-from omnireuse.diffusion.reuse.policies import FixedSchedule
+from omnireuse.diffusion.reuse.forecasters import BestOrder, Blend
+from omnireuse.diffusion.reuse.policies import ErrorControl, FixedSchedule
+from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.runtime.session import denoisers_of
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.diffusion.reuse.summary import Promise
 from omnireuse.errors import ConfigError
 
-__all__ = ["POWER", "fitting", "strategy_for"]
+__all__ = ["POWER", "fitting", "profile_for", "strategy_for"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -31,29 +33,45 @@ def strategy_for(
     speedup: float | None,
     computed_steps: int | None,
     quality: float | None,
-) -> tuple[Strategy, str]:
-    """The strategy for one wish, and its name.
+    tolerance: float | None,
+) -> tuple[Strategy, str, Promise | None]:
+    """The strategy for one wish, its name, and what a profile promises of it.
 
     Raises:
         ConfigError: two wishes, one that cannot be granted, or a quality without the profile that it is promised by.
         StateError: a profile of another pipeline.
     """
+    if tolerance is not None:
+        others = {"profile": profile, "speedup": speedup, "computed_steps": computed_steps, "quality": quality}
+        for other, wish in others.items():
+            if wish is not None:
+                raise ConfigError(f"enable: give one of tolerance and {other}, not both")
+        policy: Policy = ErrorControl(tolerance=tolerance)
+        strategy = fitting(Strategy(policy=policy, forecaster=BestOrder()), pipeline)
+        return strategy, f"tolerance {tolerance:g} of the final latents", None
     if profile is not None:
-        known = profile if isinstance(profile, Profile) else Profile.load(profile)
-        known.check(pipeline)
+        known = profile_for(pipeline, profile)
         plan = known.best(speedup=speedup, computed_steps=computed_steps, quality=quality)
-        name = f"profile: {len(plan.steps)} of {known.num_inference_steps} steps, {plan.promised:.1f} dB promised"
-        return plan.strategy(known.at), name
+        name = f"profile: {len(plan.steps)} of {known.num_inference_steps} steps"
+        return plan.strategy(known.at), name, known.promise(plan)
     if quality is not None:
         raise ConfigError(
             f"enable(quality={quality!r}): a quality can only be promised by a profile of this pipeline; make one with "
-            "omnireuse.calibrate and give it as profile="
+            "omnireuse.calibrate and give it as profile=, or give tolerance=, the share of the final latents that "
+            "reuse may change, which needs none"
         )
     if speedup is not None and computed_steps is not None:
         raise ConfigError("enable: give one of speedup and computed_steps, not both")
     policy = FixedSchedule(speedup=speedup, num_computed=computed_steps, power=POWER)
     name = f"{speedup:g}x fewer steps" if speedup is not None else f"{computed_steps} computed steps"
-    return fitting(Strategy(policy=policy, forecaster=Blend()), pipeline), name
+    return fitting(Strategy(policy=policy, forecaster=Blend()), pipeline), name, None
+
+
+def profile_for(pipeline: Any, profile: Profile | str | os.PathLike[str]) -> Profile:
+    """The profile, or that in a file, after making sure that it is this pipeline's."""
+    known = profile if isinstance(profile, Profile) else Profile.load(profile)
+    known.check(pipeline)
+    return known
 
 
 def fitting(strategy: Strategy, pipeline: Any) -> Strategy:

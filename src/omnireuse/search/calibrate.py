@@ -23,6 +23,7 @@ from omnireuse.search.evaluator import FIT_PROMPTS, Evaluator, Scores
 from omnireuse.search.intervals import SLOPES
 from omnireuse.search.journal import Journal, Remembered
 from omnireuse.search.judge import Judge
+from omnireuse.search.measure import measured
 from omnireuse.search.ray_workers import RayWorkers, WorkersLostError
 from omnireuse.search.refine import refine
 from omnireuse.search.setup import VERSIONS, describe_setup
@@ -147,6 +148,7 @@ def calibrate(
 
         recorded = searched.run_in_full(record=True, advance=ran_in_full)
         unseen.run_in_full(record=False, advance=ran_in_full)
+        measurements = measured(searched.seen, unseen.seen, recorded)
         forecasters = (FITTED,) if searched.can_fit else SLOPES
         begin = starts(recorded, budgets, steps, can_fit=searched.can_fit)
         best: dict[int, tuple[Candidate, Scores]] = {}
@@ -199,6 +201,7 @@ def calibrate(
         versions={name: version(name) for name in VERSIONS},
         cost_in_runs=round(cost, 1),
         complete=complete,
+        measured=measurements,
         plans={
             budget: Plan(
                 steps=candidate.steps,
@@ -269,10 +272,10 @@ def _checked(
         raise ConfigError(f"calibrate(held_out={held_out!r}): held_out must be a share above 0 and below 1")
     if not 0 <= margin < math.inf:
         raise ConfigError(f"calibrate(margin={margin!r}): margin must be a finite number of at least 0")
-    wanted = {int(steps / budget) for budget in BUDGETS} if computed_steps is None else set(computed_steps)
+    wanted = {max(int(steps / budget), 2) for budget in BUDGETS} if computed_steps is None else set(computed_steps)
     for count in wanted:
         if not isinstance(count, int) or not 2 <= count <= steps:
             raise ConfigError(
                 f"calibrate(computed_steps={count!r}): each must be a whole number from 2 to steps={steps}"
             )
-    return sorted(max(count, 2) for count in wanted)
+    return sorted(wanted)

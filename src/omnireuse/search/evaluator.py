@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from omnireuse.diffusion.calibration.observer import Observations
 from omnireuse.diffusion.reuse.forecasters import Fitted
 from omnireuse.search.candidate import FITTED, Candidate
 from omnireuse.search.record import Distances
@@ -49,6 +50,8 @@ class Evaluator:
         self.weights: dict[Candidate, Fitted] = {}
         """All that were fitted."""
         self._known: dict[tuple[Candidate, int], list[float]] = {}
+        self.seen: list[Observations] = []
+        """What the full runs have shown beside their distances, a batch each."""
         self.runs = 0.0
         """Full runs of one prompt that were spent, reused steps not counted."""
 
@@ -66,6 +69,7 @@ class Evaluator:
             StateError: a full run is not finite.
         """
         recorded: dict[int, Distances] = {}
+        seen: dict[int, Observations] = {}
         keep = [record and batch.start - self._batches[0].start < FIT_PROMPTS for batch in self._batches]
         calls = [(batch, record, kept) for batch, kept in zip(self._batches, keep, strict=True)]
         for number, made in self._workers.run("full_run", calls):
@@ -73,9 +77,11 @@ class Evaluator:
             if made.path is not None:
                 self._paths[number] = self._workers.share(made.path)
             self.runs += len(made.pictures)
+            seen[number] = made.seen
             if made.distances is not None:
                 recorded[number] = made.distances
             advance(len(made.pictures))
+        self.seen = [seen[number] for number in sorted(seen)]
         if recorded:
             self._at = tuple(recorded[0].at.tolist())
         return [recorded[number] for number in sorted(recorded)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from omnireuse.diffusion.calibration.observer import NotFiniteError, Observations
 from omnireuse.diffusion.calibration.profile import fingerprint
+from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.pipelines import enable
 from omnireuse.diffusion.prompts.fingerprint import fingerprint as content_fingerprint
-from omnireuse.diffusion.reuse.forecasters import Fitted
+from omnireuse.diffusion.reuse.forecasters import Fitted, Hold
+from omnireuse.diffusion.reuse.policies import Never
+from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
 from omnireuse.report.metrics import IDENTICAL_DB, psnr
 from omnireuse.search.candidate import Candidate
@@ -33,11 +38,13 @@ class FullRun:
         pictures: one a prompt, an image or a clip, in 0…1.
         distances: between the values at all its steps; None where nobody asked.
         path: the latents that it went through; None where nobody asked.
+        seen: what else it showed.
     """
 
     pictures: Pictures
     distances: Distances | None
     path: Path | None
+    seen: Observations
 
 
 class Judge:
@@ -69,25 +76,30 @@ class Judge:
         """Run the prompts of these places in full, in one call.
 
         Raises:
-            StateError: a picture that is not finite.
+            StateError: a step's output, or a picture, that is not finite.
         """
-        recorder = DistanceRecorder()
+        recorder, seen = DistanceRecorder(), Observations()
+        strategy = Strategy(policy=Never(), forecaster=recorder if record else Hold(), region="step")
         path: Path = []
-        if record:
-            with (
-                recorded_path(self._pipeline.scheduler) as path,
-                enable(self._pipeline, policy="never", forecaster=recorder, region="step"),
-            ):
+        with ExitStack() as stack:
+            if record:
+                path = stack.enter_context(recorded_path(self._pipeline.scheduler))
+            stack.enter_context(Handle(self._pipeline, strategy, name="full run", region=seen.region))
+            try:
                 pictures = self._pictures(batch)
-        else:
-            pictures = self._pictures(batch)
+            except NotFiniteError as error:
+                prompt = self._prompts[batch[error.row * len(batch) // error.rows]]
+                raise StateError(
+                    f"the full run of {prompt!r} is not finite from step {error.step} on; nothing can be calibrated on "
+                    "it: try another dtype, or leave the prompt out"
+                ) from error
         for place, picture in zip(batch, pictures, strict=True):
             if not np.isfinite(picture).all():
                 raise StateError(
                     f"the full run of {self._prompts[place]!r} is not finite; nothing can be calibrated on it"
                 )
         distances = recorder.distances(self._call["num_inference_steps"]) if record else None
-        return FullRun(pictures=pictures, distances=distances, path=path if keep_path and path else None)
+        return FullRun(pictures=pictures, distances=distances, path=path if keep_path and path else None, seen=seen)
 
     def fit(
         self, batches: Sequence[range], candidate: Candidate, at: Sequence[float], full: Pictures, *paths: Path

@@ -8,18 +8,21 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from omnireuse.diffusion.calibration.measurements import Measurements
+from omnireuse.diffusion.calibration.profile_file import decoded, encoded, write_whole
 from omnireuse.diffusion.reuse.forecasters import Fitted, forecaster_named
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.diffusion.calibration.profile_file import decoded, encoded, write_whole
+from omnireuse.diffusion.reuse.summary import Promise
 from omnireuse.errors import ConfigError, StateError
 
 __all__ = ["Plan", "Profile", "fingerprint"]
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,10 @@ class Plan:
             at: noise level of each step of the run that it was searched for.
         """
         total = len(at)
-        policy = FixedSchedule(steps=self.steps, made_for=total, compute_last=self.steps[-1] == total - 1)
+        noise = at if all(before >= after for before, after in pairwise(at)) else None
+        policy = FixedSchedule(
+            steps=self.steps, made_for=total, made_at=noise, compute_last=self.steps[-1] == total - 1
+        )
         forecaster = (
             Fitted(at=at, weights=self.weights, computed=self.steps)
             if self.weights
@@ -78,7 +84,8 @@ class Profile:
         config_digest: of its configuration and its scheduler's.
         scheduler: class of the scheduler.
         num_inference_steps: denoising steps of the runs that were searched.
-        at: their noise levels, as forecasters see them.
+        at: where each step stood, as forecasters see it: the share of noise in the latents, or the step's index where
+            the scheduler's noise is not known. A run whose steps stand elsewhere computes where as much noise is left.
         call: what the pipeline was called with beside the prompts, as text.
         prompts_digest: of all prompts.
         num_prompts: how many were searched with, and how many held out.
@@ -88,6 +95,7 @@ class Profile:
         cost_in_runs: what the search cost, in full runs of one prompt.
         complete: False where the search was cut short; every plan is then the best so far.
         plans: by number of computed steps.
+        measured: what the full runs have shown beside that; None where they were not looked at.
     """
 
     model: str
@@ -104,6 +112,7 @@ class Profile:
     cost_in_runs: float
     complete: bool
     plans: Mapping[int, Plan]
+    measured: Measurements | None
 
     def best(
         self, *, computed_steps: int | None = None, speedup: float | None = None, quality: float | None = None
@@ -134,6 +143,21 @@ class Profile:
             )
             raise ConfigError(f"profile({name}={wish:g}): no plan grants it; {self.model} has {had}")
         return self.plans[chosen]
+
+    def promise(self, plan: Plan) -> Promise:
+        """What is known of the plan's quality, and for which runs."""
+        expected = math.fsum(plan.held_out) / len(plan.held_out) if plan.held_out else math.nan
+        return Promise(quality=plan.promised, expected=expected, prompts=len(plan.held_out), at=self.at)
+
+    def options_for(self, backend: str) -> dict[str, Any]:
+        """What was measured of the options of a cache backend, "tea_cache" or "mag_cache".
+
+        Raises:
+            ConfigError: nothing was.
+        """
+        if self.measured is None:
+            raise ConfigError(f"profile(backend={backend!r}): it holds no measurements; calibrate anew")
+        return self.measured.options_for(backend)
 
     def check(self, pipeline: Any) -> None:
         """Refuse a pipeline that this profile was not made for.
@@ -186,11 +210,18 @@ class Profile:
 
 
 def fingerprint(pipeline: Any) -> tuple[str, str, str]:
-    """Class of the denoiser, digest of its configuration and the scheduler's, class of the scheduler."""
+    """Class of the denoiser, digest of its configuration and the scheduler's, class of the scheduler.
+
+    Left out is how the scheduler shifts its noise levels: a plan is carried over from one shift to another.
+    """
     denoiser = getattr(pipeline, "transformer", None) or getattr(pipeline, "unet", None)
     scheduler = getattr(pipeline, "scheduler", None)
     parts = [
-        {key: value for key, value in dict(getattr(each, "config", {})).items() if not key.startswith("_")}
+        {
+            key: value
+            for key, value in dict(getattr(each, "config", {})).items()
+            if not key.startswith("_") and "shift" not in key
+        }
         for each in (denoiser, scheduler)
     ]
     text = json.dumps(parts, sort_keys=True, default=str)

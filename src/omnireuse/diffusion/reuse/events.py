@@ -21,6 +21,7 @@ class Decision:
         corrected: on a computed step, whether forecasts before it were made good in what was handed on.
         reason: who decided: "policy", or the guard that made the step compute ("first", "last", "unprimed", …).
         sigma: the scheduler's noise level; None where it has none.
+        noise: share of noise in the latents, in [0, 1]; None where the scheduler's algebra is not known.
         drift: relative L1 change of the signal since the previous step; None where it was not measured.
         error: on a computed step, the relative L1 error that the forecast for it would have had; None where unknown.
         host_seconds: time spent on the decision and on the forecast, without the model's own computation.
@@ -35,6 +36,7 @@ class Decision:
     corrected: bool = False
     reason: str
     sigma: float | None
+    noise: float | None = None
     drift: float | None
     error: float | None
     host_seconds: float

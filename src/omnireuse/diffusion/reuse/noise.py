@@ -10,7 +10,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["NoiseLevel", "noise_levels"]
+__all__ = ["SAME_NOISE", "NoiseLevel", "noise_levels"]
+
+SAME_NOISE = 1e-3
+"""Shares of noise that are as close as this are taken for the same."""
 
 # sample = clean + σ · noise, unscaled ("variance exploding"), sigmas[i] is the level of timesteps[i].
 _EXPLODING = {

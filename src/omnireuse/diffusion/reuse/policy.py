@@ -26,6 +26,7 @@ class StepView:
         error: relative L1 error of the last forecast that could be compared with the truth: of the denoised sample x0
             where the scheduler's algebra is known, else of the remembered quantity; None before that.
         noise: share of noise in the latents, σ/(α+σ), in [0, 1]; None where the scheduler's algebra is not known.
+        noises: share of noise at every step of this run; None where the scheduler's algebra is not known.
         at: the coordinate that forecasters measure distance in; the step index where nothing else is known.
         order: degree of the forecaster's polynomial; 0 where it has none.
     """
@@ -37,6 +38,7 @@ class StepView:
     error: float | None = None
     branch: int = 0
     noise: float | None = None
+    noises: tuple[float, ...] | None = None
     at: float | None = None
     order: int = 0
 

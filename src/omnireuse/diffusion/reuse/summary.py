@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.noise import SAME_NOISE
 
-__all__ = ["Ledger", "Summary"]
+__all__ = ["Ledger", "Promise", "Summary"]
+
+logger = logging.getLogger("omnireuse")
 
 KEPT_EVENTS = 20_000
 CONCURRENT_RUNS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What a profile knows of the quality of its plan, and for which runs.
+
+    Attributes:
+        quality: PSNR in dB to the full run that the mean over new prompts reaches in about 19 of 20 cases; −inf where
+            nothing is promised.
+        expected: mean on the held-out prompts.
+        prompts: how many those were.
+        at: where the steps of the runs stood that it was measured on, as forecasters see it.
+    """
+
+    quality: float
+    expected: float
+    prompts: int
+    at: tuple[float, ...]
+
+    def covers(self, decision: Decision) -> bool:
+        """Whether the decision belongs to a run like those."""
+        if decision.total is not None and decision.total != len(self.at):
+            return False
+        return decision.noise is None or abs(decision.noise - self.at[decision.step]) <= SAME_NOISE
+
+    def __str__(self) -> str:
+        if not self.prompts:
+            return "nothing is promised: the plan was not judged on held-out prompts"
+        held_out = f"{self.expected:.1f} dB on {self.prompts} held-out prompts"
+        if self.prompts == 1:
+            return f"{held_out}: one prompt, so nobody knows how far others are from it"
+        high = 2 * self.expected - self.quality
+        return (
+            f"{self.quality:.1f} dB PSNR promised ({held_out}; a mean over new ones is within {self.quality:.1f} and "
+            f"{high:.1f} in 9 of 10 cases)"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +68,9 @@ class Summary:
         speedup: decisions divided by computed ones: what reuse can give at most, before anything else takes time.
         reasons: how often each reason decided, computing and reusing apart.
         mean_error: mean relative L1 error of the forecasts that could be compared with the truth; None without any.
+        worst_error: the largest of them.
+        promise: what the profile that gave the plan knows of its quality; None without a profile.
+        promise_holds: whether all runs so far were like those that it was measured on.
         host_seconds: mean host time of a decision with its forecast.
         kept_bytes: most bytes of tensors that one run held.
         calls_outside: denoiser calls that belonged to no run and were passed on.
@@ -43,6 +86,9 @@ class Summary:
     speedup: float
     reasons: dict[str, int] = field(default_factory=dict)
     mean_error: float | None = None
+    worst_error: float | None = None
+    promise: Promise | None = None
+    promise_holds: bool = True
     host_seconds: float = 0.0
     kept_bytes: int = 0
     calls_outside: int = 0
@@ -59,8 +105,18 @@ class Summary:
             "  " + ", ".join(f"{reason} {count}" for reason, count in sorted(self.reasons.items())),
             f"  {self.host_seconds * 1e3:.3f} ms a decision, {self.kept_bytes / 2**20:.2f} MiB kept at most",
         ]
-        if self.mean_error is not None:
-            lines.append(f"  forecasts were {self.mean_error:.1%} off on average where the truth became known")
+        if self.mean_error is not None and self.worst_error is not None:
+            lines.append(
+                f"  forecasts were {self.mean_error:.1%} off on average, {self.worst_error:.1%} at worst, where the "
+                "truth became known"
+            )
+        if self.promise is not None:
+            lines.append(f"  {self.promise}")
+            if not self.promise_holds:
+                lines.append(
+                    f"  not promised here: runs differed from the profile's {len(self.promise.at)} steps, and the plan "
+                    "was carried over by noise level"
+                )
         return "\n".join(lines)
 
 
@@ -69,17 +125,20 @@ class Ledger:
 
     Args:
         name: of the strategy, for the summary.
+        promise: what a profile knows of it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, promise: Promise | None = None) -> None:
         self._name = name
+        self._promise = promise
+        self._promise_holds = True
         self._events: deque[Decision] = deque(maxlen=KEPT_EVENTS)
         self._observers: list[Callable[[Decision], None]] = []
         self._reasons: Counter[str] = Counter()
         self._steps = self._runs = 0
         self._step_of: dict[int, int] = {}
         self._computed = self._reused = 0
-        self._errors = self._error_sum = 0.0
+        self._errors = self._error_sum = self._worst_error = 0.0
         self._host_seconds = 0.0
 
     @property
@@ -113,6 +172,16 @@ class Ledger:
         if decision.error is not None:
             self._errors += 1
             self._error_sum += decision.error
+            self._worst_error = max(self._worst_error, decision.error)
+        if self._promise is not None and self._promise_holds and not self._promise.covers(decision):
+            self._promise_holds = False
+            logger.warning(
+                "%s: this run's steps do not stand where those of the profile did (%d steps against %d): its plan is "
+                "carried over by noise level, and its quality is not promised",
+                self._name,
+                decision.total or 0,
+                len(self._promise.at),
+            )
         for observer in tuple(self._observers):
             observer(decision)
 
@@ -130,6 +199,9 @@ class Ledger:
             speedup=calls / self._computed if self._computed else 1.0,
             reasons=dict(self._reasons),
             mean_error=self._error_sum / self._errors if self._errors else None,
+            worst_error=self._worst_error if self._errors else None,
+            promise=self._promise,
+            promise_holds=self._promise_holds,
             host_seconds=self._host_seconds / calls if calls else 0.0,
             kept_bytes=kept_bytes,
             calls_outside=calls_outside,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import ClassVar
 
+from omnireuse.diffusion.reuse.noise import SAME_NOISE
 from omnireuse.diffusion.reuse.policy import StepView
-from omnireuse.diffusion.reuse.validation import field_error
+from omnireuse.diffusion.reuse.validation import check_finite_list, field_error
 from omnireuse.errors import StateError
 
 __all__ = ["FixedSchedule"]
@@ -24,6 +26,9 @@ class FixedSchedule:
         steps: the steps that compute, counted from 0. A negative step counts from the end.
         made_for: length of the run that `steps` were chosen for; a run of another length gets as large a share of its
             steps, spread in the same way. None takes `steps` as they are, whatever the length.
+        made_at: share of noise at each step of that run, descending. A run whose steps stand elsewhere, for it is of
+            another length or its scheduler shifts its noise, computes where as much noise is left. None goes by the
+            steps' numbers; so does a run whose noise is not known.
         every: compute every so many steps, ≥ 1, after the warm-up.
         num_computed: how many steps compute in all, ≥ 1, spread behind the warm-up.
         speedup: steps divided by computed steps, ≥ 1; the computed count is rounded down, so the promise is kept
@@ -46,6 +51,7 @@ class FixedSchedule:
     num_computed: int | None = None
     speedup: float | None = None
     made_for: int | None = None
+    made_at: tuple[float, ...] | None = None
     warmup: int = 1
     power: float = 1.0
     compute_last: bool = True
@@ -63,6 +69,10 @@ class FixedSchedule:
             object.__setattr__(self, "steps", tuple(sorted(set(self.steps))))
         if self.made_for is not None and (not _is_int(self.made_for) or self.made_for < 2 or self.steps is None):
             raise field_error(self, "made_for", "be a whole number of at least 2, given with steps")
+        if self.made_at is not None:
+            object.__setattr__(self, "made_at", check_finite_list(self, "made_at", self.made_at))
+            if len(self.made_at) != self.made_for or any(a < b for a, b in pairwise(self.made_at)):
+                raise field_error(self, "made_at", f"be {self.made_for} descending numbers, given with made_for")
         for name in ("every", "num_computed"):
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 1):
@@ -91,26 +101,25 @@ class FixedSchedule:
                 f"{self!r} depends on the number of steps, which nobody told; "
                 "call refresh(pipeline, num_inference_steps)"
             )
-        return view.index not in self.computed_steps(view.total)
+        return view.index not in self.computed_steps(view.total, view.noises)
 
     def after(self, state: None, view: StepView, reused: bool) -> None:
         """No state."""
         return
 
-    def computed_steps(self, total: int) -> frozenset[int]:
-        """The steps that compute in a run of `total` steps."""
-        return _computed_steps(self, total)
+    def computed_steps(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
+        """The steps that compute in a run of `total` steps, with those shares of noise where they are known."""
+        return _computed_steps(self, total, None if self.made_at is None else noises)
 
 
 @lru_cache(maxsize=256)
-def _computed_steps(schedule: FixedSchedule, total: int) -> frozenset[int]:
+def _computed_steps(schedule: FixedSchedule, total: int, noises: tuple[float, ...] | None) -> frozenset[int]:
     last = total - 1
     if schedule.steps is not None:
-        if schedule.made_for is not None and schedule.made_for != total:
+        if schedule.made_for is not None and (schedule.made_for != total or _differ(schedule.made_at, noises)):
             known = {step % schedule.made_for for step in schedule.steps}
-            return _stretched(
-                known | {schedule.made_for - 1} if schedule.compute_last else known, schedule.made_for, total
-            )
+            known |= {schedule.made_for - 1} if schedule.compute_last else set()
+            return _carried_over(known, schedule.made_for, total, schedule.made_at, noises)
         beyond = [step for step in schedule.steps if not -total <= step < total]
         if beyond:
             raise StateError(
@@ -133,18 +142,35 @@ def _computed_steps(schedule: FixedSchedule, total: int) -> frozenset[int]:
     return frozenset({*computed, last})
 
 
-def _stretched(steps: set[int], made_for: int, total: int) -> frozenset[int]:
+def _differ(made_at: tuple[float, ...] | None, noises: tuple[float, ...] | None) -> bool:
+    if made_at is None or noises is None:
+        return False
+    return any(abs(here - there) > SAME_NOISE for here, there in zip(made_at, noises, strict=True))
+
+
+def _carried_over(
+    steps: set[int],
+    made_for: int,
+    total: int,
+    made_at: tuple[float, ...] | None,
+    noises: tuple[float, ...] | None,
+) -> frozenset[int]:
     # The last of them becomes the last of all: what was fitted to do without that one is of no use at other steps.
     known = sorted({0, *steps})
     count = min(max(round(len(known) * total / made_for), 2), total)
     computed = [0]
-    for number in range(1, count):
+    for number in range(1, count - 1):
         # Where a path through the known steps is after this share of them.
         place = number / (count - 1) * (len(known) - 1)
         before = min(int(place), len(known) - 2)
         aimed = known[before] + (place - before) * (known[before + 1] - known[before])
-        aimed = round(aimed / max(known[-1], 1) * (total - 1))
-        computed.append(min(max(aimed, computed[-1] + 1), total - count + number))
+        if made_at is None or noises is None:
+            nearest = round(aimed / max(known[-1], 1) * (total - 1))
+        else:
+            left = min(int(aimed), made_for - 2)
+            noise = made_at[left] + (aimed - left) * (made_at[left + 1] - made_at[left])
+            nearest = min(range(total), key=lambda step: abs(noises[step] - noise))
+        computed.append(min(max(nearest, computed[-1] + 1), total - count + number))
     return frozenset({*computed, total - 1})
 
 

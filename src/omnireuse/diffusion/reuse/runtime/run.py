@@ -43,6 +43,10 @@ class Run:
         self._together = strategy.together
         self._leads: dict[tuple[object, int | None], bool] = {}
         self._levels = levels
+        known = (
+            total is not None and 0 < total <= len(levels) and all(each.sample_weight is not None for each in levels)
+        )
+        self._noises = tuple(level.at for level in levels[:total]) if known else None
         self._by_steps = strategy.axis == "steps"
         self._order = int(getattr(strategy.forecaster, "order", 0))
         self._new_track: Callable[[], Track] = lambda: Track(strategy, agreement)
@@ -106,6 +110,7 @@ class Run:
             drift=drift,
             error=error,
             noise=None if self.level.sample_weight is None else self.level.at,
+            noises=self._noises,
             at=self.at,
             order=self._order,
         )

@@ -103,6 +103,7 @@ class Verdict:
             corrected=self.corrected,
             reason=self.reason,
             sigma=self.view.sigma,
+            noise=self.view.noise,
             drift=self.drift,
             error=self.error,
             host_seconds=self.host_seconds,

@@ -1,0 +1,71 @@
+"""What full runs of a pipeline have shown of it, beside the schedules that were searched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omnireuse.errors import ConfigError
+
+__all__ = ["Measurements", "TeaCacheFit"]
+
+Steps = tuple[float | None, ...]
+"""A figure for each step; None where it is not defined, as a change at the first one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeaCacheFit:
+    """TeaCache's polynomial from the change of the modulated input to that of what the blocks add.
+
+    Attributes:
+        coefficients: highest power first.
+        pairs: steps that it was fitted to.
+        r2: share of the variance that it explains on them.
+        r2_held_out: on the steps of held-out prompts. Below 0 it is worse there than a constant.
+    """
+
+    coefficients: tuple[float, ...]
+    pairs: int
+    r2: float | None
+    r2_held_out: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """Means over the full runs that a search begins with.
+
+    Attributes:
+        quantity: what forecasts are of: "x0" after guidance, or "output".
+        changes: by signal, its relative L1 change since the step before; "remembered" is the quantity itself, and
+            "expected_output" its change as EasyCache would have expected it from the latents'.
+        forecast_errors: by order of the polynomial and by gap, the error of the forecast for each step from computed
+            values `gap` steps apart, the last of them `gap` steps before; L2, as a share of the run's last value.
+        tea_cache: None where it could not be fitted.
+        mag_ratios: MagCache's ratios for each branch, from the second step on; None where they could not be measured.
+        unmeasured: what the model does not show, and why.
+    """
+
+    quantity: str
+    changes: Mapping[str, Steps]
+    forecast_errors: Mapping[int, Mapping[int, Steps]]
+    tea_cache: TeaCacheFit | None
+    mag_ratios: tuple[tuple[float, ...], ...] | None
+    unmeasured: Mapping[str, str]
+
+    def options_for(self, backend: str) -> dict[str, Any]:
+        """What was measured of the options of a cache backend.
+
+        Raises:
+            ConfigError: a backend that has no such options, or that could not be measured on this model.
+        """
+        if backend not in ("tea_cache", "mag_cache"):
+            raise ConfigError(
+                f"profile(backend={backend!r}): backend must be 'tea_cache' or 'mag_cache' with a profile"
+            )
+        if backend == "tea_cache" and self.tea_cache is not None:
+            return {"coefficients": self.tea_cache.coefficients}
+        if backend == "mag_cache" and self.mag_ratios is not None:
+            return {"mag_ratios": self.mag_ratios}
+        reason = self.unmeasured.get(backend) or self.unmeasured.get("blocks") or "its runs were too few"
+        raise ConfigError(f"profile(backend={backend!r}): nothing was measured for it: {reason}")

@@ -1,0 +1,63 @@
+"""A schedule made for one run, carried over to another by noise level."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnireuse import FixedSchedule
+from omnireuse.errors import ConfigError
+
+
+def noises(total: int, shift: float = 1.0) -> tuple[float, ...]:
+    """A flow-matching schedule: s evenly from 1 to 1/total, shifted to shift·s / (1 + (shift − 1)·s)."""
+    even = [1 - index / total for index in range(total)]
+    return tuple(shift * s / (1 + (shift - 1) * s) for s in even)
+
+
+schedules = st.sets(st.integers(1, 26), min_size=1, max_size=20).map(lambda inner: (0, *sorted(inner), 27))
+
+
+@given(steps=schedules, shift=st.floats(0.3, 5))
+def test_the_run_that_it_was_made_for_gets_the_very_steps(steps: tuple[int, ...], shift: float) -> None:
+    policy = FixedSchedule(steps=steps, made_for=28, made_at=noises(28, shift))
+    assert policy.computed_steps(28, noises(28, shift)) == set(steps)
+    assert policy.computed_steps(28) == set(steps), "without noise levels it goes by number"
+
+
+@given(steps=schedules, total=st.integers(2, 60), shift=st.floats(0.3, 5))
+def test_any_other_run_gets_as_large_a_share(steps: tuple[int, ...], total: int, shift: float) -> None:
+    policy = FixedSchedule(steps=steps, made_for=28, made_at=noises(28, 3.0))
+    computed = policy.computed_steps(total, noises(total, shift))
+    assert len(computed) == min(max(round(len(steps) * total / 28), 2), total)
+    assert {0, total - 1} <= computed <= set(range(total))
+
+
+def test_another_shift_computes_where_as_much_noise_is_left() -> None:
+    made_at, steps = noises(28, 3.0), (0, 4, 8, 14, 20, 27)
+    policy = FixedSchedule(steps=steps, made_for=28, made_at=made_at)
+    elsewhere = noises(28, 1.0)
+    computed = sorted(policy.computed_steps(28, elsewhere))
+    assert computed != list(steps)
+    for step, known in zip(computed[1:-1], steps[1:-1], strict=True):
+        nearest = min(range(28), key=lambda each: abs(elsewhere[each] - made_at[known]))
+        assert step == nearest
+    assert computed[3] < steps[3], "without the shift noise falls sooner"
+
+
+def test_another_length_computes_where_as_much_noise_is_left() -> None:
+    made_at, steps = noises(28, 3.0), tuple(range(0, 28, 3))
+    policy = FixedSchedule(steps=steps, made_for=28, made_at=made_at)
+    twice = noises(56, 3.0)
+    computed = sorted(policy.computed_steps(56, twice))
+    assert len(computed) == 20
+    # Every known step's noise is close to that of one of the computed ones, but for the last: longer runs end lower.
+    for step in steps[:-1]:
+        assert min(abs(twice[each] - made_at[step]) for each in computed) < 0.03
+
+
+@pytest.mark.parametrize("made_at", [(1.0, 0.5), (0.1, 0.5, 1.0), (1.0, float("nan"), 0.5)])
+def test_noise_that_does_not_fit_is_refused(made_at: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="made_at must be"):
+        FixedSchedule(steps=(0, 2), made_for=3, made_at=made_at)
