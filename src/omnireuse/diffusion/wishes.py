@@ -11,7 +11,6 @@ from omnireuse.diffusion.adapters import BLOCK_STACKS
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.reuse.forecasters import BestOrder, Blend
 from omnireuse.diffusion.reuse.policies import ErrorControl, FixedSchedule
-from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.runtime.session import denoisers_of
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -46,8 +45,7 @@ def strategy_for(
         for other, wish in others.items():
             if wish is not None:
                 raise ConfigError(f"enable: give one of tolerance and {other}, not both")
-        policy: Policy = ErrorControl(tolerance=tolerance)
-        strategy = fitting(Strategy(policy=policy, forecaster=BestOrder()), pipeline)
+        strategy = fitting(Strategy(policy=ErrorControl(tolerance=tolerance), forecaster=BestOrder()), pipeline)
         return strategy, f"tolerance {tolerance:g} of the final latents", None
     if profile is not None:
         known = profile_for(pipeline, profile)
