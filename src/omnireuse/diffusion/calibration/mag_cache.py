@@ -42,7 +42,8 @@ class MagnitudeRecorder:
         Raises:
             StateError: nothing was recorded.
         """
-        streams = [memory.ratios for memory in self._memories[self.stream :: self.num_streams] if memory.ratios]
+        # A memory that was started and never shown anything belongs to no run, and would shift the others.
+        streams = [memory.ratios for memory in self._memories if memory.ratios][self.stream :: self.num_streams]
         if not streams:
             raise StateError("no magnitude ratios were recorded; generate with calibration on before asking for them")
         return tuple(_mean_run(streams[branch::num_branches]) for branch in range(num_branches))
