@@ -53,7 +53,7 @@ def drifts(place: int, **strategy: Any) -> list[float | None]:
     pipeline = Prompted()
     with omnireuse.enable(pipeline, policy="never", **strategy) as handle:
         run(pipeline, place)
-    return [event.drift for event in handle.events if event.branch in ("step", "0")]
+    return [event.drift for event in handle.events if event.branch in ("step", "cond")]
 
 
 def test_signals_change_as_policies_see_them(profile: Profile) -> None:
@@ -62,8 +62,8 @@ def test_signals_change_as_policies_see_them(profile: Profile) -> None:
     for name, branch, strategy in (
         ("latents", "step", {"signal": "latents"}),
         ("filtered_latents", "step", {"signal": "filtered_latents"}),
-        ("modulated_input", "0", {"signal": "modulated_input", "region": "blocks"}),
-        ("first_residual", "0", {"signal": "first_residual", "region": "tail"}),
+        ("modulated_input", "cond", {"signal": "modulated_input", "region": "blocks"}),
+        ("first_residual", "cond", {"signal": "first_residual", "region": "tail"}),
     ):
         first, *expected = drifts(0, **strategy)
         assert first is None
