@@ -178,3 +178,13 @@ def test_strategies_are_frozen_and_keyword_only() -> None:
 def test_a_summary_before_any_run_is_readable(flux: Tiny) -> None:
     with omnireuse.enable(flux.pipe) as handle:
         assert str(handle.summary()) == "default: nothing was decided yet"
+
+
+@pytest.mark.parametrize("wish", [{"speedup": 2}, {"computed_steps": 3}, {"tolerance": 50.0}])
+def test_a_wish_is_granted_in_either_region(flux: Tiny, wish: dict[str, Any]) -> None:
+    with omnireuse.enable(flux.pipe, **wish, region="call") as handle:
+        flux.run(steps=6)
+    assert {event.branch for event in handle.events} == {"cond", "uncond"}
+    assert handle.summary().reused_calls > 0
+    with pytest.raises(ConfigError, match="region must be 'step' or 'call' beside a wish, got 'blocks'"):
+        omnireuse.enable(flux.pipe, **wish, region="blocks")

@@ -60,6 +60,8 @@ def enable(
         profile: what `omnireuse.calibrate` found for this pipeline, or its file; half of the steps unless `speedup`,
             `computed_steps` or `quality` is given. With the backend "tea_cache" or "mag_cache" it gives what was
             measured of its options.
+        options: fields of `Strategy` with a policy, of `DiffusionCacheConfig` with a backend; with a wish, `region`
+            alone, which is "step" unless the pipeline needs "call".
         group: the ranks that share the forward's collectives (sequence or tensor parallel), which must decide alike;
             None where every rank runs its own model.
 
@@ -85,8 +87,9 @@ def enable(
         "profile": profile,
     }
     wished = [name for name, wish in wishes.items() if wish is not None]
-    if wished and (backend is not None or policy is not None or forecaster is not None or options):
-        given = next(iter(options), "a backend" if backend is not None else "policy or forecaster")
+    others = [name for name in options if name != "region"]
+    if wished and (backend is not None or policy is not None or forecaster is not None or others):
+        given = next(iter(others), "a backend" if backend is not None else "policy or forecaster")
         raise ConfigError(f"enable({wished[0]}=…): it chooses the whole strategy, so {given} cannot be given with it")
     if wished:
         strategy, name, promise = strategy_for(
@@ -96,6 +99,7 @@ def enable(
             computed_steps=computed_steps,
             quality=quality,
             tolerance=tolerance,
+            region=options.get("region"),
         )
         return Handle(pipeline, strategy, name=name, agreement=agreement, promise=promise)
     if backend is not None:

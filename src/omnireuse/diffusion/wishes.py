@@ -33,25 +33,32 @@ def strategy_for(
     computed_steps: int | None,
     quality: float | None,
     tolerance: float | None,
+    region: str | None = None,
 ) -> tuple[Strategy, str, Promise | None]:
     """The strategy for one wish, its name, and what a profile promises of it.
 
+    Args:
+        region: "step" or "call"; None for the one that serves the pipeline.
+
     Raises:
-        ConfigError: two wishes, one that cannot be granted, or a quality without the profile that it is promised by.
+        ConfigError: a region of blocks, two wishes, one that cannot be granted, or a quality without the profile that
+            it is promised by.
         StateError: a profile of another pipeline.
     """
+    if region not in (None, "step", "call"):
+        raise ConfigError(f"enable(region={region!r}): region must be 'step' or 'call' beside a wish, got {region!r}")
     if tolerance is not None:
         others = {"profile": profile, "speedup": speedup, "computed_steps": computed_steps, "quality": quality}
         for other, wish in others.items():
             if wish is not None:
                 raise ConfigError(f"enable: give one of tolerance and {other}, not both")
-        strategy = fitting(Strategy(policy=ErrorControl(tolerance=tolerance), forecaster=BestOrder()), pipeline)
-        return strategy, f"tolerance {tolerance:g} of the final latents", None
+        strategy = Strategy(policy=ErrorControl(tolerance=tolerance), forecaster=BestOrder())
+        return fitting(strategy, pipeline, region), f"tolerance {tolerance:g} of the final latents", None
     if profile is not None:
         known = profile_for(pipeline, profile)
         plan = known.best(speedup=speedup, computed_steps=computed_steps, quality=quality)
         name = f"profile: {len(plan.steps)} of {known.num_inference_steps} steps"
-        return plan.strategy(known.at), name, known.promise(plan)
+        return fitting(plan.strategy(known.at), pipeline, region), name, known.promise(plan)
     if quality is not None:
         raise ConfigError(
             f"enable(quality={quality!r}): a quality can only be promised by a profile of this pipeline; make one with "
@@ -62,7 +69,7 @@ def strategy_for(
         raise ConfigError("enable: give one of speedup and computed_steps, not both")
     policy = FixedSchedule(speedup=speedup, num_computed=computed_steps, power=POWER)
     name = f"{speedup:g}x fewer steps" if speedup is not None else f"{computed_steps} computed steps"
-    return fitting(Strategy(policy=policy, forecaster=Blend()), pipeline), name, None
+    return fitting(Strategy(policy=policy, forecaster=Blend()), pipeline, region), name, None
 
 
 def profile_for(pipeline: Any, profile: Profile | str | os.PathLike[str]) -> Profile:
@@ -72,12 +79,15 @@ def profile_for(pipeline: Any, profile: Profile | str | os.PathLike[str]) -> Pro
     return known
 
 
-def fitting(strategy: Strategy, pipeline: Any) -> Strategy:
-    """A strategy of region "step" that nobody chose, in a region that serves this pipeline's denoisers.
+def fitting(strategy: Strategy, pipeline: Any, region: str | None = None) -> Strategy:
+    """A strategy of region "step" that nobody chose, in the region that was asked for or else serves this pipeline's
+    denoisers.
 
     Region "step" forecasts what the scheduler is handed. Where the denoiser makes sound beside frames, that is
     one of two, so each call is forecast instead, with both.
     """
+    if region is not None:
+        return replace(strategy, region=region, together=region == "call")
     models = [type(unwrapped(denoiser)).__name__ for denoiser in denoisers_of(pipeline)]
     several = [model for model in models if model in BLOCK_STACKS and not BLOCK_STACKS[model].makes_one_output]
     if not several:
