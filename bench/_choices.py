@@ -23,8 +23,8 @@ FORECASTERS: dict[str, Choice] = {
     "blend": {"forecaster": Blend()},
     "best order": {"forecaster": BestOrder()},
 }
-HOLDS, FITTED = ("hold", "hold on output"), ("blend", "best order")
-ON_STEPS = {name: FORECASTERS[name] for name in (*HOLDS, "polynomial", *FITTED)}
+FITTED = ("blend", "best order")
+ON_STEPS = {name: FORECASTERS[name] for name in ("hold", "polynomial", *FITTED)}
 ON_BLOCKS = {name: FORECASTERS[name] for name in ("hold", "polynomial", "blend")}
 
 SHARES = (0.64, 0.5, 0.36, 0.25)
@@ -44,7 +44,8 @@ class Strategy:
     alone: bool = False
 
 
-#: One line each. Two of the seven forecasters are tried on even steps alone, which suit them best.
+#: One line each. Two of the seven forecasters are tried on even steps alone, which suit them best. Under Euler's method
+#: holding x0 is holding the output, so the second is tried there, and with EasyCache, which watches what is held.
 STRATEGIES: dict[str, Strategy] = {
     "fixed, even": Strategy(
         dial=SHARES, at=lambda share, _: {"policy": FixedSchedule(speedup=1 / share)}, forecasters=FORECASTERS
@@ -57,7 +58,9 @@ STRATEGIES: dict[str, Strategy] = {
         dial=(0.02, 0.06, 0.2, 0.6), at=lambda tolerance, _: {"policy": ErrorControl(tolerance=tolerance)}
     ),
     "easy_cache": Strategy(
-        dial=(0.015, 0.03, 0.06, 0.12), at=lambda threshold, _: {"policy": EasyCache(threshold=threshold)}
+        dial=(0.015, 0.03, 0.06, 0.12),
+        at=lambda threshold, _: {"policy": EasyCache(threshold=threshold)},
+        forecasters={name: FORECASTERS[name] for name in ("hold", "hold on output", "polynomial", *FITTED)},
     ),
     "sea_cache": Strategy(
         dial=(0.08, 0.15, 0.25, 0.5), at=lambda threshold, _: {"policy": SeaCache(threshold=threshold)}

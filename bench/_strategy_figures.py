@@ -40,7 +40,7 @@ def show(record: dict[str, Any], console: Console) -> None:
             table.add_row(
                 row["strategy"], row["forecaster"], f"{row['steps'] / row['computed']:.2f}",
                 f"{statistics.median(row['ratios']):.2f}", f"{min(row['ratios']):.2f}–{max(row['ratios']):.2f}",
-                f"{row['host_ms']:.3f}", f"{row['kept_bytes'] / 1024:.0f}",
+                f"{row['host_ms']:.3f}", f"{row['kept_bytes'] / 1024:.0f}" if row["kept_bytes"] else "not told",
             )  # fmt: skip
         console.print(table)
     show_verdicts(record, console)
@@ -50,8 +50,8 @@ def show_verdicts(record: dict[str, Any], console: Console) -> None:
     """Where a fitted forecast does what is expected of it, and where not."""
     found = verdicts(record["quality"])
     table = _table(
-        f"forecast against the better hold at equal computed steps, in dB; expected: ≥ {GAIN_UNGUIDED:g} unguided, "
-        f"≥ −{LOSS_GUIDED:g} guided, everywhere",
+        "forecast against the same policy holding, at equal computed steps, in dB; "
+        f"expected: ≥ {GAIN_UNGUIDED:g} unguided, ≥ −{LOSS_GUIDED:g} guided, everywhere",
         "run", "strategy", "forecaster", "computed", "mean (10–90 %)", "lowest", "holds",
     )  # fmt: skip
     for entry in found:

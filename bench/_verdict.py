@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench._choices import FITTED, HOLDS
+from bench._choices import FITTED
 
 GAIN_UNGUIDED, LOSS_GUIDED = 5.0, 0.5
 GRID, RESAMPLES = 9, 400
@@ -22,43 +22,35 @@ def verdicts(rows: Rows) -> list[dict[str, Any]]:
     found = []
     for group in grouped(rows, "case", "steps", "guided", "strategy"):
         curves = {line[0]["forecaster"]: line for line in grouped(group, "forecaster")}
-        holds = [curves[name] for name in HOLDS if name in curves]
         for forecaster in ("polynomial", *FITTED):
-            if forecaster not in curves or not holds:
+            if forecaster not in curves or "hold" not in curves:
                 continue
             entry = {key: group[0][key] for key in ("case", "steps", "guided", "strategy")}
-            entry |= {"forecaster": forecaster, "margin": margin(curves[forecaster], holds)}
-            if len(holds) > 1:
-                entry |= {f"over {name}": margin(curves[forecaster], [curves[name]]) for name in HOLDS}
+            entry |= {"forecaster": forecaster, "margin": margin(curves[forecaster], curves["hold"])}
             least = GAIN_UNGUIDED if not entry["guided"] else -LOSS_GUIDED
             entry["holds"] = None if entry["margin"] is None else entry["margin"]["lowest"] >= least
             found.append(entry)
     return found
 
 
-def margin(curve: Rows, others: Sequence[Rows]) -> dict[str, float] | None:
-    """By how much `curve` is above the best of `others` over the computed steps that all of them reach.
+def margin(curve: Rows, other: Rows) -> dict[str, float] | None:
+    """By how much `curve` is above `other` over the computed steps that both reach.
 
     The mean and the lowest over that range, of the mean PSNR over prompts; `low` and `high` are the 10 % and 90 %
     quantiles of the mean margin over draws of as many prompts.
     """
-    spans = [sorted(row["computed"] for row in each) for each in (curve, *others)]
+    spans = [sorted(row["computed"] for row in each) for each in (curve, other)]
     start, end = max(span[0] for span in spans), min(span[-1] for span in spans)
     if start > end:
         return None
     at = np.linspace(start, end, GRID)
-    ours, theirs = _at(curve, at), [_at(other, at) for other in others]
-
-    def above(prompts: np.ndarray) -> np.ndarray:
-        best = np.max([other[:, prompts].mean(1) for other in theirs], axis=0)
-        return ours[:, prompts].mean(1) - best
-
-    num = ours.shape[1]
+    margins = _at(curve, at) - _at(other, at)
+    num = margins.shape[1]
     rng = np.random.default_rng(0)
-    drawn = [above(rng.integers(num, size=num)).mean() for _ in range(RESAMPLES)]
-    margins = above(np.arange(num))
+    drawn = [margins[:, rng.integers(num, size=num)].mean() for _ in range(RESAMPLES)]
     low, high = np.quantile(drawn, (0.1, 0.9))
-    figures = {"mean": margins.mean(), "lowest": margins.min(), "low": low, "high": high, "from": start, "to": end}
+    by_count = margins.mean(1)
+    figures = {"mean": by_count.mean(), "lowest": by_count.min(), "low": low, "high": high, "from": start, "to": end}
     return {name: round(float(value), 2) for name, value in figures.items()}
 
 
