@@ -52,7 +52,7 @@ def show_verdicts(record: dict[str, Any], console: Console) -> None:
     table = _table(
         "forecast against the same policy holding, at equal computed steps, in dB; "
         f"expected: ≥ {GAIN_UNGUIDED:g} unguided, ≥ −{LOSS_GUIDED:g} guided, everywhere",
-        "run", "strategy", "forecaster", "computed", "mean (10–90 %)", "lowest", "holds",
+        "run", "strategy", "forecaster", "computed", "mean (10–90 %)", "lowest", "as expected",
     )  # fmt: skip
     for entry in found:
         margin = entry["margin"]
@@ -63,7 +63,7 @@ def show_verdicts(record: dict[str, Any], console: Console) -> None:
                 f"{margin['from']:.1f}–{margin['to']:.1f}",
                 f"{margin['mean']:+.1f} ({margin['low']:+.1f}–{margin['high']:+.1f})",
                 f"{margin['lowest']:+.1f}",
-                "yes" if entry["holds"] else "no",
+                "never" if margin["least_from"] is None else f"from {margin['least_from']:.1f} on",
             )
         table.add_row(_words(entry), entry["strategy"], entry["forecaster"], *cells)
     console.print(table)

@@ -13,7 +13,9 @@ import numpy as np
 from bench._choices import FITTED
 
 GAIN_UNGUIDED, LOSS_GUIDED = 5.0, 0.5
-GRID, RESAMPLES = 9, 400
+GRID, RESAMPLES = 41, 400
+MOST_COMPUTED = 0.8
+"""Share of the steps beyond which a setting does not count: little is forecast there, and PSNR runs off to infinity."""
 Rows = Sequence[dict[str, Any]]
 
 
@@ -21,23 +23,25 @@ def verdicts(rows: Rows) -> list[dict[str, Any]]:
     """One entry a case, step count, guidance, policy and forecast; margins in dB, None without a common range."""
     found = []
     for group in grouped(rows, "case", "steps", "guided", "strategy"):
-        curves = {line[0]["forecaster"]: line for line in grouped(group, "forecaster")}
+        counted = [row for row in group if row["computed"] <= MOST_COMPUTED * row["steps"]]
+        curves = {line[0]["forecaster"]: line for line in grouped(counted, "forecaster")}
         for forecaster in ("polynomial", *FITTED):
             if forecaster not in curves or "hold" not in curves:
                 continue
             entry = {key: group[0][key] for key in ("case", "steps", "guided", "strategy")}
-            entry |= {"forecaster": forecaster, "margin": margin(curves[forecaster], curves["hold"])}
-            least = GAIN_UNGUIDED if not entry["guided"] else -LOSS_GUIDED
+            least = -LOSS_GUIDED if entry["guided"] else GAIN_UNGUIDED
+            entry |= {"forecaster": forecaster, "margin": margin(curves[forecaster], curves["hold"], least)}
             entry["holds"] = None if entry["margin"] is None else entry["margin"]["lowest"] >= least
             found.append(entry)
     return found
 
 
-def margin(curve: Rows, other: Rows) -> dict[str, float] | None:
+def margin(curve: Rows, other: Rows, least: float) -> dict[str, float | None] | None:
     """By how much `curve` is above `other` over the computed steps that both reach.
 
     The mean and the lowest over that range, of the mean PSNR over prompts; `low` and `high` are the 10 % and 90 %
-    quantiles of the mean margin over draws of as many prompts.
+    quantiles of the mean margin over draws of as many prompts. From `least_from` on it is nowhere below `least`; None
+    where it is below at the end.
     """
     spans = [sorted(row["computed"] for row in each) for each in (curve, other)]
     start, end = max(span[0] for span in spans), min(span[-1] for span in spans)
@@ -51,7 +55,9 @@ def margin(curve: Rows, other: Rows) -> dict[str, float] | None:
     low, high = np.quantile(drawn, (0.1, 0.9))
     by_count = margins.mean(1)
     figures = {"mean": by_count.mean(), "lowest": by_count.min(), "low": low, "high": high, "from": start, "to": end}
-    return {name: round(float(value), 2) for name, value in figures.items()}
+    behind = int(np.flatnonzero(np.append(True, by_count < least))[-1])  # first count from which on none is below
+    figures["least_from"] = at[behind] if behind < GRID else None
+    return {name: None if value is None else round(float(value), 2) for name, value in figures.items()}
 
 
 def _at(curve: Rows, computed: np.ndarray) -> np.ndarray:

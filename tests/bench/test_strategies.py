@@ -66,17 +66,24 @@ def _curve(forecaster, points, guided=False):
 def test_the_margin_is_taken_at_equal_computed_steps():
     hold = _curve("hold", [(8, [30.0, 40.0]), (16, [50.0, 60.0])])
     blend = _curve("blend", [(12, [46.0, 56.0]), (20, [70.0, 80.0])])
-    found = margin(blend, hold)
+    found = margin(blend, hold, 7.0)
     assert (found["from"], found["to"]) == (12, 16)
     assert found["lowest"] == pytest.approx(6.0)  # at 12, where holding is half way between its two settings
     assert found["mean"] == pytest.approx(7.0)
-    assert margin(blend, _curve("hold", [(4, [30.0, 40.0])])) is None
+    assert found["least_from"] == pytest.approx(14.0)
+    assert margin(blend, hold, 9.0)["least_from"] is None
+    assert margin(blend, hold, 6.0)["least_from"] == found["from"]
+    assert margin(blend, _curve("hold", [(4, [30.0, 40.0])]), 7.0) is None
 
 
 def test_less_is_expected_with_guidance():
-    rows = [*_curve("hold", [(8, [40.0]), (16, [50.0])]), *_curve("blend", [(8, [44.0]), (16, [56.0])])]
+    rows = [
+        *_curve("hold", [(8, [40.0]), (16, [50.0]), (28, [100.0])]),
+        *_curve("blend", [(8, [44.0]), (16, [56.0]), (27, [99.0])]),
+    ]
     (entry,) = verdicts(rows)
     assert entry["margin"]["lowest"] == pytest.approx(4.0)
     assert entry["holds"] is False
+    assert entry["margin"]["to"] == 16  # what computes nearly all steps does not count
     (guided,) = verdicts([row | {"guided": True} for row in rows])
     assert guided["holds"] is True
