@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._choices import FORECASTERS, STRATEGIES
-from bench._verdict import GAIN_UNGUIDED, LOSS_GUIDED, grouped, verdicts
+from bench._verdict import GAIN_UNGUIDED, LOSS_GUIDED, MOST_COMPUTED, grouped, verdicts
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 FULL, FLOOR = "full run", "fewer steps"
-_COLOURS = dict(zip(FORECASTERS, ("C7", "black", "C3", "C1", "C8", "C0", "C2"), strict=True))
+_COLOURS = dict(zip(FORECASTERS, ("C7", "black", "C3", "C1", "C4", "C0", "C2"), strict=True))
 _KEYS = ("case", "steps", "guided")
 
 
@@ -90,9 +90,13 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def draw(record: dict[str, Any], path: Callable[[int], Path]) -> list[Path]:
-    """A picture a step count: a column of panels a case and guidance, a panel a strategy, a line a forecaster."""
+    """A picture a step count: a column of panels a case and guidance, a panel a strategy, a line a forecaster.
+
+    Settings that compute nearly all steps are left out, as in the verdicts.
+    """
     drawn = []
-    for rows in grouped([row for row in record["quality"] if row["strategy"] != FULL], "steps"):
+    shown = [row for row in record["quality"] if row["computed"] <= MOST_COMPUTED * row["steps"]]
+    for rows in grouped(shown, "steps"):
         known = {row["strategy"] for row in rows} - {FLOOR}
         names, groups = [name for name in STRATEGIES if name in known], grouped(rows, "case", "guided")
         shape = (max(len(names), 1), len(groups))
@@ -127,7 +131,7 @@ def _draw_line(panel: Any, line: list[dict[str, Any]]) -> None:
         [row["computed"] for row in points],
         [statistics.fmean(row["psnr"]) for row in points],
         color=_COLOURS.get(label, "C5"),
-        linestyle="--" if label == FLOOR else "-",
+        linestyle={FLOOR: "--", "hold on output": ":"}.get(label, "-"),
         marker=".",
         linewidth=1.2,
         label=label,
