@@ -1,9 +1,9 @@
 """Profiles of the reference pipelines, for `python -m bench compare`.
 
-    python -m bench profiles [--case shapes-flux shapes-wan] [--steps 28 50] [--guidance 6 1] [--out bench/profiles]
+    python -m bench profiles [--case shapes-flux shapes-wan] [--steps 28 50] [--guidance 6 1] [--out FOLDER]
 
 One search for each case, on captions that neither training nor the comparison sees: half of them for the search, half
-to judge what it found.
+to judge what it found. They lie beside the weights, where the demo finds them too.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[28, 50])
     parser.add_argument("--guidance", type=float, nargs="+", default=[6.0, 1.0])
     parser.add_argument("--evaluations", type=int, default=16)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "profiles")
+    parser.add_argument("--out", type=Path, help="in place of the models' own folders")
     options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
     for name in options.case:
         case = CASES[name]
-        prompts = options.out / f"{name}.txt"
+        folder = (options.out / name if options.out else case.find(None)) / "profiles"
+        folder.mkdir(parents=True, exist_ok=True)
+        prompts = folder / "prompts.txt"
         prompts.write_text("\n".join(map(case.caption, case.held_out(PROMPTS, seed=SEED))) + "\n", encoding="utf-8")
         call = {key: value for key, value in case.sampling.items() if key != "num_inference_steps"}
         for steps in options.steps:
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
                 run_calibrate(
                     case.find(None),
                     prompts,
-                    options.out / f"{name}-{steps}-{'guided' if guidance > 1 else 'unguided'}.json",
+                    folder / f"{steps}-{'guided' if guidance > 1 else 'unguided'}.json",
                     Console(),
                     steps=steps,
                     computed_steps=sorted({max(2, round(share * steps)) for share in SHARES}),

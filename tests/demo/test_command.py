@@ -9,7 +9,8 @@ import pytest
 
 from omnireuse.cli import main
 from omnireuse.demo import command
-from omnireuse.reference.case import Case
+from omnireuse.demo.config import DemoConfig
+from omnireuse.reference.case import IMAGES, Case
 from omnireuse.reference.load import VIDEO_SAMPLING
 from omnireuse.report.clips import read_frames
 from omnireuse.report.results import read_results
@@ -89,3 +90,16 @@ def test_an_interrupted_demo_keeps_what_is_done_and_says_so(
     assert "kept the 1 of 3 prompts that were finished" in capsys.readouterr().out
     assert "interrupted" in (out / "report.html").read_text()
     assert not read_results(out / "results.json").complete
+
+
+def test_a_profile_beside_the_weights_joins_the_demo_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = IMAGES.find(None)
+    monkeypatch.chdir(folder.parents[1])
+    default, *searched, bold = command._caches(IMAGES, folder, DemoConfig())
+    assert (default, bold) == command.CACHES[:2]
+    assert [cache.options["speedup"] for cache in searched] == [2, 3]
+    assert str(searched[0]) == (
+        "omnireuse.enable(pipeline, profile='models/shapes-flux/profiles/28-guided.json', speedup=2)"
+    )
+    for config in (DemoConfig(steps=12), DemoConfig(guidance=3.0)):
+        assert command._caches(IMAGES, folder, config) == command.CACHES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -9,18 +11,34 @@ from omnireuse.demo.compare import Cache, compare, generations
 from omnireuse.demo.config import DemoConfig
 from omnireuse.demo.reference import generator, load_quietly, tasks
 from omnireuse.demo.table import results_table
-from omnireuse.reference.case import CLIPS, IMAGES
+from omnireuse.diffusion.calibration.profile import Profile
+from omnireuse.reference.case import CLIPS, IMAGES, Case
 from omnireuse.report.files import write_report
 from omnireuse.report.results import write_results
 
 __all__ = ["CACHES", "run_demo"]
 
-#: What is compared; the first is what the report is about.
+#: What is compared on any model; the first is what the report is about.
 CACHES = (
     Cache(name="omnireuse default"),
     Cache(name="TeaCache 0.2", backend="tea_cache", options={"rel_l1_thresh": 0.2}),
     Cache(name="TeaCache 0.4", backend="tea_cache", options={"rel_l1_thresh": 0.4}),
 )
+
+
+def _caches(case: Case, folder: Path, config: DemoConfig) -> tuple[Cache, ...]:
+    """`CACHES`; where the model's folder has a profile for these steps and this guidance, two of its plans in place of
+    the last."""
+    found = folder / "profiles" / f"{config.full_steps}-{'guided' if config.full_guidance > 1 else 'unguided'}.json"
+    if not found.is_file() or float(Profile.load(found).call[case.guidance]) != config.full_guidance:
+        return CACHES
+    here = Path.cwd()
+    found = found.relative_to(here) if found.is_relative_to(here) else found
+    searched = (
+        Cache(name=f"calibrated, {speedup}x", options={"profile": found.as_posix(), "speedup": speedup})
+        for speedup in (2, 3)
+    )
+    return (CACHES[0], *searched, *CACHES[1:2])
 
 
 def run_demo(config: DemoConfig, console: Console) -> bool:
@@ -39,11 +57,12 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
         pipeline = load_quietly(case, folder)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("warm-up: full", total=generations(config.prompts, len(CACHES)))
+        caches = _caches(case, folder, config)
+        bar = progress.add_task("warm-up: full", total=generations(config.prompts, len(caches)))
         comparison = compare(
             pipeline,
             tasks(case, config.prompts, seed=config.seed),
-            CACHES,
+            caches,
             generate=generator(case, pipeline, guidance=config.full_guidance),
             num_inference_steps=config.full_steps,
             guidance=config.full_guidance,
