@@ -67,7 +67,7 @@ UNTRIED = {
     "controlnet_sd3": "the loop of Stable Diffusion 3 beside a ControlNet",
     "ddim": "the loop of Stable Diffusion without guidance, on pixels",
     "ddpm": "the loop of Stable Diffusion without guidance, on pixels",
-    "cosmos": "Cosmos 1.0 asks its scheduler twice a step, so a run ends half-way and the rest computes",
+    "cosmos": "not tried as a whole; Cosmos 1.0 asks its scheduler twice a step, which a test does too",
     "deepfloyd_if": "cascades of UNets on pixels that also say the variance",
     "dit": "classes instead of prompts; it gives no latents",
     "dreamlite": "a vision-language model",

@@ -210,6 +210,21 @@ def test_second_order_schedulers_decide_at_every_step_of_the_scheduler() -> None
     assert handle.events[-1].reason == "last"
 
 
+def test_a_scheduler_that_is_asked_again_without_a_denoiser_call_is_at_the_same_step(flux: Tiny) -> None:
+    def ask_again(pipe: Any, index: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
+        pipe.scheduler._step_index -= 1
+        again = pipe.scheduler.step(0.1 * given["latents"], timestep, given["latents"], return_dict=False)[0]
+        return {"latents": again}
+
+    full = flux.run(steps=6, callback_on_step_end=ask_again)
+    with omnireuse.enable(flux.pipe, policy="never") as handle:
+        assert torch.equal(flux.run(steps=6, callback_on_step_end=ask_again), full)
+    assert [event.step for event in handle.events] == list(range(6))
+    with omnireuse.enable(flux.pipe, policy=FixedSchedule(every=2), forecaster="blend") as handle:
+        flux.run(steps=6, callback_on_step_end=ask_again)
+    assert [event.reused for event in handle.events] == [False, True, False, True, False, False]
+
+
 @pytest.mark.parametrize("make", [EulerDiscreteScheduler, HeunDiscreteScheduler])
 @pytest.mark.parametrize("region", ["step", "call"])
 def test_schedulers_that_scale_their_input_are_served(make: Any, region: str) -> None:

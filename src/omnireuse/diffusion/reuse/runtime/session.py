@@ -179,6 +179,11 @@ class Session:
         run = self.runs.current
         if run is None:
             return proceed(*args, **kwargs)
+        if run.calls == 0:
+            # No denoiser was asked: the pipeline works on with what the step before has given (Cosmos 1.0).
+            result = proceed(*args, **kwargs)
+            run.latents = previous_sample(result)
+            return result
         try:
             values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
             assert self._region is not None
