@@ -19,7 +19,7 @@ from omnireuse.reference.case import CLIPS, IMAGES
 from omnireuse.search.command import run_calibrate
 
 CASES = {case.name: case for case in (IMAGES, CLIPS)}
-PROMPTS = 16
+PROMPTS = 48
 SEED = 3000
 """Of captions and noise."""
 SHARES = (0.14, 0.18, 0.25, 0.333, 0.4, 0.5)
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
         for steps in options.steps:
             for guidance in options.guidance:
                 branches = {} if guidance > 1 else {"negative_prompt": None}
-                out = folder / f"{steps}-{'guided' if guidance > 1 else 'unguided'}.json"
+                out = folder / f"{name}-{steps}-{'guided' if guidance > 1 else 'unguided'}.json"
                 run_calibrate(
                     case.find(None),
                     prompts,
@@ -56,6 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
                     held_out=0.5,
                     evaluations=options.evaluations,
                     batch_size=PROMPTS // 2,
+                    fit_prompts=PROMPTS // 2,
                     seed=SEED,
                     **{**call, case.guidance: guidance, **branches},
                 )

@@ -99,7 +99,7 @@ def test_a_profile_beside_the_weights_joins_the_demo_where_it_fits(monkeypatch: 
     assert (default, bold) == command.CACHES[:2]
     assert [cache.options["speedup"] for cache in searched] == [2, 3]
     assert str(searched[0]) == (
-        "omnireuse.enable(pipeline, profile='models/shapes-flux/profiles/28-guided.json', speedup=2)"
+        "omnireuse.enable(pipeline, profile='models/shapes-flux/profiles/shapes-flux-28-guided.json', speedup=2)"
     )
     for config in (DemoConfig(steps=12), DemoConfig(guidance=3.0)):
         assert command._caches(IMAGES, folder, config) == command.CACHES

@@ -29,7 +29,8 @@ CACHES = (
 def _caches(case: Case, folder: Path, config: DemoConfig) -> tuple[Cache, ...]:
     """`CACHES`; where the model's folder has a profile for these steps and this guidance, two of its plans in place of
     the last."""
-    found = folder / "profiles" / f"{config.full_steps}-{'guided' if config.full_guidance > 1 else 'unguided'}.json"
+    word = "guided" if config.full_guidance > 1 else "unguided"
+    found = folder / "profiles" / f"{case.name}-{config.full_steps}-{word}.json"
     if not found.is_file() or float(Profile.load(found).call[case.guidance]) != config.full_guidance:
         return CACHES
     here = Path.cwd()

@@ -51,6 +51,7 @@ def calibrate(
     margin: float = 1.0,
     seconds: float | None = None,
     batch_size: int = 1,
+    fit_prompts: int = FIT_PROMPTS,
     seed: int = 0,
     workers: int = 0,
     journal: str | os.PathLike[str] | None = None,
@@ -76,6 +77,8 @@ def calibrate(
             standard errors, ≥ 0. With few prompts a search without margin finds what suits these prompts only.
         seconds: wall-clock budget for the search; what is found by then is returned.
         batch_size: prompts a call.
+        fit_prompts: how many of the prompts searched with weights are fitted on, ≥ 1. Where one call holds them all,
+            the fit is also the judgement, and costs nothing more.
         seed: of the noise, and of the order in which moves are tried; the same seed finds the same profile.
         workers: processes that do the runs, through Ray: one a GPU, or one a CPU thread where there are none; 0 for
             this process. The profile is the same for any number of them.
@@ -95,7 +98,7 @@ def calibrate(
         StateError: reuse is enabled already, a full run is not finite, or workers keep dying before anything was found.
         KeyboardInterrupt: interrupted before anything was found.
     """
-    budgets = _checked(prompts, steps, computed_steps, held_out, evaluations, batch_size, margin, workers)
+    budgets = _checked(prompts, steps, computed_steps, held_out, evaluations, batch_size, fit_prompts, margin, workers)
     for_search = len(prompts) - max(1, round(held_out * len(prompts)))
     if for_search == 1:
         logger.warning("calibrate: one prompt to search with cannot tell a gain from noise; give more prompts")
@@ -110,16 +113,17 @@ def calibrate(
                 prompts,
                 for_search=for_search,
                 batch_size=batch_size,
+                fit_prompts=fit_prompts,
                 seed=seed,
                 call=full_call,
             )
         kept = stack.enter_context(contextlib.closing(Journal(journal, setup)))
         begun, runs_before = time.monotonic(), kept.runs
         deadline = None if seconds is None else begun + seconds
-        searched = Evaluator(hired, range(for_search), batch_size=batch_size, steps=steps)
+        searched = Evaluator(hired, range(for_search), batch_size=batch_size, steps=steps, fit_prompts=fit_prompts)
         unseen = Evaluator(hired, range(for_search, len(prompts)), batch_size=batch_size, steps=steps)
         # At most, with weights fitted to every schedule.
-        a_schedule = for_search + min(for_search, FIT_PROMPTS)
+        a_schedule = for_search + min(for_search, fit_prompts)
         ahead = len(prompts) + sum(
             budget / steps * (evaluations * a_schedule + len(prompts) - for_search) for budget in budgets
         )
@@ -253,6 +257,7 @@ def _checked(
     held_out: float,
     evaluations: int,
     batch_size: int,
+    fit_prompts: int,
     margin: float,
     workers: int,
 ) -> list[int]:
@@ -264,6 +269,7 @@ def _checked(
         ("steps", steps, 4),
         ("evaluations", evaluations, 1),
         ("batch_size", batch_size, 1),
+        ("fit_prompts", fit_prompts, 1),
         ("workers", workers, 0),
     ):
         if not isinstance(value, int) or value < least:

@@ -38,12 +38,16 @@ class Evaluator:
         prompts: places of the prompts.
         batch_size: prompts a call.
         steps: of a full run.
+        fit_prompts: how many of the prompts weights are fitted on.
     """
 
-    def __init__(self, workers: Workers, prompts: range, *, batch_size: int, steps: int) -> None:
+    def __init__(
+        self, workers: Workers, prompts: range, *, batch_size: int, steps: int, fit_prompts: int = FIT_PROMPTS
+    ) -> None:
         self._workers = workers
         self._batches = [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
         self._steps = steps
+        self._fit_prompts = fit_prompts
         self._full: dict[int, Any] = {}
         self._paths: dict[int, Any] = {}
         self._at: tuple[float, ...] = ()
@@ -70,7 +74,7 @@ class Evaluator:
         """
         recorded: dict[int, Distances] = {}
         seen: dict[int, Observations] = {}
-        keep = [record and batch.start - self._batches[0].start < FIT_PROMPTS for batch in self._batches]
+        keep = [record and batch.start - self._batches[0].start < self._fit_prompts for batch in self._batches]
         calls = [(batch, record, kept) for batch, kept in zip(self._batches, keep, strict=True)]
         for number, made in self._workers.run("full_run", calls):
             self._full[number] = self._workers.share(made.pictures)

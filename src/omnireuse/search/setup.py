@@ -21,7 +21,14 @@ VERSIONS = ("omnireuse", "torch", "diffusers")
 
 
 def describe_setup(
-    pipeline: str, prompts: Sequence[str], *, for_search: int, batch_size: int, seed: int, call: Mapping[str, Any]
+    pipeline: str,
+    prompts: Sequence[str],
+    *,
+    for_search: int,
+    batch_size: int,
+    fit_prompts: int,
+    seed: int,
+    call: Mapping[str, Any],
 ) -> dict[str, str]:
     """Every part by its name.
 
@@ -30,6 +37,7 @@ def describe_setup(
         prompts: all of them, those to search with first.
         for_search: how many those are.
         batch_size: prompts a call; batches differ in the last digits.
+        fit_prompts: how many of those to search with weights are fitted on.
         seed: of the noise.
         call: whatever else the pipeline is called with.
 
@@ -41,6 +49,7 @@ def describe_setup(
         "prompts": hashlib.sha256("\0".join(prompts).encode()).hexdigest()[:16],
         "prompts searched with": str(for_search),
         "prompts a call": str(batch_size),
+        "prompts fitted on": str(fit_prompts),
         "seed": str(seed),
         **{name: json.dumps(value, sort_keys=True, default=_digest) for name, value in call.items()},
         **{f"{name} version": version(name) for name in VERSIONS},
