@@ -1,6 +1,6 @@
 """Profiles of the reference pipelines, for `python -m bench compare`.
 
-    python -m bench profiles [--case shapes-flux shapes-wan] [--steps 28 50] [--guidance 6 1] [--out FOLDER]
+    python -m bench profiles [--case NAME …] [--steps 28 50] [--guidance 6 1] [--prompts 48] [--out FOLDER]
 
 One search for each case, on captions that neither training nor the comparison sees: half of them for the search, half
 to judge what it found. They lie beside the weights, where the demo finds them too.
@@ -19,7 +19,6 @@ from omnireuse.reference.case import CLIPS, IMAGES
 from omnireuse.search.command import run_calibrate
 
 CASES = {case.name: case for case in (IMAGES, CLIPS)}
-PROMPTS = 48
 SEED = 3000
 """Of captions and noise."""
 SHARES = (0.14, 0.18, 0.25, 0.333, 0.4, 0.5)
@@ -32,6 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--steps", type=int, nargs="+", default=[28, 50])
     parser.add_argument("--guidance", type=float, nargs="+", default=[6.0, 1.0])
+    parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--evaluations", type=int, default=16)
     parser.add_argument("--out", type=Path, help="in place of the models' own folders")
     options = parser.parse_args(arguments)
@@ -40,7 +40,9 @@ def main(arguments: list[str] | None = None) -> None:
         folder = (options.out / name if options.out else case.find(None)) / "profiles"
         folder.mkdir(parents=True, exist_ok=True)
         prompts = folder / "prompts.txt"
-        prompts.write_text("\n".join(map(case.caption, case.held_out(PROMPTS, seed=SEED))) + "\n", encoding="utf-8")
+        prompts.write_text(
+            "\n".join(map(case.caption, case.held_out(options.prompts, seed=SEED))) + "\n", encoding="utf-8"
+        )
         call = {key: value for key, value in case.sampling.items() if key != "num_inference_steps"}
         for steps in options.steps:
             for guidance in options.guidance:
@@ -55,8 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
                     computed_steps=sorted({max(2, round(share * steps)) for share in SHARES}),
                     held_out=0.5,
                     evaluations=options.evaluations,
-                    batch_size=PROMPTS // 2,
-                    fit_prompts=PROMPTS // 2,
+                    batch_size=options.prompts // 2,
+                    fit_prompts=options.prompts // 2,
                     seed=SEED,
                     **{**call, case.guidance: guidance, **branches},
                 )
