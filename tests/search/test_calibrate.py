@@ -92,7 +92,7 @@ def test_a_quality_takes_the_cheapest_plan_that_promises_it(pipeline: Any, profi
         ({"computed_steps": 0}, "num_computed must be a whole number"),
         ({"speedup": 2, "policy": "never"}, "chooses the whole strategy"),
         ({"speedup": 2, "backend": "tea_cache"}, "chooses the whole strategy"),
-        ({"speedup": 2, "region": "call"}, "so region cannot be given with it"),
+        ({"speedup": 2, "signal": "none"}, "so signal cannot be given with it"),
         ({"profile": "nowhere.json"}, "cannot be read"),
     ],
 )
