@@ -90,7 +90,13 @@ def test_the_estimate_holds(whole: Profile, folder: Path) -> None:
 def test_workers_find_the_same(whole: Profile) -> None:
     pytest.importorskip("ray", reason="the extra omnireuse[ray] is not installed")
     found = omnireuse.calibrate(find_image_pipeline(), PROMPTS, workers=2, **OPTIONS)
-    assert found == whole
+    assert replace(found, plans={}, measured=None) == replace(whole, plans={}, measured=None)
+    assert sorted(found.plans) == sorted(whole.plans)
+    for count, plan in found.plans.items():
+        expected = whole.plans[count]
+        assert (plan.steps, plan.forecaster) == (expected.steps, expected.forecaster)
+        # Matrix products may differ in their last digits from one process to another.
+        assert (plan.psnr, *plan.held_out) == pytest.approx((expected.psnr, *expected.held_out), abs=0.05)
 
 
 @pytest.mark.slow
