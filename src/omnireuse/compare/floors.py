@@ -73,7 +73,7 @@ def stronger_solver(scheduler: Any, name: str) -> Any:
     if "FlowMatch" not in type(scheduler).__name__ and config.get("prediction_type") != "flow_prediction":
         raise UnsupportedModelError(f"{name}: the pipeline's {type(scheduler).__name__} is not one of flow matching")
 
-    class Solver(getattr(diffusers, name)):  # type: ignore[misc]
+    class Solver(getattr(diffusers, name)):  # type: ignore[misc]  # a base by its name
         def set_timesteps(self, num_inference_steps: int, device: Any = None, mu: float | None = None) -> None:
             # Flux tells every scheduler its mu; one without dynamic shifting refuses it.
             shift = {"mu": mu} if self.config.use_dynamic_shifting else {}

@@ -30,12 +30,12 @@ ATTENTION_AND_FEED_FORWARD = (r".*blocks\.\d+\.(attn\w*|ff\w*|proj_mlp|proj_out)
 def _enabled(pipeline: Any, make: Callable[[Any], Any]) -> Iterator[Kept]:
     denoisers = denoisers_of(pipeline)
     for denoiser in denoisers:
-        denoiser.enable_cache(make(pipeline))  # type: ignore[operator]
+        denoiser.enable_cache(make(pipeline))  # type: ignore[operator]  # nn.Module: of any attribute
     try:
         yield lambda: bytes_of(state for denoiser in denoisers for state in hook_states(denoiser))
     finally:
         for denoiser in denoisers:
-            denoiser.disable_cache()  # type: ignore[operator]
+            denoiser.disable_cache()  # type: ignore[operator]  # as above
 
 
 def _setting(config: str, options: dict[str, Any], *, alone: bool, told: dict[str, Any] | None = None) -> Setting:

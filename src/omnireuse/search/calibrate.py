@@ -60,10 +60,10 @@ def calibrate(
 ) -> Profile:
     """Search the best schedule for each budget of computed steps, on the pipeline's own runs.
 
-    One full run a prompt tells how wrong every forecast over every gap would be; dynamic programming over those errors
-    gives paths to start from; moves, judged on true runs, improve them. Each is tried with the forecasters that need no
-    preparation and with weights that are fitted to it. What was found is then judged on prompts that the search has not
-    seen. Region "step", so any pipeline is served.
+    Schedules to start from are the default, spreads that have done well, and the path that one full run a prompt shows
+    to be cheapest; moves, judged on true runs, improve them. All but the default get weights that are fitted to them,
+    where the scheduler allows it. What was found is then judged on prompts that the search has not seen. Region "step",
+    so any pipeline is served.
 
     Args:
         pipeline: a diffusers pipeline that makes images or clips; nothing may be enabled on it. Or the folder of one,

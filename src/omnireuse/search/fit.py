@@ -21,7 +21,7 @@ __all__ = ["WeightFit", "recorded_path"]
 logger = logging.getLogger("omnireuse")
 
 KEPT = 4
-"""Computed outputs that a weighted sum takes; a fifth was worth 0.1 dB (``models/shapes-flux``, 14 of 28 steps)."""
+"""Computed outputs that a weighted sum takes, and that a run therefore keeps."""
 RIDGE = 1e-9
 """Share of the trace that is added to the diagonal: outputs of neighbouring steps are nearly the same."""
 DIGITS = 6

@@ -40,7 +40,7 @@ def decoded(kind: Any, value: Any, where: str = "it") -> Any:
         own = _expect(value, dict, where)
         for name in {each.name for each in fields(kind)} ^ own.keys():
             raise ValueError(f"{where} {'has an unknown' if name in own else 'lacks the'} field {name!r}")
-        return kind(**{name: decoded(hints[name], each, name) for name, each in own.items()})  # type: ignore[operator]
+        return kind(**{name: decoded(hints[name], each, name) for name, each in own.items()})  # type: ignore[operator]  # a class
     if origin is tuple:
         own = _expect(value, list, where)
         kinds = [inner[0]] * len(own) if inner[-1] is ... else inner
