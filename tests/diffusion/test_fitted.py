@@ -23,7 +23,7 @@ MENDED: tuple[tuple[float, ...], ...] = ((), (), (1.5, -0.5), (1.2, 0.1, -0.3), 
 
 
 def fitted(weights: tuple[tuple[float, ...], ...], computed: tuple[int, ...] = COMPUTED) -> Fitted:
-    return Fitted(at=AT, weights=weights, computed=computed)
+    return Fitted(at=AT, weights=(weights,), computed=computed)
 
 
 def handed_on(tiny: Tiny, steps: int = STEPS, **choices: Any) -> tuple[list[torch.Tensor], Any]:
@@ -109,16 +109,17 @@ def test_a_step_that_a_guard_computes_ends_the_weights_of_this_run(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weights": ((),) * 5}, "as many as there are steps, 6"),
-        ({"weights": ((), (), (), (), (1.0,), ())}, "1 to 2 entries at step 2"),
-        ({"weights": ((1.0, 0.0), *HELD[1:])}, "1 to 1 entries at step 0"),
+        ({"weights": ()}, "a set for at least one branch"),
+        ({"weights": (((),) * 5,)}, "as many as there are steps, 6"),
+        ({"weights": (((), (), (), (), (1.0,), ()),)}, "1 to 2 entries at step 2"),
+        ({"weights": (((1.0, 0.0), *HELD[1:]),)}, "1 to 1 entries at step 0"),
         ({"computed": (0, 3, 1, 5)}, "steps from 0 to 5 in order"),
         ({"computed": (0, 9)}, "steps from 0 to 5 in order"),
     ],
 )
 def test_weights_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Fitted(**{"at": AT, "weights": HELD, "computed": COMPUTED, **change})
+        Fitted(**{"at": AT, "weights": (HELD,), "computed": COMPUTED, **change})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from diffusers import (
 import omnireuse
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.errors import UnsupportedModelError
-from omnireuse.search.fit import WeightFit, recorded_path
+from omnireuse.search.fit import Path, WeightFit, recorded_path
 from tests.diffusion.tiny import flux as tiny_flux
 
 SCHEDULERS = [
@@ -48,21 +49,26 @@ def sample(scheduler: Any, outputs: list[torch.Tensor], generator: torch.Generat
     return latents
 
 
+def alone(scheduler: Any) -> SimpleNamespace:
+    """A pipeline of which only the scheduler is asked."""
+    return SimpleNamespace(scheduler=scheduler, transformer=torch.nn.Identity())
+
+
 @pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda each: type(each).__name__)
 def test_one_reused_step_of_one_weight_leads_back_as_far_as_it_can(scheduler: Any) -> None:
     outputs = [noise(step) for step in range(1, 6)]
     # The third output is the second one scaled, so a single weight can win it back whole.
     outputs[2] = 0.7 * outputs[1]
-    with recorded_path(scheduler) as path:
+    with recorded_path(alone(scheduler)) as path:
         full = sample(scheduler, outputs, torch.Generator().manual_seed(9))
-    assert len(path) == 6
-    assert torch.equal(path[-1], full)
+    assert len(path.latents) == 6
+    assert torch.equal(path.latents[-1], full)
     fit = WeightFit((0, 1, 3, 4), 5, kept=1)
     lost = [*outputs]
     lost[2] = torch.zeros_like(lost[2])
-    with fit.led_along(path, scheduler):
+    with fit.led_along(path, alone(scheduler)):
         again = sample(scheduler, lost, torch.Generator().manual_seed(9))
-    assert fit.weights[2] == pytest.approx((0.7,), abs=2e-3)
+    assert fit.weights[0][2] == pytest.approx((0.7,), abs=2e-3)
     torch.testing.assert_close(again, full, rtol=1e-2, atol=1e-2)
 
 
@@ -77,29 +83,30 @@ def test_the_weights_of_one_sample_are_its_least_squares() -> None:
             latents = scheduler.step(output, timestep, latents, return_dict=False)[0]
         return latents
 
-    with recorded_path(scheduler) as path:
+    with recorded_path(alone(scheduler)) as path:
         run()
     fit = WeightFit((0, 1, 3), 4)
-    with fit.led_along(path, scheduler):
+    with fit.led_along(path, alone(scheduler)):
         run()
     basis = np.stack([outputs[1].flatten(), outputs[0].flatten()], axis=1).astype(np.float64)
     expected = np.linalg.lstsq(basis, outputs[2].flatten().numpy(), rcond=None)[0]
-    assert fit.weights[2] == pytest.approx(expected, abs=1e-4)
-    assert fit.weights[:2] == [(), ()]
+    ((*before, weights, corrected),) = fit.weights
+    assert weights == pytest.approx(expected, abs=1e-4)
+    assert before == [(), ()]
     # What step 2 got wrong is in the next step's aim: it is led to the full run's latents, not to its own output.
-    assert len(fit.weights[3]) == 3
-    assert fit.weights[3] != pytest.approx((1.0, 0.0, 0.0), abs=1e-2)
+    assert len(corrected) == 3
+    assert corrected != pytest.approx((1.0, 0.0, 0.0), abs=1e-2)
 
 
 def test_weights_come_closer_to_the_full_run_than_holding_and_judge_as_they_were_fitted() -> None:
     tiny = tiny_flux()
     computed = (0, 1, 2, 4, 6)
-    with recorded_path(tiny.pipe.scheduler) as path, omnireuse.enable(tiny.pipe, policy="never"):
+    with recorded_path(tiny.pipe) as path, omnireuse.enable(tiny.pipe, policy="never"):
         full = tiny.run(steps=8)
     policy = FixedSchedule(steps=computed, compute_last=False)
     fit = WeightFit(computed, 8)
     with (
-        fit.led_along(path, tiny.pipe.scheduler),
+        fit.led_along(path, tiny.pipe),
         omnireuse.enable(tiny.pipe, policy=policy, quantity="output"),
     ):
         led = tiny.run(steps=8)
@@ -107,8 +114,10 @@ def test_weights_come_closer_to_the_full_run_than_holding_and_judge_as_they_were
         held = tiny.run(steps=8)
     assert (led - full).norm() < (held - full).norm()
     at = tuple(tiny.pipe.scheduler.sigmas[:-1].tolist())
-    fitted = omnireuse.Fitted(at=at, weights=tuple(fit.weights), computed=computed)
-    with omnireuse.enable(tiny.pipe, policy=policy, forecaster=fitted):
+    fitted = omnireuse.Fitted(at=at, weights=fit.weights, computed=computed)
+    # Its guidance calls two branches, so that weights are of calls.
+    assert fitted.branches == 2
+    with omnireuse.enable(tiny.pipe, policy=policy, forecaster=fitted, region="call"):
         torch.testing.assert_close(tiny.run(steps=8), led, rtol=1e-4, atol=1e-4)
 
 
@@ -118,12 +127,12 @@ def test_a_scheduler_that_bends_outputs_cannot_be_fitted(caplog: pytest.LogCaptu
             return super().step(model_output * sample.abs(), timestep, sample, **kwargs)
 
     scheduler = Bending()
-    with recorded_path(scheduler) as path, caplog.at_level(logging.WARNING, "omnireuse"):
+    with recorded_path(alone(scheduler)) as path, caplog.at_level(logging.WARNING, "omnireuse"):
         sample(scheduler, [noise(step) for step in range(1, 5)], torch.Generator())
-    assert path == []
+    assert path.latents == []
     assert caplog.text.count("no weights can be fitted") == 1
     with (
-        WeightFit((0, 1, 3), 4).led_along([noise(0)] * 5, scheduler),
+        WeightFit((0, 1, 3), 4).led_along(Path(latents=[noise(0)] * 5), alone(scheduler)),
         pytest.raises(UnsupportedModelError, match="Bending: no weights can be fitted"),
     ):
         sample(scheduler, [noise(step) for step in range(1, 5)], torch.Generator())

@@ -88,6 +88,8 @@ def fitting(strategy: Strategy, pipeline: Any, region: str | None = None) -> Str
     """
     if region is not None:
         return replace(strategy, region=region, together=region == "call")
+    if strategy.region == "call":
+        return strategy
     models = [type(unwrapped(denoiser)).__name__ for denoiser in denoisers_of(pipeline)]
     several = [model for model in models if model in BLOCK_STACKS and not BLOCK_STACKS[model].makes_one_output]
     if not several:

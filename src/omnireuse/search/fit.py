@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from omnireuse.diffusion.reuse.forecasters import combine
 from omnireuse.diffusion.reuse.runtime.interception import intercept
 from omnireuse.diffusion.reuse.runtime.session import previous_sample
 from omnireuse.errors import UnsupportedModelError
+from omnireuse.search.branches import Shares, branch_outputs
 
-__all__ = ["WeightFit", "recorded_path"]
+__all__ = ["Path", "WeightFit", "recorded_path"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -27,38 +29,53 @@ RIDGE = 1e-9
 DIGITS = 6
 """Of a weight, so that what is written down is what was judged."""
 
-Path = list[torch.Tensor]
-"""The latents that a full run goes through: what its first step starts from, then what each step arrives at."""
+
+@dataclass
+class Path:
+    """What a full run goes through.
+
+    Attributes:
+        latents: what its first step starts from, then what each step arrives at; none where the scheduler cannot be
+            fitted.
+        shares: of each branch of guidance in what the scheduler is handed; (1.0,) where they cannot be told apart.
+    """
+
+    latents: list[torch.Tensor] = field(default_factory=list)
+    shares: tuple[float, ...] = (1.0,)
 
 
 @contextmanager
-def recorded_path(scheduler: Any) -> Iterator[Path]:
-    """Note the latents of the one run that is made meanwhile; none of them where the scheduler cannot be fitted."""
-    path: Path = []
+def recorded_path(pipeline: Any) -> Iterator[Path]:
+    """Note the path of the one run that is made meanwhile."""
+    path, shares, scheduler = Path(), Shares(), pipeline.scheduler
     can_be_fitted = True
 
     def stepped(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         nonlocal can_be_fitted
         given = _named(args, kwargs)
         if can_be_fitted:
-            if not path:
-                path.append(given["sample"].clone())
+            shares.see(outputs.take(given["model_output"]), given["model_output"])
+            if not path.latents:
+                path.latents.append(given["sample"].clone())
             try:
                 _output_to(scheduler, given, given["sample"])
             except UnsupportedModelError as error:
                 logger.warning("%s", error)
                 can_be_fitted = False
-                path.clear()
+                path.latents.clear()
         result = proceed(*args, **kwargs)
         if can_be_fitted:
-            path.append(_next(result).clone())
+            path.latents.append(_next(result).clone())
         return result
 
-    interception = intercept(scheduler, path, {"step": stepped})
-    try:
-        yield path
-    finally:
-        interception.undo()
+    with branch_outputs(pipeline) as outputs:
+        interception = intercept(scheduler, path, {"step": stepped})
+        try:
+            yield path
+        finally:
+            interception.undo()
+    if can_be_fitted:
+        path.shares = shares.found()
 
 
 class WeightFit:
@@ -70,7 +87,8 @@ class WeightFit:
     with what they give. So they know the errors that earlier steps have left, and the first computed step after a gap
     makes good what the forecasts in it got wrong. Prompts may come in any number of runs; each adds its own sums, and
     steps of a later run are led by the weights of all runs so far. Every sample counts by its relative error, as in
-    PSNR, not by its square.
+    PSNR, not by its square. The branches of guidance have weights of their own, where it sums them with the same
+    shares at every step: what the prompt adds changes otherwise than what it is added to.
 
     Source: fitting a solver's coefficients to its own fine runs, as in "Bespoke Solvers", arXiv 2310.19075; correcting
     a past step with an output that is computed anyway, as UniPC does, arXiv 2302.04867.
@@ -78,18 +96,24 @@ class WeightFit:
     Args:
         computed: the steps that compute.
         total: steps of a run.
-        kept: outputs that a sum takes.
+        kept: outputs of each branch that a sum takes.
     """
 
     def __init__(self, computed: Sequence[int], total: int, *, kept: int = KEPT) -> None:
         self._computed = frozenset(computed)
         self._kept = kept
         self._sums: list[list[_Sums]] = [[] for _ in range(total)]
-        self.weights: list[tuple[float, ...]] = [() for _ in range(total)]
-        """Of each step so far, the newest output first; empty where the computed output is handed on as it is."""
+        self._weights: list[tuple[tuple[float, ...], ...]] = [() for _ in range(total)]
+        self._branches = 1
+
+    @property
+    def weights(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        """Of each branch and each step so far, the newest output first; empty where the computed output is handed on as
+        it is."""
+        return tuple(tuple(sets[branch] if sets else () for sets in self._weights) for branch in range(self._branches))
 
     @contextmanager
-    def led_along(self, path: Path, scheduler: Any) -> Iterator[None]:
+    def led_along(self, path: Path, pipeline: Any) -> Iterator[None]:
         """Lead the one run that is made meanwhile, whose full run went along `path`.
 
         Reuse must be enabled after this, so that the outputs seen here are what it hands on.
@@ -97,7 +121,8 @@ class WeightFit:
         Raises:
             UnsupportedModelError: a scheduler whose steps do not depend on the output by one factor.
         """
-        known: deque[torch.Tensor] = deque(maxlen=self._kept)
+        known: deque[list[torch.Tensor]] = deque(maxlen=self._kept)
+        scheduler, self._branches = pipeline.scheduler, len(path.shares)
         step = 0
         led_astray = False
 
@@ -106,38 +131,57 @@ class WeightFit:
             here, step = step, step + 1
             given = _named(args, kwargs)
             output = given["model_output"]
+            made = outputs.take(output)
             if here in self._computed:
-                known.appendleft(output.clone())
+                known.appendleft(_parts(made, path.shares, output))
             if here not in self._computed or led_astray:
-                aim = _output_to(scheduler, given, path[here + 1])
-                self._sums[here] += _sums(known, aim)
-                self.weights[here] = _solve(self._sums[here])
-                given["model_output"] = combine(self.weights[here], list(known))
+                aim = _output_to(scheduler, given, path.latents[here + 1])
+                by_branch = list(zip(*known, strict=True))
+                self._sums[here] += _sums(by_branch, aim)
+                self._weights[here] = _solve(self._sums[here], len(by_branch))
+                given["model_output"] = torch.stack(
+                    [combine(weights, each) for weights, each in zip(self._weights[here], by_branch, strict=True)]
+                ).sum(0)
                 led_astray = here not in self._computed
             return proceed(**given)
 
-        interception = intercept(scheduler, self, {"step": stepped})
-        try:
-            yield
-        finally:
-            interception.undo()
+        with branch_outputs(pipeline) as outputs:
+            interception = intercept(scheduler, self, {"step": stepped})
+            try:
+                yield
+            finally:
+                interception.undo()
+
+
+def _parts(outputs: list[torch.Tensor] | None, shares: Sequence[float], handed: torch.Tensor) -> list[torch.Tensor]:
+    """What each branch has contributed to what the scheduler was handed."""
+    if len(shares) == 1:
+        return [handed.clone()]
+    if outputs is None or len(outputs) != len(shares):
+        raise UnsupportedModelError(
+            f"no weights can be fitted: the full run has {len(shares)} branches a step, the run after it others"
+        )
+    return [output.mul_(share) for output, share in zip(outputs, shares, strict=True)]
 
 
 _Sums = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """⟨basis, basis⟩ (k, k), ⟨basis, aim⟩ (k,) and ⟨aim, aim⟩ () of one sample, float64."""
 
 
-def _sums(known: Sequence[torch.Tensor], aim: torch.Tensor) -> list[_Sums]:
-    # Seen from the newest output: neighbours differ in the last digits of their inner products.
-    values = torch.stack([value.to("cpu", torch.float64).flatten(1) for value in known], dim=1)
-    newest = values[:, :1]
-    basis = torch.cat([newest, values[:, 1:] - newest], dim=1)
-    left = aim.to("cpu", torch.float64).flatten(1)[:, :, None] - newest.transpose(1, 2)
-    products, towards = basis @ basis.transpose(1, 2), (basis @ left)[..., 0]
-    return list(zip(products, towards, left.square().sum((1, 2)), strict=True))
+def _sums(by_branch: Sequence[Sequence[torch.Tensor]], aim: torch.Tensor) -> list[_Sums]:
+    basis = []
+    left = aim.to("cpu", torch.float64).flatten(1)
+    for known in by_branch:
+        # Seen from the newest output: neighbours differ in the last digits of their inner products.
+        newest, *others = (value.to("cpu", torch.float64).flatten(1) for value in known)
+        basis += [newest, *(other - newest for other in others)]
+        left = left - newest
+    values = torch.stack(basis, dim=1)
+    products, towards = values @ values.transpose(1, 2), (values @ left[:, :, None])[..., 0]
+    return list(zip(products, towards, left.square().sum(1), strict=True))
 
 
-def _solve(sums: Sequence[_Sums]) -> tuple[float, ...]:
+def _solve(sums: Sequence[_Sums], branches: int) -> tuple[tuple[float, ...], ...]:
     products, towards, sizes = (torch.stack(each) for each in zip(*sums, strict=True))
     share = torch.ones(len(sums), dtype=torch.float64)
     for _ in range(4):
@@ -147,8 +191,10 @@ def _solve(sums: Sequence[_Sums]) -> tuple[float, ...]:
         errors = sizes - 2 * towards @ found + torch.einsum("nij,i,j->n", products, found, found)
         # Each sample by its relative error, but none without bound.
         share = 1 / (errors.clamp_min(0) + 0.1 * errors.mean().clamp_min(1e-12))
-    weights = torch.cat([1 + found[:1] - found[1:].sum(), found[1:]])
-    return tuple(round(weight, DIGITS) for weight in weights.tolist())
+    return tuple(
+        tuple(round(weight, DIGITS) for weight in (1 + float(newest - sum(others)), *others))
+        for newest, *others in found.view(branches, -1).tolist()
+    )
 
 
 def _output_to(scheduler: Any, given: Mapping[str, Any], wanted: torch.Tensor) -> torch.Tensor:

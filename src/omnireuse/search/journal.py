@@ -18,7 +18,7 @@ __all__ = ["Journal", "Remembered"]
 
 logger = logging.getLogger("omnireuse")
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Journal:

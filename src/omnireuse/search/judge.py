@@ -80,10 +80,8 @@ class Judge:
         """
         recorder, seen = DistanceRecorder(), Observations()
         strategy = Strategy(policy=Never(), forecaster=recorder if record else Hold(), region="step")
-        path: Path = []
         with ExitStack() as stack:
-            if record:
-                path = stack.enter_context(recorded_path(self._pipeline.scheduler))
+            path = stack.enter_context(recorded_path(self._pipeline)) if record else Path()
             stack.enter_context(Handle(self._pipeline, strategy, name="full run", region=seen.region))
             try:
                 pictures = self._pictures(batch)
@@ -99,7 +97,9 @@ class Judge:
                     f"the full run of {self._prompts[place]!r} is not finite; nothing can be calibrated on it"
                 )
         distances = recorder.distances(self._call["num_inference_steps"]) if record else None
-        return FullRun(pictures=pictures, distances=distances, path=path if keep_path and path else None, seen=seen)
+        return FullRun(
+            pictures=pictures, distances=distances, path=path if keep_path and path.latents else None, seen=seen
+        )
 
     def fit(
         self, batches: Sequence[range], candidate: Candidate, at: Sequence[float], full: Pictures, *paths: Path
@@ -121,17 +121,17 @@ class Judge:
         for batch, path in zip(batches, paths, strict=True):
             policy = candidate.policy(len(at))
             with (
-                fit.led_along(path, self._pipeline.scheduler),
+                fit.led_along(path, self._pipeline),
                 enable(self._pipeline, policy=policy, quantity="output"),
             ):
                 made = self._pictures(batch)
-        fitted = Fitted(at=tuple(at), weights=tuple(fit.weights), computed=candidate.steps)
+        fitted = Fitted(at=tuple(at), weights=fit.weights, computed=candidate.steps)
         return fitted, _psnr(made, full) if len(batches) == 1 else None
 
     def psnr(self, batch: range, candidate: Candidate, forecaster: Fitted | str, full: Pictures) -> list[float]:
         """PSNR in dB of each prompt to its full run, at most `IDENTICAL_DB`; 0 where a picture is not finite."""
-        policy = candidate.policy(self._call["num_inference_steps"])
-        with enable(self._pipeline, policy=policy, forecaster=forecaster):
+        strategy = Strategy.where_it_fits(candidate.policy(self._call["num_inference_steps"]), forecaster)
+        with Handle(self._pipeline, strategy, name="candidate"):
             made = self._pictures(batch)
         return _psnr(made, full)
 

@@ -22,7 +22,7 @@ from omnireuse.errors import ConfigError, StateError
 
 __all__ = ["Plan", "Profile", "fingerprint"]
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +32,14 @@ class Plan:
     Attributes:
         steps: the steps that compute, the first among them.
         forecaster: name of the forecaster for the others, or "fitted".
-        weights: of a "fitted" one, for each step of the run.
+        weights: of a "fitted" one, for each branch of guidance and each step of the run; one set may serve all branches.
         psnr: mean PSNR to the full run in dB on the prompts it was searched with.
         held_out: PSNR of each prompt that the search has not seen; none where an interrupt came before.
     """
 
     steps: tuple[int, ...]
     forecaster: str
-    weights: tuple[tuple[float, ...], ...] = ()
+    weights: tuple[tuple[tuple[float, ...], ...], ...] = ()
     psnr: float
     held_out: tuple[float, ...]
 
@@ -59,7 +59,7 @@ class Plan:
             if self.weights
             else forecaster_named(self.forecaster)
         )
-        return Strategy(policy=policy, forecaster=forecaster)
+        return Strategy.where_it_fits(policy, forecaster)
 
     @property
     def promised(self) -> float:

@@ -158,6 +158,14 @@ class Strategy:
             **choices,
         )
 
+    @classmethod
+    def where_it_fits(cls, policy: Policy, forecaster: Forecaster | str) -> Strategy:
+        """In region "step", or else in the first that the forecaster can serve."""
+        made = forecaster_named(forecaster) if isinstance(forecaster, str) else forecaster
+        regions = getattr(made, "regions", REGIONS)
+        region = "step" if "step" in regions else next(iter(regions))
+        return cls(policy=policy, forecaster=made, region=region, together=region != "step")
+
     @property
     def decides_by_sample(self) -> bool:
         """Whether the samples of a batch may be decided on differently."""

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-__all__ = ["Corrector", "Forecaster", "Memory"]
+__all__ = ["BranchForecaster", "Corrector", "Forecaster", "Memory"]
 
 
 @runtime_checkable
@@ -45,3 +45,15 @@ class Forecaster(Protocol):
 
     def start(self) -> Memory:
         """An empty memory."""
+
+
+@runtime_checkable
+class BranchForecaster(Protocol):
+    """A forecaster to which the branches of guidance are not alike."""
+
+    @property
+    def branches(self) -> int:
+        """How many it knows; 1 where it takes all for alike."""
+
+    def start_branch(self, branch: int) -> Memory:
+        """An empty memory for the branch that is called in this place of a step."""

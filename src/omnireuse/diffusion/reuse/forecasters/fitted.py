@@ -27,14 +27,15 @@ class Fitted:
 
     The weights of each step come from `omnireuse.calibrate`. Some belong to computed steps: the first output that is
     computed after a gap tells where the forecasts over the gap went wrong, and its weights make that good before the
-    run goes on, as the corrector of a multistep solver does, at no cost. They are one set for all branches, which
-    commutes with guidance, so regions "step" and "call" hand on the same. On a run that takes other steps than they
-    were fitted for (another number of them, another spacing, a step that a guard made compute), `Blend` forecasts
-    instead and says so.
+    run goes on, as the corrector of a multistep solver does, at no cost. Each branch of guidance may have a set of its
+    own, for region "call". One set for all branches commutes with guidance, so regions "step" and "call" hand on the
+    same. On a run that takes other steps than they were fitted for (another number of them, another spacing, other
+    branches, a step that a guard made compute), `Blend` forecasts instead and says so.
 
     Args:
         at: coordinate of each step of the runs that they were fitted on, as forecasters see it.
-        weights: of each step; empty where the computed output is handed on as it is.
+        weights: of each branch, in the order of its calls, and each step; empty where the computed output is handed on
+            as it is. One set serves all branches.
         computed: the steps that computed in these runs.
 
     Raises:
@@ -42,31 +43,49 @@ class Fitted:
     """
 
     at: tuple[float, ...]
-    weights: tuple[tuple[float, ...], ...]
+    weights: tuple[tuple[tuple[float, ...], ...], ...]
     computed: tuple[int, ...]
 
     quantity: ClassVar[str] = "output"
-    regions: ClassVar[tuple[str, ...]] = ("step", "call")
 
     def __post_init__(self) -> None:
-        if len(self.at) != len(self.weights):
-            raise field_error(self, "weights", f"be as many as there are steps, {len(self.at)}", len(self.weights))
+        if not self.weights:
+            raise field_error(self, "weights", "hold a set for at least one branch")
+        for each in self.weights:
+            if len(self.at) != len(each):
+                raise field_error(self, "weights", f"be as many as there are steps, {len(self.at)}", len(each))
         if list(self.computed) != sorted(set(self.computed)) or not set(self.computed) <= set(range(len(self.at))):
             raise field_error(self, "computed", f"be steps from 0 to {len(self.at) - 1} in order")
-        for step, weights in enumerate(self.weights):
+        for step in range(len(self.at)):
             known = sum(computed <= step for computed in self.computed)
-            if len(weights) > known or (not weights and step not in self.computed):
-                raise field_error(self, "weights", f"have 1 to {known} entries at step {step}", weights)
+            for weights in (each[step] for each in self.weights):
+                if len(weights) > known or (not weights and step not in self.computed):
+                    raise field_error(self, "weights", f"have 1 to {known} entries at step {step}", weights)
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Where it can serve."""
+        return ("step", "call") if self.branches == 1 else ("call",)
+
+    @property
+    def branches(self) -> int:
+        """How many branches have weights of their own; 1 where one set serves all."""
+        return len(self.weights)
 
     def start(self) -> _FittedMemory:
-        """An empty memory."""
-        return _FittedMemory(self)
+        """An empty memory for the first branch."""
+        return self.start_branch(0)
+
+    def start_branch(self, branch: int) -> _FittedMemory:
+        """An empty memory for the branch that is called in this place of a step."""
+        return _FittedMemory(self, self.weights[branch if self.branches > 1 else 0])
 
 
 class _FittedMemory:
-    def __init__(self, fit: Fitted) -> None:
+    def __init__(self, fit: Fitted, weights: tuple[tuple[float, ...], ...]) -> None:
         self._fit = fit
-        self._known: deque[tuple[float, torch.Tensor]] = deque(maxlen=max(2, *map(len, fit.weights)))
+        self._weights = weights
+        self._known: deque[tuple[float, torch.Tensor]] = deque(maxlen=max(2, *map(len, weights)))
         """Coordinates and outputs of the last computed steps, the newest first."""
         self._otherwise = Blend().start()
         self._fits = True
@@ -84,14 +103,14 @@ class _FittedMemory:
         # Weights of a computed step know its output; what would have been forecast for it is asked of the blend.
         if step is None or step in self._fit.computed or not self._stands_at(step):
             return self._otherwise.predict(at)
-        return combine(self._fit.weights[step], [value for _, value in self._known])
+        return combine(self._weights[step], [value for _, value in self._known])
 
     def corrected(self, at: float) -> torch.Tensor | None:
         """What to hand on at `at`, whose output was observed last; None for that output as it is."""
         step = self._step(at)
-        if step is None or not self._fit.weights[step] or not self._stands_at(step):
+        if step is None or not self._weights[step] or not self._stands_at(step):
             return None
-        return combine(self._fit.weights[step], [value for _, value in self._known])
+        return combine(self._weights[step], [value for _, value in self._known])
 
     def _step(self, at: float) -> int | None:
         places = self._fit.at
@@ -102,7 +121,7 @@ class _FittedMemory:
 
     def _stands_at(self, step: int) -> bool:
         """Whether the outputs known are those that this step's weights were fitted for."""
-        count = len(self._fit.weights[step])
+        count = len(self._weights[step])
         nodes = [computed for computed in reversed(self._fit.computed) if computed <= step][:count]
         known = list(self._known)[:count]
         fits = len(known) == count and all(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.diffusion.reuse.agreement import Agreement
+from omnireuse.diffusion.reuse.forecasters import Blend, BranchForecaster, Forecaster
 from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.policy import StepView
 from omnireuse.diffusion.reuse.runtime.track import Track
 from omnireuse.diffusion.reuse.strategy import Strategy
 
 __all__ = ["Run"]
+
+logger = logging.getLogger("omnireuse")
 
 
 class Run:
@@ -49,7 +53,8 @@ class Run:
         self._noises = tuple(level.at for level in levels[:total]) if known else None
         self._by_steps = strategy.axis == "steps"
         self._order = int(getattr(strategy.forecaster, "order", 0))
-        self._new_track: Callable[[], Track] = lambda: Track(strategy, agreement)
+        self._strategy, self._agreement = strategy, agreement
+        self._forecaster: Forecaster = strategy.forecaster
         self._tracks: dict[object, Track] = {}
         self.placeholders: dict[tuple[int, str], Any] = {}
         """The last computed output of each denoiser and branch, handed out where only its shape matters."""
@@ -86,11 +91,27 @@ class Run:
         leaves = pytree.tree_leaves(list(self.placeholders.values()))
         return held + sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
-    def track(self, key: object) -> Track:
-        """The memory of one branch, empty at first."""
+    def track(self, key: object, branch: int) -> Track:
+        """The memory of one branch, which is called in this place of a step; empty at first."""
         if key not in self._tracks:
-            self._tracks[key] = self._new_track()
+            forecaster, remember = self._forecaster, self._forecaster.start
+            if isinstance(forecaster, BranchForecaster) and branch < forecaster.branches:
+                remember = partial(forecaster.start_branch, branch)
+            self._tracks[key] = Track(self._strategy, self._agreement, remember)
         return self._tracks[key]
+
+    def _check_branches(self) -> None:
+        """After the first step: weights for each branch are of no use where others are called than were fitted."""
+        known = self._forecaster.branches if isinstance(self._forecaster, BranchForecaster) else 1
+        if known not in (1, self.calls):
+            logger.warning(
+                "the weights were fitted for %d branches of guidance; this run has %d calls a step, so a blend "
+                "forecasts instead",
+                known,
+                self.calls,
+            )
+            self._forecaster = Blend()
+            self._tracks.clear()
 
     def lead_of(self, key: tuple[int, str] | str, sample: int | None) -> bool | None:
         """What the first branch of this step has done, where the others follow it; None for the first itself."""
@@ -130,6 +151,8 @@ class Run:
 
     def advance(self, latents: torch.Tensor | None) -> None:
         """The step is over; the next one starts from `latents`."""
+        if self.index == 0:
+            self._check_branches()
         self.index += 1
         self.calls = 0
         self.branches.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
@@ -23,10 +23,15 @@ def layout_of(*values: object) -> Hashable:
 
 
 class Track:
-    """The state of one branch: policy state, forecaster memories, last signal, layout, length of the reuse run."""
+    """The state of one branch: policy state, forecaster memories, last signal, layout, length of the reuse run.
 
-    def __init__(self, strategy: Strategy, agreement: Agreement) -> None:
+    Args:
+        remember: starts the memory of one value.
+    """
+
+    def __init__(self, strategy: Strategy, agreement: Agreement, remember: Callable[[], Memory]) -> None:
         self._strategy = strategy
+        self._remember = remember
         self._agreement = agreement
         self._policy_state = strategy.policy.start()
         self._memories: list[Memory] | None = None
@@ -111,7 +116,7 @@ class Track:
     def observe(self, at: float, values: Sequence[torch.Tensor]) -> None:
         """Remember the computed values; the track owns the tensors from here on."""
         if self._memories is None or len(self._memories) != len(values):
-            self._memories = [self._strategy.forecaster.start() for _ in values]
+            self._memories = [self._remember() for _ in values]
         self._dtypes = [value.dtype for value in values]
         kept_as = self._strategy.history_dtype
         if isinstance(kept_as, torch.dtype):

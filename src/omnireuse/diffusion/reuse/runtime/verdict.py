@@ -46,7 +46,7 @@ class Verdict:
     ) -> None:
         started = perf_counter()
         self.run, self.branch, self.sample = run, branch, sample
-        self.track = run.track((key, sample))
+        self.track = run.track((key, sample), order)
         lead = run.lead_of(key, sample)
         self.drift = self.track.drift_to(signal if lead is None else None)
         self.view = run.view(order, self.drift, self.track.error)
