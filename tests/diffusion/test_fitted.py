@@ -70,6 +70,34 @@ def test_both_regions_hand_on_the_same_after_guidance(flux: Tiny) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+def test_branches_with_weights_of_their_own_are_each_handed_on_with_theirs(flux: Tiny) -> None:
+    choices: dict[str, Any] = {"policy": FixedSchedule(steps=COMPUTED), "region": "call"}
+    alike, _ = handed_on(flux, forecaster=fitted(MENDED), **choices)
+    twice, _ = handed_on(flux, forecaster=Fitted(at=AT, weights=(MENDED, MENDED), computed=COMPUTED), **choices)
+    assert all(torch.equal(a, b) for a, b in zip(alike, twice, strict=True))
+    # The unconditional branch holds, the conditional one holds half of its output: what is handed on tells which.
+    halved = tuple(tuple(0.5 * weight for weight in weights) for weights in HELD)
+    held, _ = handed_on(flux, forecaster=fitted(HELD), **choices)
+    parts, _ = handed_on(flux, forecaster=Fitted(at=AT, weights=(halved, HELD), computed=COMPUTED), **choices)
+    none = tuple(tuple(0.0 * weight for weight in weights) for weights in HELD)
+    without, _ = handed_on(flux, forecaster=Fitted(at=AT, weights=(none, HELD), computed=COMPUTED), **choices)
+    torch.testing.assert_close(parts[2], (held[2] + without[2]) / 2)
+    assert not torch.allclose(held[2], without[2])
+
+
+def test_weights_of_two_branches_end_where_one_is_called(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    schedule = FixedSchedule(steps=(0, 1, 2, 4, 5))
+    both = Fitted(at=AT, weights=(HELD, MENDED), computed=COMPUTED)
+    with (
+        caplog.at_level(logging.WARNING, "omnireuse"),
+        omnireuse.enable(flux.pipe, policy=schedule, forecaster=both, region="call"),
+    ):
+        alone = flux.run(steps=STEPS, guided=False)
+    assert caplog.text.count("fitted for 2 branches of guidance; this run has 1 calls a step") == 1
+    with omnireuse.enable(flux.pipe, policy=schedule, forecaster="blend", quantity="output", region="call"):
+        assert torch.equal(flux.run(steps=STEPS, guided=False), alone)
+
+
 @pytest.mark.parametrize("region", ["step", "call"])
 def test_the_last_step_may_be_left_out(flux: Tiny, region: str) -> None:
     weights = ((), (), (1.0,), (), (1.0,), (1.1, -0.1))
@@ -126,12 +154,16 @@ def test_weights_that_cannot_be_are_refused(change: dict[str, Any], message: str
     ("choices", "message"),
     [
         ({"region": "blocks"}, "region must be step or call with Fitted"),
+        (
+            {"forecaster": Fitted(at=AT, weights=(HELD, HELD), computed=COMPUTED)},
+            "region must be call with Fitted, got 'step'",
+        ),
         ({"quantity": "x0"}, "quantity must be output with the forecaster Fitted"),
     ],
 )
 def test_weights_belong_to_whole_outputs(flux: Tiny, choices: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        omnireuse.enable(flux.pipe, policy="fixed", forecaster=fitted(HELD), **choices)
+        omnireuse.enable(flux.pipe, **{"policy": "fixed", "forecaster": fitted(HELD), **choices})
 
 
 def test_only_named_steps_can_leave_out_the_last() -> None:

@@ -63,7 +63,7 @@ def test_a_profile_survives_its_file_and_decides(pipeline: Any, profile: Profile
     with omnireuse.enable(pipeline, profile=tmp_path / "profile.json", computed_steps=5) as handle:
         pipeline(PROMPTS[0], **SAMPLING | {"num_inference_steps": 8})
     assert handle.summary().computed_steps == 4
-    assert [event.step for event in handle.events if not event.reused] == list(profile.plans[4].steps)
+    assert sorted({event.step for event in handle.events if not event.reused}) == list(profile.plans[4].steps)
     with omnireuse.enable(pipeline, profile=profile, speedup=2) as handle:
         pipeline(PROMPTS[0], **SAMPLING | {"num_inference_steps": 12})
     assert handle.summary().computed_steps == 6, "half of the steps of another length too"

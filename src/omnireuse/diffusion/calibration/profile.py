@@ -32,7 +32,7 @@ class Plan:
     Attributes:
         steps: the steps that compute, the first among them.
         forecaster: name of the forecaster for the others, or "fitted".
-        weights: of a "fitted" one, for each branch of guidance and each step of the run; one set may serve all branches.
+        weights: of a "fitted" one, for each branch of guidance and each step of the run; one set serves all branches.
         psnr: mean PSNR to the full run in dB on the prompts it was searched with.
         held_out: PSNR of each prompt that the search has not seen; none where an interrupt came before.
     """
