@@ -8,6 +8,7 @@ part alone. A part weighs what torch's FLOP counter says of one execution for on
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,6 +36,7 @@ class Work:
         flops: executed since the last `reset`.
         calls: of the denoisers, let through or not, since the last `reset`.
         rows: samples in the last call of a denoiser.
+        began: when the first call since the last `reset` came, by `time.perf_counter`; None before it.
 
     Raises:
         UnsupportedModelError: a pipeline without a denoiser.
@@ -42,6 +44,7 @@ class Work:
 
     def __init__(self, pipeline: Any) -> None:
         self.flops, self.calls, self.rows = 0.0, 0, 0
+        self.began: float | None = None
         self._weights: dict[int, float] = {}
         self._undo: list[Callable[[], None]] = []
         for denoiser in denoisers_of(pipeline):
@@ -51,7 +54,7 @@ class Work:
 
     def reset(self) -> None:
         """Start at zero; what parts weigh stays known."""
-        self.flops, self.calls = 0.0, 0
+        self.flops, self.calls, self.began = 0.0, 0, None
 
     def close(self) -> None:
         """Stop counting."""
@@ -76,6 +79,8 @@ class Work:
         self._undo.append(undo)
 
     def _count_call(self, _: torch.nn.Module, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.began is None:
+            self.began = time.perf_counter()
         self.calls += 1
         self.rows = _rows(args, kwargs)
         return inner(*args, **kwargs)

@@ -38,6 +38,10 @@ def _default(_: Subject, __: FullRun) -> Iterator[Setting]:
     yield _setting({})
 
 
+def _default_by_call(_: Subject, __: FullRun) -> Iterator[Setting]:
+    yield _setting({"speedup": 2.0, "region": "call"}, region="call")
+
+
 def _speedup(_: Subject, __: FullRun) -> Iterator[Setting]:
     for speedup in (1.4, 1.6, 2.5, 3.0, 4.0):
         yield _setting({"speedup": speedup}, speedup=speedup)
@@ -96,6 +100,7 @@ def _fits(path: Path, profile: Profile, subject: Subject) -> bool:
 
 OURS = (
     Method(key="default", name="omnireuse, default", family="ours", grid=_default),
+    Method(key="default-call", name="omnireuse, default by call", family="ours", grid=_default_by_call),
     Method(key="speedup", name="omnireuse, speedup=…", family="ours", grid=_speedup),
     Method(key="error-control", name="omnireuse ErrorControl", family="ours", grid=_error_control),
     Method(key="sea-cache", name="omnireuse SeaCache", family="ours", grid=_sea_cache),

@@ -29,11 +29,22 @@ def case_table(case: Case) -> Table:
     table = Table(
         title=f"{case.name}: {len(case.prompts)} prompts; means with 95 % intervals", box=None, title_justify="left"
     )
-    for heading in ("", "method", "computed", "PSNR dB", "SSIM", "attributes", "speed-up", "KiB kept", "settings"):
+    for heading in (
+        "",
+        "method",
+        "computed",
+        "PSNR dB",
+        "SSIM",
+        "attributes",
+        "speed-up",
+        "of the loop",
+        "KiB kept",
+        "settings",
+    ):
         table.add_column(heading, justify="left" if heading in LEFT else "right", no_wrap=heading == "method")
     best = front(case.points)
     for point in _shown(case):
-        cells = _cells(point) if point.error is None else ["–"] * 6 + [point.error.splitlines()[0]]
+        cells = _cells(point) if point.error is None else ["–"] * 7 + [point.error.splitlines()[0]]
         table.add_row(
             "*" if point in best else "", escape(point.method), *map(escape, cells), style=STYLES[point.family]
         )
@@ -65,7 +76,7 @@ def _cells(point: Point) -> list[str]:
         _interval(point.psnr, 1),
         _interval(point.ssim, 3),
         _interval(point.attributes, 3),
-        "–" if point.speedup is None else f"{point.speedup.median:.2f}×",
+        *("–" if each is None else f"{each.median:.2f}×" for each in (point.speedup, point.loop_speedup)),
         "–" if point.retained_bytes is None else f"{point.retained_bytes / 1024:.0f}",
         settings if len(settings) < 90 else settings[:87] + "…",
     ]

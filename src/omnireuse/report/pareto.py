@@ -46,6 +46,7 @@ class Point:
         ssim: structural similarity to the full run.
         attributes: share of what the prompts ask that a checker found; None where nothing checks.
         speedup: wall-clock of the full run over its own, prompt by prompt; None where it was not timed.
+        loop_speedup: the same of the denoising loop alone, without encoding prompts and decoding latents.
         retained_bytes: the most that was kept between steps; None where it is not known.
         call: the call as a person would write it.
         error: why there are no figures; None where there are.
@@ -60,6 +61,7 @@ class Point:
     ssim: Mean | None = None
     attributes: Mean | None = None
     speedup: Spread | None = None
+    loop_speedup: Spread | None = None
     retained_bytes: int | None = None
     call: str
     error: str | None = None
