@@ -128,6 +128,9 @@ def _add_calibrate(commands: Commands) -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, help="wall-clock budget of the search")
     parser.add_argument("--batch", type=int, default=1, help="prompts a call (default: 1)")
     parser.add_argument(
+        "--fit-prompts", type=int, default=8, metavar="N", help="prompts that weights are fitted on (default: 8)"
+    )
+    parser.add_argument(
         "--workers", type=int, default=0, help="processes, one a GPU or one a CPU thread (default: 0, this one alone)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of noise and search (default: 0)")
@@ -252,6 +255,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         margin=arguments.margin,
         seconds=arguments.seconds,
         batch_size=arguments.batch,
+        fit_prompts=arguments.fit_prompts,
         workers=arguments.workers,
         seed=arguments.seed,
         **arguments.call,

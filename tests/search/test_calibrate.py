@@ -73,7 +73,10 @@ def test_a_quality_takes_the_cheapest_plan_that_promises_it(pipeline: Any, profi
     plan = profile.plans[4]
     plans = {4: replace(plan, held_out=(30.0, 30.0)), 5: replace(plan, held_out=(40.0, 40.0)), 6: plan}
     made = replace(profile, plans={**plans, 6: replace(plan, held_out=(36.0, 44.0))})
-    assert made.plans[6].promised == pytest.approx(40 - 1.64 * 4)
+    # 4 dB is the standard error of the mean; the tables have these quantiles for 1 and 2 degrees of freedom.
+    assert made.plans[6].promised == pytest.approx(40 - 6.314 * 4, abs=0.01)
+    three = replace(plan, held_out=(40 - 48**0.5, 40.0, 40 + 48**0.5))
+    assert three.promised == pytest.approx(40 - 2.920 * 4, abs=0.25)
     assert made.best(quality=30) == made.plans[4]
     assert made.best(quality=34) == made.plans[5]
     assert made.best(quality=40) == made.plans[5]

@@ -7,21 +7,13 @@ from collections.abc import Iterator
 from rich.markup import escape
 from rich.table import Table
 
-from omnireuse.compare.front import front
+from omnireuse.compare.front import front, target_words
 from omnireuse.report.pareto import Case, Mean, Point
 
 __all__ = ["case_table", "targets_table"]
 
 STYLES = {"ours": "bold green", "peer": "", "floor": "dim"}
 LEFT = ("", "method", "settings")
-WORDS = {
-    "steps_over_best_peer_worst": "computed steps / best cache's at equal PSNR, 30..50 dB, worst",
-    "steps_over_best_peer_median": "… median",
-    "steps_over_best_peer_share": "… share of the range where both have an answer",
-    "db_over_best_peer_at": "dB above the best cache at {} fewer steps",
-    "db_over_best_floor_at": "dB above the best floor at {} fewer steps",
-    "attributes_over_full_at": "attributes right, less the full run's, at {} fewer steps",
-}
 
 
 def case_table(case: Case) -> Table:
@@ -57,8 +49,7 @@ def targets_table(case: Case) -> Table:
     table.add_column("")
     table.add_column("", justify="right")
     for name, value in case.targets.items():
-        stem, _, fewer = name.rpartition("_") if name.endswith("x") else (name, "", "")
-        table.add_row(WORDS.get(stem, stem).format(fewer), "–" if value is None else f"{value:+.2f}".lstrip("+"))
+        table.add_row(target_words(name), "–" if value is None else f"{value:+.2f}".lstrip("+"))
     return table
 
 

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from omnireuse.compare.front import target_words
 from omnireuse.errors import ConfigError, MissingExtraError
 from omnireuse.report.clips import FRAME_MILLISECONDS, read_frames
 from omnireuse.report.curves import curves
@@ -59,7 +60,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(decibels=decibels, size=size)
+    environment.filters.update(decibels=decibels, size=size, target_words=target_words)
     return environment
 
 
