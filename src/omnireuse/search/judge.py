@@ -119,14 +119,15 @@ class Judge:
         """
         fit = WeightFit(candidate.steps, len(at))
         for batch, path in zip(batches, paths, strict=True):
-            policy = candidate.policy(len(at))
-            with (
-                fit.led_along(path, self._pipeline),
-                enable(self._pipeline, policy=policy, quantity="output"),
-            ):
-                made = self._pictures(batch)
+            made = self.lead(fit, path, batch, candidate)
         fitted = Fitted(at=tuple(at), weights=fit.weights, computed=candidate.steps)
         return fitted, _psnr(made, full) if len(batches) == 1 else None
+
+    def lead(self, fit: WeightFit, path: Path, batch: range, candidate: Candidate) -> Pictures:
+        """Add the prompts of these places to a fit of the candidate's schedule; what they come to with its weights."""
+        policy = candidate.policy(self._call["num_inference_steps"])
+        with fit.led_along(path, self._pipeline), enable(self._pipeline, policy=policy, quantity="output"):
+            return self._pictures(batch)
 
     def psnr(self, batch: range, candidate: Candidate, forecaster: Fitted | str, full: Pictures) -> list[float]:
         """PSNR in dB of each prompt to its full run, at most `IDENTICAL_DB`; 0 where a picture is not finite."""
