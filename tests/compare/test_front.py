@@ -93,6 +93,23 @@ def test_the_worst_ratio_is_where_we_gain_least() -> None:
     assert found["steps_over_best_peer_worst"] == pytest.approx(1.0)
 
 
+def test_settings_of_a_weaker_method_do_not_bend_the_line_of_a_better_one() -> None:
+    ours = [point(10, 30, "ours"), point(14, 50, "ours")]
+    peers = [point(20, 30), point(24, 50)]
+    weaker = [point(12, 31, "ours", method="other")]
+    # It lies above 10 steps and 30 dB, and far below the line to 14 and 50.
+    assert targets(case(*ours, *weaker, *peers)) == targets(case(*ours, *peers))
+
+
+def test_a_method_that_is_better_than_asked_at_its_cheapest_serves_with_that() -> None:
+    ours = [point(10, 30, "ours"), point(20, 50, "ours")]
+    peers = [point(20, 30), point(40, 50)]
+    strong = [point(15, 45, method="strong"), point(20, 50, method="strong")]
+    found = targets(case(*ours, *peers, *strong))
+    # At 40 dB the strong one takes its 15 steps, no line of the other's 30.
+    assert found["steps_over_best_peer_worst"] == pytest.approx(17.5 / 15)
+
+
 def test_without_points_there_are_no_answers() -> None:
     found = targets(case())
     assert found.pop("steps_over_best_peer_share") == 0.0

@@ -74,15 +74,15 @@ def psnr_at(points: Sequence[Point], steps: float) -> float | None:
 def targets(case: Case) -> dict[str, float | None]:
     """The questions that a comparison is for, by name; None where it has no answer.
 
+    Between two settings of a method stands a straight line; between settings of two methods there is nothing.
+
     - ``steps_over_best_peer_worst`` and ``…_median``: over 30..50 dB, our computed steps divided by the best peer's at
       equal PSNR; ``…_share`` of that range has an answer on both fronts.
     - ``db_over_best_peer_at_2x``, ``db_over_best_floor_at_2x``, and at 3x and 4x: our PSNR less theirs at equal steps.
     - ``attributes_over_full_at_2x`` and 3x: of our best point within as many steps, less the full run's.
     """
-    ours, peers, floors = (
-        front(point for point in case.points if point.family == family) for family in ("ours", "peer", "floor")
-    )
-    asked = [(steps_at(ours, level, below=True), steps_at(peers, level)) for level in DECIBELS]
+    ours, peers, floors = (_fronts(case, family) for family in ("ours", "peer", "floor"))
+    asked = [(_fewest_steps(ours, level, below=True), _fewest_steps(peers, level)) for level in DECIBELS]
     ratios = [own / other for own, other in asked if own is not None and other is not None]
     found: dict[str, float | None] = {
         "steps_over_best_peer_worst": max(ratios, default=None),
@@ -90,15 +90,36 @@ def targets(case: Case) -> dict[str, float | None]:
         "steps_over_best_peer_share": len(ratios) / len(asked),
     }
     for fewer in FEWER:
-        own = psnr_at(ours, case.steps / fewer)
+        own = _best_psnr(ours, case.steps / fewer)
         for name, others in (("peer", peers), ("floor", floors)):
-            other = psnr_at(others, case.steps / fewer)
+            other = _best_psnr(others, case.steps / fewer)
             found[f"db_over_best_{name}_at_{fewer}x"] = None if own is None or other is None else own - other
     for fewer in FEWER[:2]:
-        best = [point.attributes for point in ours if _steps(point) <= case.steps / fewer + 1e-9]
+        able = front(point for each in ours for point in each)
+        best = [point.attributes for point in able if _steps(point) <= case.steps / fewer + 1e-9]
         full, own_mean = case.full.attributes, best[-1] if best else None
         found[f"attributes_over_full_at_{fewer}x"] = None if full is None or own_mean is None else own_mean.mean - full
     return found
+
+
+def _fronts(case: Case, family: str) -> list[list[Point]]:
+    """The front of each method of a family."""
+    methods = dict.fromkeys(point.method for point in case.points if point.family == family)
+    return [front(point for point in case.points if point.method == method) for method in methods]
+
+
+def _fewest_steps(fronts: Sequence[Sequence[Point]], decibels: float, *, below: bool = False) -> float | None:
+    cheapest = front(point for points in fronts for point in points)[:1]
+    if not below and (not cheapest or decibels < _psnr(cheapest[0])):
+        return None
+    # A method whose cheapest setting is better than asked serves with that.
+    found = [steps_at(points, decibels, below=True) for points in fronts]
+    return min((steps for steps in found if steps is not None), default=None)
+
+
+def _best_psnr(fronts: Sequence[Sequence[Point]], steps: float) -> float | None:
+    found = [psnr_at(points, steps) for points in fronts]
+    return max((decibels for decibels in found if decibels is not None), default=None)
 
 
 def target_words(name: str) -> str:
