@@ -61,7 +61,7 @@ def enable(
             `computed_steps` or `quality` is given. With the backend "tea_cache" or "mag_cache" it gives what was
             measured of its options.
         options: fields of `Strategy` with a policy, of `DiffusionCacheConfig` with a backend; with a wish, `region`
-            alone, which is "step" unless the pipeline needs "call".
+            alone, which is "step" unless the pipeline or the profile needs "call".
         group: the ranks that share the forward's collectives (sequence or tensor parallel), which must decide alike;
             None where every rank runs its own model.
 
