@@ -9,22 +9,13 @@ import numpy as np
 
 from omnireuse.report.pareto import Case, Mean, Point
 
-__all__ = ["bootstrap", "front", "psnr_at", "steps_at", "target_words", "targets"]
+__all__ = ["bootstrap", "front", "psnr_at", "steps_at", "targets"]
 
 RESAMPLES = 2000
 DECIBELS = tuple(np.arange(30.0, 50.25, 0.5).tolist())
 """Where steps are compared at equal PSNR."""
 FEWER = (2, 3, 4)
 """Where PSNR is compared at equal steps: so many times fewer than the full run's."""
-WORDS = {
-    "steps_over_best_peer_worst": "computed steps / best cache's at equal PSNR, 30..50 dB, worst",
-    "steps_over_best_peer_median": "… median",
-    "steps_over_best_peer_share": "… share of the range where both have an answer",
-    "db_over_best_peer_at": "dB above the best cache at {} fewer steps",
-    "db_over_best_floor_at": "dB above the best floor at {} fewer steps",
-    "attributes_over_full_at": "attributes right, less the full run's, at {} fewer steps",
-}
-"""For people, by the stem of a target's name."""
 
 
 def bootstrap(values: Sequence[float]) -> Mean:
@@ -120,12 +111,6 @@ def _fewest_steps(fronts: Sequence[Sequence[Point]], decibels: float, *, below: 
 def _best_psnr(fronts: Sequence[Sequence[Point]], steps: float) -> float | None:
     found = [psnr_at(points, steps) for points in fronts]
     return max((decibels for decibels in found if decibels is not None), default=None)
-
-
-def target_words(name: str) -> str:
-    """What a target says, for people."""
-    stem, _, fewer = name.rpartition("_") if name.endswith("x") else (name, "", "")
-    return WORDS.get(stem, stem).format(fewer)
 
 
 def _between(

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from rich.markup import escape
 from rich.table import Table
 
-from omnireuse.compare.front import front, target_words
+from omnireuse.compare.front import front
 from omnireuse.report.pareto import Case, Mean, Point
+from omnireuse.report.target_words import target_words
 
 __all__ = ["case_table", "targets_table"]
 

@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omnireuse.compare.front import target_words
 from omnireuse.errors import ConfigError, MissingExtraError
 from omnireuse.report.clips import FRAME_MILLISECONDS, read_frames
 from omnireuse.report.curves import curves
@@ -17,6 +16,7 @@ from omnireuse.report.plot import SHAPES, plot_case
 from omnireuse.report.points import case_of
 from omnireuse.report.results import Comparison
 from omnireuse.report.style import DARK, LIGHT, decibels, size, strip, tones
+from omnireuse.report.target_words import target_words
 
 try:
     import jinja2
