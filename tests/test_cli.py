@@ -46,6 +46,9 @@ def test_a_misspelt_command_gets_the_nearest(capsys: pytest.CaptureFixture[str])
 
 def test_a_misspelt_option_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown option '--guidence'; did you mean '--guidance'?" in fails(capsys, "demo", "--guidence=3")
+    assert "unknown option '--fit-promts'; did you mean '--fit-prompts'?" in fails(
+        capsys, "calibrate", "x", "--prompts", "y", "--fit-promts=3"
+    )
     assert "unknown option '--versoin'; did you mean '--version'?" in fails(capsys, "--versoin")
 
 

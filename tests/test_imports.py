@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("reference", "report"),
     ("search",),
     ("demo", "replay", "compare"),
-    ("cli", "__main__"),
+    ("cli", "cli_arguments", "__main__"),
 )
 #: `core` is a world of its own: the engine side knows nothing of denoising, nor denoising of it, but for the stores.
 CORE, STORES = "core", "core.stores"
