@@ -11,8 +11,11 @@ from tiny import Tiny
 
 import omnireuse
 from omnireuse import FixedSchedule, Hold
+from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.forecasters import Fitted
 from omnireuse.diffusion.reuse.runtime.interception import intercept
+from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import ConfigError
 
 STEPS = 6
@@ -93,9 +96,25 @@ def test_weights_of_two_branches_end_where_one_is_called(flux: Tiny, caplog: pyt
         omnireuse.enable(flux.pipe, policy=schedule, forecaster=both, region="call"),
     ):
         alone = flux.run(steps=STEPS, guided=False)
-    assert caplog.text.count("fitted for 2 branches of guidance; this run has 1 calls a step") == 1
+    assert caplog.text.count("fitted for 2 branches of guidance; step 0 has 1 calls") == 1
     with omnireuse.enable(flux.pipe, policy=schedule, forecaster="blend", quantity="output", region="call"):
         assert torch.equal(flux.run(steps=STEPS, guided=False), alone)
+
+
+def test_weights_of_two_branches_end_at_the_step_where_guidance_does(caplog: pytest.LogCaptureFixture) -> None:
+    both = Fitted(at=AT, weights=(HELD, MENDED), computed=COMPUTED)
+    run = Run(1, Strategy.where_it_fits(FixedSchedule(steps=COMPUTED), both), Agreement(), STEPS, [])
+    fitted_track = run.track("cond", 0)
+    fitted_track.observe(AT[0], [torch.ones(1, 2)])
+    with caplog.at_level(logging.WARNING, "omnireuse"):
+        run.calls = 2
+        run.advance(None)
+        assert run.track("cond", 0) is fitted_track
+        run.calls = 1
+        run.advance(None)
+    assert caplog.text.count("step 1 has 1 calls, so a blend forecasts instead") == 1
+    assert run.track("cond", 0) is not fitted_track
+    assert run.kept_bytes == 0
 
 
 @pytest.mark.parametrize("region", ["step", "call"])

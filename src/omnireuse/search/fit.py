@@ -53,8 +53,9 @@ def recorded_path(pipeline: Any) -> Iterator[Path]:
     def stepped(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         nonlocal can_be_fitted
         given = _named(args, kwargs)
+        made = outputs.take(given["model_output"])
         if can_be_fitted:
-            shares.see(outputs.take(given["model_output"]), given["model_output"])
+            shares.see(made, given["model_output"])
             if not path.latents:
                 path.latents.append(given["sample"].clone())
             try:

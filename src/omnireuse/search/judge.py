@@ -118,8 +118,10 @@ class Judge:
             several.
         """
         fit = WeightFit(candidate.steps, len(at))
+        apart = len({len(path.shares) for path in paths}) == 1
         for batch, path in zip(batches, paths, strict=True):
-            made = self.lead(fit, path, batch, candidate)
+            # Branches that one batch could not tell apart are not told apart at all.
+            made = self.lead(fit, path if apart else Path(latents=path.latents), batch, candidate)
         fitted = Fitted(at=tuple(at), weights=fit.weights, computed=candidate.steps)
         return fitted, _psnr(made, full) if len(batches) == 1 else None
 

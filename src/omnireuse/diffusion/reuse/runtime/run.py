@@ -101,13 +101,15 @@ class Run:
         return self._tracks[key]
 
     def _check_branches(self) -> None:
-        """After the first step: weights for each branch are of no use where others are called than were fitted."""
+        """Weights for each branch are of no use where others are called than were fitted, from the start or from some
+        step on."""
         known = self._forecaster.branches if isinstance(self._forecaster, BranchForecaster) else 1
         if known not in (1, self.calls):
             logger.warning(
-                "the weights were fitted for %d branches of guidance; this run has %d calls a step, so a blend "
-                "forecasts instead",
+                "the weights were fitted for %d branches of guidance; step %d has %d calls, so a blend forecasts "
+                "instead",
                 known,
+                self.index,
                 self.calls,
             )
             self._forecaster = Blend()
@@ -151,8 +153,7 @@ class Run:
 
     def advance(self, latents: torch.Tensor | None) -> None:
         """The step is over; the next one starts from `latents`."""
-        if self.index == 0:
-            self._check_branches()
+        self._check_branches()
         self.index += 1
         self.calls = 0
         self.branches.clear()
