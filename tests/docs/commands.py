@@ -1,0 +1,95 @@
+"""The commands that the pages show, and whether each is one: it is parsed in full and stopped before it runs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import runpy
+import shlex
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import tomllib
+
+from .pages import TOP, blocks
+
+COMMANDS = ("omnireuse ", "python ", "make ", "pip ", "scripts/", ".ci/")
+#: Placeholders of values that only some words can take: what stands there cannot be parsed.
+CHOICES = {"NAME", "PART"}
+
+
+def shown(page: Path) -> list[tuple[int, str]]:
+    """Line and text of each command of a page, in shell blocks and in inline code."""
+    found = []
+    for start, language, text in blocks(page):
+        if language == "sh":
+            found += [(start + 1 + i, line) for i, line in enumerate(text.splitlines()) if line]
+    text = re.sub(
+        r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), page.read_text("utf-8"), flags=re.M | re.S
+    )
+    for span in re.finditer(r"(?<!`)`([^`]+)`(?!`)", text):
+        command = " ".join(span[1].split())
+        if command.startswith(COMMANDS):
+            found.append((text.count("\n", 0, span.start()) + 1, command))
+    return found
+
+
+class ParsedError(Exception):
+    """Raised in place of what the command would do."""
+
+
+def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse a command as its program does; an error where the program would refuse it."""
+    program, *arguments = shlex.split(command, comments=True)
+    if program == "make":
+        targets = set(re.findall(r"^([a-z]+):", (TOP / "Makefile").read_text("utf-8"), re.MULTILINE))
+        variables = set(re.findall(r"\$\((\w+)\)", (TOP / "Makefile").read_text("utf-8")))
+        for argument in arguments:
+            name, is_variable, _ = argument.partition("=")
+            assert name in (variables if is_variable else targets), f"{name} is not in the Makefile"
+    elif program == "pip":
+        _check_pip(arguments)
+    elif program == "omnireuse":
+        _parse("omnireuse", arguments, monkeypatch)
+    elif program == "python" and arguments[0] == "-m":
+        _parse(arguments[1], arguments[2:], monkeypatch)
+    else:
+        file = arguments[0] if program == "python" else program
+        assert (TOP / file).is_file(), f"{file} is not in the repository"
+
+
+def _check_pip(arguments: list[str]) -> None:
+    """`pip install` of the clone, or of extras that exist; the project is on no index, so its bare name is not one."""
+    assert arguments[0] == "install", arguments
+    extras = tomllib.loads((TOP / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    for argument in arguments[1:]:
+        target = re.fullmatch(r"(\S+?)(?:\[([\w,-]+)\])?", argument)
+        assert target, argument
+        assert target[1] in {".", "-e"}, f"pip install {argument}: the project is on no index; install the clone, '.'"
+        assert set((target[2] or "").split(",")) <= {*extras, ""}, f"{argument}: extras are {sorted(extras)}"
+
+
+def _parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(parse: Any) -> Any:
+        def parse_and_stop(*given: Any, **named: Any) -> NoReturn:
+            parse(*given, **named)
+            raise ParsedError
+
+        return parse_and_stop
+
+    if CHOICES.intersection(arguments) or len(arguments) == (module in {"omnireuse", "bench"}):
+        arguments = [argument for argument in arguments[:1] if argument not in CHOICES] + ["--help"]
+        if arguments == ["--help"]:
+            return
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "'.*' found in sys.modules")  # runpy, of a module that a test imported before
+        patch.setattr(argparse.ArgumentParser, "parse_args", stop(argparse.ArgumentParser.parse_args))
+        patch.setattr("omnireuse.cli._parse", stop(__import__("omnireuse.cli").cli._parse))
+        patch.setattr(sys, "argv", [module, *arguments])
+        with pytest.raises((ParsedError, SystemExit)) as end:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+    refused = isinstance(end.value, SystemExit) and end.value.code != 0
+    assert not refused, f"{module} {shlex.join(arguments)} is refused"

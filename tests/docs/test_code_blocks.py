@@ -1,0 +1,60 @@
+"""Every Python block of the documentation runs as written, page by page and in order."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from .pages import NAMES, TOP, blocks, run
+
+LANGUAGES = {"python", "sh", "json", "text"}
+WITH_PYTHON = [name for name in NAMES if any(language == "python" for _, language, _ in blocks(TOP / name))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_block_names_its_language(name: str) -> None:
+    assert not [(line, language) for line, language, _ in blocks(TOP / name) if language not in LANGUAGES]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", WITH_PYTHON)
+def test_the_blocks_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As at the top of a clone, but what a block writes is written elsewhere.
+    for folder in ("models", "bench", "examples"):
+        (tmp_path / folder).symlink_to(TOP / folder)
+    monkeypatch.chdir(tmp_path)
+    for variable in ("OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_WAN"):
+        monkeypatch.delenv(variable, raising=False)
+    assert run(TOP / name) == sum(language == "python" for _, language, _ in blocks(TOP / name))
+    gc.collect()
+
+
+def page(folder: Path, text: str) -> Path:
+    path = folder / "page.md"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_later_block_uses_the_names_of_earlier_ones(tmp_path: Path) -> None:
+    assert run(page(tmp_path, "```python\na = 1\n```\n\nThen:\n\n```python\nassert a == 1\n```\n")) == 2
+    with pytest.raises(NameError):
+        run(page(tmp_path, "```python\nassert a == 1\n```\n"))
+
+
+def test_a_failure_names_the_line_of_the_page(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        run(page(tmp_path, "# Title\n\n```python\nx = 1\nx / 0\n```\n"))
+    assert caught.traceback[-1].lineno + 1 == 5
+
+
+def test_a_marked_block_is_compiled_and_not_run(tmp_path: Path) -> None:
+    mark = "<!-- compiled only: needs a GPU -->\n"
+    assert run(page(tmp_path, f"{mark}```python\nraise RuntimeError\n```\n")) == 1
+    with pytest.raises(SyntaxError):
+        run(page(tmp_path, f"{mark}```python\nf(\n```\n"))
+    with pytest.raises(RuntimeError):
+        run(page(tmp_path, f"{mark}\nText between.\n\n```python\nraise RuntimeError\n```\n"))
+    with pytest.raises(AssertionError, match="reason"):
+        run(page(tmp_path, mark.replace("a GPU", "luck") + "```python\npass\n```\n"))

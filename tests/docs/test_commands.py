@@ -1,0 +1,55 @@
+"""Every command that the documentation shows exists, and takes the options that stand behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .commands import check, shown
+from .pages import NAMES, TOP
+
+SHOWN = [(name, line, command) for name in NAMES for line, command in shown(TOP / name)]
+
+
+@pytest.fixture(autouse=True)
+def at_the_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that holds what the commands name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(TOP))
+    for folder in ("MODEL_DIR", "FOLDER"):
+        Path(folder).mkdir()
+    for file in ("FILE", "RESULTS.json", "profile.json", "trace.csv"):
+        Path(file).touch()
+
+
+@pytest.mark.parametrize(("name", "line", "command"), SHOWN, ids=[f"{name}:{line}" for name, line, _ in SHOWN])
+def test_a_shown_command_is_one(name: str, line: int, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(command, monkeypatch)
+
+
+def test_commands_are_found_in_blocks_and_in_text(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Say `omnireuse\ndemo`, or `handle`:\n\n```sh\nmake test  # all\n```\n\n```text\nmake it\n```\n")
+    assert shown(page) == [(5, "make test  # all"), (1, "omnireuse demo")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "omnireuse dmeo",
+        "omnireuse demo --stepps 4",
+        "omnireuse demo --steps four",
+        "python -m bench step_reused",
+        "python -m bench step_reuse --promts 3",
+        "python -m omnireuse.reference.train everything",
+        "python scripts/none.py",
+        "make everything",
+        "make test WORDS=1",
+        "pip install omnireuse",
+        "pip install '.[reports]'",
+    ],
+)
+def test_a_wrong_command_is_found(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises((AssertionError, ImportError)):
+        check(command, monkeypatch)
