@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+import logging
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import omnireuse
+from omnireuse.cli import app as cli
 from omnireuse.cli import main
+from omnireuse.terminal import notes
+
+COMMANDS = ("demo", "calibrate", "compare", "report", "replay", "engine-demo")
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -19,10 +27,9 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--version"])
-    assert caught.value.code == 0
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([option]) == 0
     assert capsys.readouterr().out == f"omnireuse {omnireuse.__version__}\n"
 
 
@@ -32,9 +39,7 @@ def test_the_module_is_the_command() -> None:
 
 
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main([])
-    assert caught.value.code == 0
+    assert main([]) == 0
     out = capsys.readouterr().out
     assert "demo" in out
     assert "report" in out
@@ -52,8 +57,129 @@ def test_a_misspelt_option_gets_the_nearest(capsys: pytest.CaptureFixture[str]) 
     assert "unknown option '--versoin'; did you mean '--version'?" in fails(capsys, "--versoin")
 
 
+def test_an_unknown_short_option_lists_those_that_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown option '-x'; known: --guidance, --help" in fails(capsys, "demo", "-x")
+
+
 def test_a_stray_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "got 'fast'" in fails(capsys, "demo", "fast")
+    assert "got unexpected extra argument(s) (fast); see omnireuse demo --help" in fails(capsys, "demo", "fast")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("demo --steps many", "invalid value for '--steps'"),
+        ("demo --steps", "option '--steps' requires an argument; see omnireuse demo --help"),
+        ("calibrate folder", "missing option '--prompts'; see omnireuse calibrate --help"),
+        ("calibrate folder --prompts x --call [1]", "invalid value for '--call': must be a JSON object, got '[1]'"),
+        ("replay", "missing argument 'TRACE'; see omnireuse replay --help"),
+        ("-q", "missing command; see omnireuse --help"),
+    ],
+)
+def test_mistakes_take_one_line_and_say_where_help_is(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = fails(capsys, *arguments.split())
+    assert message in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_whole_at_eighty_columns_and_has_examples(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for option in ("--help", "-h"):
+        assert main([command, option]) == 0
+        shown = capsys.readouterr().out
+        assert max(map(len, shown.splitlines())) <= 80
+        assert "…" not in shown, "no word is cut off"
+        for name in ("--out", "--quiet", "--verbose"):
+            assert f" {name} " in shown
+    _, examples = shown.split("Examples:")
+    written = [line.strip() for line in examples.splitlines() if line.strip()]
+    assert written
+    assert all(line.startswith(f"$ omnireuse {command}") for line in written), "an example takes one line"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_examples_of_the_help_can_be_read(command: str) -> None:
+    app = get_command(cli.app)
+    assert isinstance(app, TyperGroup)
+    inner = app.commands[command]
+    assert inner.epilog is not None
+    for line in inner.epilog.splitlines()[1:]:
+        inner.make_context(command, shlex.split(line)[3:])
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from omnireuse.cli import main; main(['--help']); main(['demo', '--help']);"
+        "print(sorted({'torch', 'diffusers', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown", "hidden"),
+    [
+        (["report", "x"], {"warning: careful", "a notice"}, {"details"}),
+        (["report", "x", "-v"], {"warning: careful", "a notice", "info: details"}, set()),
+        (["--verbose", "report", "x"], {"warning: careful", "a notice", "info: details"}, set()),
+        (["report", "x", "--quiet"], {"error: broken"}, {"careful", "a notice", "details"}),
+        (["-q", "report", "x"], {"error: broken"}, {"careful", "a notice", "details"}),
+    ],
+)
+def test_quiet_and_verbose(
+    arguments: list[str],
+    shown: set[str],
+    hidden: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def rebuild(*_: object) -> tuple[Path, ...]:
+        logger = logging.getLogger("omnireuse")
+        logger.info("details")
+        logger.warning("careful")
+        logger.error("broken")
+        notes.print("a notice")
+        return (Path("page.html"),)
+
+    monkeypatch.setattr("omnireuse.report.files.rebuild", rebuild)
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert out == "wrote page.html\n", "results are shown always, on standard output"
+    assert {words for words in shown | hidden if words in err} == shown
+    # What one command was told does not reach the next.
+    assert main(["report", "x"]) == 0
+    err = capsys.readouterr().err
+    assert "careful" in err
+    assert "details" not in err
+
+
+def test_several_values_come_with_or_without_the_option_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr("omnireuse.compare.command.run_compare", lambda *_, **given: asked.append(given) or True)
+    for steps in (["--steps", "28", "50"], ["--steps", "28", "--steps", "50"], ["--steps=28", "--steps", "50"]):
+        assert main(["compare", "folder", *steps, "--only", "ours", "peer", "--prompts", "file", "-q"]) == 0
+    assert [(given["steps"], given["only"], given["guidance"]) for given in asked] == [
+        ([28, 50], ["ours", "peer"], []),
+    ] * 3
+
+
+def test_shells_complete_commands_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    def completed(words: str) -> list[str]:
+        asked = {"_OMNIREUSE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        for name, value in asked.items():
+            monkeypatch.setenv(name, value)
+        command = [sys.executable, "-m", "omnireuse"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+    assert completed("omnireuse ca") == ["calibrate"]
+    assert completed("omnireuse calibrate --fi") == ["--fit-prompts"]
+    assert set(completed("omnireuse --")) >= {"--version", "--install-completion", "--show-completion"}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "omnireuse"
 #: Layers from the bottom up. A module belongs to the longest name that it begins with and may import its own layer and
 #: those below it.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "terminal"),
     (
         "diffusion.reuse.policy",
         "diffusion.reuse.events",
@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("reference", "report"),
     ("search",),
     ("demo", "replay", "compare"),
-    ("cli", "cli_arguments", "__main__"),
+    ("cli", "__main__"),
 )
 #: `core` is a world of its own: the engine side knows nothing of denoising, nor denoising of it, but for the stores.
 CORE, STORES = "core", "core.stores"

@@ -167,6 +167,5 @@ def test_mistakes_on_the_command_line(
 
 
 def test_capacities_that_are_no_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["replay", "trace.csv", "--capacity", "1,many"])
+    assert main(["replay", "trace.csv", "--capacity", "1,many"]) == 2
     assert "must be whole numbers with commas between, got '1,many'" in capsys.readouterr().err

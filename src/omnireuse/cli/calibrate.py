@@ -1,0 +1,79 @@
+"""``omnireuse calibrate``: its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from omnireuse.cli.options import Quiet, Verbose
+from omnireuse.cli.parsing import INTERRUPTED, json_object, whole_numbers
+
+__all__ = ["EXAMPLES", "run"]
+
+EXAMPLES = """Examples:
+$ omnireuse calibrate models/shapes-flux --prompts prompts.txt
+$ omnireuse calibrate MODEL_DIR --prompts prompts.txt --computed 9,14
+$ omnireuse calibrate MODEL_DIR --prompts prompts.txt --call '{"height": 512}'"""
+
+
+def run(
+    model: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="Folder of a diffusers pipeline.")],
+    prompts: Annotated[
+        Path, typer.Option(metavar="FILE", help="Text file with one prompt a line; a third of them is held out.")
+    ],
+    out: Annotated[Path, typer.Option(help="The profile to write.")] = Path("profile.json"),
+    steps: Annotated[int, typer.Option(help="Denoising steps of a run.")] = 28,
+    computed: Annotated[
+        Any,
+        typer.Option(
+            parser=whole_numbers,
+            metavar="N,N,...",
+            help="Numbers of computed steps to search for (default: 1.5 to 4 times fewer than all).",
+        ),
+    ] = None,
+    evaluations: Annotated[int, typer.Option(help="Schedules tried for each number of computed steps.")] = 30,
+    margin: Annotated[float, typer.Option(help="Standard errors that a gain must exceed to count.")] = 1.0,
+    seconds: Annotated[float | None, typer.Option(help="Time limit of the search in seconds.")] = None,
+    batch: Annotated[int, typer.Option(help="Prompts in a call.")] = 1,
+    fit_prompts: Annotated[int, typer.Option(metavar="N", help="Number of prompts that weights are fitted on.")] = 8,
+    workers: Annotated[
+        int, typer.Option(help="Processes, one for each GPU or each CPU thread; 0 is this one alone.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the noise and of the search.")] = 0,
+    call: Annotated[
+        Any,
+        typer.Option(
+            parser=json_object,
+            metavar="JSON",
+            help="""Further arguments of the pipeline, as '{"true_cfg_scale": 6}'.""",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> int:
+    """Search the best schedules for a pipeline on its own runs, and write them as a profile.
+
+    The same command again goes on with a search that was interrupted.
+    """
+    from omnireuse.search.command import run_calibrate
+
+    profile = run_calibrate(
+        model,
+        prompts,
+        out,
+        Console(),
+        steps=steps,
+        computed_steps=computed,
+        evaluations=evaluations,
+        margin=margin,
+        seconds=seconds,
+        batch_size=batch,
+        fit_prompts=fit_prompts,
+        workers=workers,
+        seed=seed,
+        **(call or {}),
+    )
+    return 0 if profile.complete else INTERRUPTED
