@@ -4,11 +4,13 @@ import logging
 import re
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 from prefix_batch import make_batch, slots_of
 
+from omnireuse.core import prefix_cache
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache, PrefixCacheOptions, writer
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, UnsupportedModelError, WrongTypeError
 
@@ -464,7 +466,7 @@ def test_uncached_values_pass_through_per_request() -> None:
     assert merged["aligned"]["r1"].tolist() == [3, 4]
     assert torch.equal(merged["other"]["r1"], other)
     assert merged["text"] == {"r0": "x", "r1": "x"}
-    assert merged["none"] == {"r0": None, "r1": None}
+    assert "none" not in merged
     assert merged["shared"]["r0"] is shared
     assert torch.equal(merged["list"]["r0"][0], nested)
     assert merged["list"]["r0"][1] == "y"
@@ -576,13 +578,97 @@ def test_discarded_chunks_are_gone_and_the_id_may_be_used_again() -> None:
     assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
 
 
-def test_a_commit_after_the_request_left_the_batch_is_refused() -> None:
-    cache = make_cache()
-    stage(cache, make_batch([4], [[0]]), rows(4, 2))
-    with pytest.raises(StateError, match="must still be in the batch"):
+def test_requests_that_left_the_batch_or_never_came_commit_without_an_error() -> None:
+    cache, batch = make_cache(), make_batch([4], [[3]])
+    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, slots_of([3], 0, 4, SIZE))
+    stage(cache, batch, rows(4, 2))
+    cache.commit_deferred_mm_outputs(["unknown", "r0", "r0"], make_batch([], []))
+    assert cache.stats()["deferred_bytes"] == 0
+    cache.add_prefix_cached_new_req_id("r0")
+    assert torch.equal(merge_mm(cache, batch, {"codes": rows(1, 2)}, r0=1)["codes"]["r0"][:4], rows(4, 2))
+    cache.commit_deferred_mm_outputs(["r0"], make_batch([], []))
+    assert cache.stats()["deferred_rows_dropped"] == 0
+
+
+def test_rows_of_a_request_that_left_are_dropped_where_its_slots_are_not_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache, batch = make_cache(), make_batch([4], [[3]])
+    del batch.block_table
+    stage(cache, batch, rows(4, 2))
+    with caplog.at_level(logging.INFO, logger="omnireuse.core.prefix_cache"):
         cache.commit_deferred_mm_outputs(["r0"], make_batch([], []))
-    cache.commit_deferred_mm_outputs(["unknown"], make_batch([], []))
-    assert cache.stats()["deferred_bytes"] > 0
+    assert "4 deferred rows of request 'r0' dropped: the slots of these rows of 'codes' are not known" in caplog.text
+    assert cache.mm_cache_keys == set()
+    assert (cache.stats()["deferred_rows_dropped"], cache.stats()["deferred_bytes"]) == (4, 0)
+
+
+def test_rows_beyond_the_blocks_of_a_request_are_dropped_and_the_others_written() -> None:
+    cache = make_cache()
+    stage(cache, make_batch([8], [[0, 1]]), rows(8, 2))
+    cache.commit_deferred_mm_outputs(["r0"], make_batch([4], [[6]]))
+    assert torch.equal(cache.mm_outputs_cache["codes"][6], rows(4, 2))
+    assert cache.stats()["deferred_rows_dropped"] == 4
+
+
+def test_rows_that_no_longer_fit_their_key_are_dropped() -> None:
+    cache, batch = make_cache(), make_batch([4], [[0]])
+    stage(cache, batch, rows(4, 2))
+    cache.update_omni_tensor_prefix_cache(None, {"codes": rows(4, 5)}, 4, torch.arange(8, 12))
+    cache.commit_deferred_mm_outputs(["r0"], batch)
+    assert cache.stats()["deferred_rows_dropped"] == 4
+    stage(cache, batch, rows(4, 5))
+    with pytest.raises(StateError, match="as cached"):
+        stage(cache, batch, rows(4, 2))
+    other = make_cache()
+    stage(other, batch, rows(4, 2))
+    with pytest.raises(StateError, match=r"must stay \(2,\) torch.float32, got \(5,\) torch.float32"):
+        stage(other, batch, rows(4, 5))
+
+
+def test_a_block_freed_after_the_rows_were_staged_does_not_get_them() -> None:
+    cache, batch = make_cache(), make_batch([8], [[0, 1]])
+    stage(cache, batch, rows(8, 2))
+    cache.free_blocks([1])
+    cache.commit_deferred_mm_outputs(["r0"], batch)
+    assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
+    assert not cache.mm_outputs_cache["codes"][1].any()
+    assert cache.stats()["stale_rows_dropped"] == 4
+
+
+def test_a_late_commit_does_not_overwrite_newer_rows_of_its_own_key() -> None:
+    cache, batch = make_cache(), make_batch([4], [[0]])
+    stage(cache, batch, rows(4, 2, start=100))
+    cache.reset_prefix_cached_new_req_ids()
+    cache.stage_deferred_mm_outputs(
+        [0, 4],
+        SimpleNamespace(**{**vars(batch), "req_id_to_index": {"r1": 0}}),
+        {"codes": rows(4, 2)},
+        {"r1": 4},
+        {"codes"},
+    )
+    cache.commit_deferred_mm_outputs(["r1", "r0"], make_batch([], []))
+    assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
+    assert cache.stats()["stale_rows_dropped"] == 4
+
+
+def test_an_output_that_is_none_counts_as_not_given() -> None:
+    cache, batch = make_cache(), make_batch([4], [[0]])
+    cache.update_omni_tensor_prefix_cache(rows(4), {"codes": rows(4, 2)}, 4, torch.arange(4))
+    cache.update_omni_tensor_prefix_cache(rows(3), {"codes": None}, 3, torch.arange(4, 7))
+    assert cache.mm_cache_keys == {"codes"}
+    assert cache.stats()["keys_revoked"] == 0
+    cache.stage_deferred_mm_outputs([0, 4], batch, {"codes": None}, {"r0": 4}, {"codes"})
+    assert cache.stats()["deferred_bytes"] == 0
+    cache.add_prefix_cached_new_req_id("r0")
+    assert merge_mm(cache, batch, {"codes": None, "text": None}, r0=3) == {}
+
+
+def test_the_package_has_the_logger_of_its_modules(caplog: pytest.LogCaptureFixture) -> None:
+    assert prefix_cache.logger.name == "omnireuse.core.prefix_cache"
+    with caplog.at_level(logging.INFO, logger=prefix_cache.logger.name):
+        make_cache().maybe_init_missing_mm_cache_keys({"a": rows(4)}, 4)
+    assert [record.name for record in caplog.records] == [prefix_cache.logger.name]
 
 
 @pytest.mark.parametrize("value", [[1, 2, 3, 4], torch.ones(4)], ids=["list", "flat"])

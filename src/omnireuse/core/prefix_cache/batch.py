@@ -15,9 +15,10 @@ import torch
 
 from omnireuse.errors import ConfigError, StateError, UnsupportedModelError, WrongTypeError
 
-__all__ = ["Blocks", "Span", "cached_blocks", "slots_of", "spans_of"]
+__all__ = ["NO_BLOCKS", "Blocks", "Span", "blocks_of", "cached_blocks", "slots_at", "spans_of"]
 
 Blocks = npt.NDArray[np.int64]
+NO_BLOCKS: Blocks = np.empty(0, np.int64)
 
 
 class Span(NamedTuple):
@@ -78,12 +79,24 @@ def cached_blocks(input_batch: Any, spans: Sequence[Span], block_size: int) -> d
     return blocks_by_request
 
 
-def slots_of(input_batch: Any, index: int, positions_K: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Map token positions of a request through the block table to slots, int64."""
-    if positions_K.numel() == 0:
-        return positions_K
-    blocks = _block_ids(input_batch, index, int(positions_K.max()) // block_size + 1)
-    return blocks[positions_K // block_size] * block_size + positions_K % block_size
+def blocks_of(input_batch: Any, index: int) -> Blocks | None:
+    """Return the ids of the blocks of one request; None for a batch without a block table."""
+    table = getattr(input_batch, "block_table", None)
+    if table is None:
+        return None
+    row: Blocks = torch.as_tensor(table[0].block_table.cpu).numpy()[index]
+    filled = getattr(table[0], "num_blocks_per_row", None)
+    return row if filled is None else row[: int(filled[index])]
+
+
+def slots_at(blocks_N: Blocks, positions_K: npt.NDArray[np.int64], block_size: int) -> npt.NDArray[np.int64]:
+    """Map token positions through a request's blocks to slots, int64; −1 where it has no such block."""
+    columns_K = positions_K // block_size
+    is_known_K = columns_K < len(blocks_N)
+    slots_K = np.full(len(positions_K), -1, np.int64)
+    slots_K[is_known_K] = blocks_N[columns_K[is_known_K]].astype(np.int64) * block_size
+    slots_K[is_known_K] += positions_K[is_known_K] % block_size
+    return slots_K
 
 
 def _require_one_group(input_batch: Any) -> None:
@@ -94,13 +107,6 @@ def _require_one_group(input_batch: Any) -> None:
             f"input_batch.block_table: must have one KV cache group, got {len(groups)}: slots of several groups do not "
             "name one row; turn the prefix cache off for hybrid models"
         )
-
-
-def _block_ids(input_batch: Any, index: int, num_blocks: int) -> torch.Tensor:
-    group = input_batch.block_table[0]
-    table = torch.as_tensor(group.block_table.cpu)
-    _require_blocks(input_batch, index, num_blocks, table.shape[1])
-    return table[index, :num_blocks].to(torch.long)
 
 
 def _require_blocks(input_batch: Any, index: int, num_blocks: int, num_columns: int) -> None:

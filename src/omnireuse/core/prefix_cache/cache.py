@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from omnireuse.core.prefix_cache import writer
-from omnireuse.core.prefix_cache.batch import Blocks, Span, cached_blocks, slots_of, spans_of
-from omnireuse.core.prefix_cache.deferred import Chunk, DeferredChunks, in_token_order
+from omnireuse.core.prefix_cache.batch import Blocks, Span, blocks_of, cached_blocks, spans_of
+from omnireuse.core.prefix_cache.deferred import DeferredOutputs
 from omnireuse.core.prefix_cache.keys import CachedKeys, hidden_rows, key_name
 from omnireuse.core.prefix_cache.options import PrefixCacheOptions, require_size
 from omnireuse.core.prefix_cache.payload import split_over
@@ -61,7 +61,7 @@ class OmniTensorPrefixCache:
         self._pool.add(HIDDEN, (hidden_size,), hs_dtype)
         self._keys = CachedKeys(self._pool, options.mm_keys, on_revoke=self._forget_key)
         self._queue = writer.WriteQueue(options.max_pending_writes)
-        self._deferred = DeferredChunks()
+        self._deferred = DeferredOutputs(self._pool, self._keys, self._queue)
         self._hits: dict[str, Mapping[int, int]] = {}
 
     @property
@@ -86,6 +86,7 @@ class OmniTensorPrefixCache:
         self._queue.flush()
         names = (
             "rows_written", "rows_read", "padding_rows", "absent_rows", "misses", "stale_rows_dropped", "keys_revoked",
+            "deferred_rows_dropped",
         )  # fmt: skip
         return {
             **{name: self._pool.counters[name] for name in names},
@@ -114,7 +115,8 @@ class OmniTensorPrefixCache:
 
         Args:
             hidden_states: (tokens, hidden_size) on any device, or None.
-            multimodal_outputs: outputs by key, or None. New keys are recognised against `num_tokens_padded`.
+            multimodal_outputs: outputs by key, or None; a value that is None counts as not given. New keys are
+                recognised against `num_tokens_padded`.
             num_tokens_unpadded: rows that are tokens.
             slot_mapping: slot of each row; −1 marks padding.
             num_tokens_padded: rows including padding; the unpadded count if None.
@@ -136,7 +138,7 @@ class OmniTensorPrefixCache:
             rows_by_name[HIDDEN] = hidden_rows(self._pool.stores[HIDDEN], hidden_states, hidden_states_cpu, num_tokens)
         elif hidden_states_cpu is not None:
             raise StateError("hidden_states_cpu: must come with the hidden_states it copies, got None for those")
-        for key, value in (multimodal_outputs or {}).items():
+        for key, value in _given(multimodal_outputs).items():
             if self._keys.recognise(key, value, num_tokens, num_rows) and key not in (skip_mm_cache_keys or ()):
                 rows_by_name[key_name(key)] = self._keys.rows(key, value, num_tokens)
         if num_tokens == 0 or not rows_by_name:
@@ -210,13 +212,15 @@ class OmniTensorPrefixCache:
     ) -> dict[str, dict[str, object]]:
         """Return {key: {request id: value}} on the CPU: cached keys merged as hidden states are, others split.
 
+        A key whose value is None is left out.
+
         Raises: as for the hidden states.
         """
         spans = spans_of(query_start_loc, input_batch, num_scheduled_tokens)
         num_rows = max((span.stop for span in spans), default=0)
         blocks_by_hit = self._hit_blocks(spans, input_batch)
         merged: dict[str, dict[str, object]] = {}
-        for key, value in (multimodal_outputs or {}).items():
+        for key, value in _given(multimodal_outputs).items():
             if key in self._keys:
                 rows_KF = self._keys.rows(key, value, num_rows)
                 merged[key] = {**self._merge(key_name(key), rows_KF, spans, blocks_by_hit)}
@@ -253,47 +257,30 @@ class OmniTensorPrefixCache:
 
         Cost: a device copy of each request's rows, so that the engine's buffers may be overwritten.
         """
-        outputs = multimodal_outputs or {}
+        outputs = _given(multimodal_outputs)
+        deferred = {key: outputs[key] for key in deferred_mm_cache_keys if key in outputs}
         for span in spans_of(query_start_loc, input_batch, num_scheduled_tokens):
-            computed = int(input_batch.num_computed_tokens_cpu[span.batch_index])
-            start = max(0, computed - span.num_tokens) if counter_includes_step else computed
-            for key in deferred_mm_cache_keys if span.num_tokens else ():
-                if key in outputs:
-                    rows = self._keys.rows_of_request(key, outputs[key], span)
-                    self._deferred.add(span.req_id, key, Chunk(start=start, rows=rows.clone(), step=self._pool.step))
+            if span.num_tokens and deferred:
+                computed = int(input_batch.num_computed_tokens_cpu[span.batch_index])
+                start = max(0, computed - span.num_tokens) if counter_includes_step else computed
+                self._deferred.stage(span, start, deferred, blocks_of(input_batch, span.batch_index))
 
     def commit_deferred_mm_outputs(self, finished_req_ids: Iterable[str], input_batch: Any) -> None:
         """Write the staged rows of finished requests, before they leave the batch.
 
-        Rows whose slot holds other content by now are dropped and counted.
+        Of a request that has left it, the rows go where the block table put them when they were staged. Dropped and
+        counted are rows whose slot nobody knows (`deferred_rows_dropped`), and rows whose slot holds other content by
+        now (`stale_rows_dropped`). A request with nothing staged is left alone. Nothing stays staged.
 
         Raises:
-            StateError: a request with staged rows left the batch, or lacks blocks for them; they stay staged.
+            StateError: a block id outside the pool.
         """
-        for req_id in list(finished_req_ids):
-            chunks_by_key = self._deferred.of(req_id)
-            if not chunks_by_key:
-                continue
-            if req_id not in input_batch.req_id_to_index:
-                raise StateError(
-                    f"commit_deferred_mm_outputs({req_id!r}): the request must still be in the batch, its block table "
-                    "says where its rows belong; commit before it leaves, or discard_deferred_mm_outputs"
-                )
-            index = input_batch.req_id_to_index[req_id]
-            for key, chunks in chunks_by_key.items():
-                self._commit(key, chunks, input_batch, index)
-            self._deferred.discard(req_id)
-
-    def _commit(self, key: str, chunks: list[Chunk], input_batch: Any, index: int) -> None:
-        positions_K, rows, steps_K = in_token_order(chunks)
-        slots_K = slots_of(input_batch, index, positions_K, self.block_size)
-        self._pool.check_blocks(slots_K // self.block_size)
-        if key not in self._keys:
-            self._keys.add(key, tuple(rows.shape[1:]), rows.dtype)
-        name = key_name(key)
-        (rows_KF,), ready = writer.start_host_copies([self._keys.rows(key, rows, rows.shape[0])])
-        self._queue.write(lambda: self._pool.land_late(name, slots_K, rows_KF, steps_K), ready)
+        self._deferred.commit(finished_req_ids, input_batch)
 
     def discard_deferred_mm_outputs(self, req_id: str) -> None:
         """Drop the staged rows of a request that leaves without finishing; none staged is fine."""
         self._deferred.discard(req_id)
+
+
+def _given(multimodal_outputs: Mapping[str, object] | None) -> dict[str, object]:
+    return {key: value for key, value in (multimodal_outputs or {}).items() if value is not None}

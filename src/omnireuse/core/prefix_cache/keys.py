@@ -18,7 +18,7 @@ from omnireuse.errors import StateError
 
 __all__ = ["CachedKeys", "hidden_rows", "key_name"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("omnireuse.core.prefix_cache")
 
 
 def key_name(key: str) -> str:
@@ -128,6 +128,11 @@ class CachedKeys:
             raise StateError(f"{key_name(key)}: must stay a tensor once cached, got {type(value).__name__}")
         _check_rows(key_name(key), value, store.feature_shape, store.dtype, num_tokens)
         return store.to_raw(value[:num_tokens])
+
+    def may_hold(self, key: str, rows: torch.Tensor) -> bool:
+        """Tell whether rows, shaped as the model gave them, fit what is cached under the key, if anything is."""
+        store = self._pool.stores.get(key_name(key))
+        return store is None or (store.feature_shape, store.dtype) == (tuple(rows.shape[1:]), rows.dtype)
 
     def rows_of_request(self, key: str, value: object, span: Span) -> torch.Tensor:
         """Return one request's rows of a deferred key, which need not be cached yet; shaped as the model gave them.

@@ -31,6 +31,7 @@ class RowPool:
     Attributes:
         stores: the row store of each key.
         step: number of the current step, from 1.
+        num_releases: calls of `release` so far.
         counters: rows and events by name.
     """
 
@@ -38,8 +39,10 @@ class RowPool:
         self.num_blocks, self.block_size, self._absent = num_blocks, block_size, absent
         self.stores: dict[str, RowStore] = {}
         self.step = 1
+        self.num_releases = 0
         self.counters: Counter[str] = Counter()
         self._generation_B = torch.zeros(num_blocks, dtype=torch.int32)
+        self._released_B = torch.zeros(num_blocks, dtype=torch.int64)  # the number of its last release, 0 for none
 
     def add(self, name: str, feature_shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Make room for a key; it costs address space until rows are written."""
@@ -73,10 +76,23 @@ class RowPool:
                 if name not in rows_by_name:
                     store.forget_older(slots_K, step)
 
-    def land_late(self, name: str, slots_K: torch.Tensor, rows_KF: torch.Tensor, steps_K: torch.Tensor) -> None:
-        """Write rows that earlier steps computed, except where the slot has since been given to other content."""
-        hidden = self.stores[HIDDEN]
-        is_current_K = hidden.version_S[slots_K] <= steps_K
+    def land_late(
+        self,
+        name: str,
+        slots_K: torch.Tensor,
+        rows_KF: torch.Tensor,
+        steps_K: torch.Tensor,
+        releases_K: torch.Tensor,
+    ) -> None:
+        """Write rows that earlier steps computed, except where the slot has since been given to other content.
+
+        Args:
+            steps_K: the step that computed each row.
+            releases_K: `num_releases` at that time.
+        """
+        is_current_K = self._released_B[slots_K // self.block_size] <= releases_K
+        for store in (self.stores[HIDDEN], self.stores[name]):
+            is_current_K &= store.version_S[slots_K] <= steps_K
         num_late = slots_K.numel() - int(is_current_K.sum())
         if num_late:
             self.counters["stale_rows_dropped"] += num_late
@@ -89,6 +105,8 @@ class RowPool:
         for store in self.stores.values():
             store.release(blocks_N)
         self._generation_B[blocks_N] += 1
+        self.num_releases += 1
+        self._released_B[blocks_N] = self.num_releases
 
     def generations(self, blocks_N: torch.Tensor) -> dict[int, int]:
         """Return how often each block has been released; a hit planned on it keeps this."""
