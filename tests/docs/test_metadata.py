@@ -1,0 +1,45 @@
+"""What a package index shows of the project: no address that does not exist, no link that leads nowhere there."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import tomllib
+
+from .pages import TOP
+
+
+def settings() -> dict[str, Any]:
+    return tomllib.loads((TOP / "pyproject.toml").read_text("utf-8"))
+
+
+def shown_by_an_index() -> str:
+    """README.md as the build writes it into the metadata."""
+    hook = settings()["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    assert hook["fragments"] == [{"path": "README.md"}]
+    text = (TOP / "README.md").read_text("utf-8")
+    for substitution in hook["substitutions"]:
+        text = re.sub(substitution["pattern"], substitution["replacement"], text)
+    return text
+
+
+def test_an_index_shows_absolute_links_alone() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", shown_by_an_index())
+    assert "https://github.com/huggingface/diffusers" in links
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
+def test_what_a_link_says_stays() -> None:
+    shown = shown_by_an_index()
+    assert "- docs/step-reuse.md: " in shown
+    assert "The page Figures has all measurements." in shown
+    assert "pip install -e '.[report]'" in shown
+    assert "![" not in shown
+
+
+def test_the_metadata_name_the_authors_and_no_address() -> None:
+    project = settings()["project"]
+    assert project["authors"] == [{"name": "omnireuse maintainers"}]
+    assert "urls" not in project  # none exists yet
+    assert {"version", "readme"} <= set(project["dynamic"])
