@@ -71,17 +71,17 @@ def test_a_profile_survives_its_file_and_decides(pipeline: Any, profile: Profile
 
 def test_a_quality_takes_the_cheapest_plan_that_promises_it(pipeline: Any, profile: Profile) -> None:
     plan = profile.plans[4]
-    plans = {4: replace(plan, held_out=(30.0, 30.0)), 5: replace(plan, held_out=(40.0, 40.0)), 6: plan}
-    made = replace(profile, plans={**plans, 6: replace(plan, held_out=(36.0, 44.0))})
-    # 4 dB is the standard error of the mean; the tables have these quantiles for 1 and 2 degrees of freedom.
-    assert made.plans[6].promised == pytest.approx(40 - 6.314 * 4, abs=0.01)
-    three = replace(plan, held_out=(40 - 48**0.5, 40.0, 40 + 48**0.5))
-    assert three.promised == pytest.approx(40 - 2.920 * 4, abs=0.25)
+    plans = {4: replace(plan, held_out=(30.0,) * 3), 5: replace(plan, held_out=(40.0,) * 3)}
+    made = replace(profile, plans={**plans, 6: replace(plan, held_out=(40 - 48**0.5, 40.0, 40 + 48**0.5))})
+    # 4 dB is the standard error of the mean; the tables have this quantile for 2 degrees of freedom.
+    assert made.plans[6].promised == pytest.approx(40 - 2.920 * 4, abs=0.25)
     assert made.best(quality=30) == made.plans[4]
     assert made.best(quality=34) == made.plans[5]
     assert made.best(quality=40) == made.plans[5]
     with pytest.raises(ConfigError, match=r"no plan grants it.*4 computed steps"):
-        omnireuse.enable(pipeline, profile=profile, quality=99)
+        omnireuse.enable(pipeline, profile=made, quality=99)
+    with pytest.raises(ConfigError, match="at least 3 held-out prompts, and this profile was judged on 1"):
+        omnireuse.enable(pipeline, profile=profile, quality=1)
     with pytest.raises(ConfigError, match="no plan grants it"):
         omnireuse.enable(pipeline, profile=profile, computed_steps=3)
 
@@ -131,6 +131,17 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None
         ({"steps": 2}, "steps must be"),
         ({"computed_steps": [1]}, "from 2 to steps"),
         ({"computed_steps": [29]}, "from 2 to steps"),
+        ({"computed_steps": 5}, r"computed_steps must be a list .* give computed_steps=\[5\]"),
+        ({"computed_steps": "5"}, "must be a list of whole numbers, got a str"),
+        ({"computed_steps": []}, "at least one budget"),
+        ({"steps": 8, "num_inference_steps": 10}, "both say how many denoising steps"),
+        ({"num_inference_steps": 2}, "num_inference_steps must be a whole number of at least 4"),
+        ({"prompt": "a circle"}, "prompt is set by calibrate itself"),
+        ({"generator": None}, "generator is set by calibrate itself"),
+        ({"output_type": "pil"}, "output_type is set by calibrate itself"),
+        ({"return_dict": False}, "return_dict is set by calibrate itself"),
+        ({"evaluation": 3}, "did you mean 'evaluations'"),
+        ({"true_cfg_scal": 3}, "unknown argument of FluxPipeline 'true_cfg_scal'; did you mean 'true_cfg_scale'"),
         ({"held_out": 1.0}, "held_out must be"),
         ({"evaluations": 0}, "evaluations must be"),
         ({"margin": float("nan")}, "margin must be"),
@@ -140,7 +151,14 @@ def test_bad_arguments_are_refused_before_anything_runs(
     pipeline: Any, arguments: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        omnireuse.calibrate(pipeline, **{"prompts": PROMPTS, **arguments})
+        omnireuse.calibrate(pipeline, **{"prompts": PROMPTS, "watch": lambda _: pytest.fail("work began"), **arguments})
+
+
+def test_prompts_and_pipeline_in_the_wrong_order_are_told_in_a_sentence(pipeline: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        omnireuse.calibrate(PROMPTS, pipeline)
+    assert "got a FluxPipeline" in str(caught.value)
+    assert len(str(caught.value)) < 120, "the pipeline's JSON is not for an error"
 
 
 def test_an_interrupt_keeps_what_was_found(pipeline: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from omnireuse import Profile
 from omnireuse.diffusion.calibration.measurements import Measurements, TeaCacheFit
 from omnireuse.diffusion.calibration.profile import Plan
 from omnireuse.diffusion.calibration.profile_file import check_writable
 from omnireuse.errors import ConfigError, StateError
+from omnireuse.search.command import profile_table
 
 MEASURED = Measurements(
     quantity="x0",
@@ -28,7 +30,7 @@ MEASURED = Measurements(
     mag_ratios=((1.0, 0.98), (0.99, 0.97)),
     unmeasured={},
 )
-PLAN = Plan(steps=(0, 2, 7), forecaster="blend", psnr=31.5, held_out=(30.0, 33.0))
+PLAN = Plan(steps=(0, 2, 7), forecaster="blend", psnr=31.5, held_out=(30.0, 33.0, 31.0))
 PROFILE = Profile(
     model="FluxTransformer2DModel",
     config_digest="0123456789abcdef",
@@ -36,7 +38,7 @@ PROFILE = Profile(
     num_inference_steps=8,
     call={"true_cfg_scale": "6.0", "sizes": "[64, 64]"},
     prompts_digest="fedcba9876543210",
-    num_prompts=(4, 2),
+    num_prompts=(4, 3),
     seed=0,
     created="2026-01-01",
     versions={"omnireuse": "0.1.0"},
@@ -45,6 +47,7 @@ PROFILE = Profile(
     plans={3: PLAN, 5: replace(PLAN, steps=(0, 1, 2, 4, 7))},
     at=(1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1),
     measured=MEASURED,
+    dtype="float32",
 )
 
 
@@ -157,3 +160,25 @@ def test_a_plan_that_was_not_judged_promises_nothing() -> None:
     unjudged = replace(PROFILE, plans={3: replace(PLAN, held_out=()), 5: PLAN})
     assert unjudged.best(quality=1) == PLAN
     assert unjudged.best(computed_steps=3).held_out == ()
+
+
+@pytest.mark.parametrize("held_out", [(), (30.0,), (30.0, 33.0)])
+def test_a_quality_takes_three_held_out_prompts(held_out: tuple[float, ...]) -> None:
+    few = replace(PROFILE, plans={3: replace(PLAN, held_out=held_out)})
+    with pytest.raises(
+        ConfigError, match=f"at least 3 held-out prompts, and this profile was judged on {len(held_out)}"
+    ):
+        few.best(quality=1)
+    with pytest.raises(ConfigError, match=r"has 3 computed steps \(2.67x\) with no promise"):
+        few.best(computed_steps=2)
+    shown = Console(width=200)
+    with shown.capture() as capture:
+        shown.print(profile_table(few))
+    assert capture.get().splitlines()[2].split()[4 + (not held_out)] == "none"
+
+
+def test_a_profile_that_does_not_say_its_dtype_is_read(tmp_path: Path) -> None:
+    record = json.loads(PROFILE.as_text())
+    assert record.pop("dtype") == "float32"
+    (tmp_path / "profile.json").write_text(json.dumps(record))
+    assert Profile.load(tmp_path / "profile.json") == replace(PROFILE, dtype=None)

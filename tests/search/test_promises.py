@@ -14,7 +14,7 @@ from prompted import Prompted
 import omnireuse
 from omnireuse import Profile
 from omnireuse.diffusion.calibration.profile import Plan
-from omnireuse.errors import ConfigError
+from omnireuse.errors import ConfigError, StateError
 
 PROMPTS = ["a circle", "a square", "a cross", "a ring"]
 STEPS = 12
@@ -51,11 +51,31 @@ def test_the_summary_says_what_was_promised_and_what_was_done(
 
 
 @pytest.mark.parametrize(
-    ("held_out", "said"), [((), "nothing is promised"), ((38.0,), "one prompt, so nobody knows how far")]
+    ("held_out", "said"),
+    [
+        ((), "nothing is promised: the plan was not judged"),
+        ((38.0,), "nothing is promised: 38.0 dB on 1 held-out prompt, which"),
+        ((38.0, 40.0), "nothing is promised: 39.0 dB on 2 held-out prompts, which are too few"),
+    ],
 )
 def test_few_held_out_prompts_are_no_certainty(profile: Profile, held_out: tuple[float, ...], said: str) -> None:
     unsure = replace(profile, plans={5: replace(profile.plans[5], held_out=held_out)})
     assert said in str(computed(Prompted(), unsure)[1])
+
+
+def test_another_dtype_is_served_and_not_promised(profile: Profile, caplog: pytest.LogCaptureFixture) -> None:
+    assert profile.dtype == "float32"
+    half = replace(profile, dtype="bfloat16")
+    steps, summary = computed(Prompted(), half)
+    assert steps == [0, 1, 2, 5, 11]
+    warned = "this profile was measured in bfloat16, and the pipeline is in float32"
+    assert caplog.text.count(warned) == 1
+    assert "nothing is promised: the profile was measured in bfloat16, the pipeline is in float32" in str(summary)
+    with pytest.raises(StateError, match=r"promises nothing of a pipeline in float32; calibrate in float32"):
+        omnireuse.enable(Prompted(), profile=half, quality=30)
+    caplog.clear()
+    assert "promised (39.0 dB" in str(computed(Prompted(), replace(profile, dtype=None))[1]), "older files do not say"
+    assert not caplog.text
 
 
 def test_another_step_count_is_served_by_noise_and_not_promised(
@@ -122,8 +142,6 @@ def test_a_tolerance_holds_for_the_final_latents_and_a_larger_one_computes_less(
 
 
 def test_the_profile_refuses_other_sampling_but_not_another_shift(profile: Profile) -> None:
-    from omnireuse.errors import StateError
-
     pipeline = Prompted()
     pipeline.scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=500)
     with pytest.raises(StateError, match="configuration"):

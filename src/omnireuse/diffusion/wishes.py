@@ -55,10 +55,10 @@ def strategy_for(
         strategy = Strategy(policy=ErrorControl(tolerance=tolerance), forecaster=BestOrder())
         return fitting(strategy, pipeline, region), f"tolerance {tolerance:g} of the final latents", None
     if profile is not None:
-        known = profile_for(pipeline, profile)
+        known = profile_for(pipeline, profile, quality=quality)
         plan = known.best(speedup=speedup, computed_steps=computed_steps, quality=quality)
         name = f"profile: {len(plan.steps)} of {known.num_inference_steps} steps"
-        return fitting(plan.strategy(known.at), pipeline, region), name, known.promise(plan)
+        return fitting(plan.strategy(known.at), pipeline, region), name, known.promise(plan, pipeline)
     if quality is not None:
         raise ConfigError(
             f"enable(quality={quality!r}): a quality can only be promised by a profile of this pipeline; make one with "
@@ -72,10 +72,11 @@ def strategy_for(
     return fitting(Strategy(policy=policy, forecaster=Blend()), pipeline, region), name, None
 
 
-def profile_for(pipeline: Any, profile: Profile | str | os.PathLike[str]) -> Profile:
-    """The profile, or that in a file, after making sure that it is this pipeline's."""
+def profile_for(pipeline: Any, profile: Profile | str | os.PathLike[str], *, quality: float | None = None) -> Profile:
+    """The profile, or that in a file, after making sure that it is this pipeline's and may promise a quality, if one is
+    asked for."""
     known = profile if isinstance(profile, Profile) else Profile.load(profile)
-    known.check(pipeline)
+    known.check(pipeline, quality=quality)
     return known
 
 

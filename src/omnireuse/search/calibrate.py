@@ -6,45 +6,48 @@ import contextlib
 import datetime
 import functools
 import hashlib
+import inspect
 import logging
 import math
 import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
+import torch
+
 from omnireuse.diffusion.calibration.profile import Plan, Profile
-from omnireuse.errors import ConfigError
+from omnireuse.pipelines.source import Source
+from omnireuse.search.arguments import check_prompts, checked_budgets, checked_steps, number_searched
 from omnireuse.search.candidate import FITTED, Candidate
 from omnireuse.search.evaluator import FIT_PROMPTS, Evaluator, Scores
 from omnireuse.search.intervals import SLOPES
 from omnireuse.search.journal import Journal, Remembered
 from omnireuse.search.judge import Judge
 from omnireuse.search.measure import measured
+from omnireuse.search.progress import Bar
 from omnireuse.search.ray_workers import RayWorkers, WorkersLostError
 from omnireuse.search.refine import refine
 from omnireuse.search.setup import VERSIONS, describe_setup
-from omnireuse.search.source import check_portable, load, make_judge
+from omnireuse.search.source import check_portable, make_judge
 from omnireuse.search.standing import Standing
 from omnireuse.search.starts import starts
 from omnireuse.search.workers import InProcess, Workers
 
-__all__ = ["BUDGETS", "calibrate"]
+__all__ = ["calibrate"]
 
 logger = logging.getLogger("omnireuse")
-
-#: Steps over computed steps that a search serves where nobody says which.
-BUDGETS = (1.5, 2.0, 2.5, 3.0, 4.0)
 
 
 def calibrate(
     pipeline: Any,
     prompts: Sequence[str],
     *,
-    steps: int = 28,
+    steps: int | None = None,
+    num_inference_steps: int | None = None,
     computed_steps: Iterable[int] | None = None,
     held_out: float = 0.33,
     evaluations: int = 30,
@@ -54,7 +57,11 @@ def calibrate(
     fit_prompts: int = FIT_PROMPTS,
     seed: int = 0,
     workers: int = 0,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    pictures: Callable[[Any], Any] | None = None,
     journal: str | os.PathLike[str] | None = None,
+    progress: bool = True,
     watch: Callable[[Standing], None] | None = None,
     **call: Any,
 ) -> Profile:
@@ -66,12 +73,15 @@ def calibrate(
     so any pipeline is served.
 
     Args:
-        pipeline: a diffusers pipeline that makes images or clips; nothing may be enabled on it. Or the folder of one,
-            or a function without arguments that makes one: workers need one of these.
+        pipeline: a pipeline that makes images or clips from prompts; nothing may be enabled on it. Or the folder of
+            one, its id on a hub, "package:function", or a function without arguments that makes one: workers need one
+            of these.
         prompts: at least two, best a few dozen; the last of them are held out.
-        steps: denoising steps of a run, ≥ 4.
-        computed_steps: budgets to search for, each from 2 to `steps`; None for those of `BUDGETS`.
-        held_out: share of the prompts that the search does not see, in (0, 1); at least one is.
+        steps: denoising steps of a run, ≥ 4; 28 where nobody says otherwise.
+        num_inference_steps: another name of `steps`.
+        computed_steps: budgets to search for, each from 2 to `steps`; None for 1.5 to 4 times fewer.
+        held_out: share of the prompts that the search does not see, in (0, 1); at least one is. A promise of quality
+            takes three.
         evaluations: schedules tried for each budget, each of which costs its share of a full run a prompt.
         margin: a schedule takes another's place where its mean gain over the same prompts exceeds so many of its
             standard errors, ≥ 0. With few prompts a search without margin finds what suits these prompts only.
@@ -82,8 +92,16 @@ def calibrate(
         seed: of the noise, and of the order in which moves are tried; the same seed finds the same profile.
         workers: processes that do the runs, through Ray: one a GPU, or one a CPU thread where there are none; 0 for
             this process. The profile is the same for any number of them.
+        device: where a pipeline that is loaded here computes, as torch names it; None for CUDA or MPS where there is
+            one, else the CPU.
+        dtype: "bfloat16", "float16" or "float32" for a pipeline that is loaded here; None for bfloat16 on CUDA and MPS,
+            else float32.
+        pictures: from what the call returns to one array a prompt, (height, width, channels) in 0…1, a clip with its
+            frames first; None where the result is read as pipelines of diffusers return it. Pipelines that take
+            `output_type` are asked for "np".
         journal: a file in which scores are kept as they come. A search that was cut off and is begun again with the
             same journal goes on where it was; its full runs are made again. One process at a time may use it.
+        progress: whether to show a bar, on stderr or in the notebook.
         watch: told where the search stands whenever it has got on.
         call: whatever else the pipeline is to be called with, guidance above all.
 
@@ -92,20 +110,30 @@ def calibrate(
         `complete`.
 
     Raises:
-        ConfigError: too few prompts, an argument out of range, workers for a pipeline that they cannot load, or the
-            journal of another search.
+        ConfigError: too few prompts, an argument out of range or one that is set here (`prompt`, `generator`,
+            `output_type`, `return_dict`), a pipeline that cannot be loaded or whose results are not safely read as
+            pictures, workers for one that they cannot load, or the journal of another search.
+        UnknownNameError: an argument that the call of the pipeline does not take.
         MissingExtraError: workers without Ray.
         StateError: reuse is enabled already, a full run is not finite, or workers keep dying before anything was found.
         KeyboardInterrupt: interrupted before anything was found.
     """
-    budgets = _checked(prompts, steps, computed_steps, held_out, evaluations, batch_size, fit_prompts, margin, workers)
-    for_search = len(prompts) - max(1, round(held_out * len(prompts)))
-    if for_search == 1:
-        logger.warning("calibrate: one prompt to search with cannot tell a gain from noise; give more prompts")
+    steps = checked_steps(steps, num_inference_steps, call)
+    check_prompts(prompts)
+    counts = {"evaluations": evaluations, "batch_size": batch_size, "fit_prompts": fit_prompts, "workers": workers}
+    budgets = checked_budgets(computed_steps, steps, margin, **counts)
+    for_search = number_searched(len(prompts), held_out)
     full_call = {"num_inference_steps": steps, **call}
+    source = Source(given=pipeline, device=device, dtype=dtype)
     with contextlib.ExitStack() as stack:
-        hired = _hired(pipeline, prompts, seed, full_call, workers)
+        bar = stack.enter_context(Bar(shown=progress))
+        judging = {"first_seed": seed, "call": full_call, "batch_size": batch_size, "pictures": pictures}
+        own = tuple(inspect.signature(calibrate).parameters)
+        hired = _hired(source, list(prompts), workers, **judging, known=own)
         stack.callback(hired.close)
+        description = _ask(hired, "description")
+        description += f"; {steps} steps, {for_search} prompts searched with, {len(prompts) - for_search} held out"
+        logger.info("calibrate: %s", description)
         setup = {}
         if journal is not None:
             setup = describe_setup(
@@ -116,6 +144,8 @@ def calibrate(
                 fit_prompts=fit_prompts,
                 seed=seed,
                 call=full_call,
+                dtype=_ask(hired, "dtype"),
+                pictures=pictures,
             )
         kept = stack.enter_context(contextlib.closing(Journal(journal, setup)))
         begun, runs_before = time.monotonic(), kept.runs
@@ -130,26 +160,28 @@ def calibrate(
         ahead -= kept.known_runs
 
         def tell(doing: str, done: int, total: int, best: float | None = None) -> None:
+            runs = kept.runs - runs_before
+            left = max(0.0, ahead - runs)
+            speed = (time.monotonic() - begun) / runs if runs else None
+            standing = Standing(
+                pipeline=description,
+                doing=doing,
+                done=done,
+                total=total,
+                best=best,
+                runs=kept.runs,
+                runs_left=left,
+                seconds_left=None if speed is None else speed * left,
+            )
+            bar(standing)
             if watch is not None:
-                runs = kept.runs - runs_before
-                left = max(0.0, ahead - runs)
-                speed = (time.monotonic() - begun) / runs if runs else None
-                watch(
-                    Standing(
-                        doing=doing,
-                        done=done,
-                        total=total,
-                        best=best,
-                        runs=kept.runs,
-                        runs_left=left,
-                        seconds_left=None if speed is None else speed * left,
-                    )
-                )
+                watch(standing)
 
         def ran_in_full(count: int) -> None:
             kept.spend(count)
             tell("full runs", round(searched.runs + unseen.runs), len(prompts))
 
+        tell("full runs", 0, len(prompts))
         recorded = searched.run_in_full(record=True, advance=ran_in_full)
         unseen.run_in_full(record=False, advance=ran_in_full)
         measurements = measured(searched.seen, unseen.seen, recorded)
@@ -190,11 +222,13 @@ def calibrate(
             complete = False
             _say_cut_short(reason, "a plan that was not judged on the held-out prompts promises nothing")
         model, digest, scheduler = _ask(hired, "fingerprint")
+        computes_in = _ask(hired, "dtype")
         cost = kept.runs
     return Profile(
         model=model,
         config_digest=digest,
         scheduler=scheduler,
+        dtype=computes_in,
         num_inference_steps=steps,
         at=tuple(recorded[0].at.tolist()),
         call={name: repr(value) for name, value in call.items()},
@@ -220,14 +254,11 @@ def calibrate(
     )
 
 
-def _hired(
-    source: Any, prompts: Sequence[str], first_seed: int, call: Mapping[str, Any], workers: int
-) -> InProcess | RayWorkers:
+def _hired(source: Source, prompts: Sequence[str], workers: int, **judging: Any) -> InProcess | RayWorkers:
     if not workers:
-        return InProcess(Judge(load(source), prompts, first_seed=first_seed, call=call))
+        return InProcess(Judge(source.load(), prompts, **judging))
     check_portable(source)
-    make = functools.partial(make_judge, source, list(prompts), first_seed, call)
-    return RayWorkers(make, workers)
+    return RayWorkers(functools.partial(make_judge, source, prompts, judging), workers)
 
 
 def _ask(workers: Workers, method: str) -> Any:
@@ -248,40 +279,3 @@ def _late(deadline: float | None, budgets: int) -> Callable[[], bool]:
     now = time.monotonic()
     until = math.inf if deadline is None else now + (deadline - now) / budgets
     return lambda: time.monotonic() > until
-
-
-def _checked(
-    prompts: Sequence[str],
-    steps: int,
-    computed_steps: Iterable[int] | None,
-    held_out: float,
-    evaluations: int,
-    batch_size: int,
-    fit_prompts: int,
-    margin: float,
-    workers: int,
-) -> list[int]:
-    if isinstance(prompts, str) or len(prompts) < 2 or not all(isinstance(prompt, str) for prompt in prompts):
-        raise ConfigError(
-            f"calibrate(prompts={prompts!r:.200}): prompts must be a list of at least two texts, one is held out"
-        )
-    for name, value, least in (
-        ("steps", steps, 4),
-        ("evaluations", evaluations, 1),
-        ("batch_size", batch_size, 1),
-        ("fit_prompts", fit_prompts, 1),
-        ("workers", workers, 0),
-    ):
-        if not isinstance(value, int) or value < least:
-            raise ConfigError(f"calibrate({name}={value!r}): {name} must be a whole number of at least {least}")
-    if not 0 < held_out < 1:
-        raise ConfigError(f"calibrate(held_out={held_out!r}): held_out must be a share above 0 and below 1")
-    if not 0 <= margin < math.inf:
-        raise ConfigError(f"calibrate(margin={margin!r}): margin must be a finite number of at least 0")
-    wanted = {max(int(steps / budget), 2) for budget in BUDGETS} if computed_steps is None else set(computed_steps)
-    for count in wanted:
-        if not isinstance(count, int) or not 2 <= count <= steps:
-            raise ConfigError(
-                f"calibrate(computed_steps={count!r}): each must be a whole number from 2 to steps={steps}"
-            )
-    return sorted(wanted)

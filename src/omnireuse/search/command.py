@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def run_calibrate(model: Path, prompts: Path, out: Path, console: Console, **opt
                 )
 
         journal = out.with_name(f"{out.name}.journal")
-        profile = calibrate(model, lines, journal=journal, watch=watch, **options)
+        profile = calibrate(model, lines, journal=journal, progress=False, watch=watch, **options)
     console.print(profile_table(profile))
     try:
         profile.save(out)
@@ -110,7 +111,7 @@ def profile_table(profile: Profile) -> Table:
             f"{profile.num_inference_steps / count:.2f}×",
             f"{plan.psnr:.1f}",
             f"{sum(plan.held_out) / len(plan.held_out):.1f}" if plan.held_out else "not judged",
-            f"{plan.promised:.1f}" if plan.held_out else "nothing",
+            f"{plan.promised:.1f}" if math.isfinite(plan.promised) else "none",
             plan.forecaster,
             " ".join(map(str, plan.steps)),
         )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from omnireuse.diffusion.calibration.observer import NotFiniteError, Observations
 from omnireuse.diffusion.calibration.profile import fingerprint
@@ -20,6 +18,9 @@ from omnireuse.diffusion.reuse.forecasters import Fitted, Hold
 from omnireuse.diffusion.reuse.policies import Never
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
+from omnireuse.pipelines.caller import Caller, without_bar
+from omnireuse.pipelines.pictures import Picture
+from omnireuse.pipelines.source import describe, dtype_of
 from omnireuse.report.metrics import IDENTICAL_DB, psnr
 from omnireuse.search.candidate import Candidate
 from omnireuse.search.fit import Path, WeightFit, recorded_path
@@ -27,7 +28,7 @@ from omnireuse.search.record import DistanceRecorder, Distances
 
 __all__ = ["FullRun", "Judge"]
 
-Pictures = list[NDArray[Any]]
+Pictures = list[Picture]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +52,53 @@ class Judge:
     """A pipeline and prompts, each with a noise of its own. It keeps nothing between two calls.
 
     Args:
-        pipeline: a diffusers pipeline that makes images or clips.
+        pipeline: a pipeline that makes images or clips from prompts.
         prompts: all that will be asked about.
         first_seed: of the first prompt's noise; the others count on from it.
         call: arguments of every call beside prompt and generator, `num_inference_steps` among them.
+        batch_size: the most prompts of a call.
+        pictures: as in `Caller`.
+        known: as in `Caller`.
+
+    Raises:
+        ConfigError: as `Caller`.
     """
 
-    def __init__(self, pipeline: Any, prompts: Sequence[str], *, first_seed: int, call: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        pipeline: Any,
+        prompts: Sequence[str],
+        *,
+        first_seed: int,
+        call: Mapping[str, Any],
+        batch_size: int = 1,
+        pictures: Callable[[Any], Any] | None = None,
+        known: Sequence[str] = (),
+    ) -> None:
         self._pipeline = pipeline
         self._prompts = list(prompts)
-        self._first_seed = first_seed
         self._call = call
+        self._caller = Caller(
+            pipeline,
+            self._prompts,
+            seed=first_seed,
+            call=call,
+            batch_size=batch_size,
+            pictures=pictures,
+            known=known,
+        )
 
     def fingerprint(self) -> tuple[str, str, str]:
         """What the pipeline is, as a profile notes it."""
         return fingerprint(self._pipeline)
+
+    def dtype(self) -> str:
+        """What the denoiser computes in, as "bfloat16"."""
+        return dtype_of(self._pipeline)
+
+    def description(self) -> str:
+        """The pipeline in a few words."""
+        return describe(self._pipeline)
 
     def content(self) -> str:
         """Digest of the pipeline with all its weights: equal in every process that has loaded the same."""
@@ -84,7 +117,7 @@ class Judge:
             path = stack.enter_context(recorded_path(self._pipeline)) if record else Path()
             stack.enter_context(Handle(self._pipeline, strategy, name="full run", region=seen.region))
             try:
-                pictures = self._pictures(batch)
+                pictures = self._pictures(batch, strict=True)
             except NotFiniteError as error:
                 prompt = self._prompts[batch[error.row * len(batch) // error.rows]]
                 raise StateError(
@@ -138,24 +171,9 @@ class Judge:
             made = self._pictures(batch)
         return _psnr(made, full)
 
-    def _pictures(self, batch: range) -> Pictures:
-        prompts = [self._prompts[place] for place in batch]
-        generators = [torch.Generator().manual_seed(self._first_seed + place) for place in batch]
-        call = self._call
-        one = len(prompts) == 1
-        if not one:
-            # Pipelines want a list beside a list.
-            call = {
-                name: [value] * len(prompts) if name.startswith("negative_prompt") and isinstance(value, str) else value
-                for name, value in call.items()
-            }
-        result = self._pipeline(
-            prompt=prompts[0] if one else prompts,
-            generator=generators[0] if one else generators,
-            output_type="np",
-            **call,
-        )
-        return [np.asarray(picture) for picture in next(iter(result.values()))]
+    def _pictures(self, batch: range, *, strict: bool = False) -> Pictures:
+        with without_bar(self._pipeline):
+            return self._caller.pictures(batch, strict=strict)
 
 
 def _psnr(made: Pictures, full: Pictures) -> list[float]:

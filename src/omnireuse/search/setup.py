@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -29,6 +29,8 @@ def describe_setup(
     fit_prompts: int,
     seed: int,
     call: Mapping[str, Any],
+    dtype: str,
+    pictures: Callable[[Any], Any] | None,
 ) -> dict[str, str]:
     """Every part by its name.
 
@@ -40,6 +42,8 @@ def describe_setup(
         fit_prompts: how many of those to search with weights are fitted on.
         seed: of the noise.
         call: whatever else the pipeline is called with.
+        dtype: what it computes in.
+        pictures: what reads its results; None where they are read as usual.
 
     Raises:
         ConfigError: an argument of the call that no other process could be given.
@@ -51,6 +55,8 @@ def describe_setup(
         "prompts a call": str(batch_size),
         "prompts fitted on": str(fit_prompts),
         "seed": str(seed),
+        "dtype": dtype,
+        "pictures": "as usual" if pictures is None else getattr(pictures, "__qualname__", type(pictures).__name__),
         **{name: json.dumps(value, sort_keys=True, default=_digest) for name, value in call.items()},
         **{f"{name} version": version(name) for name in VERSIONS},
     }

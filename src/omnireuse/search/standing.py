@@ -12,6 +12,7 @@ class Standing:
     """Where a search stands.
 
     Attributes:
+        pipeline: what computes, where and in which precision, and how many runs are asked of it, in words.
         doing: in words; every part of the search has words of its own.
         done: prompts that were run, or schedules that were scored, in this part.
         total: most of them there can be in this part.
@@ -21,6 +22,7 @@ class Standing:
         seconds_left: what those take at the speed so far; None before anything was run.
     """
 
+    pipeline: str
     doing: str
     done: int
     total: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -20,10 +21,15 @@ from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Promise
 from omnireuse.errors import ConfigError, StateError
+from omnireuse.pipelines.source import dtype_of
 
-__all__ = ["Plan", "Profile", "fingerprint"]
+__all__ = ["FEWEST_HELD_OUT", "Plan", "Profile", "fingerprint"]
+
+logger = logging.getLogger("omnireuse")
 
 FORMAT = 3
+FEWEST_HELD_OUT = 3
+"""Held-out prompts that a promise takes: of fewer, Student's t bounds nothing that anybody could use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,24 +72,20 @@ class Plan:
     def promised(self) -> float:
         """PSNR in dB that the mean over new prompts reaches in about 19 of 20 cases.
 
-        It is the lower bound of the mean by Student's t, one-sided at 95 %, and −∞ for a plan that was not judged on
-        any prompt held out."""
-        if not self.held_out:
+        It is the lower bound of the mean by Student's t, one-sided at 95 %, and −∞ for a plan that was judged on fewer
+        than `FEWEST_HELD_OUT` prompts held out."""
+        if len(self.held_out) < FEWEST_HELD_OUT:
             return -math.inf
         mean = math.fsum(self.held_out) / len(self.held_out)
-        if len(self.held_out) < 2:
-            return mean
         spread = math.fsum((each - mean) ** 2 for each in self.held_out) / (len(self.held_out) - 1)
         return mean - _student(len(self.held_out) - 1) * math.sqrt(spread / len(self.held_out))
 
 
 def _student(freedom: int) -> float:
-    """The 95 % quantile of Student's t, within 2 %.
+    """The 95 % quantile of Student's t for at least two degrees of freedom, within 2 %.
 
     Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.5.
     """
-    if freedom == 1:
-        return math.tan(0.45 * math.pi)
     z = NormalDist().inv_cdf(0.95)
     return (
         z
@@ -114,6 +116,7 @@ class Profile:
         complete: False where the search was cut short; every plan is then the best so far.
         plans: by number of computed steps.
         measured: what the full runs have shown beside that; None where they were not looked at.
+        dtype: what the denoiser computed in, as "bfloat16"; None where an older version has not noted it.
     """
 
     model: str
@@ -131,6 +134,7 @@ class Profile:
     complete: bool
     plans: Mapping[int, Plan]
     measured: Measurements | None
+    dtype: str | None = None
 
     def best(
         self, *, computed_steps: int | None = None, speedup: float | None = None, quality: float | None = None
@@ -149,6 +153,13 @@ class Profile:
             raise ConfigError(f"profile({name}={wish!r}): {name} must be a finite number above 0")
         total = self.num_inference_steps
         if name == "quality":
+            judged = max((len(plan.held_out) for plan in self.plans.values()), default=0)
+            if judged < FEWEST_HELD_OUT:
+                raise ConfigError(
+                    f"profile(quality={wish:g}): a promise takes at least {FEWEST_HELD_OUT} held-out prompts, and this "
+                    f"profile was judged on {judged}; calibrate with more prompts, or ask for speedup= or "
+                    "computed_steps="
+                )
             granting = [count for count, plan in self.plans.items() if plan.promised >= wish]
             chosen = min(granting, default=None)
         else:
@@ -156,16 +167,33 @@ class Profile:
             chosen = max((count for count in self.plans if count <= most), default=None)
         if chosen is None:
             had = ", ".join(
-                f"{count} computed steps ({total / count:.2f}x) with {plan.promised:.1f} dB"
+                f"{count} computed steps ({total / count:.2f}x) with "
+                f"{f'{plan.promised:.1f} dB' if math.isfinite(plan.promised) else 'no promise'}"
                 for count, plan in sorted(self.plans.items())
             )
             raise ConfigError(f"profile({name}={wish:g}): no plan grants it; {self.model} has {had}")
         return self.plans[chosen]
 
-    def promise(self, plan: Plan) -> Promise:
-        """What is known of the plan's quality, and for which runs."""
+    def promise(self, plan: Plan, pipeline: Any = None) -> Promise:
+        """What is known of the plan's quality, and for which runs.
+
+        Args:
+            pipeline: that will do the runs; in another dtype than the profile's nothing is promised of them.
+        """
         expected = math.fsum(plan.held_out) / len(plan.held_out) if plan.held_out else math.nan
-        return Promise(quality=plan.promised, expected=expected, prompts=len(plan.held_out), at=self.at)
+        unlike = None if pipeline is None else self._other_dtype(pipeline)
+        return Promise(
+            quality=plan.promised if unlike is None else -math.inf,
+            expected=expected,
+            prompts=len(plan.held_out),
+            at=self.at,
+            but=None if unlike is None else f"the profile was measured in {self.dtype}, the pipeline is in {unlike}",
+        )
+
+    def _other_dtype(self, pipeline: Any) -> str | None:
+        """What the pipeline computes in, where it is known to be another dtype than the profile's."""
+        given = dtype_of(pipeline)
+        return None if self.dtype in (None, given) else given
 
     def options_for(self, backend: str) -> dict[str, Any]:
         """What was measured of the options of a cache backend, "tea_cache" or "mag_cache".
@@ -177,11 +205,18 @@ class Profile:
             raise ConfigError(f"profile(backend={backend!r}): it holds no measurements; calibrate anew")
         return self.measured.options_for(backend)
 
-    def check(self, pipeline: Any) -> None:
+    def check(self, pipeline: Any, *, quality: float | None = None) -> None:
         """Refuse a pipeline that this profile was not made for.
 
+        Another dtype changes the full run itself. The schedules serve it, with a warning, but what was measured of
+        their quality is not known of it.
+
+        Args:
+            quality: that is asked of the profile in dB, if any.
+
         Raises:
-            StateError: another model, another configuration or another scheduler.
+            StateError: another model, another configuration or another scheduler; or another dtype with a quality
+                asked for.
         """
         model, digest, scheduler = fingerprint(pipeline)
         for what, own, given in (
@@ -193,6 +228,20 @@ class Profile:
                 raise StateError(
                     f"this profile was made for {what} {own}, but the pipeline has {given}; calibrate this pipeline"
                 )
+        unlike = self._other_dtype(pipeline)
+        if unlike is None:
+            return
+        if quality is not None:
+            raise StateError(
+                f"profile(quality={quality:g}): this profile was measured in {self.dtype} and promises nothing of a "
+                f"pipeline in {unlike}; calibrate in {unlike}, or ask for speedup= or computed_steps="
+            )
+        logger.warning(
+            "this profile was measured in %s, and the pipeline is in %s: its schedules are used, and their quality is "
+            "not promised",
+            self.dtype,
+            unlike,
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile as JSON, whole or not at all.

@@ -8,7 +8,7 @@ import os
 import re
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -26,7 +26,8 @@ def encoded(value: Any, **beside: Any) -> str:
 
 
 def decoded(kind: Any, value: Any, where: str = "it") -> Any:
-    """What `encoded` made JSON of, every value of the type that the dataclass declares.
+    """What `encoded` made JSON of, every value of the type that the dataclass declares. Fields with a default may be
+    missing: files of an older version lack them.
 
     Raises:
         ValueError: a field that is missing, unknown or of another type; it says where.
@@ -38,8 +39,11 @@ def decoded(kind: Any, value: Any, where: str = "it") -> Any:
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         own = _expect(value, dict, where)
-        for name in {each.name for each in fields(kind)} ^ own.keys():
-            raise ValueError(f"{where} {'has an unknown' if name in own else 'lacks the'} field {name!r}")
+        known = {each.name for each in fields(kind)}
+        for name in own.keys() - known:
+            raise ValueError(f"{where} has an unknown field {name!r}")
+        for name in {each.name for each in fields(kind) if each.default is MISSING} - own.keys():
+            raise ValueError(f"{where} lacks the field {name!r}")
         return kind(**{name: decoded(hints[name], each, name) for name, each in own.items()})  # type: ignore[operator]  # a class
     if origin is tuple:
         own = _expect(value, list, where)

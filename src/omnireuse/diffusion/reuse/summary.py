@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,12 +29,14 @@ class Promise:
         expected: mean on the held-out prompts.
         prompts: how many those were.
         at: where the steps of the runs stood that it was measured on, as forecasters see it.
+        but: why nothing is promised of this pipeline, if so.
     """
 
     quality: float
     expected: float
     prompts: int
     at: tuple[float, ...]
+    but: str | None = None
 
     def covers(self, decision: Decision) -> bool:
         """Whether the decision belongs to a run like those."""
@@ -44,9 +47,11 @@ class Promise:
     def __str__(self) -> str:
         if not self.prompts:
             return "nothing is promised: the plan was not judged on held-out prompts"
-        held_out = f"{self.expected:.1f} dB on {self.prompts} held-out prompts"
-        if self.prompts == 1:
-            return f"{held_out}: one prompt, so nobody knows how far others are from it"
+        held_out = f"{self.expected:.1f} dB on {self.prompts} held-out prompt{'s' if self.prompts > 1 else ''}"
+        if self.but is not None:
+            return f"nothing is promised: {self.but} ({held_out} of the profile)"
+        if not math.isfinite(self.quality):
+            return f"nothing is promised: {held_out}, which are too few for a promise"
         high = 2 * self.expected - self.quality
         return (
             f"{self.quality:.1f} dB PSNR promised ({held_out}; a mean over new ones is within {self.quality:.1f} and "

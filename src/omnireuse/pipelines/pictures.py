@@ -1,0 +1,125 @@
+"""From what a pipeline's call returns to arrays that can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omnireuse.errors import ConfigError
+
+__all__ = ["Picture", "pictures_of"]
+
+Picture = NDArray[Any]
+"""An image (height, width, 1 or 3) or a clip (frames, height, width, 1 or 3), floats in 0…1."""
+
+NAMES = ("images", "frames", "videos", "image", "video")
+"""Where the results of diffusers' pipelines hold their pictures."""
+REMEDY = (
+    "give pictures=, a function from what the call returns to one array a prompt, (height, width, channels) in 0…1 and "
+    "a clip with its frames first, as in pictures=lambda result: (result / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)"
+)
+SLACK = 1e-3
+"""How far a value may lie outside of 0…1, by rounding."""
+
+
+def pictures_of(result: Any, count: int, *, where: str, strict: bool, given: bool = False) -> list[Picture]:
+    """The pictures of so many prompts.
+
+    Args:
+        result: what the call returned, or what a function of the user's made of it.
+        count: prompts of the call.
+        where: class of the pipeline.
+        strict: whether values outside of 0…1 are refused; else they are clipped, as a forecast may overshoot.
+        given: whether a function of the user's made it.
+
+    Raises:
+        ConfigError: anything that is not safely so many pictures; it says what to do.
+    """
+    subject = f"{where}: pictures= returned" if given else f"{where} returned"
+    found = _rows(result if given else _content(result))
+    if found is None:
+        raise ConfigError(f"{subject} {_shape(result)}, in which no pictures can be recognised; {REMEDY}")
+    if len(found) != count:
+        raise ConfigError(f"{subject} {_shape(result)}, which is {len(found)} pictures for {count} prompts; {REMEDY}")
+    return [_picture(row, f"{subject} {_shape(result)}", strict=strict) for row in found]
+
+
+def _content(result: Any) -> Any:
+    """What holds the pictures: an entry of that name, else the first."""
+    if isinstance(result, Mapping):
+        named = next((result[name] for name in NAMES if result.get(name) is not None), None)
+        return next(iter(result.values()), None) if named is None else named
+    if isinstance(result, tuple):
+        return result[0] if result else None
+    if isinstance(result, (list, np.ndarray, torch.Tensor)) or _is_image(result):
+        return result
+    # The state of a modular pipeline, and results of custom ones.
+    return next((found for name in NAMES if (found := getattr(result, name, None)) is not None), None)
+
+
+def _rows(content: Any) -> Sequence[Any] | None:
+    if _is_image(content):
+        return [content]
+    if isinstance(content, (list, tuple)) or (isinstance(content, (np.ndarray, torch.Tensor)) and content.ndim > 0):
+        return content  # type: ignore[return-value]  # arrays have a length and rows
+    return None
+
+
+def _picture(row: Any, subject: str, *, strict: bool) -> Picture:
+    is_tensor = isinstance(row, torch.Tensor)
+    if isinstance(row, torch.Tensor):
+        row = row.detach().cpu()
+        values = (row.float() if row.is_floating_point() else row).numpy()
+    elif isinstance(row, (list, tuple)):
+        # The frames of a clip.
+        values = np.stack([np.asarray(frame) for frame in row]) if row else np.empty(0)
+    else:
+        values = np.asarray(row)
+    if values.dtype == np.uint8:
+        values = values / np.float32(255)
+    axis = _channels(values.shape, last=not is_tensor)
+    if axis is None or not np.issubdtype(values.dtype, np.floating):
+        raise ConfigError(f"{subject}, which is not safely read as pictures; {REMEDY}")
+    if strict:
+        low, high = (float(of(values, initial=0.5, where=np.isfinite(values))) for of in (np.min, np.max))
+        if low < -SLACK or high > 1 + SLACK:
+            raise ConfigError(f"{subject} with values from {low:.3g} to {high:.3g} instead of 0…1; {REMEDY}")
+    made: Picture = np.clip(np.moveaxis(values, axis, -1), 0.0, 1.0)
+    return made
+
+
+def _channels(shape: tuple[int, ...], *, last: bool) -> int | None:
+    """The axis of the channels: the only one of 3, or else of 1, that can be it; None where that is not clear.
+
+    Args:
+        last: whether the last axis is meant where others are possible too, as in arrays.
+    """
+    if len(shape) not in (3, 4) or 0 in shape:
+        return None
+    for size in (3, 1):
+        possible = {place for place in (0, len(shape) - 3, len(shape) - 1) if shape[place] == size}
+        if possible:
+            if last and len(shape) - 1 in possible:
+                return len(shape) - 1
+            return possible.pop() if len(possible) == 1 else None
+    return None
+
+
+def _is_image(value: Any) -> bool:
+    # Of Pillow, which need not be there.
+    return any(each.__module__.startswith("PIL.") and each.__name__ == "Image" for each in type(value).__mro__)
+
+
+def _shape(value: Any) -> str:
+    kind = type(value).__name__
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return f"{kind} of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"{kind} with {', '.join(map(str, value))}"
+    if isinstance(value, (list, tuple)):
+        return f"{kind} of {len(value)} {type(value[0]).__name__}" if value else f"empty {kind}"
+    return kind

@@ -1,0 +1,218 @@
+"""Where a pipeline comes from: a folder, a hub, a function, or somebody who has loaded it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+from omnireuse.errors import ConfigError, UnknownNameError
+from omnireuse.pipelines.hub import why_not_loaded
+
+__all__ = ["Source", "describe", "device_of", "dtype_of", "function_named"]
+
+logger = logging.getLogger("omnireuse")
+
+DTYPES = ("bfloat16", "float16", "float32")
+INDEX = "model_index.json"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A pipeline, or how to get it; what can be loaded can be sent to other processes.
+
+    Args:
+        given: a folder of a diffusers pipeline, the id of one on a hub, ``package:function``, a function without
+            arguments that makes one, or the pipeline itself.
+        device: where it shall compute, as torch names it; None for CUDA or MPS where there is one, and else the CPU.
+        dtype: "bfloat16", "float16", "float32" or the same of torch; None for bfloat16 on CUDA and MPS, and else
+            float32. A function decides for itself where neither is given.
+        where: the function that speaks to the user.
+
+    Raises:
+        ConfigError: a device that is not there, or a device or dtype beside a pipeline that is loaded already.
+        UnknownNameError: another dtype.
+    """
+
+    given: Any
+    device: str | torch.device | None = None
+    dtype: str | torch.dtype | None = None
+    where: str = "calibrate"
+
+    def __post_init__(self) -> None:
+        dtype = str(self.dtype).removeprefix("torch.")
+        if self.dtype is not None and dtype not in DTYPES:
+            raise UnknownNameError("dtype", dtype, DTYPES)
+        if self.is_loaded and (self.device is not None or self.dtype is not None):
+            name = "dtype" if self.device is None else "device"
+            raise ConfigError(
+                f"{self.where}({name}=…): the {type(self.given).__name__} is loaded already; move it with "
+                ".to(device, dtype), or give the folder or the function that it comes from"
+            )
+        self._check_device()
+
+    def _check_device(self) -> None:
+        if self.device is None:
+            return
+        try:
+            kind = torch.device(self.device).type
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{self.where}(device={self.device!r}): must be a device of torch, such as 'cuda', 'mps' or 'cpu'"
+            ) from error
+        there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        if not there.get(kind, True):
+            raise ConfigError(f"{self.where}(device={self.device!r}): torch finds no such device on this machine")
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the pipeline itself was given."""
+        return not self.is_path and not _is_function(self.given)
+
+    @property
+    def is_path(self) -> bool:
+        """Whether a folder, a hub id or ``package:function`` was given."""
+        return isinstance(self.given, (str, os.PathLike))
+
+    def load(self) -> Any:
+        """The pipeline, ready to be called.
+
+        Raises:
+            ConfigError: nothing that can be loaded; one sentence says why.
+        """
+        if self.is_loaded:
+            return self.given
+        if self.is_path and not _function_name(str(self.given)):
+            return self._from_pretrained(str(self.given))
+        make = function_named(str(self.given), f"{self.where}(pipeline)") if self.is_path else self.given
+        pipeline = make()
+        if self.device is not None or self.dtype is not None:
+            if not hasattr(pipeline, "to"):
+                raise ConfigError(
+                    f"{self.where}(device=…, dtype=…): the {type(pipeline).__name__} that the function made has no "
+                    ".to(); let the function choose both"
+                )
+            wanted = {"device": self.device, "dtype": None if self.dtype is None else self._dtype("")}
+            pipeline.to(**{name: value for name, value in wanted.items() if value is not None})
+        return pipeline
+
+    def _from_pretrained(self, name: str) -> Any:
+        check_place(name, self.where)
+        import diffusers
+
+        device = str(self.device or _best_device())
+        # Its older name is deprecated, its newer one unknown to older versions.
+        key = "dtype" if tuple(map(int, diffusers.__version__.split(".")[:2])) >= (0, 40) else "torch_dtype"
+        try:
+            pipeline = diffusers.DiffusionPipeline.from_pretrained(name, **{key: self._dtype(device)})
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.where}({name!r}): {why_not_loaded(name, error)}") from error
+        pipeline.to(device)
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+    def _dtype(self, device: str) -> torch.dtype:
+        if self.dtype is None:
+            return torch.float32 if device.startswith("cpu") else torch.bfloat16
+        found: torch.dtype = getattr(torch, str(self.dtype).removeprefix("torch."))
+        return found
+
+
+def check_place(name: str, where: str) -> None:
+    """Refuse what is neither the folder of a pipeline nor looks like the id of one on a hub.
+
+    Raises:
+        ConfigError: it says what was looked for.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        if (folder / INDEX).is_file():
+            return
+        other = (
+            "it holds a modular pipeline, which only its own class can load"
+            if (folder / "modular_model_index.json").is_file()
+            else f"it has no {INDEX}"
+        )
+        raise ConfigError(
+            f"{where}({name!r}): must be the folder of a diffusers pipeline, but {other}; give package:function for a "
+            "function that loads it"
+        )
+    if not _HUB_ID.fullmatch(name):
+        raise ConfigError(
+            f"{where}({name!r}): must be the folder of a diffusers pipeline, the id of one on a hub (owner/name), or "
+            "package:function; there is no such folder"
+        )
+
+
+def _best_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _is_function(given: Any) -> bool:
+    # A pipeline can be called as well.
+    return inspect.isroutine(given) or isinstance(given, functools.partial)
+
+
+def _function_name(name: str) -> bool:
+    module, colon, function = name.partition(":")
+    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def function_named(name: str, where: str) -> Callable[..., Any]:
+    """The function that ``package:function`` names; modules of the working directory are found too.
+
+    Raises:
+        ConfigError: no such module or function.
+    """
+    module, _, function = name.partition(":")
+    if not _function_name(name):
+        raise ConfigError(f"{where}={name!r}: must be package:function, such as my_package.pipelines:load")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(f"{where}={name!r}: there is no module {error.name!r} here; looked in {here} too") from error
+    made = getattr(found, function, None)
+    if not callable(made):
+        raise ConfigError(f"{where}={name!r}: {module} has no function {function!r}")
+    return made  # type: ignore[no-any-return]  # whatever the module holds
+
+
+def device_of(pipeline: Any) -> str:
+    """The device that its denoiser computes on, as offloading leaves it."""
+    device = getattr(pipeline, "_execution_device", None)
+    if not isinstance(device, torch.device):
+        device = next((each.device for each in denoisers_of(pipeline)[0].parameters()), torch.device("cpu"))
+    return str(device)
+
+
+def dtype_of(pipeline: Any) -> str:
+    """The dtype that its denoiser computes in, as "bfloat16"."""
+    denoiser = denoisers_of(pipeline)[0]
+    dtype: Any = getattr(denoiser, "dtype", None)
+    if not isinstance(dtype, torch.dtype):
+        dtype = next((each.dtype for each in denoiser.parameters() if each.is_floating_point()), torch.float32)
+    return str(dtype).removeprefix("torch.")
+
+
+def describe(pipeline: Any) -> str:
+    """What computes, where and in which precision, in a few words."""
+    return f"{type(pipeline).__name__} on {device_of(pipeline)} in {dtype_of(pipeline)}"
