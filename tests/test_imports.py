@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("diffusion.handle",),
     ("diffusion.calibration", "diffusion.data"),
     ("diffusion.cache", "diffusion.prompts", "diffusion.pipelines", "diffusion"),
-    ("reference", "report"),
+    ("reference", "report", "pipelines"),
     ("search",),
     ("demo", "replay", "compare"),
     ("cli", "__main__"),

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.reuse.runtime.session import denoisers_of
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.pipelines.hub import why_not_loaded
 
-__all__ = ["Source", "describe", "device_of", "dtype_of", "function_named"]
+__all__ = ["Source", "function_named"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -194,25 +193,3 @@ def function_named(name: str, where: str) -> Callable[..., Any]:
     if not callable(made):
         raise ConfigError(f"{where}={name!r}: {module} has no function {function!r}")
     return made  # type: ignore[no-any-return]  # whatever the module holds
-
-
-def device_of(pipeline: Any) -> str:
-    """The device that its denoiser computes on, as offloading leaves it."""
-    device = getattr(pipeline, "_execution_device", None)
-    if not isinstance(device, torch.device):
-        device = next((each.device for each in denoisers_of(pipeline)[0].parameters()), torch.device("cpu"))
-    return str(device)
-
-
-def dtype_of(pipeline: Any) -> str:
-    """The dtype that its denoiser computes in, as "bfloat16"."""
-    denoiser = denoisers_of(pipeline)[0]
-    dtype: Any = getattr(denoiser, "dtype", None)
-    if not isinstance(dtype, torch.dtype):
-        dtype = next((each.dtype for each in denoiser.parameters() if each.is_floating_point()), torch.float32)
-    return str(dtype).removeprefix("torch.")
-
-
-def describe(pipeline: Any) -> str:
-    """What computes, where and in which precision, in a few words."""
-    return f"{type(pipeline).__name__} on {device_of(pipeline)} in {dtype_of(pipeline)}"

@@ -16,11 +16,11 @@ from omnireuse.diffusion.pipelines import enable
 from omnireuse.diffusion.prompts.fingerprint import fingerprint as content_fingerprint
 from omnireuse.diffusion.reuse.forecasters import Fitted, Hold
 from omnireuse.diffusion.reuse.policies import Never
+from omnireuse.diffusion.reuse.runtime.placement import describe, dtype_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
 from omnireuse.pipelines.caller import Caller, without_bar
 from omnireuse.pipelines.pictures import Picture
-from omnireuse.pipelines.source import describe, dtype_of
 from omnireuse.report.metrics import IDENTICAL_DB, psnr
 from omnireuse.search.candidate import Candidate
 from omnireuse.search.fit import Path, WeightFit, recorded_path

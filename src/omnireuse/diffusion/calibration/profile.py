@@ -18,10 +18,10 @@ from omnireuse.diffusion.calibration.measurements import Measurements
 from omnireuse.diffusion.calibration.profile_file import decoded, encoded, write_whole
 from omnireuse.diffusion.reuse.forecasters import Fitted, forecaster_named
 from omnireuse.diffusion.reuse.policies import FixedSchedule
+from omnireuse.diffusion.reuse.runtime.placement import dtype_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Promise
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.pipelines.source import dtype_of
 
 __all__ = ["FEWEST_HELD_OUT", "Plan", "Profile", "fingerprint"]
 

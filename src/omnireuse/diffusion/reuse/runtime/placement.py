@@ -1,0 +1,33 @@
+"""Where a pipeline computes, and in which precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+
+__all__ = ["describe", "device_of", "dtype_of"]
+
+
+def device_of(pipeline: Any) -> str:
+    """The device that its denoiser computes on, as offloading leaves it."""
+    device = getattr(pipeline, "_execution_device", None)
+    if not isinstance(device, torch.device):
+        device = next((each.device for each in denoisers_of(pipeline)[0].parameters()), torch.device("cpu"))
+    return str(device)
+
+
+def dtype_of(pipeline: Any) -> str:
+    """The dtype that its denoiser computes in, as "bfloat16"."""
+    denoiser = denoisers_of(pipeline)[0]
+    dtype: Any = getattr(denoiser, "dtype", None)
+    if not isinstance(dtype, torch.dtype):
+        dtype = next((each.dtype for each in denoiser.parameters() if each.is_floating_point()), torch.float32)
+    return str(dtype).removeprefix("torch.")
+
+
+def describe(pipeline: Any) -> str:
+    """What computes, where and in which precision, in a few words."""
+    return f"{type(pipeline).__name__} on {device_of(pipeline)} in {dtype_of(pipeline)}"
