@@ -25,10 +25,11 @@ def test_the_environment_switches_off(monkeypatch, text):
     assert resolve_prompt_embed_cache_config(True) == (False, 12)
 
 
-def test_without_environment_and_arguments_it_is_on_with_32(monkeypatch):
+def test_without_environment_and_arguments_it_is_off_with_32(monkeypatch):
     monkeypatch.delenv(SWITCH, raising=False)
     monkeypatch.delenv(SIZE, raising=False)
-    assert resolve_prompt_embed_cache_config() == (True, 32)
+    assert resolve_prompt_embed_cache_config() == (False, 32)
+    assert resolve_prompt_embed_cache_config(True) == (True, 32)
 
 
 @pytest.mark.parametrize(

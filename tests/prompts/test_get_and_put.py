@@ -1,7 +1,11 @@
 """The store as specified: get, put and clear, its bounds, and whose the values are."""
 
+import dataclasses
+import logging
 import pickle
+from collections import OrderedDict, defaultdict
 
+import numpy as np
 import pytest
 import torch
 
@@ -50,11 +54,114 @@ def test_a_byte_budget_below_one_is_refused(max_bytes):
         PromptEmbedCache(max_bytes=max_bytes)
 
 
-def test_a_disabled_cache_stores_and_counts_nothing():
+def test_get_and_put_work_whether_or_not_it_is_enabled():
     cache = PromptEmbedCache(enabled=False)
-    cache.put("a", 1)
     assert cache.get("a") is _CACHE_MISS
-    assert set(cache.stats().values()) == {0, 32}
+    cache.put("a", 1)
+    assert cache.get("a") == 1
+    assert (cache.hits, cache.misses) == (1, 1)
+
+
+def test_a_smaller_size_evicts_at_once_and_a_larger_one_gives_room():
+    cache = PromptEmbedCache(max_size=4)
+    for key in "abcd":
+        cache.put(key, key)
+    cache.get("a")
+    cache.max_size = 2
+    assert cache.stats() == {"size": 2, "max_size": 2, "hits": 1, "misses": 0, "bypassed": 0}
+    assert [cache.get(key) for key in "abcd"] == ["a", _CACHE_MISS, _CACHE_MISS, "d"]
+    assert cache.details()["evictions"] == 2
+    cache.max_size = 3
+    for key in "efg":
+        cache.put(key, key)
+    assert cache.stats()["size"] == 3
+    with pytest.raises(ConfigError, match=r"max_size=0"):
+        cache.max_size = 0
+    assert cache.max_size == 3
+
+
+def test_counters_may_be_assigned():
+    cache = PromptEmbedCache()
+    cache.get("a")
+    cache.counts.bypass("embeds")
+    cache.hits, cache.misses = 7, 0
+    cache.bypassed += 2
+    assert cache.stats() == {"size": 0, "max_size": 32, "hits": 7, "misses": 0, "bypassed": 3}
+    assert cache.bypassed_by == {"embeds": 1, "assigned": 2}
+    cache.bypassed = 0
+    assert not cache.bypassed_by
+    for name in ("hits", "misses", "bypassed"):
+        with pytest.raises(ConfigError, match=f"{name}=-1"):
+            setattr(cache, name, -1)
+
+
+@dataclasses.dataclass
+class Embeds:
+    text: torch.Tensor
+    pooled: torch.Tensor | None = None
+    names: frozenset[str] = frozenset({"x"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Closed:
+    text: torch.Tensor
+
+    def __post_init__(self):
+        raise AssertionError("a copy is not a new one")
+
+
+class Box:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def test_sets_dataclasses_and_ordered_dicts_are_copied_with_their_tensors():
+    cache, tensor = PromptEmbedCache(), torch.ones(4, requires_grad=True)
+    closed = object.__new__(Closed)
+    object.__setattr__(closed, "text", tensor)
+    values = {
+        "set": {1, "a"},
+        "dataclass": Embeds(tensor * 1),
+        "slots": closed,
+        "ordered": OrderedDict(b=tensor * 1, a=[{2}]),
+    }
+    for name, value in values.items():
+        cache.put(name, value)
+    assert cache.details()["num_bytes"] == 3 * 16
+    cache.get("set").add("mine")
+    assert cache.get("set") == {1, "a"}
+    kept = cache.get("dataclass")
+    assert (type(kept), kept.pooled, kept.names) == (Embeds, None, {"x"})
+    assert not kept.text.requires_grad
+    assert torch.equal(kept.text, tensor)
+    assert type(cache.get("slots")) is Closed
+    ordered = cache.get("ordered")
+    assert (type(ordered), list(ordered)) == (OrderedDict, ["b", "a"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Box(torch.ones(4)),
+        {Box(1)},
+        defaultdict(list, a=[torch.ones(2)]),
+        torch.ones(2, requires_grad=True).to_sparse(),
+        np.array([None]),
+    ],
+    ids=["object", "set of objects", "defaultdict", "sparse", "array of objects"],
+)
+def test_what_cannot_be_looked_into_is_kept_as_it_is_and_counted_by_entry_only(value, caplog):
+    cache = PromptEmbedCache(max_bytes=16)
+    with caplog.at_level(logging.INFO):
+        cache.put("k", (value, torch.ones(4)))
+    kept, tensor = cache.get("k")
+    assert "kept as it is" in caplog.text
+    assert cache.details()["num_bytes"] == 16
+    assert torch.equal(tensor, torch.ones(4))
+    if isinstance(value, torch.Tensor):
+        assert not kept.requires_grad
+    else:
+        assert kept is value
 
 
 def test_the_miss_sentinel_stays_one_through_pickle():

@@ -1,5 +1,6 @@
 """Install and uninstall as specified: what a call gives through the cache, and what is left of it afterwards."""
 
+import copy
 import gc
 import inspect
 import logging
@@ -142,6 +143,35 @@ def test_switching_off_calls_through():
     pipeline.encode_prompt("p")
     pipeline.encode_prompt("p")
     assert (pipeline.num_encodes, cache.hits) == (3, 1)
+
+
+@pytest.mark.parametrize("kind", ["set", "object"])
+def test_any_returned_value_is_served_again(kind):
+    class Plain(Pipeline):
+        def encode_prompt(self, prompt):
+            self.num_encodes += 1
+            return {prompt} if kind == "set" else Box(prompt)
+
+    class Box:
+        def __init__(self, content):
+            self.content = content
+
+    pipeline = Plain()
+    cache = install_prompt_embed_cache(pipeline)
+    first, second = pipeline.encode_prompt("a"), pipeline.encode_prompt("a")
+    assert (pipeline.num_encodes, cache.hits, cache.bypassed) == (1, 1, 0)
+    assert second == {"a"} if kind == "set" else second is first
+
+
+def test_what_was_assigned_to_the_cache_counts_as_installed(caplog):
+    pipeline = Pipeline()
+    cache = install_prompt_embed_cache(pipeline, max_size=8)
+    cache.max_size, cache.enabled = 4, False
+    assert install_prompt_embed_cache(pipeline, max_size=4, enabled=False) is cache
+    assert not caplog.text
+    install_prompt_embed_cache(pipeline, max_size=8, enabled=False)
+    assert "max_size=8 (installed: 4)" in caplog.text
+    assert copy.deepcopy(pipeline).encode_prompt.cache.max_size == 4
 
 
 def test_bump_without_a_cache_says_what_to_do():

@@ -130,12 +130,16 @@ class MemoryStore(Mapping[Hashable, V], Generic[V]):
                 self._stats.refused += 1
                 return False
             while self._is_over(num_bytes):
-                gone, slot = self._slots.popitem()
-                self._stats.evictions += 1
-                if self._on_drop is not None:
-                    self._on_drop(gone, slot.value)
+                self._evict()
             self._slots[key] = _Slot(value, num_bytes, expires_at)
             return True
+
+    def resize(self, max_entries: int) -> None:
+        """Take another budget of entries; what exceeds it is evicted at once."""
+        with self._lock:
+            self.max_entries = check_budget("MemoryStore", "max_entries", max_entries)
+            while len(self._slots) > max_entries:
+                self._evict()
 
     def discard(self, key: Hashable) -> bool:
         """Drop ``key``; False if it was absent."""
@@ -199,6 +203,12 @@ class MemoryStore(Mapping[Hashable, V], Generic[V]):
     def _is_over(self, incoming: int) -> bool:
         too_many = self.max_entries is not None and len(self._slots) >= self.max_entries
         return too_many or (self.max_bytes is not None and self.num_bytes + incoming > self.max_bytes)
+
+    def _evict(self) -> None:
+        gone, slot = self._slots.popitem()
+        self._stats.evictions += 1
+        if self._on_drop is not None:
+            self._on_drop(gone, slot.value)
 
     def _peek(self, key: Hashable) -> _Slot[V]:
         # Cache.__getitem__ of the base class reads without telling the subclass's eviction order.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 
 from omnireuse.errors import WrongTypeError
 
-__all__ = ["Skeleton", "compact_copy", "flatten", "storage_bytes", "unflatten"]
+__all__ = ["Opaque", "Skeleton", "compact_copy", "flatten", "storage_bytes", "unflatten"]
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _MAX_DEPTH = 64
@@ -32,51 +34,94 @@ class Node:
     children: tuple[Any, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Opaque:
+    """Something in a skeleton that nobody looks into; equal to itself alone."""
+
+    value: Any
+
+
 Skeleton = Any
-"""A value with :class:`Leaf` in place of every tensor and array, and :class:`Node` in place of every container."""
+"""A value with :class:`Leaf` in place of every tensor and array, and :class:`Node` in place of every container.
+Other objects are in an :class:`Opaque` where they are allowed."""
 
 
-def flatten(value: object) -> tuple[Skeleton, list[torch.Tensor | np.ndarray[Any, Any]]]:
+def flatten(value: object, *, opaque: bool = False) -> tuple[Skeleton, list[torch.Tensor | np.ndarray[Any, Any]]]:
     """Split ``value`` into its skeleton and its tensors, in order; a tensor that occurs twice is one leaf.
 
     Served: dense tensors, numpy arrays without objects, plain scalars, and tuples, named tuples, lists, dicts (and
-    mapping classes that are built from a dict, such as ``transformers`` outputs) of those.
+    mapping classes that are built from a dict, such as ``transformers`` outputs), dataclasses of those, and sets of
+    plain scalars.
+
+    Args:
+        opaque: take anything else as it is, as part of the skeleton.
 
     Raises:
-        WrongTypeError: anything else (a generator, a sparse tensor, a module), named with its place.
+        WrongTypeError: anything else (a sparse tensor, a module), named with its place; with ``opaque`` only what can
+            be read once (a generator).
     """
     leaves: list[Any] = []
     seen: dict[int, Leaf] = {}
-    return _flatten(value, "value", leaves, seen, 0), leaves
+    return _flatten(value, "value", _Reading(leaves, seen, opaque), 0), leaves
 
 
-def _flatten(value: Any, where: str, leaves: list[Any], seen: dict[int, Leaf], depth: int) -> Skeleton:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Reading:
+    leaves: list[Any]
+    seen: dict[int, Leaf]
+    opaque: bool
+
+    def other(self, value: Any, problem: str) -> Opaque:
+        if not self.opaque or isinstance(value, Iterator):
+            raise WrongTypeError(problem)
+        return Opaque(value.detach() if isinstance(value, torch.Tensor) else value)
+
+
+def _flatten(value: Any, where: str, reading: _Reading, depth: int) -> Skeleton:
     if depth > _MAX_DEPTH:
-        raise WrongTypeError(f"{where}: nested deeper than {_MAX_DEPTH} or within itself; cannot be stored")
+        return reading.other(value, f"{where}: nested deeper than {_MAX_DEPTH} or within itself; cannot be stored")
     kind = type(value)
     if kind in _PLAIN:
         return value
     if _is_leaf(value):
-        if id(value) not in seen:
-            seen[id(value)] = Leaf(len(leaves))
-            leaves.append(value)
-        return seen[id(value)]
+        if id(value) not in reading.seen:
+            reading.seen[id(value)] = Leaf(len(reading.leaves))
+            reading.leaves.append(value)
+        return reading.seen[id(value)]
     if kind in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
-        inner = (_flatten(v, f"{where}[{i}]", leaves, seen, depth + 1) for i, v in enumerate(value))
+        inner = (_flatten(v, f"{where}[{i}]", reading, depth + 1) for i, v in enumerate(value))
         return Node(kind, None, tuple(inner))
-    if kind is dict or (isinstance(value, dict) and dataclasses.is_dataclass(value)) or _is_encoding(value):
+    if kind in (set, frozenset) and all(type(element) in _PLAIN for element in value):
+        return Node(kind, None, tuple(value))
+    if (
+        kind in (dict, OrderedDict)
+        or (isinstance(value, dict) and dataclasses.is_dataclass(value))
+        or _is_encoding(value)
+    ):
         items = dict(value.items())
         if not all(type(k) in _PLAIN for k in items):
-            raise WrongTypeError(f"{where}: dict with a key that is not plain; cannot be stored")
-        inner = (_flatten(v, f"{where}[{k!r}]", leaves, seen, depth + 1) for k, v in items.items())
+            return reading.other(value, f"{where}: dict with a key that is not plain; cannot be stored")
+        inner = (_flatten(v, f"{where}[{k!r}]", reading, depth + 1) for k, v in items.items())
         return Node(kind, tuple(items), tuple(inner))
-    raise WrongTypeError(f"{where}: must be made of dense tensors and plain values, got {kind.__qualname__}")
+    if _is_record(value):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        inner = (_flatten(v, f"{where}.{name}", reading, depth + 1) for name, v in fields.items())
+        return Node(kind, tuple(fields), tuple(inner))
+    return reading.other(value, f"{where}: must be made of dense tensors and plain values, got {kind.__qualname__}")
 
 
 def _is_leaf(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return type(value) is np.ndarray and not value.dtype.hasobject
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_nested
+
+
+def _is_record(value: Any) -> bool:
+    """Whether this is an instance of a dataclass that is made of its fields and nothing else."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type) or type(value).__new__ is not object.__new__:
+        return False
+    names = {field.name for field in dataclasses.fields(value)}
+    return all(hasattr(value, name) for name in names) and getattr(value, "__dict__", {}).keys() <= names
 
 
 def _is_encoding(value: Any) -> bool:
@@ -88,15 +133,27 @@ def unflatten(skeleton: Skeleton, leaves: list[Any]) -> Any:
     """Build the value again: fresh containers around the given leaves."""
     if type(skeleton) is Leaf:
         return leaves[skeleton.index]
+    if type(skeleton) is Opaque:
+        return skeleton.value
     if type(skeleton) is not Node:
         return skeleton
     children = [unflatten(child, leaves) for child in skeleton.children]
     if skeleton.names is not None:
         items = dict(zip(skeleton.names, children, strict=True))
-        return skeleton.kind(**items) if dataclasses.is_dataclass(skeleton.kind) else skeleton.kind(items)
-    if skeleton.kind in (tuple, list):
+        if not dataclasses.is_dataclass(skeleton.kind):
+            return skeleton.kind(items)
+        return skeleton.kind(**items) if issubclass(skeleton.kind, dict) else _record(skeleton.kind, items)
+    if skeleton.kind in (tuple, list, set, frozenset):
         return skeleton.kind(children)
     return skeleton.kind(*children)
+
+
+def _record(kind: type, items: dict[str, Any]) -> Any:
+    # Without its __init__, which may have work of its own to do.
+    made: Any = object.__new__(kind)
+    for name, value in items.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def compact_copy(leaf: Any) -> Any:

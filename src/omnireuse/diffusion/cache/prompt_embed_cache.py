@@ -129,7 +129,8 @@ def bump_epoch(pipeline: Any) -> int:
 
 
 def resolve_prompt_embed_cache_config(enable: bool | None = None, max_size: int | None = None) -> tuple[bool, int]:
-    """The switch and the size to use: the environment's if it says, else the arguments', else (True, 32).
+    """The switch and the size to use: the environment's if it says, else the arguments', else (False, 32): the
+    cache is opted into.
 
     ``OMNI_DIFFUSION_PROMPT_EMBED_CACHE`` takes 1/true/yes/on and 0/false/no/off in any case,
     ``OMNI_DIFFUSION_PROMPT_EMBED_CACHE_SIZE`` a positive integer. Other text is logged as a warning and has no effect.
@@ -141,7 +142,7 @@ def resolve_prompt_embed_cache_config(enable: bool | None = None, max_size: int 
         raise ConfigError(
             f"resolve_prompt_embed_cache_config(max_size={max_size}): field must be at least 1, got {max_size}"
         )
-    is_on = True if enable is None else enable
+    is_on = False if enable is None else enable
     size = 32 if max_size is None else max_size
     switch = os.environ.get(_SWITCH)
     if switch is not None:

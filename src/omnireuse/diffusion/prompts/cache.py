@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from types import FrameType
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 
 from omnireuse.core.stores.flight import SingleFlight
 from omnireuse.core.stores.memory import MemoryStore
-from omnireuse.diffusion.prompts.counts import CACHE_MISS, Counts
+from omnireuse.diffusion.prompts.counts import CACHE_MISS, CallCounters, Counts
 from omnireuse.diffusion.prompts.entry import Entry
 from omnireuse.diffusion.prompts.keys import PromptKey, as_key
 from omnireuse.diffusion.prompts.options import PromptCacheOptions
@@ -23,16 +22,18 @@ __all__ = ["PromptEmbedCache"]
 logger = logging.getLogger("omnireuse")
 
 
-class PromptEmbedCache:
+class PromptEmbedCache(CallCounters):
     """A thread-safe cache of what ``encode_prompt`` returns.
 
     Values are copied on the way in (detached, each tensor in storage of its own size) and read-only by contract on
-    the way out. ``hits`` are calls served without an encode of their own, ``misses`` the encodes, ``bypassed`` the
-    calls that no key can be made for, by reason in ``bypassed_by``.
+    the way out. Any value is stored; a part in which tensors cannot be found is kept as it is. ``hits`` are calls
+    served without an encode of their own, ``misses`` the encodes, ``bypassed`` the calls that no key can be made for,
+    by reason in ``bypassed_by``; the three may be assigned.
 
     Args:
-        max_size: most entries, at least 1.
-        enabled: False lets every call through, uncounted.
+        max_size: most entries, at least 1; may be assigned.
+        enabled: False lets every call of the wrapped ``encode_prompt`` through, uncounted; :meth:`get` and :meth:`put`
+            work all the same. May be assigned.
         max_bytes: most bytes of tensor storage; a shorthand for the field of ``options``.
         options: everything else.
 
@@ -49,12 +50,7 @@ class PromptEmbedCache:
         options: PromptCacheOptions | None = None,
     ) -> None:
         self.options = options or PromptCacheOptions()
-        if not isinstance(max_size, int) or isinstance(max_size, bool) or max_size < 1:
-            raise ConfigError(
-                f"PromptEmbedCache(max_size={max_size!r}): field must be an integer of at least 1, got {max_size!r}; "
-                f"pass enabled=False to store nothing"
-            )
-        self.enabled, self.max_size = enabled, max_size
+        self.enabled, self._max_size = enabled, _checked_size(max_size)
         self.max_bytes = self.options.max_bytes if max_bytes is None else max_bytes
         self.store: MemoryStore[Entry] = MemoryStore(
             max_bytes=self.max_bytes,
@@ -66,29 +62,17 @@ class PromptEmbedCache:
         self._flights: SingleFlight[_Loaded] = SingleFlight()
 
     @property
-    def hits(self) -> int:
-        """Calls served without an encode of their own."""
-        return self.counts["hits"]
+    def max_size(self) -> int:
+        """Most entries, at least 1; assigning a smaller one evicts at once."""
+        return self._max_size
 
-    @property
-    def misses(self) -> int:
-        """Encodes."""
-        return self.counts["misses"]
-
-    @property
-    def bypassed(self) -> int:
-        """Calls that went past the cache, for any reason."""
-        return self.bypassed_by.total()
-
-    @property
-    def bypassed_by(self) -> Counter[str]:
-        """Calls that went past the cache, by reason."""
-        return self.counts.bypassed_by
+    @max_size.setter
+    def max_size(self, max_size: int) -> None:
+        self.store.resize(_checked_size(max_size))
+        self._max_size = max_size
 
     def get(self, key: Hashable) -> Any:
         """The value of ``key``, or ``_CACHE_MISS``; counted."""
-        if not self.enabled:
-            return CACHE_MISS
         value = self.find(as_key(key))
         self.counts.add("misses" if value is CACHE_MISS else "hits")
         return value
@@ -97,10 +81,9 @@ class PromptEmbedCache:
         """Store a copy of ``value``. One that exceeds the whole byte budget is refused (and counted) alone.
 
         Raises:
-            WrongTypeError: ``value`` is not made of dense tensors and plain values.
+            WrongTypeError: ``value`` holds something that can be read once (a generator).
         """
-        if self.enabled:
-            self._store(as_key(key), self._entry(value, "", None))
+        self._store(as_key(key), self._entry(value, "", None))
 
     def clear(self) -> None:
         """Drop every entry; counters stay."""
@@ -123,7 +106,14 @@ class PromptEmbedCache:
 
     def _entry(self, value: Any, label: str, target: torch.device | None) -> Entry:
         options = self.options
-        return Entry(value, label=label, checksum=options.checksum, placement=options.placement, target=target)
+        entry = Entry(value, label=label, checksum=options.checksum, placement=options.placement, target=target)
+        if kinds := entry.opaque_kinds:
+            logger.info(
+                "prompt-embedding cache: %s holds %s, which is kept as it is: its bytes are not counted",
+                label or "a value",
+                ", ".join(sorted(kinds)),
+            )
+        return entry
 
     def keep(self, key: PromptKey, value: Any, label: str, target: torch.device | None) -> None:
         """Store a row of a batch."""
@@ -286,6 +276,15 @@ class PromptEmbedCache:
             raise StateError(message)
         logger.warning("%s; it is dropped and encoded again", message)
         return CACHE_MISS
+
+
+def _checked_size(max_size: int) -> int:
+    if not isinstance(max_size, int) or isinstance(max_size, bool) or max_size < 1:
+        raise ConfigError(
+            f"PromptEmbedCache(max_size={max_size!r}): field must be an integer of at least 1, got {max_size!r}; "
+            f"pass enabled=False to store nothing"
+        )
+    return max_size
 
 
 class _Loaded:

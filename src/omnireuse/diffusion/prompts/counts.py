@@ -6,7 +6,9 @@ import threading
 from collections import Counter
 from typing import Final
 
-__all__ = ["CACHE_MISS", "Counts"]
+from omnireuse.errors import ConfigError
+
+__all__ = ["CACHE_MISS", "CallCounters", "Counts"]
 
 _NAMES = ("hits", "misses", "coalesced", "mutated", "outdated", "unplaced", "outside_hits", "row_hits", "row_misses")
 
@@ -36,6 +38,20 @@ class Counts:
         with self._lock:
             self.bypassed_by[reason] += 1
 
+    def assign_bypassed(self, number: int) -> None:
+        """Make this the sum of all calls past the cache; a smaller one forgets the reasons known so far."""
+        with self._lock:
+            missing = _count("bypassed", number) - self.bypassed_by.total()
+            if missing < 0:
+                self.bypassed_by.clear()
+                missing = number
+            if missing:
+                self.bypassed_by["assigned"] += missing
+
+    def __setitem__(self, name: str, number: int) -> None:
+        with self._lock:
+            self._numbers[name] = _count(name, number)
+
     def __getitem__(self, name: str) -> int:
         return self._numbers[name]
 
@@ -44,6 +60,50 @@ class Counts:
         with self._lock:
             reasons = {f"bypassed_{reason}": count for reason, count in sorted(self.bypassed_by.items())}
             return self._numbers | {"bypassed": self.bypassed_by.total()} | reasons
+
+
+class CallCounters:
+    """The counters that the specified interface names, to read and to assign."""
+
+    counts: Counts
+
+    @property
+    def hits(self) -> int:
+        """Calls served without an encode of their own."""
+        return self.counts["hits"]
+
+    @hits.setter
+    def hits(self, number: int) -> None:
+        self.counts["hits"] = number
+
+    @property
+    def misses(self) -> int:
+        """Encodes."""
+        return self.counts["misses"]
+
+    @misses.setter
+    def misses(self, number: int) -> None:
+        self.counts["misses"] = number
+
+    @property
+    def bypassed(self) -> int:
+        """Calls that went past the cache, for any reason. An assigned number has the reason "assigned"."""
+        return self.bypassed_by.total()
+
+    @bypassed.setter
+    def bypassed(self, number: int) -> None:
+        self.counts.assign_bypassed(number)
+
+    @property
+    def bypassed_by(self) -> Counter[str]:
+        """Calls that went past the cache, by reason."""
+        return self.counts.bypassed_by
+
+
+def _count(name: str, number: int) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise ConfigError(f"PromptEmbedCache({name}={number!r}): counter must be a whole number of at least 0")
+    return number
 
 
 class _Miss:

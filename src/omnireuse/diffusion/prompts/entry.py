@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
 import numpy as np
 import torch
 
-from omnireuse.core.stores.trees import Leaf, Node, compact_copy, flatten, storage_bytes, unflatten
+from omnireuse.core.stores.trees import Leaf, Node, Opaque, compact_copy, flatten, storage_bytes, unflatten
 from omnireuse.diffusion.prompts.keys import digest_of
 
 __all__ = ["Entry"]
@@ -22,14 +23,15 @@ class Entry:
     """A value in storage of its own.
 
     Args:
-        value: what ``encode_prompt`` returned; copied, detached and compacted here.
+        value: what ``encode_prompt`` returned; its tensors are copied, detached and compacted here. Parts that nobody
+            can look into are kept as they are, and neither their bytes nor changes to them are noticed.
         label: names the entry in messages (the start of its prompt).
         checksum: remember the bytes too, for :meth:`find_mutation`.
         placement: ``device``, ``cpu`` or ``both``; matters for tensors on an accelerator only.
         target: the device that the call asked for: tensors that are there follow a later call to another device.
 
     Raises:
-        WrongTypeError: ``value`` is not made of dense tensors and plain values.
+        WrongTypeError: ``value`` holds something that can be read once (a generator).
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Entry:
     ) -> None:
         self.label = label
         self.consumers: deque[tuple[CodeType, int]] = deque(maxlen=_NUM_CONSUMERS)
-        self._skeleton, leaves = flatten(value)
+        self._skeleton, leaves = flatten(value, opaque=True)
         self._is_fixed = _is_fixed(self._skeleton)
         self._checksum, self._placement = checksum, placement
         self._lock = threading.Lock()
@@ -60,6 +62,11 @@ class Entry:
         if self._host is None or placement == "both":
             self._settle([compact_copy(leaf) for leaf in leaves])
         self.num_bytes = storage_bytes(self._leaves or []) + storage_bytes(self._host or [])
+
+    @property
+    def opaque_kinds(self) -> set[str]:
+        """Names of the classes of the parts that are kept as they are."""
+        return set(_opaque_kinds(self._skeleton))
 
     def value(self, target: torch.device | None = None) -> Any:
         """The stored value itself: fresh containers, the stored tensors (read-only by contract).
@@ -87,7 +94,7 @@ class Entry:
 
     def copy(self, target: torch.device | None = None) -> Any:
         """The value with tensors of its own."""
-        skeleton, leaves = flatten(self.value(target))
+        skeleton, leaves = flatten(self.value(target), opaque=True)
         return unflatten(skeleton, [compact_copy(leaf) for leaf in leaves])
 
     def release(self) -> int:
@@ -164,6 +171,14 @@ def _to_host(leaf: Any) -> Any:
 def _digest(leaf: Any) -> bytes:
     array = leaf if isinstance(leaf, np.ndarray) else leaf.detach().cpu().reshape(-1).view(torch.uint8).numpy()
     return digest_of(array.tobytes())
+
+
+def _opaque_kinds(skeleton: Any) -> Iterator[str]:
+    if isinstance(skeleton, Opaque):
+        yield type(skeleton.value).__qualname__
+    elif isinstance(skeleton, Node):
+        for child in skeleton.children:
+            yield from _opaque_kinds(child)
 
 
 def _is_fixed(skeleton: Any) -> bool:

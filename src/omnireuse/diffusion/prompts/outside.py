@@ -51,7 +51,7 @@ class Outside:
     def put(self, watch: EncoderWatch, pipeline: Any, key: PromptKey, value: Any, target: torch.device | None) -> None:
         """Keep ``value``; the store counts what it cannot take."""
         try:
-            _, leaves = flatten(value)
+            _, leaves = flatten(value, opaque=True)
         except WrongTypeError:
             return  # counted and logged where the memory store refused it
         follows = [isinstance(leaf, torch.Tensor) and leaf.device == target for leaf in leaves]

@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class CachedEncodePrompt:
 
     def __init__(self, pipeline: object, original: Any, setup: Setup) -> None:
         self._pipeline = weakref.ref(pipeline)
-        self.original, self.setup = original, setup
+        self.original, self._setup = original, setup
         self.cache = PromptEmbedCache(setup.max_size, setup.enabled, max_bytes=setup.max_bytes, options=setup.options)
         self._call: Call | None = None
         self._reading = threading.Lock()
@@ -98,6 +98,11 @@ class CachedEncodePrompt:
         if pipeline is None:
             raise ReferenceError("encode_prompt was called after its pipeline was freed")
         return pipeline
+
+    @property
+    def setup(self) -> Setup:
+        """As given to ``install_prompt_embed_cache``, with what was assigned to the cache since."""
+        return replace(self._setup, max_size=self.cache.max_size, enabled=self.cache.enabled)
 
     @property
     def watch(self) -> EncoderWatch:
@@ -160,7 +165,7 @@ class CachedEncodePrompt:
                 logger.info("encode_prompt of %s was replaced; its cached embeddings are dropped", name)
                 call.watch.close()
                 self.cache.clear()
-            self._call = call = Call(pipeline, self.original, self.setup.options, self.setup.model_tag)
+            self._call = call = Call(pipeline, self.original, self._setup.options, self._setup.model_tag)
             return call
 
     def key_of(self, pipeline: object, call: Call, bound: dict[str, Any]) -> PromptKey:
@@ -172,7 +177,7 @@ class CachedEncodePrompt:
         state = call.watch.current(pipeline)
         if state[0] != self._epoch:
             self._enter_epoch(state[0])
-        rules = self.setup.options.key_rules
+        rules = self._setup.options.key_rules
         parts: list[Frozen] = [state]
         for name, value in bound.items():
             if name == "device" and type(value) in _DEVICES:
