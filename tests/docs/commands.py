@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 import tomllib
+import typer
 
 from .pages import TOP, blocks
 
@@ -39,6 +40,18 @@ def shown(page: Path) -> list[tuple[int, str]]:
 
 class ParsedError(Exception):
     """Raised in place of what the command would do."""
+
+
+_parse_args = argparse.ArgumentParser.parse_args
+
+
+def _parse_and_raise(*given: Any, **named: Any) -> NoReturn:
+    _parse_args(*given, **named)
+    raise ParsedError
+
+
+def _raise_parsed(command: typer.core.TyperCommand, context: typer.Context) -> NoReturn:
+    raise ParsedError
 
 
 def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,21 +86,14 @@ def _check_pip(arguments: list[str]) -> None:
 
 
 def _parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(parse: Any) -> Any:
-        def parse_and_stop(*given: Any, **named: Any) -> NoReturn:
-            parse(*given, **named)
-            raise ParsedError
-
-        return parse_and_stop
-
     if CHOICES.intersection(arguments) or len(arguments) == (module in {"omnireuse", "bench"}):
         arguments = [argument for argument in arguments[:1] if argument not in CHOICES] + ["--help"]
         if arguments == ["--help"]:
             return
     with monkeypatch.context() as patch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "'.*' found in sys.modules")  # runpy, of a module that a test imported before
-        patch.setattr(argparse.ArgumentParser, "parse_args", stop(argparse.ArgumentParser.parse_args))
-        patch.setattr("omnireuse.cli._parse", stop(__import__("omnireuse.cli").cli._parse))
+        patch.setattr(argparse.ArgumentParser, "parse_args", _parse_and_raise)
+        patch.setattr(typer.core.TyperCommand, "invoke", _raise_parsed)
         patch.setattr(sys, "argv", [module, *arguments])
         with pytest.raises((ParsedError, SystemExit)) as end:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
