@@ -44,7 +44,7 @@ def test_a_comparison_writes_record_table_and_picture(
     assert case.targets["db_over_best_floor_at_2x"] is not None
     assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
-    assert "dB above the best floor at 2x fewer steps" in shown
+    assert "dB above the best without a cache, 2x fewer steps" in shown
     assert "omnireuse, default" in shown
     assert "fewer uniform steps" in shown
 

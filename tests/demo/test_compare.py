@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import omnireuse
-from omnireuse.demo.compare import Cache, Image, Task, compare, generations
+from omnireuse.demo.compare import Cache, Image, Task, compare, generations, named
 from omnireuse.errors import StateError
-from omnireuse.report.results import Comparison, read_results, write_results
+from omnireuse.report.results import Comparison, Sample, Variant, read_results, write_results
 
 STEPS = 10
 CACHES = (Cache(name="half", backend="half"), Cache(name="third", backend="third", options={"keep": 0.5}))
@@ -84,7 +84,7 @@ def run(pipeline: Any, generate: Any, folder: Path, caches: Any = CACHES, **more
 def test_every_variant_sees_every_task_with_its_own_noise(pipeline: Any, generate: Any, tmp_path: Path) -> None:
     made = run(pipeline, generate, tmp_path)
     assert made.complete
-    assert [v.name for v in made.variants] == ["full", "half", "fewer steps (half)", "third", "fewer steps (third)"]
+    assert [v.name for v in made.variants] == ["full", "half", "fewer steps (5)", "third", "fewer steps (4)"]
     assert all([(s.prompt, s.seed) for s in v.samples] == [(t.prompt, t.seed) for t in TASKS] for v in made.variants)
     assert made.highlight == "half"
     assert pipeline["handle"] is None
@@ -107,6 +107,50 @@ def test_a_floor_gets_the_steps_of_its_cache_rounded_up_and_no_cache(
     assert made.variants[4].computed_steps == 4
     floors = [call for call in pipeline["calls"] if call[1] < STEPS]
     assert {(steps, cached) for _, steps, _, cached in floors} == {(5, None), (4, None)}
+
+
+def test_caches_that_compute_as_many_steps_share_a_run_of_fewer(pipeline: Any, generate: Any, tmp_path: Path) -> None:
+    twice = (CACHES[0], Cache(name="half again", backend="half"), CACHES[1])
+    seen: list[str] = []
+    made = run(pipeline, generate, tmp_path, caches=twice, advance=seen.append)
+    names = ["full", "half", "fewer steps (5)", "half again", "third", "fewer steps (4)"]
+    assert [variant.name for variant in made.variants] == names
+    again = made.variants[3]
+    assert made.floor(again) == made.floor(made.variants[1]) == made.variants[2]
+    assert made.gain(again) == pytest.approx(20.0, abs=0.02)
+    assert made.gain(made.variants[2]) is None, "only caches are compared with it"
+    assert made.variants[2].settings["call"] == "pipeline(prompt, num_inference_steps=5)"
+    assert [steps for _, steps, _, cached in pipeline["calls"] if cached is None and steps < STEPS] == [5, 4] * 3
+    assert len(seen) == generations(len(TASKS), len(twice)), "the bar still comes to its end"
+    assert {path.name for path in (tmp_path / "images").iterdir()} == {
+        Path(sample.image).name for variant in made.variants for sample in variant.samples
+    }
+
+
+def test_runs_of_fewer_steps_that_differ_by_prompt_name_the_range() -> None:
+    def variant(name: str, *steps: float, floor_of: str | None = None) -> Variant:
+        role = "cache" if floor_of is None else "floor"
+        samples = tuple(
+            Sample(prompt="p", seed=n, image="i.png", seconds=(1.0,), computed_steps=count, psnr=30.0, ssim=0.9)
+            for n, count in enumerate(steps)
+        )
+        return Variant(name=name, role=role, floor_of=floor_of, settings={}, samples=samples)
+
+    made = named(
+        [
+            variant("a", 4.5, 7.0),
+            variant("fewer steps (a)", 5.0, 7.0, floor_of="a"),
+            variant("b", 7.0, 5.0),
+            variant("fewer steps (b)", 7.0, 5.0, floor_of="b"),
+            variant("c", 5.0, 6.5),
+            variant("fewer steps (c)", 5.0, 7.0, floor_of="c"),
+        ]
+    )
+    assert [each.name for each in made] == ["a", "fewer steps (5–7)", "b", "fewer steps (5–7, as b)", "c"]
+    assert made[1].settings == {
+        "call": "pipeline(prompt, num_inference_steps=n)",
+        "n": "5–7, as many as a computed for the prompt, rounded up",
+    }
 
 
 def test_quality_is_against_the_full_image_of_the_same_prompt(pipeline: Any, generate: Any, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_both_together_make_one_page_where_it_is_asked_for(
     assert capsys.readouterr().out == f"wrote {page}\n"
     text = page.read_text()
     assert "Beside other caches" in text
-    assert "Prompt by prompt" in text
+    assert "One prompt" in text
     assert names(rebuild([demo, peers], demo.parent / "all")) == ["report.html", "report.png", "quality.png"]
     assert "Beside other caches" in (demo.parent / "all" / "report.html").read_text()
 

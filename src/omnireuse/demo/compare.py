@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -21,7 +20,7 @@ from omnireuse.errors import StateError
 from omnireuse.report.metrics import psnr, ssim
 from omnireuse.report.results import Comparison, Mark, Sample, Variant
 
-__all__ = ["Cache", "Task", "compare", "generations"]
+__all__ = ["Cache", "Task", "compare", "generations", "named"]
 
 Image = NDArray[np.float32]
 
@@ -90,6 +89,7 @@ def compare(
 ) -> Comparison:
     """Generate every task in full, with each cache, and for each cache with as few steps as it computed.
 
+    Caches that computed the same number of steps share one run of fewer steps; its name tells the number.
     All variants are warmed up and then take turns on each task, so that a slow moment of the machine meets all of them.
     An interrupt (Ctrl-C) ends the comparison after the last task that every variant has finished.
 
@@ -130,8 +130,7 @@ def compare(
     variants = [_variant("full", "reference", {"num_inference_steps": num_inference_steps})]
     for cache in caches:
         variants.append(_variant(cache.name, "cache", {"call": str(cache)}))
-        settings = {"num_inference_steps": f"what {cache.name} computed for the prompt, rounded up"}
-        variants.append(_variant(f"fewer steps ({cache.name})", "floor", settings, floor_of=cache.name))
+        variants.append(_variant(f"fewer steps ({cache.name})", "floor", {}, floor_of=cache.name))
 
     samples: list[list[Sample]] = []
     interrupted = False
@@ -142,19 +141,21 @@ def compare(
             cached(tasks[0], cache)
             advance(f"warm-up: {cache.name}")
         for number, task in enumerate(tasks):
-            runs = [plain(task, num_inference_steps)]
+            full = plain(task, num_inference_steps)
+            row = [_sample(task, full, full.image, folder, f"images/{number:02d}-0.png")]
             advance("full")
+            fewer: dict[int, Sample] = {}
             for cache in caches:
-                runs.append(cached(task, cache))
+                run = cached(task, cache)
+                row.append(_sample(task, run, full.image, folder, f"images/{number:02d}-{len(row)}.png"))
                 advance(cache.name)
-                runs.append(plain(task, math.ceil(runs[-1].computed_steps - 1e-9)))
+                steps = row[-1].whole_steps
+                if steps not in fewer:
+                    run = plain(task, steps)
+                    fewer[steps] = _sample(task, run, full.image, folder, f"images/{number:02d}-{len(row)}.png")
+                row.append(fewer[steps])
                 advance(f"fewer steps ({cache.name})")
-            samples.append(
-                [
-                    _sample(task, run, runs[0].image, folder, f"images/{number:02d}-{index}.png")
-                    for index, run in enumerate(runs)
-                ]
-            )
+            samples.append(row)
     except KeyboardInterrupt:
         if not samples:
             raise
@@ -168,10 +169,32 @@ def compare(
         environment=_environment(),
         complete=not interrupted,
         highlight=caches[0].name,
-        variants=tuple(
+        variants=named(
             Variant(**variant, samples=tuple(row[index] for row in samples)) for index, variant in enumerate(variants)
         ),
     )
+
+
+def named(variants: Iterable[Variant]) -> tuple[Variant, ...]:
+    """Runs of fewer steps named by their number; of those that take the same for every prompt the first alone."""
+    kept: list[Variant] = []
+    for variant in variants:
+        if variant.role != "floor":
+            kept.append(variant)
+            continue
+        steps = [sample.whole_steps for sample in variant.samples]
+        if any(other.role == "floor" and [s.whole_steps for s in other.samples] == steps for other in kept):
+            continue
+        few, many = min(steps), max(steps)
+        count, number = (f"{few}", f"{few}") if few == many else (f"{few}–{many}", "n")
+        settings: dict[str, Any] = {"call": f"pipeline(prompt, num_inference_steps={number})"}
+        if few < many:
+            settings["n"] = f"{count}, as many as {variant.floor_of} computed for the prompt, rounded up"
+        taken = {other.name for other in kept}
+        name = f"fewer steps ({count})"
+        name = f"fewer steps ({count}, as {variant.floor_of})" if name in taken else name
+        kept.append(replace(variant, name=name, settings=settings))
+    return tuple(kept)
 
 
 def _variant(name: str, role: str, settings: dict[str, Any], *, floor_of: str | None = None) -> dict[str, Any]:

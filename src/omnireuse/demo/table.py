@@ -11,7 +11,7 @@ __all__ = ["results_table"]
 
 
 def results_table(comparison: Comparison) -> Table:
-    """One row a variant; floors stand dimmed below the cache whose compute they spend."""
+    """One row a variant; runs of fewer steps stand dimmed below the first cache that computed as many."""
     count = len(comparison.prompts)
     table = Table(
         title=f"{comparison.model}: {comparison.steps} steps, guidance {comparison.guidance:g}, {count} prompts",
@@ -20,15 +20,18 @@ def results_table(comparison: Comparison) -> Table:
         pad_edge=False,
         padding=(0, 2, 0, 0),
         header_style="dim",
+        caption="PSNR and SSIM are to the full run; the gain is in PSNR over plain fewer steps, as many as computed.",
+        caption_justify="left",
+        caption_style="dim",
     )
     table.add_column("variant", no_wrap=True)
-    for heading in ("steps", "speed-up", "PSNR", "vs fewer steps", "SSIM", "attributes"):
+    for heading in ("steps", "speed-up", "PSNR", "gain", "SSIM", "attributes"):
         table.add_column(heading, justify="right", no_wrap=True)
     for variant in comparison.variants:
         gain = comparison.gain(variant)
         full = variant.role == "reference"
         table.add_row(
-            f"  {variant.label}" if variant.role == "floor" else variant.label,
+            f"  {variant.name}" if variant.role == "floor" else variant.name,
             f"{variant.computed_steps:.1f}",
             f"{comparison.speedup(variant):.2f}×",
             "–" if full else decibels(variant.psnr),

@@ -11,6 +11,12 @@ from omnireuse.report.results import Comparison
 __all__ = ["Curve", "Line", "curves"]
 
 _HEIGHT = 100.0
+_READINGS = {
+    "drift": "Drift is how much the values that a cache watches changed, as a share of them: where a line is low, "
+    "neighbouring steps are alike.",
+    "forecast error": "Forecast error is how far the forecast was from what a computed step then gave, as a share of "
+    "it: where a line is low, little is lost by reuse.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +40,14 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One quantity over the steps, on a logarithmic scale from the `low`est to the `high`est value of all runs."""
+    """One quantity over the steps, on a logarithmic scale from the `low`est to the `high`est value of all runs.
+
+    Attributes:
+        reading: how to read it, in one sentence.
+    """
 
     name: str
+    reading: str
     low: float
     high: float
     lines: tuple[Line, ...]
@@ -75,4 +86,4 @@ def _curve(comparison: Comparison, number: int, tones: Mapping[str, str], name: 
                 dots="".join(f"M{place}h0" for place in places),
             )
         )
-    return Curve(name=name, low=low, high=high, lines=tuple(lines))
+    return Curve(name=name, reading=_READINGS[name], low=low, high=high, lines=tuple(lines))

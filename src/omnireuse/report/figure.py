@@ -98,7 +98,7 @@ def grid_figure(comparison: Comparison, folder: Path, *, rows: int = 4) -> Figur
             x = left + column * (cell + gap)
             colour = LIGHT[tone[variant.name]]
             heavy = "bold" if variant.role != "floor" else "normal"
-            write(x, 0.42, variant.label, fontsize=10.5, weight=heavy, color=colour)
+            write(x, 0.42, variant.name, fontsize=10.5, weight=heavy, color=colour)
             steps = f"{variant.computed_steps:.3g} steps"
             quality = "" if variant.role == "reference" else f" · {decibels(variant.psnr)}"
             speed = "" if variant.role == "reference" else f" · {comparison.speedup(variant):.1f}×"

@@ -15,7 +15,7 @@ from omnireuse.report.pareto import Pareto
 from omnireuse.report.plot import SHAPES, plot_case
 from omnireuse.report.points import case_of
 from omnireuse.report.results import Comparison
-from omnireuse.report.style import DARK, LIGHT, decibels, size, strip, tones
+from omnireuse.report.style import DARK, DIFFERENCE_GAIN, LIGHT, decibels, size, strip, tones
 from omnireuse.report.target_words import target_words
 
 try:
@@ -24,7 +24,10 @@ try:
 except ImportError as missing:
     raise MissingExtraError("the report page", "report") from missing
 
-__all__ = ["render_page"]
+__all__ = ["COLUMNS", "columns_of", "render_page"]
+
+COLUMNS = {"wide": 9, "middle": 5, "narrow": 3}
+"""Pictures in a line, by the width of the window."""
 
 
 def render_page(comparison: Comparison | None, folder: Path, *, pareto: Pareto | None = None) -> str:
@@ -70,12 +73,16 @@ def _demo(comparison: Comparison, folder: Path) -> dict[str, Any]:
     names = [sample.image for variant in comparison.variants for sample in variant.samples]
     pictures = {name: _picture(folder / name) for name in names}
     case = case_of(comparison)
+    count = len(comparison.variants)
     return {
         "comparison": comparison,
         "best": comparison.highlighted,
         "floor": comparison.floor(comparison.highlighted),
         "case": case,
         "plot": plot_case(case, colours),
+        "names": [variant.name for variant in comparison.variants[1:]],
+        "gain": DIFFERENCE_GAIN,
+        "columns": "; ".join(f"--{name}: {columns_of(count, most)}" for name, most in COLUMNS.items()),
         "gains": [comparison.gain(variant) for variant in comparison.variants[1:]],
         "tones": colours,
         "pictures": {name: picture for name, (picture, _) in pictures.items()},
@@ -84,6 +91,12 @@ def _demo(comparison: Comparison, folder: Path) -> dict[str, Any]:
         "strip": strip,
         "curves": [curves(comparison, number, colours) for number in range(len(comparison.prompts))],
     }
+
+
+def columns_of(count: int, most: int) -> int:
+    """How many of `count` pictures stand in a line: at most `most` where possible, and none alone in the last line."""
+    down, up = range(min(most, count), 1, -1), range(most + 1, count + 1)
+    return next((columns for columns in (*down, *up) if count % columns != 1), 1)
 
 
 def _picture(path: Path) -> tuple[str, int]:

@@ -10,7 +10,10 @@ from omnireuse.report.metrics import IDENTICAL_DB, bootstrap
 from omnireuse.report.pareto import Case, Full, Mean, Point, Spread
 from omnireuse.report.results import Comparison, Variant
 
-__all__ = ["case_of"]
+__all__ = ["FEWER_STEPS", "case_of"]
+
+FEWER_STEPS = "fewer steps"
+"""The method that all floors are settings of."""
 
 
 def case_of(comparison: Comparison) -> Case:
@@ -32,7 +35,7 @@ def _point(comparison: Comparison, variant: Variant) -> Point:
     each = tuple(min(sample.psnr, IDENTICAL_DB) for sample in variant.samples)
     steps = math.ceil(variant.computed_steps - 1e-9)
     return Point(
-        method=variant.label,
+        method=FEWER_STEPS if variant.role == "floor" else variant.name,
         family="floor" if variant.role == "floor" else "ours",
         settings={name: value for name, value in variant.settings.items() if name != "call"},
         computed_steps=variant.computed_steps,

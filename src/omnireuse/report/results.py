@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,16 @@ class Sample:
             raise ConfigError(f"Sample(seconds={self.seconds}): seconds must be above 0, at least one")
 
     @property
+    def whole_steps(self) -> int:
+        """`computed_steps` rounded up: what a run of fewer steps has to take to spend as much."""
+        return math.ceil(self.computed_steps - 1e-9)
+
+    def lost(self, reference: Sample) -> tuple[str, ...]:
+        """Attributes of the prompt that the image of `reference` shows and this one does not."""
+        full = reference.attributes or {}
+        return tuple(name for name, held in (self.attributes or {}).items() if not held and full.get(name, True))
+
+    @property
     def extent(self) -> tuple[float, ...]:
         """What counts steps: how many were computed, and the places of the decisions."""
         return (self.computed_steps, *(mark.step for mark in self.marks))
@@ -73,9 +84,9 @@ class Variant:
     """One way of generating: in full, with a cache, or with fewer steps.
 
     Attributes:
-        name: what people call it.
+        name: what people call it; a floor's name tells how many steps it takes.
         role: "reference" (computes everything), "cache" or "floor" (fewer steps, the same compute as a cache).
-        floor_of: of a floor, the name of the cache whose computed steps it was given.
+        floor_of: of a floor, the name of the first cache whose computed steps it was given.
         settings: what makes it up, for the reader.
         samples: one a prompt, in the same order in every variant.
     """
@@ -89,11 +100,6 @@ class Variant:
     def __post_init__(self) -> None:
         if self.role not in ("reference", "cache", "floor"):
             raise ConfigError(f"Variant(role={self.role!r}): role must be 'reference', 'cache' or 'floor'")
-
-    @property
-    def label(self) -> str:
-        """The name where space is short: a floor is known by its colour and its place."""
-        return "fewer steps" if self.role == "floor" else self.name
 
     @property
     def computed_steps(self) -> float:
@@ -192,8 +198,16 @@ class Comparison:
         return statistics.median(self.speedups(variant))
 
     def floor(self, cache: Variant) -> Variant | None:
-        """The variant that spends as many steps as `cache` by taking fewer of them."""
-        return next((variant for variant in self.variants if variant.floor_of == cache.name), None)
+        """The variant that spends as many steps as `cache` by taking fewer of them; None for what is no cache.
+
+        Caches that computed the same number of steps for every prompt share one.
+        """
+        if cache.role != "cache":
+            return None
+        floors = [variant for variant in self.variants if variant.role == "floor"]
+        own = next((floor for floor in floors if floor.floor_of == cache.name), None)
+        steps = [sample.whole_steps for sample in cache.samples]
+        return own or next((floor for floor in floors if [s.whole_steps for s in floor.samples] == steps), None)
 
     def gain(self, cache: Variant) -> float | None:
         """PSNR of `cache` above its floor in dB, below 0 where the cache is not worth having; None without a floor."""

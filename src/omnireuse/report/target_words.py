@@ -5,12 +5,12 @@ from __future__ import annotations
 __all__ = ["target_words"]
 
 WORDS = {
-    "steps_over_best_peer_worst": "computed steps / best cache's at equal PSNR, 30..50 dB, worst",
-    "steps_over_best_peer_median": "… median",
-    "steps_over_best_peer_share": "… share of the range where both have an answer",
-    "db_over_best_peer_at": "dB above the best cache at {} fewer steps",
-    "db_over_best_floor_at": "dB above the best floor at {} fewer steps",
-    "attributes_over_full_at": "attributes right, less the full run's, at {} fewer steps",
+    "steps_over_best_peer_worst": "steps over the best other cache's at equal PSNR, worst",
+    "steps_over_best_peer_median": "steps over the best other cache's at equal PSNR, median",
+    "steps_over_best_peer_share": "share of 30 to 50 dB where both can be compared",
+    "db_over_best_peer_at": "dB above the best other cache, {} fewer steps",
+    "db_over_best_floor_at": "dB above the best without a cache, {} fewer steps",
+    "attributes_over_full_at": "attributes right less the full run's, {} fewer steps",
 }
 """For people, by the stem of a target's name."""
 

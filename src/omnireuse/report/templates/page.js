@@ -19,13 +19,11 @@ document.addEventListener("click", async ({ target }) => {
 const element = (name, ...children) => { const made = document.createElement(name); made.append(...children); return made; };
 const inside = (cell) => [...cell.cloneNode(true).childNodes];
 function card(row) {
-  const heads = all("thead th", row.closest("table")), [name, ...cells] = row.cells, [settings, call] = cells.splice(-2);
+  const heads = all("thead th", row.closest("table")), [first, ...cells] = row.cells, [name, quiet, call] = first.children;
   const figures = cells.map((cell, index) => [heads[index + 1].textContent, cell]).filter(([, cell]) => cell.textContent.trim());
-  const quiet = element("p", ...inside(settings));
-  quiet.className = "quiet";
   const list = element("dl", ...figures.map(([word, cell]) =>
     element("div", element("dt", word), element("dd", ...inside(cell)))));
-  return [element("h3", ...inside(name)), quiet, list, ...inside(call)];
+  return [element("h3", ...inside(name)), quiet.cloneNode(true), list, call.cloneNode(true)];
 }
 
 // The plot: pointing at a dot explains it, pressing it keeps it, the arrow keys go from dot to dot.
@@ -83,7 +81,7 @@ for (const article of all("article")) {
     const picture = figure.querySelector("img");
     right.src = picture.src;
     right.alt = picture.alt;
-    stage.querySelector(".right").textContent = figure.dataset.label;
+    stage.querySelector(".right").textContent = figure.dataset.name;
     if (slide) slide.setAttribute("aria-label", `${figures[0].dataset.name} on the left, ${figure.dataset.name} on the right`);
     for (const other of figures) other.setAttribute("aria-pressed", other === figure);
     for (const lane of all(".lane[data-name]", article)) lane.classList.toggle("now", lane.dataset.name === figure.dataset.name);
@@ -100,6 +98,14 @@ for (const article of all("article")) {
       event.preventDefault();
       show(figure);
     });
+  }
+  for (const figure of figures.slice(1)) {
+    figure.querySelector(".diff").append(...[figures[0], figure].map((of) => {
+      const picture = document.createElement("img");
+      picture.src = of.querySelector("img").src;
+      picture.alt = "";
+      return picture;
+    }));
   }
   show(figures.find((figure) => figure.classList.contains("best")) || figures[figures.length - 1]);
   if (slide) {
@@ -121,28 +127,32 @@ for (const article of all("article")) {
   stage.hidden = false;
 }
 
-// One clock for all clips: they cannot fall out of step.
-for (const player of all(".player")) {
-  const [button, slide, output] = ["button", "input", "output"].map((name) => player.querySelector(name));
-  const { frames, milliseconds } = player.dataset, root = document.documentElement.style;
-  let timer = null;
-  const show = (frame) => {
-    slide.value = frame;
-    output.textContent = `${Number(frame) + 1} of ${frames}`;
-    root.setProperty("--frame", frame);
+// One clock for all clips, whichever of the players is used: they cannot fall out of step.
+{
+  const players = all(".player").map((player) => ["button", "input", "output"].map((name) => player.querySelector(name)));
+  const { frames, milliseconds } = document.querySelector(".player")?.dataset ?? {};
+  let frame = 0, timer = null;
+  const show = (to) => {
+    frame = Number(to);
+    document.documentElement.style.setProperty("--frame", frame);
+    for (const [, slide, output] of players) [slide.value, output.textContent] = [frame, `${frame + 1} of ${frames}`];
   };
   const play = (on) => {
     clearInterval(timer);
-    timer = on ? setInterval(() => show((Number(slide.value) + 1) % frames), milliseconds) : null;
-    button.textContent = on ? "Pause" : "Play";
+    timer = on ? setInterval(() => show((frame + 1) % frames), milliseconds) : null;
+    for (const [button] of players) button.textContent = on ? "Pause" : "Play";
   };
-  button.addEventListener("click", () => play(timer === null));
-  slide.addEventListener("input", () => show(slide.value));
-  slide.addEventListener("pointerdown", () => play(false));
-  slide.addEventListener("keydown", (event) => { if (event.key in arrows) play(false); });
-  show(0);
-  play(!matchMedia("(prefers-reduced-motion: reduce)").matches);
-  player.hidden = false;
+  for (const [button, slide] of players) {
+    button.addEventListener("click", () => play(timer === null));
+    slide.addEventListener("input", () => show(slide.value));
+    slide.addEventListener("pointerdown", () => play(false));
+    slide.addEventListener("keydown", (event) => { if (event.key in arrows) play(false); });
+  }
+  if (players.length) {
+    show(0);
+    play(!matchMedia("(prefers-reduced-motion: reduce)").matches);
+    for (const player of all(".player")) player.hidden = false;
+  }
 }
 
 // The runs: one cursor over strips and curves, and below them what every cache decided in that step, and why.
