@@ -76,7 +76,7 @@ STRATEGIES: dict[str, Strategy] = {
     "mag_cache": Strategy(
         dial=(0.005, 0.02, 0.06),
         at=lambda threshold, tuning: {
-            "policy": MagCache(threshold=threshold, ratios=tuning.ratios),
+            "policy": MagCache(threshold=threshold, ratios=tuning.ratios, compute_last=True),
             "region": "blocks",
         },
         forecasters=ON_BLOCKS,

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from omnireuse.diffusion.adapters import BLOCK_STACKS, UNSUPPORTED, BlockStack
-from omnireuse.diffusion.cache.borrowed import borrowed_rows
+from omnireuse.diffusion.cache.published import published_rows
 
 TOP = Path(__file__).resolve().parents[1]
 PAGE = TOP / "docs" / "models.md"
@@ -135,7 +135,7 @@ changes nothing in that: Stable Diffusion with one is served in regions `step` a
 
 def published(table: str, stack: BlockStack) -> str:
     """The checkpoints with figures for this model and its signal."""
-    rows = [row for row in borrowed_rows(table) if row["transformer_class"] == stack.model]
+    rows = [row for row in published_rows(table) if row["transformer_class"] == stack.model]
     return "; ".join(row["checkpoint"] for row in rows if row.get("signal", stack.signal_name) == stack.signal_name)
 
 

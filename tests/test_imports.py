@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "omnireuse"
 #: Layers from the bottom up. A module belongs to the longest name that it begins with and may import its own layer and
 #: those below it.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "terminal"),
+    ("errors", "lazy", "terminal"),
     (
         "diffusion.reuse.policy",
         "diffusion.reuse.events",
@@ -164,7 +165,9 @@ def test_no_import_cycles() -> None:
 
 def _defined(tree: ast.Module) -> set[str]:
     found: set[str] = set()
-    for node in tree.body:
+    # What a lazy package imports for type checkers alone counts: `test_lazy_packages_offer_what_they_list` tries it.
+    lazy = [child for node in tree.body if isinstance(node, ast.If) and _is_type_checking(node) for child in node.body]
+    for node in [*tree.body, *lazy]:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             found.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -185,6 +188,63 @@ def test_listed_names_exist_once(name: str) -> None:
             listed = ast.literal_eval(node.value)
             assert len(set(listed)) == len(listed), f"{name}.__all__ names something twice"
             assert set(listed) <= _defined(tree), f"{name}.__all__ names what is not there"
+
+
+LAZY = sorted(name for name in modules() if name and "lazy" in own_imports(name))
+
+
+def test_the_specified_packages_are_lazy() -> None:
+    assert LAZY == ["diffusion.cache", "diffusion.cache.magcache", "diffusion.cache.teacache"]
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_lazy_packages_offer_what_they_list(name: str) -> None:
+    package = import_module(f"omnireuse.{name}")
+    assert package.__doc__
+    for each in package.__all__:
+        value = getattr(package, each)
+        assert value.__doc__, f"{name}.{each} is documented"
+        assert getattr(import_module(value.__module__), each) is value
+    assert dir(package) == package.__all__
+    with pytest.raises(AttributeError, match=f"module 'omnireuse.{name}' has no attribute 'TeeCache'"):
+        package.TeeCache  # noqa: B018 - the access is what is tested
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_importing_a_lazy_package_is_light(name: str) -> None:
+    heavy = {"torch", "diffusers", "transformers", "numpy"}
+    code = f"import sys, omnireuse.{name}; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"teacache.{each}" for each in ("config", "backend", "hook", "extractors", "state")),
+        *(f"magcache.{each}" for each in ("config", "backend", "hook", "state", "strategy")),
+    ],
+)
+def test_the_specified_modules_exist(name: str) -> None:
+    module = import_module(f"omnireuse.diffusion.cache.{name}")
+    for each in module.__all__:
+        assert getattr(module, each) is not None
+
+
+def test_the_specified_names_come_from_the_specified_package() -> None:
+    from omnireuse.diffusion import cache
+
+    assert cache.__all__ == [
+        "CacheBackend",
+        "CacheContext",
+        "PromptEmbedCache",
+        "TeaCacheBackend",
+        "TeaCacheConfig",
+        "apply_teacache_hook",
+        "install_prompt_embed_cache",
+        "resolve_prompt_embed_cache_config",
+        "uninstall_prompt_embed_cache",
+    ]
 
 
 def test_the_package_offers_what_it_lists() -> None:

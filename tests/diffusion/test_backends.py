@@ -19,7 +19,7 @@ from omnireuse.diffusion.cache.selector import BACKENDS, get_cache_backend
 from omnireuse.diffusion.cache.teacache import (
     TeaCacheBackend,
     TeaCacheConfig,
-    borrowed_coefficients,
+    published_coefficients,
 )
 from omnireuse.diffusion.data import DiffusionCacheConfig, OmniDiffusionConfig
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
@@ -174,7 +174,7 @@ def test_a_backend_from_enable_to_disable(flux: Tiny) -> None:
     with pytest.raises(StateError, match="not enabled"):
         backend.refresh(SimpleNamespace(), 10)
     with pytest.raises(ConfigError, match="num_inference_steps must"):
-        backend.refresh(flux.pipe, 0)
+        backend.refresh(flux.pipe, -1)
     backend.disable(flux.pipe)
     backend.disable(flux.pipe)
     assert not backend.enabled
@@ -218,7 +218,7 @@ def test_coefficients_come_from_the_table_for_the_signal_we_watch() -> None:
     assert TeaCacheConfig().transformer_type == "QwenImageTransformer2DModel"
     assert TeaCacheConfig(transformer_type="FluxTransformer2DModel").coefficients[0] == pytest.approx(498.651651)
     # Wan's rows differ by signal; ours is the projected time embedding.
-    assert borrowed_coefficients("WanTransformer3DModel")[0] == pytest.approx(-52186.2437)
+    assert published_coefficients("WanTransformer3DModel")[0] == pytest.approx(-52186.2437)
 
 
 def test_a_model_without_coefficients_is_told_how_to_calibrate() -> None:

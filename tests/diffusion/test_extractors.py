@@ -172,6 +172,64 @@ def good(**changes: Any) -> CacheContext:
 def test_a_good_context_validates() -> None:
     good().validate()
     good(extra_states={"a": 1}).validate(run_blocks=True)
+    # Models with a zero condition double the time embedding.
+    good(temb=torch.ones(4, 4)).validate(run_blocks=True)
+
+
+def test_a_context_takes_its_fields_by_position() -> None:
+    hidden, text, temb = torch.ones(2, 3, 4), torch.ones(2, 5, 4), torch.ones(2, 4)
+    context = CacheContext(hidden, hidden, text, temb, lambda: (hidden, text), lambda hidden: hidden, {"a": 1})
+    context.validate(run_blocks=True)
+    assert (context.encoder_hidden_states is text, context.temb is temb, context.extra_states) == (True, True, {"a": 1})
+
+
+RETURNS: dict[str, Any] = {
+    "(h, e)": lambda h, e: (h, e),
+    "(h,)": lambda h, e: (h,),
+    "h": lambda h, e: h,
+    "[h, e]": lambda h, e: [h, e],
+    "(h, None)": lambda h, e: (h, None),
+}
+
+
+@pytest.mark.parametrize("text", [True, False], ids=["with encoder states", "without"])
+@pytest.mark.parametrize("returns", sorted(RETURNS))
+def test_blocks_may_return_hidden_states_alone(returns: str, text: bool) -> None:
+    def extract(module: Foreign, *args: Any, **kwargs: Any) -> CacheContext:
+        context = take_apart(module, *args, **kwargs)
+        run = context.run_transformer_blocks
+        context.run_transformer_blocks = lambda: RETURNS[returns](*run())
+        context.encoder_hidden_states = context.encoder_hidden_states if text else None
+        return context
+
+    class Returning(Foreign):
+        pass
+
+    register_extractor("Returning", extract)
+    module = Returning()
+    full = denoise(module)
+    config = TeaCacheConfig(0.5, IDENTITY)
+    if ", e" in returns and not text:
+        with (
+            apply_teacache_hook(module, config),
+            pytest.raises(RuntimeError, match="returned encoder states, but encoder_hidden_states is None; set it to"),
+        ):
+            denoise(module)
+    else:
+        with apply_teacache_hook(module, config) as handle:
+            handle.expect(8)
+            assert torch.equal(denoise(module), expected())
+        assert handle.summary().reused_calls > 0
+    assert torch.equal(denoise(module), full)
+
+
+def expected() -> torch.Tensor:
+    """What reuse of the first stream gives."""
+    register_extractor("Foreign", take_apart)
+    module = Foreign()
+    with apply_teacache_hook(module, TeaCacheConfig(0.5, IDENTITY)) as handle:
+        handle.expect(8)
+        return denoise(module)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +241,8 @@ def test_a_good_context_validates() -> None:
         ({"run_transformer_blocks": None}, TypeError),
         ({"postprocess": 3}, TypeError),
         ({"extra_states": [1]}, TypeError),
-        ({"temb": torch.ones(3, 4)}, ValueError),
+        ({"modulated_input": torch.ones(3, 3, 4)}, ValueError),
+        ({"encoder_hidden_states": torch.ones(3, 3, 4)}, ValueError),
         ({"modulated_input": torch.ones(())}, ValueError),
         ({"modulated_input": torch.ones(2, 0)}, ValueError),
         ({"hidden_states": torch.full((2, 3, 4), math.nan)}, ValueError),
@@ -199,8 +258,11 @@ def test_a_bad_context_is_refused(changes: dict[str, Any], error: type[Exception
     "changes",
     [
         {"run_transformer_blocks": lambda: 1 / 0},
-        {"run_transformer_blocks": lambda: torch.ones(2, 3, 4)},
+        {"run_transformer_blocks": lambda: None},
+        {"run_transformer_blocks": lambda: ()},
+        {"run_transformer_blocks": lambda: (None, torch.ones(2, 3, 4))},
         {"run_transformer_blocks": lambda: (torch.ones(2, 3, 4), torch.ones(2, 3, 4))},
+        {"run_transformer_blocks": lambda: (torch.ones(2, 3, 4),) * 3, "encoder_hidden_states": torch.ones(2, 3, 4)},
         {"run_transformer_blocks": lambda: (torch.ones(2, 9, 4),)},
         {"postprocess": lambda hidden: hidden.no_such_thing},
     ],
@@ -215,7 +277,7 @@ def test_the_first_context_of_a_model_is_validated() -> None:
     class Sloppy(Foreign):
         pass
 
-    register_extractor("Sloppy", lambda module, *a, **k: good(temb=torch.ones(9, 4)))
+    register_extractor("Sloppy", lambda module, *a, **k: good(modulated_input=torch.ones(9, 3, 4)))
     module = Sloppy()
     with (
         apply_teacache_hook(module, TeaCacheConfig(coefficients=IDENTITY)),

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 import omnireuse
 from omnireuse import FixedSchedule
 from omnireuse.diffusion.adapters import BLOCK_STACKS, UNSUPPORTED
-from omnireuse.diffusion.cache.borrowed import borrowed_rows
+from omnireuse.diffusion.cache.published import published_rows
 from omnireuse.errors import StateError, UnsupportedModelError
 
 VARIANTS = {
@@ -198,11 +198,11 @@ def test_models_without_a_stack_say_why(model: str) -> None:
 
 def test_no_model_is_declared_and_refused_and_published_signals_are_known() -> None:
     assert not set(UNSUPPORTED) & set(BLOCK_STACKS)
-    for row in borrowed_rows("teacache_coefficients"):
+    for row in published_rows("teacache_coefficients"):
         stack = BLOCK_STACKS.get(row["transformer_class"])
         rows = [
             each
-            for each in borrowed_rows("teacache_coefficients")
+            for each in published_rows("teacache_coefficients")
             if stack and each["transformer_class"] == stack.model
         ]
         assert stack is None or stack.signal_name in {each["signal"] for each in rows}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from omnireuse import FixedSchedule, Never, TeaCache
 from omnireuse.diffusion.reuse.policies import policy_named
+from omnireuse.diffusion.reuse.policies.tea_cache import TeaCacheState
 from omnireuse.diffusion.reuse.policy import Policy, StepView
 from omnireuse.errors import ConfigError, StateError, UnknownNameError
 
@@ -119,13 +120,13 @@ def test_tea_cache_follows_its_definition(
 def test_tea_cache_told_of_a_computation_it_did_not_want_starts_anew() -> None:
     policy = TeaCache(rel_l1_thresh=1.0)
     view = StepView(index=3, total=9, drift=0.4)
-    assert policy.after(0.5, view, reused=True) == pytest.approx(0.9)
-    assert policy.after(0.5, view, reused=False) == 0.0
+    assert policy.after(TeaCacheState(0.5), view, reused=True) == pytest.approx((0.9,))
+    assert policy.after(TeaCacheState(0.5), view, reused=False) == TeaCacheState(0.0)
 
 
 @pytest.mark.parametrize("drift", [math.nan, math.inf])
 def test_tea_cache_computes_on_a_drift_that_is_no_number(drift: float) -> None:
-    assert not TeaCache(rel_l1_thresh=1e9).wants_reuse(0.0, StepView(index=3, total=9, drift=drift))
+    assert not TeaCache(rel_l1_thresh=1e9).wants_reuse(TeaCacheState(), StepView(index=3, total=9, drift=drift))
 
 
 def test_never_never_reuses() -> None:

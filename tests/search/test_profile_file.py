@@ -27,7 +27,7 @@ MEASURED = Measurements(
     changes={"latents": (None, 0.5, 0.25)},
     forecast_errors={0: {1: (None, 0.1, 0.05)}},
     tea_cache=TeaCacheFit(coefficients=(1.0, 0.0, -2.5e-5, 3.0, 0.0), pairs=40, r2=0.9, r2_held_out=None),
-    mag_ratios=((1.0, 0.98), (0.99, 0.97)),
+    mag_ratios=((1.0, 0.98), (1.0, 0.97)),
     unmeasured={},
 )
 PLAN = Plan(steps=(0, 2, 7), forecaster="blend", psnr=31.5, held_out=(30.0, 33.0, 31.0))
@@ -59,6 +59,37 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     assert '"latents": [null, 0.5, 0.25]' in text
     assert '"sizes": "[64, 64]"' in text
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["profile.json"]
+
+
+def test_a_profile_from_before_the_first_step_had_a_ratio_is_read(tmp_path: Path) -> None:
+    record = json.loads(PROFILE.as_text())
+    assert record["format"] == 4
+    assert PROFILE.measured is not None
+    assert PROFILE.measured.mag_ratios == ((1.0, 0.98), (1.0, 0.97))
+    record["format"], record["measured"]["mag_ratios"] = 3, [[0.98], [0.97]]
+    (tmp_path / "profile.json").write_text(json.dumps(record))
+    assert Profile.load(tmp_path / "profile.json") == PROFILE
+    record["measured"] = None
+    (tmp_path / "profile.json").write_text(json.dumps(record))
+    assert Profile.load(tmp_path / "profile.json") == replace(PROFILE, measured=None)
+
+
+COMMITTED = sorted((Path(__file__).parents[2] / "models").glob("*/profiles/*.json"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_the_committed_profiles_are_of_this_format(path: Path) -> None:
+    profile = Profile.load(path)
+    assert profile.as_text() == path.read_text(encoding="utf-8")
+    assert profile.measured is not None
+    assert profile.measured.mag_ratios is not None
+    for branch in profile.measured.mag_ratios:
+        assert len(branch) == profile.num_inference_steps
+        assert branch[0] == 1.0
+
+
+def test_there_are_committed_profiles() -> None:
+    assert COMMITTED
 
 
 def test_a_file_that_was_cut_off_is_refused_wherever_it_was(tmp_path: Path) -> None:

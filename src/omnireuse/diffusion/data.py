@@ -7,10 +7,11 @@ import math
 import numbers
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
 from omnireuse.diffusion.reuse.policies import EasyCache, ErrorControl, SeaCache
+from omnireuse.diffusion.reuse.policies.mag_cache import checked_ratios
 from omnireuse.diffusion.reuse.validation import check_at_least, check_finite_list, check_positive, field_error
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
 
@@ -27,18 +28,20 @@ _POSITIVE = (
 )
 
 
-@dataclass(kw_only=True)
+@dataclass
 class DiffusionCacheConfig:
     """The options of all backends in one flat record; each backend reads its own.
 
+    Lists are read back as lists. The fields of the specified interface may be given by position too.
+
     Args:
         rel_l1_thresh: TeaCache: accumulated change at which a step computes, > 0. Raising it reuses more.
-        coefficients: TeaCache: five coefficients, highest power first; None takes the table's for the model.
+        coefficients: TeaCache: five coefficients, highest power first; None takes the published ones for the model.
         mag_threshold: MagCache: accumulated magnitude error at which a step computes, > 0. Raising it reuses more.
         mag_max_skip_steps: MagCache: longest run of reused steps, ≥ 1.
         mag_retention_ratio: MagCache: share of the first steps that always compute, in [0, 1).
-        mag_ratios: MagCache: magnitude ratios, finite and positive: one list for all branches, or one for each; None
-            takes the table's for the model.
+        mag_ratios: MagCache: one magnitude ratio for each step, the first 1.0, finite and positive: one list for all
+            branches, or one for each, as list, tuple, array or tensor; None takes the published ones for the model.
         mag_calibrate: MagCache: measure the ratios instead of reusing.
         Fn_compute_blocks: DBCache: first blocks that always run, ≥ 1.
         Bn_compute_blocks: DBCache: last blocks that always run, ≥ 0.
@@ -50,6 +53,9 @@ class DiffusionCacheConfig:
         taylorseer_order: degree of that forecast, ≥ 1.
         scm_steps_mask_policy: SCM: "slow", "medium", "fast", "ultra", or None for no mask.
         scm_steps_policy: SCM: "dynamic" (the threshold may compute more than the mask) or "static".
+        num_inference_steps: the step count, where known beforehand, ≥ 1.
+        force_refresh_step_hint: step at which everything is computed anew, ≥ 0.
+        force_refresh_step_policy: "once" or "repeat".
         taylorseer_interval: TaylorSeer: every so many steps one computes, ≥ 1.
         taylorseer_warmup_steps: TaylorSeer: first steps that always compute, ≥ 0.
         easy_thresh: EasyCache: expected change of the output at which a step computes, > 0. Raising it reuses more.
@@ -60,9 +66,6 @@ class DiffusionCacheConfig:
         error_tolerance: error control: relative L1 error that all reused steps together may be expected to leave in
             the final latents, > 0. Raising it reuses more.
         error_max_gap: error control: most steps from one computed step to the next, ≥ 1.
-        num_inference_steps: the step count, where known beforehand, ≥ 1.
-        force_refresh_step_hint: step at which everything is computed anew, ≥ 0.
-        force_refresh_step_policy: "once" or "repeat".
 
     Raises:
         ConfigError: any field out of its range; NaN and infinity are out of every range.
@@ -73,7 +76,7 @@ class DiffusionCacheConfig:
     mag_threshold: float = 0.24
     mag_max_skip_steps: int = 5
     mag_retention_ratio: float = 0.1
-    mag_ratios: Sequence[float] | Sequence[Sequence[float]] | None = None
+    mag_ratios: Any = None
     mag_calibrate: bool = False
     Fn_compute_blocks: int = 1
     Bn_compute_blocks: int = 0
@@ -83,6 +86,12 @@ class DiffusionCacheConfig:
     max_continuous_cached_steps: int = 3
     enable_taylorseer: bool = False
     taylorseer_order: int = 1
+    scm_steps_mask_policy: str | None = None
+    scm_steps_policy: str = "dynamic"
+    num_inference_steps: int | None = None
+    force_refresh_step_hint: int | None = None
+    force_refresh_step_policy: str = "once"
+    _: KW_ONLY
     taylorseer_interval: int = 3
     taylorseer_warmup_steps: int = 3
     easy_thresh: float = EasyCache.threshold
@@ -91,11 +100,6 @@ class DiffusionCacheConfig:
     sea_warmup_steps: int = SeaCache.warmup
     error_tolerance: float = ErrorControl.tolerance
     error_max_gap: int = ErrorControl.max_gap
-    scm_steps_mask_policy: str | None = None
-    scm_steps_policy: str = "dynamic"
-    num_inference_steps: int | None = None
-    force_refresh_step_hint: int | None = None
-    force_refresh_step_policy: str = "once"
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -122,9 +126,10 @@ class DiffusionCacheConfig:
             if getattr(self, name) is not None:
                 check_at_least(self, name, least)
         if self.coefficients is not None:
-            self.coefficients = check_finite_list(self, "coefficients", self.coefficients, length=5)
+            found = check_finite_list(self, "coefficients", self.coefficients, length=5)
+            self.coefficients = list(found) if isinstance(self.coefficients, list) else found
         if self.mag_ratios is not None:
-            self.mag_ratios = self._checked_ratios(self.mag_ratios)
+            self.mag_ratios = checked_ratios(self, "mag_ratios", self.mag_ratios)
         for name in ("mag_calibrate", "enable_taylorseer"):
             if not isinstance(getattr(self, name), bool):
                 raise field_error(self, name, "be True or False")
@@ -135,13 +140,6 @@ class DiffusionCacheConfig:
         ):
             if getattr(self, name) not in known:
                 raise field_error(self, name, f"be one of {', '.join(map(repr, known))}")
-
-    def _checked_ratios(self, ratios: Sequence[Any]) -> tuple[Any, ...]:
-        nested = isinstance(ratios, (list, tuple)) and bool(ratios) and isinstance(ratios[0], (list, tuple))
-        checked = [check_finite_list(self, "mag_ratios", each) for each in (ratios if nested else [ratios])]
-        if not all(each and min(each) > 0 for each in checked):
-            raise field_error(self, "mag_ratios", "be one or more numbers above 0, or as much for each branch")
-        return tuple(checked) if nested else checked[0]
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> DiffusionCacheConfig:
@@ -160,13 +158,13 @@ class DiffusionCacheConfig:
         return cls(**mapping)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class OmniDiffusionConfig:
     """Which cache a diffusion engine uses.
 
     Args:
         cache_backend: name of a backend, or None. Where it is None the environment variable DIFFUSION_CACHE_BACKEND
-            counts.
+            counts, in any case of letters.
         cache_config: the options: a mapping, a JSON object as text, a `DiffusionCacheConfig`, or None for the defaults.
 
     Raises:
@@ -179,7 +177,7 @@ class OmniDiffusionConfig:
 
     def __post_init__(self) -> None:
         if self.cache_backend is None:
-            self.cache_backend = os.environ.get(BACKEND_VARIABLE) or None
+            self.cache_backend = os.environ.get(BACKEND_VARIABLE, "").strip().lower() or None
         self.cache_config = _as_config(self.cache_config)
 
 

@@ -78,8 +78,9 @@ class Handle:
             kept_bytes=self._session.runs.peak_kept_bytes, calls_outside=self._session.calls_outside
         )
 
-    def expect(self, num_inference_steps: int) -> None:
-        """Drop all state and announce the next run's step count, for engines without a diffusers scheduler."""
+    def expect(self, num_inference_steps: int | None) -> None:
+        """Drop all state and announce the next run's step count, for engines without a diffusers scheduler; None where
+        it is not known."""
         self._session.runs.expect(num_inference_steps)
 
     def advance(self, latents: torch.Tensor | None = None) -> None:

@@ -140,5 +140,5 @@ def _mag_ratios(runs: Sequence[Series], steps: int, unmeasured: dict[str, str]) 
             unmeasured["mag_cache"] = f"branch {branch} was not called at every step"
             logger.info("mag_cache is not measured: %s", unmeasured["mag_cache"])
             return None
-        found.append(whole)
+        found.append((1.0, *whole))
     return tuple(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.validation import check_at_least
-from omnireuse.errors import StateError, UnknownNameError
+from omnireuse.errors import StateError, UnknownNameError, WrongTypeError
 
 __all__ = ["CacheBackend", "StrategyBackend"]
 
@@ -23,9 +23,14 @@ logger = logging.getLogger("omnireuse")
 class CacheBackend(ABC):
     """A cache that an engine switches on once and refreshes before each generation.
 
+    A backend implements `enable` and `refresh`; everything else has a default.
+
+    Args:
+        config: the options; what they are is the backend's own business.
+
     Attributes:
         config: the options it was made with.
-        enabled: False until `enable` ran.
+        enabled: False until `enable` ran, which sets it.
     """
 
     def __init__(self, config: Any) -> None:
@@ -44,15 +49,30 @@ class CacheBackend(ABC):
     @abstractmethod
     def refresh(self, pipeline: Any, num_inference_steps: int, verbose: bool = True) -> None:
         """Drop every cached tensor, counter and accumulator, and learn the step count. Called before each generation;
-        a diffusers pipeline tells its own and needs no call."""
+        a diffusers pipeline tells its own and needs no call.
 
-    @abstractmethod
+        Args:
+            pipeline: the enabled one.
+            num_inference_steps: steps of the next generation; 0 where they are not known yet and the scheduler will
+                tell them.
+            verbose: whether to log it.
+        """
+
     def disable(self, pipeline: Any) -> None:
-        """Restore the pipeline exactly. Idempotent."""
+        """Restore the pipeline exactly. Idempotent.
 
-    @abstractmethod
+        Raises:
+            StateError: enabled, and of a class that does not implement this.
+        """
+        if self.is_enabled():
+            raise StateError(
+                f"{type(self).__name__}.disable: this backend cannot restore the pipeline; implement disable in "
+                f"{type(self).__name__}, or load the pipeline anew"
+            )
+
     def stats(self) -> dict[str, Any]:
-        """Counters since `enable`."""
+        """Counters since `enable`; empty for a backend that counts nothing."""
+        return {}
 
     def is_enabled(self) -> bool:
         """Whether `enable` ran and `disable` did not."""
@@ -66,14 +86,30 @@ class StrategyBackend(CacheBackend):
     """A backend that is one strategy: subclasses say which handle to open.
 
     Args:
-        config: the options.
+        config: the options: a `DiffusionCacheConfig`, or a mapping with some of its fields.
         group: the ranks that share the forward's collectives and must decide alike; None where each runs its own model.
+
+    Raises:
+        ConfigError: an option out of range.
+        UnknownNameError: a key that is no option.
+        WrongTypeError: a config of another kind.
     """
 
     options: ClassVar[tuple[str, ...]] = ()
     """Fields of `DiffusionCacheConfig` that this backend reads."""
 
-    def __init__(self, config: DiffusionCacheConfig, *, group: dist.ProcessGroup | None = None) -> None:
+    config: DiffusionCacheConfig
+
+    def __init__(
+        self, config: DiffusionCacheConfig | Mapping[str, Any], *, group: dist.ProcessGroup | None = None
+    ) -> None:
+        if isinstance(config, Mapping):
+            config = DiffusionCacheConfig.from_dict(config)
+        if not isinstance(config, DiffusionCacheConfig):
+            raise WrongTypeError(
+                f"{type(self).__name__}(config=…): config must be a DiffusionCacheConfig or a mapping, "
+                f"got {type(config).__name__}"
+            )
         super().__init__(config)
         self._agreement = Agreement(group)
         self.handle: Handle | None = None
@@ -103,18 +139,21 @@ class StrategyBackend(CacheBackend):
     def refresh(self, pipeline: Any, num_inference_steps: int, verbose: bool = True) -> None:
         """Drop all state and learn the step count.
 
+        With 0 the scheduler tells it; `num_inference_steps` of the config counts where there is none.
+
         Raises:
             StateError: before `enable`, or for a pipeline other than the one enabled.
-            ConfigError: a step count below 1.
+            ConfigError: a step count below 0.
         """
         if self.handle is None or pipeline is not self._pipeline:
             raise StateError(
                 f"{type(self).__name__}.refresh: this pipeline is not enabled; call enable(pipeline) first"
             )
-        check_at_least(_Steps(num_inference_steps), "num_inference_steps", 1)
-        self.handle.expect(num_inference_steps)
+        check_at_least(_Steps(num_inference_steps), "num_inference_steps", 0)
+        self.handle.expect(num_inference_steps or self.config.num_inference_steps)
         if verbose:
-            logger.info("%s: state dropped, %d steps ahead", type(self).__name__, num_inference_steps)
+            ahead = num_inference_steps or "a number not yet known of"
+            logger.info("%s: state dropped, %s steps ahead", type(self).__name__, ahead)
 
     def disable(self, pipeline: Any) -> None:
         """Restore the pipeline exactly; nothing happens where it was not enabled.

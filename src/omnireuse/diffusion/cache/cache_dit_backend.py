@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -49,7 +49,7 @@ class CacheDiTBackend(StrategyBackend):
 
     options = (*DBCacheBackend.options, "force_refresh_step_policy")
 
-    def __init__(self, config: DiffusionCacheConfig, **options: Any) -> None:
+    def __init__(self, config: DiffusionCacheConfig | Mapping[str, Any], **options: Any) -> None:
         _library()
         super().__init__(config, **options)
 

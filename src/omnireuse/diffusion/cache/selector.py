@@ -8,16 +8,16 @@ from typing import Any
 from omnireuse.diffusion.cache.base import CacheBackend, StrategyBackend
 from omnireuse.diffusion.cache.cache_dit_backend import CacheDiTBackend
 from omnireuse.diffusion.cache.db_cache import DBCacheBackend, FirstBlockCacheBackend
-from omnireuse.diffusion.cache.magcache import MagCacheBackend
+from omnireuse.diffusion.cache.magcache.backend import MagCacheBackend
 from omnireuse.diffusion.cache.online import (
     EasyCacheBackend,
     ErrorControlBackend,
     SeaCacheBackend,
     TaylorSeerBackend,
 )
-from omnireuse.diffusion.cache.teacache import TeaCacheBackend
+from omnireuse.diffusion.cache.teacache.backend import TeaCacheBackend
 from omnireuse.diffusion.data import DiffusionCacheConfig
-from omnireuse.errors import UnknownNameError, WrongTypeError
+from omnireuse.errors import UnknownNameError
 
 __all__ = ["BACKENDS", "get_cache_backend"]
 
@@ -47,13 +47,4 @@ def get_cache_backend(
         return None
     if cache_backend not in BACKENDS:
         raise UnknownNameError("cache backend", cache_backend, BACKENDS)
-    if cache_config is None:
-        cache_config = DiffusionCacheConfig()
-    elif not isinstance(cache_config, DiffusionCacheConfig):
-        if not isinstance(cache_config, Mapping):
-            raise WrongTypeError(
-                "get_cache_backend: cache_config must be a DiffusionCacheConfig or a mapping, "
-                f"got {type(cache_config).__name__}"
-            )
-        cache_config = DiffusionCacheConfig.from_dict(cache_config)
-    return BACKENDS[cache_backend](cache_config)
+    return BACKENDS[cache_backend](DiffusionCacheConfig() if cache_config is None else cache_config)

@@ -37,7 +37,7 @@ class MagnitudeRecorder:
         return memory
 
     def ratios(self, num_branches: int) -> tuple[tuple[float, ...], ...]:
-        """For each branch, the ratios of the steps from the second on, averaged over all runs of the longest length.
+        """For each branch one ratio for each step, averaged over all runs of the longest length. The first is 1.0.
 
         Raises:
             StateError: nothing was recorded.
@@ -72,4 +72,5 @@ def magnitude_ratio(now: torch.Tensor, before: torch.Tensor) -> float:
 
 def _mean_run(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
     longest = max(len(run) for run in runs)
-    return tuple(statistics.fmean(column) for column in zip(*(run for run in runs if len(run) == longest), strict=True))
+    means = (statistics.fmean(column) for column in zip(*(run for run in runs if len(run) == longest), strict=True))
+    return (1.0, *means)

@@ -8,7 +8,7 @@ from typing import Any
 
 from omnireuse.errors import ConfigError
 
-__all__ = ["Measurements", "TeaCacheFit"]
+__all__ = ["Measurements", "TeaCacheFit", "with_first_ratios"]
 
 Steps = tuple[float | None, ...]
 """A figure for each step; None where it is not defined, as a change at the first one."""
@@ -42,7 +42,8 @@ class Measurements:
         forecast_errors: by order of the polynomial and by gap, the error of the forecast for each step from computed
             values `gap` steps apart, the last of them `gap` steps before; L2, as a share of the run's last value.
         tea_cache: None where it could not be fitted.
-        mag_ratios: MagCache's ratios for each branch, from the second step on; None where they could not be measured.
+        mag_ratios: MagCache's ratios for each branch, one for each step, the first 1.0; None where they could not be
+            measured.
         unmeasured: what the model does not show, and why.
     """
 
@@ -69,3 +70,10 @@ class Measurements:
             return {"mag_ratios": self.mag_ratios}
         reason = self.unmeasured.get(backend) or self.unmeasured.get("blocks") or "its runs were too few"
         raise ConfigError(f"profile(backend={backend!r}): nothing was measured for it: {reason}")
+
+
+def with_first_ratios(record: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The measurements of a profile of format 3, whose MagCache ratios begin at the second step, in those of format 4."""
+    if record is None or record["mag_ratios"] is None:
+        return record
+    return record | {"mag_ratios": [[1.0, *branch] for branch in record["mag_ratios"]]}

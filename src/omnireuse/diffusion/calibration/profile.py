@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from omnireuse.diffusion.calibration.measurements import Measurements
+from omnireuse.diffusion.calibration.measurements import Measurements, with_first_ratios
 from omnireuse.diffusion.calibration.profile_file import decoded, encoded, write_whole
 from omnireuse.diffusion.reuse.forecasters import Fitted, forecaster_named
 from omnireuse.diffusion.reuse.policies import FixedSchedule
@@ -27,7 +27,7 @@ __all__ = ["FEWEST_HELD_OUT", "Plan", "Profile", "fingerprint"]
 
 logger = logging.getLogger("omnireuse")
 
-FORMAT = 3
+FORMAT = 4
 FEWEST_HELD_OUT = 3
 """Held-out prompts that a promise takes: of fewer, Student's t bounds nothing that anybody could use."""
 
@@ -264,8 +264,10 @@ class Profile:
         """
         try:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
-            if (given := record.pop("format")) != FORMAT:
+            if (given := record.pop("format")) not in (3, FORMAT):
                 raise ConfigError(f"{path}: format {given!r} is not {FORMAT}; calibrate anew")
+            if given == 3:
+                record["measured"] = with_first_ratios(record["measured"])
             profile: Profile = decoded(cls, record)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read ({error.strerror}); calibrate writes it") from error

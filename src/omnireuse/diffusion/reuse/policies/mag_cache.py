@@ -5,38 +5,58 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from omnireuse.diffusion.reuse.policy import StepView
 from omnireuse.diffusion.reuse.validation import check_at_least, check_finite_list, check_positive, field_error
 from omnireuse.errors import StateError
 
-__all__ = ["MagCache", "resampled"]
+__all__ = ["MagCache", "MagCacheState", "by_branch", "checked_ratios", "resampled"]
+
+_PLAIN = (list, tuple)
+
+
+class MagCacheState(NamedTuple):
+    """What was accumulated since the last computed step of a branch.
+
+    Attributes:
+        accumulated_ratio: product of the ratios.
+        accumulated_steps: reused steps.
+        accumulated_err: sum of |1 − product|.
+    """
+
+    accumulated_ratio: float = 1.0
+    accumulated_steps: int = 0
+    accumulated_err: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class MagCache:
     """Reuse while the magnitude ratios since the last computed step say that little was lost.
 
-    Source: "MagCache: Fast Video Generation with Magnitude-Aware Cache", arXiv 2506.09045, section 3.
+    Source: "MagCache: Fast Video Generation with Magnitude-Aware Cache", arXiv 2506.09045, section 3. Decisions equal
+    those of MagCache in diffusers.
 
     Args:
+        ratios: for each branch, in the order of its calls, one ratio for each step: the mean residual norm of that step
+            over that of the step before. The first step has none before it: its entry is 1.0. Finite and positive.
+            Lists, tuples, arrays and tensors are taken; a flat list serves all branches. Ratios of another step count
+            are resampled. A run with more branches than were measured uses the last.
         threshold: accumulated |1 − ratio| at which a step computes, > 0. Raising it reuses more.
         max_skip_steps: longest run of reused steps, ≥ 1.
         retention_ratio: share of the first steps that always compute, in [0, 1).
-        ratios: for each branch, in the order of its calls, the ratio of the mean residual norm of each step from the
-            second on to that of the step before; finite and positive. Measured at another step count, they are
-            resampled. A run with more branches than were measured uses the last.
+        compute_last: always compute the last step. The published method reuses it where the ratios allow that.
 
     Raises:
         ConfigError: a value out of range.
         StateError: at the first decision of a run whose step count nobody told.
     """
 
-    ratios: Sequence[Sequence[float]]
+    ratios: Sequence[Any]
     threshold: float = 0.24
     max_skip_steps: int = 5
     retention_ratio: float = 0.1
+    compute_last: bool = False
 
     needs_drift: ClassVar[bool] = False
     needs_error: ClassVar[bool] = False
@@ -46,16 +66,15 @@ class MagCache:
         check_at_least(self, "max_skip_steps", 1)
         if not (isinstance(self.retention_ratio, (int, float)) and 0 <= self.retention_ratio < 1):
             raise field_error(self, "retention_ratio", "be at least 0 and below 1")
-        branches = tuple(check_finite_list(self, "ratios", branch) for branch in self.ratios)
-        if not branches or not all(branch and min(branch) > 0 for branch in branches):
-            raise field_error(self, "ratios", "be one or more numbers above 0 for each branch")
-        object.__setattr__(self, "ratios", branches)
+        if not isinstance(self.compute_last, bool):
+            raise field_error(self, "compute_last", "be True or False")
+        object.__setattr__(self, "ratios", by_branch(checked_ratios(self, "ratios", self.ratios)))
 
-    def start(self) -> tuple[float, int, float]:
-        """Ratio, reused steps and error since the last computed step."""
-        return 1.0, 0, 0.0
+    def start(self) -> MagCacheState:
+        """Nothing is accumulated yet."""
+        return MagCacheState()
 
-    def wants_reuse(self, state: tuple[float, int, float], view: StepView) -> bool:
+    def wants_reuse(self, state: MagCacheState, view: StepView) -> bool:
         """Whether one more reused step stays within the budget."""
         if view.total is None:
             raise StateError(
@@ -63,27 +82,60 @@ class MagCache:
             )
         if view.index < int(self.retention_ratio * view.total + 0.5):
             return False
-        _, skipped, error = self._after_reuse(state, view)
-        return error <= self.threshold and skipped <= self.max_skip_steps
+        after = self._after_reuse(state, view)
+        return after.accumulated_err <= self.threshold and after.accumulated_steps <= self.max_skip_steps
 
-    def after(self, state: tuple[float, int, float], view: StepView, reused: bool) -> tuple[float, int, float]:
-        """A computed step starts the account anew."""
+    def after(self, state: MagCacheState, view: StepView, reused: bool) -> MagCacheState:
+        """A computed step begins anew."""
         return self._after_reuse(state, view) if reused else self.start()
 
-    def _after_reuse(self, state: tuple[float, int, float], view: StepView) -> tuple[float, int, float]:
-        ratio, skipped, error = state
-        branch = tuple(self.ratios[min(view.branch, len(self.ratios) - 1)])
-        ratio *= resampled(branch, view.total or 1)[view.index]
-        return ratio, skipped + 1, error + abs(1 - ratio)
+    def _after_reuse(self, state: MagCacheState, view: StepView) -> MagCacheState:
+        branch = self.ratios[min(view.branch, len(self.ratios) - 1)]
+        ratio = state.accumulated_ratio * resampled(branch, view.total or 1)[view.index]
+        return MagCacheState(ratio, state.accumulated_steps + 1, state.accumulated_err + abs(1 - ratio))
 
 
 @lru_cache(maxsize=128)
 def resampled(ratios: tuple[float, ...], total: int) -> tuple[float, ...]:
     """The ratio of every step of a run of `total` steps, by nearest index: i ↦ round(i (n − 1) / (N − 1)).
 
-    The first step has no ratio and counts as 1.
+    Args:
+        ratios: one for each step of the run that they were measured on; the first is 1.0 by convention.
     """
-    measured = (1.0, *ratios)
-    if total == len(measured) or total == 1:
-        return measured[:total]
-    return tuple(measured[round(i * (len(measured) - 1) / (total - 1))] for i in range(total))
+    if total == len(ratios) or total == 1:
+        return ratios[:total]
+    return tuple(ratios[round(i * (len(ratios) - 1) / (total - 1))] for i in range(total))
+
+
+def checked_ratios(owner: object, field: str, given: Any) -> Any:
+    """The ratios as floats, in lists or tuples as they were given; arrays and tensors become lists.
+
+    Args:
+        owner: names the object in an error.
+        field: names the argument in an error.
+        given: one list for all branches, or one for each.
+
+    Raises:
+        ConfigError: anything but finite numbers above 0.
+    """
+    plain = _plain(given)
+    if isinstance(plain, _PLAIN):
+        plain = type(plain)(_plain(each) for each in plain)
+    is_nested = isinstance(plain, _PLAIN) and bool(plain) and all(isinstance(each, _PLAIN) for each in plain)
+    branches = [check_finite_list(owner, field, each) for each in (plain if is_nested else [plain])]
+    if not all(branch and min(branch) > 0 for branch in branches):
+        raise field_error(owner, field, "be one or more numbers above 0, or as much for each branch")
+    if not is_nested:
+        return branches[0] if isinstance(plain, tuple) else list(branches[0])
+    return type(plain)(type(before)(after) for before, after in zip(plain, branches, strict=True))
+
+
+def by_branch(ratios: Sequence[Any]) -> tuple[tuple[float, ...], ...]:
+    """A tuple for each branch, of ratios that `checked_ratios` has returned; a flat list is one branch."""
+    is_nested = isinstance(ratios[0], _PLAIN)
+    return tuple(tuple(branch) for branch in (ratios if is_nested else [ratios]))
+
+
+def _plain(value: Any) -> Any:
+    """Arrays, tensors and their scalars as lists and numbers of Python."""
+    return value.tolist() if hasattr(value, "tolist") else value

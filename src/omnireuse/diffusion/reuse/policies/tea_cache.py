@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from omnireuse.diffusion.reuse.policy import StepView
 from omnireuse.diffusion.reuse.validation import check_finite_list, check_positive
 
-__all__ = ["TeaCache"]
+__all__ = ["TeaCache", "TeaCacheState"]
 
 IDENTITY = (0.0, 0.0, 0.0, 1.0, 0.0)
+
+
+class TeaCacheState(NamedTuple):
+    """What was accumulated since the last computed step of a branch.
+
+    Attributes:
+        accumulated_rel_l1_distance: sum of the rescaled relative changes of the signal.
+    """
+
+    accumulated_rel_l1_distance: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,21 +49,23 @@ class TeaCache:
         check_positive(self, "rel_l1_thresh")
         object.__setattr__(self, "coefficients", check_finite_list(self, "coefficients", self.coefficients, length=5))
 
-    def start(self) -> float:
-        """The accumulated change: none yet."""
-        return 0.0
+    def start(self) -> TeaCacheState:
+        """Nothing is accumulated yet."""
+        return TeaCacheState()
 
-    def wants_reuse(self, state: float, view: StepView) -> bool:
+    def wants_reuse(self, state: TeaCacheState, view: StepView) -> bool:
         """Whether the change accumulated since the last computed step is still under the threshold."""
-        return view.drift is not None and self._accumulate(state, view.drift) < self.rel_l1_thresh
+        if view.drift is None:
+            return False
+        return self._accumulate(state, view.drift).accumulated_rel_l1_distance < self.rel_l1_thresh
 
-    def after(self, state: float, view: StepView, reused: bool) -> float:
-        """A computed step starts the account anew."""
-        return self._accumulate(state, view.drift) if reused and view.drift is not None else 0.0
+    def after(self, state: TeaCacheState, view: StepView, reused: bool) -> TeaCacheState:
+        """A computed step begins anew."""
+        return self._accumulate(state, view.drift) if reused and view.drift is not None else self.start()
 
-    def _accumulate(self, accumulated: float, drift: float) -> float:
+    def _accumulate(self, state: TeaCacheState, drift: float) -> TeaCacheState:
         rescaled = 0.0
         for coefficient in self.coefficients:
             rescaled = rescaled * drift + coefficient
-        total = accumulated + abs(rescaled)
-        return total if math.isfinite(total) else math.inf
+        total = state.accumulated_rel_l1_distance + abs(rescaled)
+        return TeaCacheState(total if math.isfinite(total) else math.inf)

@@ -75,8 +75,8 @@ class Runs:
         self.end()
         self._here.served = False
 
-    def expect(self, num_inference_steps: int) -> None:
-        """Drop all state; the next run has so many steps unless a scheduler says otherwise."""
+    def expect(self, num_inference_steps: int | None) -> None:
+        """Drop all state; the next run has so many steps unless a scheduler says otherwise, None for not known."""
         self.end()
         self._expected_steps = num_inference_steps
 

@@ -1,4 +1,4 @@
-"""Opening a block-level strategy on a model: by its declaration, or through its extractor."""
+"""Block-level strategies on a model: by its declaration, or through its extractor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.cache.extractors import ExtractedRegion, has_extractor
+from omnireuse.diffusion.cache.extracted import ExtractedRegion
+from omnireuse.diffusion.cache.teacache.extractors import has_extractor
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.runtime.session import denoisers_of

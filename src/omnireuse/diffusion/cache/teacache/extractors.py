@@ -6,25 +6,18 @@ need none, they are served by declaration (`omnireuse.diffusion.adapters`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import torch
 
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, measures
-from omnireuse.diffusion.reuse.runtime.run import Run
-from omnireuse.diffusion.reuse.runtime.track import layout_of
-from omnireuse.diffusion.reuse.runtime.verdict import Verdict, magnitudes
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
-from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
 
-__all__ = ["CacheContext", "ExtractedRegion", "Extractor", "get_extractor", "register_extractor"]
+__all__ = ["CacheContext", "Extractor", "get_extractor", "has_extractor", "register_extractor"]
 
 
-@dataclass(kw_only=True)
+@dataclass
 class CacheContext:
     """One forward, taken apart.
 
@@ -32,8 +25,8 @@ class CacheContext:
         modulated_input: the tensor compared between steps.
         hidden_states: the stream before the blocks, batch first.
         encoder_hidden_states: the second stream before the blocks, or None.
-        temb: the time embedding.
-        run_transformer_blocks: runs the blocks; returns (hidden,) or (hidden, encoder).
+        temb: the time embedding; its batch size may differ, since some models double it.
+        run_transformer_blocks: runs the blocks; returns hidden, (hidden,) or (hidden, encoder).
         postprocess: the model's output layers: hidden → model output.
         extra_states: whatever else the extractor carries along.
     """
@@ -42,7 +35,7 @@ class CacheContext:
     hidden_states: torch.Tensor
     encoder_hidden_states: torch.Tensor | None
     temb: torch.Tensor
-    run_transformer_blocks: Callable[[], tuple[torch.Tensor, ...]]
+    run_transformer_blocks: Callable[[], torch.Tensor | tuple[torch.Tensor | None, ...]]
     postprocess: Callable[[torch.Tensor], Any]
     extra_states: dict[str, Any] | None = None
 
@@ -54,7 +47,8 @@ class CacheContext:
 
         Raises:
             WrongTypeError: a field of the wrong type.
-            ConfigError: tensors that disagree in batch size or device, are empty, 0-dimensional or not finite.
+            ConfigError: tensors that disagree in batch size (`temb` aside) or device, are empty, 0-dimensional or not
+                finite.
             StateError: with `run_blocks`, blocks or output layers that fail or return something else than declared.
         """
         tensors = {"modulated_input": self.modulated_input, "hidden_states": self.hidden_states, "temb": self.temb}
@@ -78,7 +72,7 @@ class CacheContext:
                     f"CacheContext.{name} must be on the device of hidden_states, {self.hidden_states.device}, "
                     f"got {value.device}"
                 )
-            if value.shape[0] != self.hidden_states.shape[0]:
+            if name != "temb" and value.shape[0] != self.hidden_states.shape[0]:
                 raise ConfigError(
                     f"CacheContext.{name} must have the batch size of hidden_states, {self.hidden_states.shape[0]}, "
                     f"got {value.shape[0]}"
@@ -87,21 +81,42 @@ class CacheContext:
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise ConfigError(f"CacheContext.{name} must be finite")
         if run_blocks:
-            self._invoke()
+            self._try_out()
 
-    def _invoke(self) -> None:
-        expected = 1 if self.encoder_hidden_states is None else 2
+    def computed_streams(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the blocks: hidden states and encoder states behind them, the latter None where they return none.
+
+        Raises:
+            StateError: they return anything but hidden, (hidden,) or (hidden, encoder).
+        """
+        given = self.run_transformer_blocks()
+        streams = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+        hidden, encoder = (*streams, None)[:2] if 1 <= len(streams) <= 2 else (None, None)
+        if not isinstance(hidden, torch.Tensor) or not isinstance(encoder, (torch.Tensor, type(None))):
+            shown = f"({', '.join(type(each).__name__ for each in streams)})"
+            raise StateError(
+                "CacheContext.run_transformer_blocks must return hidden states, alone or followed by encoder states, "
+                f"as tensors; got {shown}"
+            )
+        if encoder is not None and self.encoder_hidden_states is None:
+            raise StateError(
+                "CacheContext.run_transformer_blocks returned encoder states, but encoder_hidden_states is None; set "
+                "it to the encoder states before the blocks, or return the hidden states alone"
+            )
+        return hidden, encoder
+
+    def _try_out(self) -> None:
         try:
-            streams = self.run_transformer_blocks()
-            self.postprocess(streams[0])
+            hidden, _ = self.computed_streams()
+            self.postprocess(hidden)
+        except StateError:
+            raise
         except Exception as error:
             raise StateError(f"CacheContext: its callables failed when tried out: {error}") from error
-        if not isinstance(streams, tuple) or len(streams) != expected:
-            raise StateError(f"CacheContext.run_transformer_blocks must return a tuple of {expected} tensors")
-        if streams[0].shape != self.hidden_states.shape:
+        if hidden.shape != self.hidden_states.shape:
             raise StateError(
                 "CacheContext.run_transformer_blocks must keep the shape of hidden_states, "
-                f"{tuple(self.hidden_states.shape)}, got {tuple(streams[0].shape)}"
+                f"{tuple(self.hidden_states.shape)}, got {tuple(hidden.shape)}"
             )
 
 
@@ -136,50 +151,3 @@ def get_extractor(transformer_type: str) -> Extractor:
 def has_extractor(transformer_type: str) -> bool:
     """Whether an extractor was registered for a class name."""
     return transformer_type in _EXTRACTORS
-
-
-class ExtractedRegion:
-    """Region `blocks` on models that extractors take apart. The first context of each denoiser is validated."""
-
-    def __init__(self, strategy: Strategy, emit: Emit, denoisers: Sequence[torch.nn.Module]) -> None:
-        self._strategy = strategy
-        self._emit = emit
-        self._extractors = [get_extractor(type(unwrapped(denoiser)).__name__) for denoiser in denoisers]
-        self._unseen = set(range(len(denoisers)))
-
-    def call(self, call: DenoiserCall) -> Any:
-        """The output, with the blocks run or their stored residual added to the streams before them."""
-        started = perf_counter()
-        context = self._extractors[call.denoiser](unwrapped(call.module), *call.args, **call.kwargs)
-        if call.denoiser in self._unseen:
-            context.validate()
-            self._unseen.discard(call.denoiser)
-        streams = [context.hidden_states]
-        if context.encoder_hidden_states is not None:
-            streams.append(context.encoder_hidden_states)
-        watch = context.modulated_input if self._strategy.chosen_signal == "modulated_input" else None
-        key = (call.denoiser, call.branch)
-        verdict = Verdict(call.run, key, call.branch, call.order, watch, layout_of(*call.tensors, *streams))
-        residual = self._strategy.chosen_quantity == "residual"
-        if verdict.reuse:
-            values = verdict.foretell()
-            hidden = streams[0] + values[0] if residual else values[0].clone()
-        else:
-            entries = [stream.clone() for stream in streams]
-            started = perf_counter()
-            results = context.run_transformer_blocks()
-            verdict.host_seconds -= perf_counter() - started
-            pairs = list(zip(results, entries, strict=True))
-            values = [after - before if residual else after.clone() for after, before in pairs]
-            verdict.learn(values, lambda: magnitudes(values), measures(self._strategy, values[0]))
-            hidden = results[0]
-        verdict.host_seconds += perf_counter() - started
-        self._emit(verdict.conclude())
-        return context.postprocess(hidden)
-
-    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """The output as it is: this region has done its work in the call."""
-        return output
-
-    def undo(self) -> None:
-        """Nothing stands between objects."""

@@ -1,4 +1,4 @@
-"""Published figures for known checkpoints, with their sources: borrowed, not measured here."""
+"""Published coefficients and ratios for known checkpoints, with their sources. None of them was measured here."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-__all__ = ["borrowed_rows", "checkpoint_of", "choose_row"]
+__all__ = ["checkpoint_of", "choose_row", "published_rows"]
 
 logger = logging.getLogger("omnireuse")
 
 
 @cache
-def borrowed_rows(table: str) -> tuple[dict[str, Any], ...]:
+def published_rows(table: str) -> tuple[dict[str, Any], ...]:
     """The rows of a shipped table: "teacache_coefficients" or "magcache_ratios"."""
     text = resources.files("omnireuse.diffusion.cache").joinpath(f"data/{table}.json").read_text("utf-8")
     return tuple(json.loads(text)["rows"])
@@ -33,7 +33,7 @@ def choose_row(rows: Sequence[dict[str, Any]], checkpoint: str) -> dict[str, Any
     if named:
         return max(named, key=lambda row: len(row["checkpoint"].split(" (")[0]))
     row = rows[0]
-    logger.info("borrowing the figures published for %s (%s)", row["checkpoint"], row["source"])
+    logger.info("taking the figures published for %s (%s)", row["checkpoint"], row["source"])
     return row
 
 

@@ -1,0 +1,88 @@
+"""TeaCache's options on one model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from omnireuse.diffusion.adapters import BLOCK_STACKS
+from omnireuse.diffusion.cache.published import choose_row, published_rows
+from omnireuse.diffusion.reuse.policies import TeaCache
+from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.diffusion.reuse.validation import check_finite_list
+from omnireuse.errors import UnknownNameError
+
+__all__ = ["TeaCacheConfig", "published_coefficients"]
+
+LONGEST_REUSE = 10
+CALIBRATE = (
+    "to calibrate: generate with enable(pipe, policy='never', region='blocks', signal='modulated_input') and pass "
+    "fit_tea_cache(handle.events) as coefficients"
+)
+
+
+@dataclass(frozen=True)
+class TeaCacheConfig:
+    """TeaCache on one model.
+
+    Args:
+        rel_l1_thresh: accumulated relative L1 change at which a step computes, finite and > 0. Raising it reuses
+            more; the paper's models gave about 1.5x at 0.2 with minimal loss, 1.8x at 0.4, 2.0x at 0.6 with a loss
+            one sees.
+        coefficients: exactly five finite numbers, highest power first; None takes the published ones for
+            `transformer_type`.
+        transformer_type: class name of the denoiser.
+
+    Raises:
+        ConfigError: a threshold or coefficients out of range.
+        UnknownNameError: no coefficients, and none published for this type.
+    """
+
+    rel_l1_thresh: float = 0.2
+    # A list is read back as a list, and has no hash.
+    coefficients: Sequence[float] | None = field(default=None, hash=False)
+    transformer_type: str = "QwenImageTransformer2DModel"
+
+    def __post_init__(self) -> None:
+        given = self.coefficients
+        if given is None:
+            given = published_coefficients(self.transformer_type)
+        found = check_finite_list(self, "coefficients", given, length=5)
+        object.__setattr__(self, "coefficients", list(found) if isinstance(given, list) else found)
+        # The policy owns the ranges; a bad value is met at once.
+        _ = self.policy
+
+    @property
+    def policy(self) -> TeaCache:
+        """The policy with these settings."""
+        assert self.coefficients is not None
+        return TeaCache(rel_l1_thresh=self.rel_l1_thresh, coefficients=tuple(self.coefficients))
+
+    @property
+    def strategy(self) -> Strategy:
+        """The whole step cache: the block stack's residual is held while the modulated input changes little.
+
+        A polynomial that is flat somewhere would let reuse go on for ever there; ten steps in a row are the bound.
+        """
+        return Strategy(policy=self.policy, region="blocks", max_consecutive=LONGEST_REUSE)
+
+
+def published_coefficients(transformer_type: str, checkpoint: str = "") -> tuple[float, ...]:
+    """Coefficients that others fitted for a checkpoint of this class, on the signal that we watch.
+
+    Args:
+        transformer_type: class name of the denoiser.
+        checkpoint: name or path of the pipeline; where the table does not have it, the class's first row is taken.
+
+    Raises:
+        UnknownNameError: none published; the error lists the types and says how to calibrate.
+    """
+    table = published_rows("teacache_coefficients")
+    rows = [row for row in table if row["transformer_class"] == transformer_type]
+    stack = BLOCK_STACKS.get(transformer_type)
+    if stack is not None:
+        rows = [row for row in rows if row["signal"] == stack.signal_name]
+    if not rows:
+        known = {row["transformer_class"] for row in table}
+        raise UnknownNameError("transformer type for TeaCache coefficients", transformer_type, known, hint=CALIBRATE)
+    return tuple(choose_row(rows, checkpoint)["coefficients"])

@@ -1,0 +1,31 @@
+"""Packages whose names are imported when they are first used, so that importing the package stays light."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+__all__ = ["lazy_exports"]
+
+
+def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and the `__dir__` of a package with lazy names.
+
+    Args:
+        package: its name.
+        homes: for each exported name the module that defines it.
+    """
+
+    def get_attribute(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(homes[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def list_attributes() -> list[str]:
+        return sorted(homes)
+
+    return get_attribute, list_attributes
