@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from omnireuse.compare.catalogue import catalogue
 from omnireuse.compare.figure import save_figure
 from omnireuse.compare.methods import Method
+from omnireuse.compare.pipelines import check_extras, subjects_of
 from omnireuse.compare.record import FILE, Record, merged
 from omnireuse.compare.run import compare
-from omnireuse.compare.subject import GUIDANCE, Subject, guided_call
+from omnireuse.compare.subject import Subject
 from omnireuse.compare.table import case_table, targets_table
+from omnireuse.diffusion.reuse.runtime.placement import describe
 from omnireuse.errors import ConfigError
+from omnireuse.pipelines.source import Source, function_named
 from omnireuse.report.pareto import Pareto, write_pareto
+from omnireuse.terminal import notes
 
 __all__ = ["compare_all", "read_prompts", "run_compare", "run_merge", "show"]
 
 
 def run_compare(
-    model: Path,
+    model: str | os.PathLike[str],
     prompts: Path,
     out: Path,
     console: Console,
@@ -36,13 +40,19 @@ def run_compare(
     seed: int = 0,
     timed: int = 0,
     batch_size: int = 1,
+    device: str | None = None,
+    dtype: str | None = None,
+    pictures: str | None = None,
     call: dict[str, Any] | None = None,
     command: str = "omnireuse compare",
 ) -> bool:
-    """Compare on the pipeline in `model` with the prompts of a file.
+    """Compare on a pipeline with the prompts of a file.
 
     Args:
+        model: folder, id on a hub, or ``package:function``.
         guidance: strengths of classifier-free guidance; empty for the pipeline's own.
+        device, dtype: as for `Source`.
+        pictures: ``package:function`` for what reads the pipeline's results; None where they are read as usual.
         call: further arguments of every call.
 
     Returns:
@@ -50,31 +60,26 @@ def run_compare(
 
     Raises:
         ConfigError: no pipeline there, no prompts, or no such method.
+        MissingExtraError: the report's libraries are not installed.
     """
+    check_extras()
     methods, texts = catalogue(profiles, only), read_prompts(prompts)
-    if not (model / "model_index.json").is_file():
-        raise ConfigError(f"compare({str(model)!r}): must be the folder of a diffusers pipeline with model_index.json")
-    from diffusers import DiffusionPipeline
-
-    with console.status(f"loading {model}"):
-        pipeline = DiffusionPipeline.from_pretrained(model)
-    pipeline.set_progress_bar_config(disable=True)
-
-    def subject(count: int, strength: float | None) -> Subject:
-        given = {} if strength is None else guided_call(pipeline, strength)
-        return Subject(
-            name=model.resolve().name,
-            pipeline=pipeline,
-            steps=count,
-            guidance=_own_guidance(pipeline, call or {}) if strength is None else strength,
-            prompts=texts,
+    source = Source(given=model, device=device, dtype=dtype, where="compare")
+    source.check()
+    as_pictures = None if pictures is None else function_named(pictures, "compare(--pictures")
+    with notes.status(f"loading {model}"):
+        subjects = subjects_of(
+            source,
+            texts,
+            steps=steps,
+            guidance=guidance,
+            call=call or {},
             seed=seed,
-            call={**(call or {}), **given},
             batch_size=batch_size,
+            as_pictures=as_pictures,
         )
-
-    strengths: Sequence[float | None] = guidance or [None]
-    subjects = [subject(count, strength) for count in steps for strength in strengths]
+    told = f"{describe(subjects[0].pipeline)}; {len(texts)} prompts, {len(methods)} methods"
+    notes.print(told, highlight=False, soft_wrap=True)
     return compare_all(subjects, methods, out, console, timed=timed, command=command)
 
 
@@ -97,6 +102,7 @@ def compare_all(
     try:
         with Progress(*columns, console=console, transient=True) as progress:
             for subject in subjects:
+                record.place(subject.pipeline)
                 compare(subject, methods, timed=timed, advance=_bar(progress, subject), save=record.keep)
     except KeyboardInterrupt:
         complete = False
@@ -154,10 +160,3 @@ def _bar(progress: Progress, subject: Subject) -> Callable[[str, int, int], None
         progress.update(task, description=words, completed=done, total=total or None)
 
     return advance
-
-
-def _own_guidance(pipeline: Any, call: dict[str, Any]) -> float:
-    """The strength of guidance that the pipeline samples with unless told otherwise."""
-    known = inspect.signature(type(pipeline).__call__).parameters
-    name = next((name for name in GUIDANCE if name in known), None)
-    return 1.0 if name is None else float(call.get(name, known[name].default))

@@ -9,9 +9,11 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import omnireuse
 from omnireuse.compare.front import targets
+from omnireuse.diffusion.reuse.runtime.placement import device_of, dtype_of
 from omnireuse.errors import ConfigError
 from omnireuse.report.pareto import Case, Pareto, Point, read_pareto, write_pareto
 
@@ -28,6 +30,11 @@ class Record:
         self.path = folder / FILE
         self._command, self._created = command, datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._cases: dict[tuple[str, int, float], Case] = {}
+        self._place: dict[str, str] = {}
+
+    def place(self, pipeline: Any) -> None:
+        """Note where the pipeline computes, and in which precision; before the first case is kept."""
+        self._place = {"device": device_of(pipeline), "dtype": dtype_of(pipeline)}
 
     def keep(self, case: Case) -> None:
         """Take the newest state of a case, and write all."""
@@ -46,7 +53,7 @@ class Record:
         return Pareto(
             command=self._command,
             created=self._created,
-            environment=_environment(),
+            environment={**_environment(), **self._place},
             complete=complete,
             cases=tuple(self._cases.values()),
         )

@@ -112,7 +112,7 @@ class _Bench:
         return case
 
     def _run_in_full(self) -> FullRun:
-        pictures = self._batches(self._subject.steps)
+        pictures = self._batches(self._subject.steps, strict=True)
         self._work.reset()
         self._subject.pictures([0], self._subject.steps)
         if not self._work.flops:
@@ -122,8 +122,10 @@ class _Bench:
         calls = round(self._work.calls / self._subject.steps)
         return FullRun(pictures=tuple(pictures), flops=self._work.flops, calls_per_step=calls)
 
-    def _batches(self, steps: int, *, alone: bool = False, watch: Callable[[], None] | None = None) -> list[Picture]:
-        """All pictures; `watch` is called after every step of the first batch."""
+    def _batches(
+        self, steps: int, *, alone: bool = False, strict: bool = False, watch: Callable[[], None] | None = None
+    ) -> list[Picture]:
+        """All pictures; `watch` is called after every step of the first batch, where the pipeline tells its steps."""
         size = 1 if alone else self._subject.batch_size
         made: list[Picture] = []
         for start in range(0, len(self._numbers), size):
@@ -135,7 +137,7 @@ class _Bench:
                     return given
 
                 extra["callback_on_step_end"] = after_step
-            made.extend(self._subject.pictures(self._numbers[start : start + size], steps, **extra))
+            made.extend(self._subject.pictures(self._numbers[start : start + size], steps, strict=strict, **extra))
         return made
 
     def _point(self, method: Method, setting: Setting | Exception) -> Point:
@@ -244,7 +246,9 @@ class _Bench:
             ended = time.perf_counter()
             return given
 
-        told = {"callback_on_step_end": after_step} if self._subject.accepts("callback_on_step_end") else {}
+        told: dict[str, Any] = {}
+        if self._subject.accepts("callback_on_step_end"):
+            told["callback_on_step_end"] = after_step
         self._work.reset()
         start = time.perf_counter()
         self._subject.pictures([prompt], steps, **told)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
 from omnireuse.errors import ConfigError
+from omnireuse.pipelines.caller import Caller, without_bar
+from omnireuse.pipelines.pictures import Picture
+from omnireuse.pipelines.signature import Signature, is_modular, refuse_reserved
 
-__all__ = ["GUIDANCE", "Picture", "Subject", "guided_call"]
+__all__ = ["GUIDANCE", "Picture", "Subject", "guided_call", "own_guidance"]
 
 GUIDANCE = ("true_cfg_scale", "guidance_scale")
 """Names of the argument that sets guidance. Where a pipeline has both, the second is what a distilled model is told and
 costs no second branch."""
 
-Picture = NDArray[Any]
-"""An image (height, width, 3) or a clip (frames, height, width, 3), floats in 0..1."""
+SET_HERE = {
+    "num_inference_steps": "steps= says how many the full run has, and floors take fewer",
+    "callback_on_step_end": "what a method keeps is looked at after every step",
+}
+"""Arguments of the call that a comparison sets itself, beside those that are always set, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Subject:
 
     Args:
         name: for the record.
-        pipeline: a diffusers pipeline that makes images or clips.
+        pipeline: a pipeline that makes images or clips from prompts.
         steps: denoising steps of the full run.
         guidance: for the record; what sets it stands in `call`.
         prompts: not empty.
@@ -37,9 +38,12 @@ class Subject:
         call: arguments of every call beside prompt, steps and noise.
         checks: for each prompt, what tells which of its attributes a picture shows; empty where nothing can.
         batch_size: prompts a call, where a method decides nothing by what it sees.
+        as_pictures: from what the call returns to one array a prompt, (height, width, channels) in 0…1, a clip with its
+            frames first; None where the result is read as pipelines of diffusers return it.
 
     Raises:
-        ConfigError: no prompts, or another number of checks.
+        ConfigError: no prompts, another number of checks, or an argument of the call that is set here.
+        UnknownNameError: an argument that the call does not take.
     """
 
     name: str
@@ -51,6 +55,8 @@ class Subject:
     call: Mapping[str, Any] = field(default_factory=dict)
     checks: tuple[Callable[[Picture], Mapping[str, bool]], ...] = ()
     batch_size: int = 1
+    as_pictures: Callable[[Any], Any] | None = None
+    _caller: Caller = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.prompts:
@@ -59,42 +65,62 @@ class Subject:
             raise ConfigError(
                 f"Subject(checks): checks must be as many as the {len(self.prompts)} prompts, got {len(self.checks)}"
             )
-
-    def pictures(self, numbers: Sequence[int], steps: int, **extra: Any) -> list[Picture]:
-        """One picture for each of these prompts, all in one call."""
-        prompts: Any = [self.prompts[number] for number in numbers]
-        generators: Any = [torch.Generator().manual_seed(self.seed + number) for number in numbers]
-        call = {**self.call, **extra}
-        if len(numbers) == 1:
-            prompts, generators = prompts[0], generators[0]
-        else:
-            # Pipelines want a list beside a list.
-            listed = [name for name in call if name.startswith("negative_prompt") and isinstance(call[name], str)]
-            call |= {name: [call[name]] * len(numbers) for name in listed}
-        result = self.pipeline(
-            prompt=prompts, generator=generators, num_inference_steps=steps, output_type="np", **call
+        refuse_reserved("compare", self.call, **SET_HERE)
+        caller = Caller(
+            self.pipeline,
+            self.prompts,
+            seed=self.seed,
+            call=self.call,
+            batch_size=self.batch_size,
+            pictures=self.as_pictures,
         )
-        return [np.asarray(picture) for picture in next(iter(result.values()))]
+        object.__setattr__(self, "_caller", caller)
+
+    def pictures(self, numbers: Sequence[int], steps: int, *, strict: bool = False, **extra: Any) -> list[Picture]:
+        """One picture for each of these prompts, all in one call.
+
+        Args:
+            numbers: places of the prompts.
+            steps: of the run.
+            strict: whether values outside of 0…1 are refused, as they must be in the full run, or else clipped.
+            extra: arguments of this call alone.
+
+        Raises:
+            ConfigError: a result that cannot safely be read as pictures.
+        """
+        with without_bar(self.pipeline):
+            return self._caller.pictures(numbers, strict=strict, num_inference_steps=steps, **extra)
 
     def accepts(self, argument: str) -> bool:
         """Whether the pipeline's call has an argument of this name."""
-        return argument in inspect.signature(type(self.pipeline).__call__).parameters
+        return argument in self._caller.signature.defaults
 
 
 def guided_call(pipeline: Any, guidance: float) -> dict[str, Any]:
     """The arguments that sample with classifier-free guidance of this strength; 1 is none.
 
     Raises:
-        ConfigError: a pipeline that takes no guidance.
+        ConfigError: a pipeline whose call takes no guidance.
     """
-    known = inspect.signature(type(pipeline).__call__).parameters
+    known = Signature.of(pipeline).defaults
     name = next((name for name in GUIDANCE if name in known), None)
     if name is None:
+        remedy = "set its guider instead, and leave guidance out" if is_modular(pipeline) else "leave guidance out"
         raise ConfigError(
             f"compare(guidance={guidance:g}): {type(pipeline).__name__} takes neither {' nor '.join(GUIDANCE)}; "
-            "leave guidance out"
+            f"{remedy}"
         )
     call: dict[str, Any] = {name: guidance}
     if "negative_prompt" in known and guidance > 1.0:
         call["negative_prompt"] = ""
     return call
+
+
+def own_guidance(pipeline: Any, call: Mapping[str, Any]) -> float:
+    """The strength of guidance that the pipeline samples with unless told otherwise; 1 where it does not say."""
+    defaults = Signature.of(pipeline).defaults
+    name = next((name for name in GUIDANCE if name in defaults), None)
+    found = getattr(getattr(pipeline, "guider", None), "guidance_scale", 1.0)
+    if name is not None:
+        found = call.get(name, defaults[name])
+    return float(found) if isinstance(found, (int, float)) else 1.0

@@ -99,20 +99,20 @@ class Caller:
 def without_bar(pipeline: Any) -> Iterator[None]:
     """Without the progress bar that diffusers shows of every run; its settings are as before afterwards."""
     name = "_progress_bar_config"
-    before = [(vars(each), vars(each).get(name)) for each in _with_bars(pipeline)]
+    before = [(each, vars(each).get(name)) for each in _with_bars(pipeline)]
     try:
-        if before:
-            pipeline.set_progress_bar_config(**{**(before[0][1] or {}), "disable": True})
+        for each, settings in before:
+            each.set_progress_bar_config(**{**(settings or {}), "disable": True})
         yield
     finally:
-        for attributes, settings in before:
-            attributes.pop(name, None)
+        for each, settings in before:
+            vars(each).pop(name, None)
             if settings is not None:
-                attributes[name] = settings
+                vars(each)[name] = settings
 
 
 def _with_bars(holder: Any) -> Iterator[Any]:
-    """The pipeline, or the blocks of a modular one that show bars of their own."""
+    """The pipeline, and those blocks of a modular one that show bars, however deep."""
     if hasattr(holder, "set_progress_bar_config"):
         yield holder
     blocks = getattr(holder, "_blocks", holder)

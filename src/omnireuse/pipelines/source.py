@@ -85,6 +85,25 @@ class Source:
         """Whether a folder, a hub id or ``package:function`` was given."""
         return isinstance(self.given, (str, os.PathLike))
 
+    def check(self) -> None:
+        """Refuse, without loading anything, what cannot be loaded.
+
+        Raises:
+            ConfigError: no such folder and no id, or no such function.
+        """
+        if not self.is_path:
+            return
+        if _function_name(str(self.given)):
+            function_named(str(self.given), f"{self.where}(pipeline")
+        else:
+            check_place(str(self.given), self.where)
+
+    def name(self, pipeline: Any) -> str:
+        """What a record calls it: the last part of the folder or id, else the class of the loaded pipeline."""
+        if self.is_path and not _function_name(str(self.given)):
+            return Path(self.given).resolve().name
+        return type(pipeline).__name__
+
     def load(self) -> Any:
         """The pipeline, ready to be called.
 
@@ -95,7 +114,7 @@ class Source:
             return self.given
         if self.is_path and not _function_name(str(self.given)):
             return self._from_pretrained(str(self.given))
-        make = function_named(str(self.given), f"{self.where}(pipeline)") if self.is_path else self.given
+        make = function_named(str(self.given), f"{self.where}(pipeline") if self.is_path else self.given
         pipeline = make()
         if self.device is not None or self.dtype is not None:
             if not hasattr(pipeline, "to"):
@@ -179,7 +198,7 @@ def function_named(name: str, where: str) -> Callable[..., Any]:
     """
     module, _, function = name.partition(":")
     if not _function_name(name):
-        raise ConfigError(f"{where}={name!r}: must be package:function, such as my_package.pipelines:load")
+        raise ConfigError(f"{where}={name!r}): must be package:function, such as my_package.pipelines:load")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -188,8 +207,8 @@ def function_named(name: str, where: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise ConfigError(f"{where}={name!r}: there is no module {error.name!r} here; looked in {here} too") from error
+        raise ConfigError(f"{where}={name!r}): there is no module {error.name!r} here; looked in {here} too") from error
     made = getattr(found, function, None)
     if not callable(made):
-        raise ConfigError(f"{where}={name!r}: {module} has no function {function!r}")
+        raise ConfigError(f"{where}={name!r}): {module} has no function {function!r}")
     return made  # type: ignore[no-any-return]  # whatever the module holds

@@ -102,8 +102,12 @@ class Judge:
 
     def content(self) -> str:
         """Digest of the pipeline with all its weights: equal in every process that has loaded the same."""
-        public = {name: part for name, part in vars(self._pipeline).items() if not name.startswith("_")}
-        return content_fingerprint(dict(getattr(self._pipeline, "components", public)))
+        try:
+            parts = dict(self._pipeline.components)
+        except (AttributeError, ValueError):
+            # No pipeline of diffusers, or one whose constructor does not name its parts.
+            parts = {name: part for name, part in vars(self._pipeline).items() if not name.startswith("_")}
+        return content_fingerprint(parts)
 
     def full_run(self, batch: range, record: bool, keep_path: bool) -> FullRun:
         """Run the prompts of these places in full, in one call.

@@ -12,11 +12,10 @@ __all__ = ["describe", "device_of", "dtype_of"]
 
 
 def device_of(pipeline: Any) -> str:
-    """The device that its denoiser computes on, as offloading leaves it."""
-    device = getattr(pipeline, "_execution_device", None)
-    if not isinstance(device, torch.device):
-        device = next((each.device for each in denoisers_of(pipeline)[0].parameters()), torch.device("cpu"))
-    return str(device)
+    """The device that its denoiser computes on; under accelerate's offloading not where its weights lie."""
+    denoiser = denoisers_of(pipeline)[0]
+    hooked = getattr(getattr(denoiser, "_hf_hook", None), "execution_device", None)
+    return str(hooked or next((each.device for each in denoiser.parameters()), "cpu"))
 
 
 def dtype_of(pipeline: Any) -> str:

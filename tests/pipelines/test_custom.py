@@ -1,0 +1,224 @@
+"""Pipelines with other arguments and results than those of diffusers are calibrated and compared, end to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import omnireuse
+from omnireuse.compare.pipelines import compare_pipeline
+from omnireuse.errors import ConfigError, StateError, UnknownNameError
+
+from .custom import Bare, Custom, Denoiser, InTuple, Noisy, Signed, unsigned
+
+PROMPTS = ["a circle", "a square", "a cross", "a ring"]
+KINDS: list[tuple[type[Any], dict[str, Any]]] = [
+    (Bare, {}),
+    (InTuple, {}),
+    (Noisy, {}),
+    (Signed, {"pictures": unsigned}),
+]
+FLUX = {"height": 64, "width": 64, "max_sequence_length": 20}
+
+
+def calibrated(pipeline: Any, **given: Any) -> omnireuse.Profile:
+    asked = {"steps": 6, "computed_steps": [3, 4], "evaluations": 3, "progress": False}
+    return omnireuse.calibrate(pipeline, PROMPTS, **{**asked, **given})
+
+
+def compared(pipeline: Any, out: Path, **given: Any) -> dict[str, list[Any]]:
+    asked = {"steps": 6, "only": ["fewer-steps", "default"], "progress": False, "out": out}
+    pareto = compare_pipeline(pipeline, PROMPTS[:2], **{**asked, **given})
+    assert (out / "compare.json").is_file()
+    assert pareto.environment["device"] == "cpu"
+    (case,) = pareto.cases
+    assert not [point.error for point in case.points if point.error]
+    return {
+        method: [point for point in case.points if point.method == method]
+        for method in {point.method for point in case.points}
+    }
+
+
+@pytest.mark.parametrize(("kind", "given"), KINDS)
+def test_a_custom_pipeline_is_calibrated_and_its_profile_used(kind: type[Any], given: dict[str, Any]) -> None:
+    pipeline = kind()
+    profile = calibrated(pipeline, **given)
+    assert sorted(profile.plans) == [3, 4]
+    assert profile.model == "Denoiser"
+    assert 20 < profile.plans[3].psnr < 100
+    with omnireuse.enable(pipeline, profile=profile, computed_steps=3) as handle:
+        pipeline(PROMPTS[0], num_inference_steps=6)
+    assert handle.summary().computed_steps == 3
+
+
+@pytest.mark.parametrize(("kind", "given"), KINDS)
+def test_a_custom_pipeline_is_compared(kind: type[Any], given: dict[str, Any], tmp_path: Path) -> None:
+    points = compared(kind(), tmp_path, **given)
+    assert [round(point.computed_steps) for point in points["fewer uniform steps"]] == [4, 3, 2]
+    (ours,) = points["omnireuse, default"]
+    assert 20 < ours.psnr.mean <= 100
+
+
+def test_all_custom_pipelines_make_the_same_pictures() -> None:
+    # They differ in what they take and return alone.
+    worth = [calibrated(kind(), **given).plans[3].psnr for kind, given in KINDS]
+    assert worth == pytest.approx([worth[0]] * 4, abs=1e-4)
+
+
+def test_only_arguments_that_the_call_takes_are_passed() -> None:
+    pipeline = Bare()
+    calibrated(pipeline, computed_steps=[3], evaluations=1)
+    assert {seen["steps"] for seen in pipeline.seen} == {6}
+    assert all(isinstance(seen["generator"], torch.Generator) for seen in pipeline.seen)
+    with pytest.raises(UnknownNameError, match="unknown argument of Bare 'height'"):
+        calibrated(Bare(), height=16)
+
+
+def test_a_pipeline_without_generator_leaves_the_seed_of_torch_alone() -> None:
+    pipeline = Noisy()
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    calibrated(pipeline, computed_steps=[3], evaluations=1)
+    assert torch.equal(torch.rand(3), expected)
+    with pytest.raises(ConfigError, match=r"takes no generator.*batch_size must be 1, got 2"):
+        calibrated(Noisy(), batch_size=2)
+
+
+@pytest.mark.parametrize("run", [calibrated, lambda pipeline: compared(pipeline, Path("unused"))])
+def test_values_that_are_not_safely_pictures_are_refused_at_the_first_run(run: Any) -> None:
+    pipeline = Signed()
+    with pytest.raises(ConfigError, match=r"with values from -0\.\d+ to 0\.\d+ instead of 0…1; give pictures="):
+        run(pipeline)
+    assert len(pipeline.seen) == 1
+    omnireuse.enable(pipeline).disable()
+
+
+class Latents(Bare):
+    def _result(self, images: torch.Tensor) -> Any:
+        return torch.cat([images, images[:, :1]], dim=1)
+
+
+class Nothing(Bare):
+    def _result(self, images: torch.Tensor) -> Any:
+        return {"seconds": 1.0}
+
+
+class TooFew(Bare):
+    def _result(self, images: torch.Tensor) -> Any:
+        return images[:1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        (Latents, r"Tensor of shape \(1, 4, 16, 16\), which is not safely read as pictures; give pictures="),
+        (Nothing, "dict with seconds, in which no pictures can be recognised; give pictures="),
+    ],
+)
+def test_results_that_are_no_pictures_are_refused(kind: type[Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        calibrated(kind())
+
+
+def test_another_number_of_pictures_than_prompts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="which is 1 pictures for 2 prompts"):
+        calibrated(TooFew(), batch_size=2)
+
+
+def test_a_pictures_function_that_returns_something_else_is_told() -> None:
+    with pytest.raises(ConfigError, match="Signed: pictures= returned NoneType"):
+        calibrated(Signed(), pictures=lambda _: None)
+
+
+def test_a_pipeline_that_takes_no_prompt_is_told() -> None:
+    class Unprompted(Custom):
+        def __call__(self, label: int, num_inference_steps: int = 50) -> Any:
+            return label
+
+    with pytest.raises(ConfigError, match="Unprompted: its call must take prompt, but it takes label, num_inference"):
+        calibrated(Unprompted())
+
+
+def test_a_pipeline_that_names_no_parts_keeps_a_journal(tmp_path: Path) -> None:
+    class Careless(Bare):
+        def __init__(self) -> None:
+            super().__init__(Denoiser())
+
+    # Its `components` is an error that prints all its JSON.
+    calibrated(Careless(), computed_steps=[3], evaluations=1, journal=tmp_path / "journal")
+    assert (tmp_path / "journal").is_file()
+
+
+def test_num_inference_steps_is_another_name_of_steps() -> None:
+    one, other = calibrated(Bare()), calibrated(Bare(), steps=None, num_inference_steps=6)
+    assert one == other
+
+
+def test_a_modular_pipeline_is_calibrated_and_compared(
+    modular: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    profile = calibrated(modular, computed_steps=[3], evaluations=2, **FLUX)
+    assert profile.model == "FluxTransformer2DModel"
+    assert 15 < profile.plans[3].psnr < 100
+    points = compared(modular, tmp_path, **FLUX)
+    assert [round(point.computed_steps) for point in points["fewer uniform steps"]] == [4, 3, 2]
+    assert points["omnireuse, default"][0].psnr.mean > 15
+    assert "it/s" not in capfd.readouterr().err, "its own bar is off meanwhile"
+    with pytest.raises(UnknownNameError, match="argument of FluxModularPipeline 'hight'; did you mean 'height'"):
+        calibrated(modular, hight=64)
+
+
+def test_guidance_of_a_pipeline_that_takes_none_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Bare takes neither true_cfg_scale nor guidance_scale; leave guidance out"):
+        compared(Bare(), tmp_path, guidance=3.0)
+
+
+def test_a_pipelines_own_bar_is_as_before_afterwards() -> None:
+    pipeline = Bare()
+    calibrated(pipeline, computed_steps=[3], evaluations=1)
+    assert not hasattr(pipeline, "_progress_bar_config")
+    pipeline.set_progress_bar_config(desc="mine")
+    calibrated(pipeline, computed_steps=[3], evaluations=1)
+    assert pipeline._progress_bar_config == {"desc": "mine"}
+
+
+@pytest.mark.parametrize("name", ["num_inference_steps", "callback_on_step_end", "generator", "output_type", "prompt"])
+def test_what_a_comparison_sets_itself_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, TypeError), match=name):
+        compared(Bare(), tmp_path, **{name: 5})
+
+
+def test_a_comparison_without_the_reports_libraries_is_refused_before_it_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from omnireuse.errors import MissingExtraError
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    pipeline = Bare()
+    with pytest.raises(MissingExtraError, match=r"omnireuse\[report\]"):
+        compare_pipeline(pipeline, PROMPTS, out=tmp_path)
+    assert not pipeline.seen
+
+
+def test_a_full_run_that_is_not_finite_is_told_whatever_the_pipeline_returns() -> None:
+    class Broken(Bare):
+        def _result(self, images: torch.Tensor) -> Any:
+            return images * np.nan
+
+    with pytest.raises(StateError, match="the full run of 'a circle' is not finite"):
+        calibrated(Broken())
+
+
+def test_the_bar_says_what_is_done_and_can_be_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+    calibrated(Bare(), progress=False)
+    assert capfd.readouterr().err == ""
+    calibrated(Bare(), progress=True)
+    shown = capfd.readouterr()
+    assert "Bare on cpu in float32; 6 steps, 3 prompts searched with, 1 held out" in shown.err
+    assert "done: 100%" in shown.err
+    assert shown.out == ""
