@@ -13,6 +13,7 @@ from rich.table import Table
 
 from bench._choices import FORECASTERS, STRATEGIES
 from bench._verdict import GAIN_UNGUIDED, LOSS_GUIDED, MOST_COMPUTED, grouped, verdicts
+from omnireuse.report.style import explain
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -117,7 +118,12 @@ def draw(record: dict[str, Any], path: Callable[[int], Path]) -> list[Path]:
         for panel in axes.flat:
             for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
-        figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4)
+        explain(
+            figure,
+            "Each panel is a strategy in one case, each line a forecaster over its settings: further left computes "
+            "less, higher is closer to the full run; a line above the dashed one is worth more than plain fewer steps.",
+        )
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
         drawn.append(path(rows[0]["steps"]))
         figure.savefig(drawn[-1], dpi=80)
         plt.close(figure)

@@ -19,12 +19,33 @@ def test_the_grid_holds_an_image_a_variant_and_prompt(tmp_path: Path) -> None:
     save_images(made, tmp_path)
     figure = grid_figure(made, tmp_path, rows=2)
     pictures = [image for axes in figure.axes for image in axes.get_images()]
-    assert len(pictures) == 2 * len(made.variants)
+    # The full run has no difference to itself.
+    assert len(pictures) == 2 * (2 * len(made.variants) - 1)
     # Two legend cells, and per row: 28 of the full run, 2 × 28 of each cache, 15 and 12 of the floors.
     assert sum(len(axes.patches) for axes in figure.axes) == 2 + 2 * (28 + 2 * 56 + 15 + 12)
+    words = " ".join(text.get_text() for text in figure.texts)
+    assert "Under each image: its steps from noise to picture, and its difference to the full run, 4 times" in words
+    assert "fewer steps (15)" in words
     save_figure(figure, tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as saved:
         assert saved.width > 1000
+
+
+def test_the_row_below_the_images_is_their_difference_to_the_full_run(tmp_path: Path) -> None:
+    made = comparison()
+    (tmp_path / "images").mkdir()
+    for level, variant in zip((100, 103, 90, 100, 180), made.variants, strict=True):
+        for number, sample in enumerate(variant.samples):
+            Image.new("RGB", (4, 4), (level, number, 0)).save(tmp_path / sample.image)
+    figure = grid_figure(made, tmp_path, rows=2)
+    pictures = [image for axes in figure.axes for image in axes.get_images()]
+    below = {image.axes.get_position().y0 for image in pictures}
+    assert len(below) == 4, "two rows for each prompt"
+    found = [
+        [int(image.get_array()[0, 0, 0]) for image in pictures if image.axes.get_position().y0 == height]
+        for height in sorted(below, reverse=True)
+    ]
+    assert found == [[100, 103, 90, 100, 180], [12, 40, 0, 255]] * 2
 
 
 def test_a_missing_image_is_named(tmp_path: Path) -> None:

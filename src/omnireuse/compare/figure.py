@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omnireuse.compare.front import front
 from omnireuse.errors import MissingExtraError
 from omnireuse.report.pareto import Case, Pareto, Point
-from omnireuse.report.style import LIGHT
+from omnireuse.report.style import LIGHT, explain
 
-__all__ = ["save_figure"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
+__all__ = ["comparison_figure", "save_figure"]
+
+DOTS = 130
+"""Pixels of an inch."""
 COLUMNS = 2
 DECIBELS = (18.0, 66.0)
 """What is drawn: below, pictures are others; above, nobody sees a difference."""
@@ -26,14 +31,32 @@ def save_figure(pareto: Pareto, path: Path) -> None:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
+    comparison_figure(pareto).savefig(path, dpi=DOTS)
+
+
+def comparison_figure(pareto: Pareto) -> Figure:
+    """A panel a case, with one legend for all.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("the figure of a comparison", "report") from error
+    low, high = DECIBELS
     cases = pareto.cases
     columns = min(COLUMNS, len(cases))
     rows = -(-len(cases) // columns)
     figure = Figure(figsize=(6.4 * columns + 3.0, 4.6 * rows + 0.3), layout="constrained", facecolor="white")
+    explain(
+        figure,
+        "Each line joins the settings of one method: further left computes less, higher is closer to the full run. "
+        f"Drawn is from {low:g} dB, below which the picture is another, to {high:g} dB, above which nobody sees a "
+        "difference.",
+        points=11,
+        share=6.4 * columns / figure.get_figwidth(),
+    )
     looks = _looks([point for case in cases for point in case.points])
     drawn: dict[str, Any] = {}
     for number, case in enumerate(cases):
@@ -42,7 +65,7 @@ def save_figure(pareto: Pareto, path: Path) -> None:
     # Ours first, as they are read first.
     order = [name for name in looks if name in drawn]
     figure.legend([drawn[name] for name in order], order, loc="outside right upper", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=130)
+    return figure
 
 
 def _panel(axes: Any, case: Case, looks: dict[str, dict[str, Any]], drawn: dict[str, Any]) -> None:
@@ -74,5 +97,9 @@ def _looks(points: list[Point]) -> dict[str, dict[str, Any]]:
     for family, style in styles.items():
         names = dict.fromkeys(point.method for point in points if point.family == family and point.error is None)
         for number, name in enumerate(names):
-            looks[name] = {**style, "color": colours[family][number % len(colours[family])]}
+            again, place = divmod(number, len(colours[family]))
+            looks[name] = {**style, "color": colours[family][place]}
+            if again:
+                # Colours are used up: the dashes tell the methods apart.
+                looks[name]["linestyle"] = (0, (5 - again, 1 + again))
     return looks

@@ -7,11 +7,11 @@ from itertools import cycle
 
 from omnireuse.errors import MissingExtraError
 from omnireuse.replay.run import BOUND, ORACLE, Score
-from omnireuse.report.style import LIGHT, quiet_axes
+from omnireuse.report.style import LIGHT, explain, quiet_axes
 
 try:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
+    from matplotlib.ticker import EngFormatter, NullLocator, PercentFormatter
 except ImportError as missing:
     raise MissingExtraError("the plot of a replay", "report") from missing
 
@@ -22,6 +22,11 @@ def hit_ratio_figure(title: str, scores: Sequence[Score], *, size: tuple[float, 
     """One line a policy over capacity; LRU's oracle dotted upon it, the bound above them all."""
     figure = Figure(figsize=size, layout="constrained", facecolor=LIGHT["card"])
     axes = figure.add_subplot()
+    explain(
+        figure,
+        "Each line is a policy: higher finds more of what is asked for in the cache, further right has more room; no "
+        "policy can enter the shaded part.",
+    )
     colours = cycle(LIGHT[tone] for tone in ("first", "highlight", "second", "third"))
     for policy in dict.fromkeys(score.policy for score in scores):
         own = [score for score in scores if score.policy == policy]
@@ -35,6 +40,9 @@ def hit_ratio_figure(title: str, scores: Sequence[Score], *, size: tuple[float, 
             axes.plot(x, y, color=next(colours), linewidth=1.8, marker="o", markersize=4, label=policy)
     axes.set_title(title, loc="left", fontsize=10.5, color=LIGHT["ink"])
     axes.set_xscale("log")
+    capacities = sorted({score.capacity for score in scores})
+    axes.set_xticks(capacities, [EngFormatter(places=0, sep="")(capacity) for capacity in capacities], minor=False)
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel("capacity, embeddings", color=LIGHT["muted"], fontsize=9.5)

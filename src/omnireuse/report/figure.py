@@ -10,12 +10,12 @@ from omnireuse.errors import MissingExtraError
 from omnireuse.report.clips import read_frames
 from omnireuse.report.metrics import IDENTICAL_DB
 from omnireuse.report.results import Comparison
-from omnireuse.report.style import LIGHT, decibels, quiet_axes, strip, tones
+from omnireuse.report.style import DIFFERENCE_GAIN, LIGHT, decibels, explain, quiet_axes, strip, tones
 
 try:
     import matplotlib as mpl
     from matplotlib.figure import Figure
-    from PIL import Image
+    from PIL import Image, ImageChops
 except ImportError as missing:
     raise MissingExtraError("a figure", "report") from missing
 
@@ -32,11 +32,16 @@ def save_figure(figure: Figure, target: Path | IO[bytes]) -> None:
 
 
 def quality_figure(comparison: Comparison, *, size: tuple[float, float] = (6.4, 4.4)) -> Figure:
-    """PSNR over computed steps; a line falls from each cache to the floor that spends the same."""
+    """PSNR over computed steps; a line falls from each cache to the run of fewer steps that spends the same."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained", facecolor=LIGHT["card"])
         axes = figure.add_subplot()
         axes.set_facecolor("none")
+        explain(
+            figure,
+            "Each dot is the mean over the prompts: further left computes less, higher is closer to the full run; a "
+            "line falls from each cache to plain fewer steps at the same compute.",
+        )
         tone = tones(comparison)
         place = {v.name: (v.computed_steps, min(v.psnr, IDENTICAL_DB)) for v in comparison.variants[1:]}
         caches = [variant for variant in comparison.variants if variant.role == "cache"]
@@ -69,7 +74,8 @@ def quality_figure(comparison: Comparison, *, size: tuple[float, float] = (6.4, 
 
 
 def grid_figure(comparison: Comparison, folder: Path, *, rows: int = 4) -> Figure:
-    """One row a prompt (the first `rows`), one column a variant, the decisions as a strip under each image.
+    """One column a variant, and for each prompt (the first `rows`) a row of images with the decisions as a strip, and a
+    row of their differences to the full run.
 
     A clip shows four of its frames, from the first to the last.
 
@@ -81,8 +87,13 @@ def grid_figure(comparison: Comparison, folder: Path, *, rows: int = 4) -> Figur
     columns = len(comparison.variants)
     with mpl.rc_context(_STYLE):
         width, head, cell, gap, caption = 0.6 + 1.75 * columns, 0.95, 1.55, 0.2, 0.32
-        row = cell + caption + 0.3
-        height = head + rows * row + 0.3
+        reading = textwrap.wrap(
+            "Under each image: its steps from noise to picture, and its difference to the full run, "
+            f"{DIFFERENCE_GAIN} times as bright; black is identical.",
+            int(width * 15.5),
+        )
+        row = 2 * cell + caption + 0.36
+        height = head + rows * row + 0.42 + 0.17 * len(reading)
         figure = Figure(figsize=(width, height), facecolor=LIGHT["paper"])
 
         def place(x: float, y: float, w: float, h: float) -> Any:
@@ -98,7 +109,7 @@ def grid_figure(comparison: Comparison, folder: Path, *, rows: int = 4) -> Figur
             x = left + column * (cell + gap)
             colour = LIGHT[tone[variant.name]]
             heavy = "bold" if variant.role != "floor" else "normal"
-            write(x, 0.42, variant.name, fontsize=10.5, weight=heavy, color=colour)
+            write(x, 0.42, variant.name, fontsize=10, weight=heavy, color=colour)
             steps = f"{variant.computed_steps:.3g} steps"
             quality = "" if variant.role == "reference" else f" · {decibels(variant.psnr)}"
             speed = "" if variant.role == "reference" else f" · {comparison.speedup(variant):.1f}×"
@@ -109,7 +120,16 @@ def grid_figure(comparison: Comparison, folder: Path, *, rows: int = 4) -> Figur
                     text = textwrap.shorten(comparison.prompts[number], 120, placeholder="…")
                     write(left, y + 0.02, text, fontsize=8.4, color=LIGHT["ink"])
                 y += 0.12
-                place(x, y, cell, cell).imshow(_pixels(folder / variant.samples[number].image), interpolation="nearest")
+                shown = _pixels(folder / variant.samples[number].image)
+                place(x, y, cell, cell).imshow(shown, interpolation="nearest")
+                below = y + cell + 0.25
+                full = _pixels(folder / comparison.reference.samples[number].image)
+                if column == 0:
+                    words = f"difference to\nthe full run, ×{DIFFERENCE_GAIN}"
+                    middle = {"ha": "center", "linespacing": 1.4}
+                    write(x + cell / 2, below + cell / 2, words, fontsize=8, color=LIGHT["muted"], **middle)
+                else:
+                    place(x, below, cell, cell).imshow(_difference(shown, full), interpolation="nearest")
                 branches = strip(variant, number)
                 for line, (_, cells) in enumerate(branches):
                     thick = 0.13 / len(branches)
@@ -118,12 +138,20 @@ def grid_figure(comparison: Comparison, folder: Path, *, rows: int = 4) -> Figur
                     axes.set_ylim(0, 1)
                     for index, (reused, _) in enumerate(cells):
                         axes.axvspan(index + 0.06, index + 0.94, color=LIGHT["line"] if reused else colour, linewidth=0)
+        foot = head + rows * row + 0.04
         for at, colour, text in ((0.0, "full", "computed step"), (1.25, "line", "reused step")):
-            axes = place(left + at, height - 0.36, 0.15, 0.1)
+            axes = place(left + at, foot, 0.15, 0.1)
             axes.axvspan(0, 1, color=LIGHT[colour], linewidth=0)
             axes.set_xlim(0, 1)
-            write(left + at + 0.22, height - 0.265, text, fontsize=7.6, color=LIGHT["muted"])
+            write(left + at + 0.22, foot + 0.095, text, fontsize=8, color=LIGHT["muted"])
+        for line, text in enumerate(reading):
+            write(left, foot + 0.32 + 0.17 * line, text, fontsize=8.4, color=LIGHT["ink"])
     return figure
+
+
+def _difference(image: Image.Image, full: Image.Image) -> Image.Image:
+    """|image − full| of every channel, `DIFFERENCE_GAIN` times as bright."""
+    return ImageChops.difference(image, full).point(lambda level: DIFFERENCE_GAIN * level)
 
 
 def _pixels(path: Path) -> Image.Image:

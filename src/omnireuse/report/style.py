@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import Any
 
 from omnireuse.report.results import Comparison, Variant
 
-__all__ = ["DARK", "DIFFERENCE_GAIN", "LIGHT", "decibels", "quiet_axes", "size", "strip", "tones"]
+__all__ = ["DARK", "DIFFERENCE_GAIN", "LIGHT", "decibels", "explain", "quiet_axes", "size", "strip", "tones"]
 
 DIFFERENCE_GAIN = 4
 """How many times as bright a difference to the full run is shown, since the pictures look alike."""
@@ -95,6 +96,18 @@ def size(count: int) -> str:
             break
         value, unit = value / 1024.0, larger
     return f"{value:.3g} {unit}"
+
+
+def explain(figure: Any, sentence: str, *, points: float = 9.5, share: float = 1.0) -> None:
+    """Write above the panels of a matplotlib figure how to read it; a constrained layout makes room for it.
+
+    Args:
+        points: size of the letters.
+        share: of the figure's width that the text may take, above 0.
+    """
+    # A letter is about half as wide as it is high, and an inch has 72 points.
+    letters = int(share * figure.get_figwidth() * 72 / (0.54 * points))
+    figure.suptitle(textwrap.fill(sentence, letters), x=0.01, ha="left", fontsize=points, color=LIGHT["ink"])
 
 
 def quiet_axes(axes: Any, *, grid: str = "y", labels: float = 9.5) -> None:

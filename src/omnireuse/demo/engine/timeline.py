@@ -6,7 +6,7 @@ from typing import Any
 
 from omnireuse.demo.engine.record import EngineComparison, EngineRun
 from omnireuse.errors import MissingExtraError
-from omnireuse.report.style import LIGHT, quiet_axes
+from omnireuse.report.style import LIGHT, explain, quiet_axes
 
 try:
     from matplotlib.figure import Figure
@@ -51,6 +51,11 @@ def timeline_figure(comparison: EngineComparison, *, row: float = 0.23) -> Figur
         for kind, (sign, tone, _) in _SIGNS.items()
         if any(kind in run.counts for run in runs)
     ]
+    explain(
+        figure,
+        "Each line is a request and each column a step of the engine: the upper panel computes everything, the lower "
+        "one reuses; the stronger the colour of a prefill, the more tokens it computes.",
+    )
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8.8)
     return figure
 
