@@ -73,7 +73,7 @@ class Measurements:
 
 
 def with_first_ratios(record: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The measurements of a profile of format 3, whose MagCache ratios begin at the second step, in those of format 4."""
+    """The measurements of a profile of format 3, whose MagCache ratios begin at the second step, as in format 4."""
     if record is None or record["mag_ratios"] is None:
         return record
     return record | {"mag_ratios": [[1.0, *branch] for branch in record["mag_ratios"]]}
