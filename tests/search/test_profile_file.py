@@ -78,9 +78,9 @@ COMMITTED = sorted((Path(__file__).parents[2] / "models").glob("*/profiles/*.jso
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
-def test_the_committed_profiles_are_of_this_format(path: Path) -> None:
+def test_the_committed_profiles_have_a_ratio_for_each_step(path: Path) -> None:
+    assert json.loads(path.read_text(encoding="utf-8"))["format"] == 4
     profile = Profile.load(path)
-    assert profile.as_text() == path.read_text(encoding="utf-8")
     assert profile.measured is not None
     assert profile.measured.mag_ratios is not None
     for branch in profile.measured.mag_ratios:

@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from omnireuse.diffusion.cache.selector import BACKENDS
 from omnireuse.diffusion.calibration.profile import Profile
-from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.forecasters import Blend, Forecaster
@@ -111,9 +110,8 @@ def enable(
             raise UnknownNameError(
                 "cache backend", backend, BACKENDS, hint="combinations go through policy=, forecaster=, region="
             )
-        config = DiffusionCacheConfig.from_dict(options)
-        BACKENDS[backend].check_options(options)
-        return BACKENDS[backend](config).open(pipeline, agreement)
+        chosen = BACKENDS[backend]
+        return chosen(chosen.config_of(options)).open(pipeline, agreement)
     if policy is None:
         if forecaster is not None or options:
             given = "forecaster" if forecaster is not None else next(iter(options))

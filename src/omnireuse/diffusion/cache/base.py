@@ -122,6 +122,21 @@ class StrategyBackend(CacheBackend):
             if name not in cls.options:
                 raise UnknownNameError(f"option of {cls.__name__}", name, cls.options)
 
+    @classmethod
+    def config_of(cls, options: Mapping[str, Any]) -> DiffusionCacheConfig:
+        """The config with these options, each of which somebody asked for by name: an order of TaylorSeer turns it on.
+
+        Raises:
+            ConfigError: an option out of range.
+            UnknownNameError: an option that this backend would ignore.
+        """
+        asked = dict(options)
+        if "taylorseer_order" in asked and "enable_taylorseer" in cls.options:
+            asked.setdefault("enable_taylorseer", True)
+        config = DiffusionCacheConfig.from_dict(asked)
+        cls.check_options(asked)
+        return config
+
     @abstractmethod
     def open(self, pipeline: Any, agreement: Agreement) -> Handle:
         """Enable the strategy on the pipeline."""

@@ -11,6 +11,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -38,8 +39,9 @@ _ABSENT = object()
 class CacheDiTBackend(StrategyBackend):
     """Reads the same fields as `DBCacheBackend`, and `force_refresh_step_hint` with its policy.
 
-    The handle counts what the library did, and its `strategy` is the native one with the same fields. The library does
-    not tell why it computed a step, how far off its forecasts are, or how many bytes it keeps.
+    The handle counts what the library did, and its `strategy` is the native one with the same fields, whose polynomial
+    is of order 3 at most. The library does not tell why it computed a step, how far off its forecasts are, or how many
+    bytes it keeps.
 
     Raises:
         MissingExtraError: the library is not installed.
@@ -60,9 +62,10 @@ class CacheDiTBackend(StrategyBackend):
                 "cache_dit(group=…): group must be None, because the library sums over all ranks by itself; "
                 "'db_cache' takes a group"
             )
+        nearest = replace(self.config, taylorseer_order=min(self.config.taylorseer_order, 3))
         return Handle(
             pipeline,
-            db_cache_strategy(self.config),
+            db_cache_strategy(nearest),
             name="cache_dit",
             region=lambda _strategy, emit, denoisers, _owner: _CacheDiTRegion(self.config, emit, denoisers),
             agreement=agreement,

@@ -31,7 +31,7 @@ def db_cache_strategy(config: DiffusionCacheConfig) -> Strategy:
         ConfigError: a forecast of a higher order than 3.
     """
     if config.enable_taylorseer and config.taylorseer_order > 3:
-        raise field_error(config, "taylorseer_order", "be 1, 2 or 3")
+        raise field_error(config, "taylorseer_order", "be 1, 2 or 3", do="'cache_dit' takes higher ones")
     policy: Policy = ResidualDiff(
         residual_diff_threshold=config.residual_diff_threshold,
         max_warmup_steps=config.max_warmup_steps,
