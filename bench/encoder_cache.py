@@ -28,7 +28,7 @@ import omnireuse
 from bench._common import new_table, write_record
 from bench._manager_speed import VLLM
 from omnireuse.errors import ConfigError
-from omnireuse.replay.command import bound_in_words, scores_table
+from omnireuse.replay.command import bound_in_words, scores_tables
 from omnireuse.replay.generate import KINDS, make_trace
 from omnireuse.replay.run import BOUND, replay
 
@@ -116,7 +116,8 @@ def hit_ratios(kind: str, num_accesses: int, console: Console) -> dict[str, Any]
     """Replay one made-up trace, with a mix of sizes."""
     trace = make_trace(kind, num_accesses=num_accesses, seed=0)
     scores = replay(trace)
-    console.print(scores_table(f"hit ratio, {kind}, by capacity in embeddings", scores, lambda score: score.hit_ratio))
+    for table in scores_tables(f"hit ratio, {kind}, by capacity in embeddings", scores, lambda score: score.hit_ratio):
+        console.print(table)
     console.print(f"{BOUND}: {bound_in_words(trace)}", soft_wrap=True, highlight=False)
     return {"bound": bound_in_words(trace), "scores": [asdict(score) for score in scores]}
 

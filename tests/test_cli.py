@@ -211,6 +211,16 @@ def test_report_of_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "No such file" in fails(capsys, "report", str(tmp_path / "results.json"))
 
 
+def test_a_file_that_cannot_be_used_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rebuild(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "page.html")
+
+    monkeypatch.setattr("omnireuse.report.files.rebuild", rebuild)
+    assert fails(capsys, "report", "x") == "error: page.html: Permission denied\n"
+
+
 def test_interrupt_before_anything_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

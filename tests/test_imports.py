@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "omnireuse"
 #: Layers from the bottom up. A module belongs to the longest name that it begins with and may import its own layer and
 #: those below it.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "lazy", "terminal"),
+    ("errors", "extras", "lazy", "loading", "terminal"),
     (
         "diffusion.reuse.policy",
         "diffusion.reuse.events",

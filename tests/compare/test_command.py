@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report.make import pareto
+from rich.console import Console
 
 import omnireuse
 from omnireuse.cli import main
@@ -14,6 +17,7 @@ from omnireuse.compare.catalogue import catalogue
 from omnireuse.compare.record import merged
 from omnireuse.compare.run import settings_of
 from omnireuse.compare.subject import Subject
+from omnireuse.compare.table import case_table
 from omnireuse.errors import ConfigError
 from omnireuse.reference.load import SAMPLING, find_image_pipeline
 from omnireuse.report.pareto import read_pareto, write_pareto
@@ -43,10 +47,52 @@ def test_a_comparison_writes_record_table_and_picture(
     assert case.full.attributes is None
     assert case.targets["db_over_best_floor_at_2x"] is not None
     assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
-    shown = capsys.readouterr().out
+    shown, notes = capsys.readouterr()
+    assert "Loading" not in notes, "the libraries are quiet while they load"
     assert "dB above the best without a cache, 2x fewer steps" in shown
     assert "omnireuse, default" in shown
     assert "fewer uniform steps" in shown
+
+
+def test_the_table_is_whole_at_eighty_columns() -> None:
+    made = pareto().cases[0]
+    long = replace(
+        made.points[0],
+        method="cache-dit DBCache + TaylorSeer",
+        settings={"residual_diff_threshold": 0.24, "max_continuous_cached_steps": 12, "steps": " ".join("0123456789")},
+    )
+    target = io.StringIO()
+    Console(file=target, width=80).print(case_table(replace(made, points=(*made.points, long))))
+    text = target.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    words = text.replace(",", " ").replace(";", " ").split()
+    for word in ("computed", "PSNR", "SSIM", "attributes", "speed-up", "loop", "KiB", "51.0", "0.900", "1.60×", "3072"):
+        assert word in words
+    for word in (
+        "residual_diff_threshold=0.24",
+        "max_continuous_cached_steps=12",
+        "49.0–53.0",
+        "DBCache",
+        "TaylorSeer",
+    ):
+        assert word in words
+    assert "no such block" in text
+    # What nobody measured takes no column.
+    bare = replace(made.points[0], attributes=None, speedup=None, loop_speedup=None)
+    target = io.StringIO()
+    Console(file=target, width=80).print(case_table(replace(made, points=(bare,))))
+    assert "attributes" not in target.getvalue()
+    assert "speed-up" not in target.getvalue()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("diffusers.DiffusionPipeline.from_pretrained", lambda *_: pytest.fail("work began"))
+    assert main([*asked, "--out", str(tmp_path / "file")]) == 2
+    assert "compare.json: cannot be written" in capsys.readouterr().err
 
 
 def test_ctrl_c_keeps_what_was_measured(
@@ -67,7 +113,7 @@ def test_ctrl_c_keeps_what_was_measured(
     pareto = read_pareto(tmp_path / "out" / "compare.json")
     assert not pareto.complete
     assert len(pareto.cases[0].points) == 2
-    assert "interrupted: what was measured is kept" in capsys.readouterr().out
+    assert "interrupted: what was measured is kept" in capsys.readouterr().err
 
 
 def test_parts_are_merged_and_the_questions_answered_anew(asked: list[str], tmp_path: Path) -> None:

@@ -44,6 +44,18 @@ def test_demo_and_report(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert (out / "report.html").read_text() == page
     assert (out / "report.png").is_file()
 
+    # Another demo in the same folder removes what this one has written, and nothing else.
+    of_the_second_prompt = [variant.samples[1].image for variant in made.variants]
+    assert all((out / name).is_file() for name in of_the_second_prompt)
+    others = (out / "notes.txt", out / "images" / "mine.png")
+    for path in others:
+        path.write_text("keep me")
+    arguments[arguments.index("--prompts") + 1] = "1"
+    assert main(["demo", *arguments]) == 0
+    assert len(read_results(out / "results.json").prompts) == 1
+    assert not [name for name in of_the_second_prompt if (out / name).exists()]
+    assert all(path.read_text() == "keep me" for path in others)
+
 
 def test_a_demo_of_clips(video_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("skimage")
@@ -59,6 +71,25 @@ def test_a_demo_of_clips(video_model: Path, tmp_path: Path, capsys: pytest.Captu
     assert len(read_frames(out / made.reference.samples[0].image)) == VIDEO_SAMPLING["num_frames"]
     page = (out / "report.html").read_text()
     assert page.count('<div class="frame clip"><img src="data:image/webp') == len(made.variants)
+
+
+def test_results_of_something_else_are_not_overwritten(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "load_quietly", lambda *_: pytest.fail("work began"))
+    (tmp_path / "results.json").write_text('{"mine": 1}')
+    assert main(["demo", "--model", str(model), "--out", str(tmp_path)]) == 2
+    assert "delete it, or name another folder" in capsys.readouterr().err
+    assert (tmp_path / "results.json").read_text() == '{"mine": 1}'
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "load_quietly", lambda *_: pytest.fail("work began"))
+    (tmp_path / "file").write_text("")
+    assert main(["demo", "--model", str(model), "--out", str(tmp_path / "file")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_the_same_seed_asks_for_the_same(model: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 from functools import cache
 from pathlib import Path
@@ -7,13 +8,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from omnireuse.cli import main
 from omnireuse.core.shared_encoder_cache.policies import POLICIES
 from omnireuse.errors import ConfigError, UnknownNameError
+from omnireuse.replay.command import scores_tables
 from omnireuse.replay.generate import make_trace
 from omnireuse.replay.oracles import interval_bound, lru_hits, min_hits
-from omnireuse.replay.run import BOUND, ORACLE, manager_hits, replay
+from omnireuse.replay.run import BOUND, ORACLE, Score, manager_hits, replay
 from omnireuse.replay.traces import Access, requests_of, write_trace
 
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 1, "e": 5, "f": 2, "g": 4, "h": 1}
@@ -142,6 +145,25 @@ def test_the_command_makes_and_replays(tmp_path: Path, capsys: pytest.CaptureFix
     assert record["accesses"] == 300
     assert len(record["scores"]) == 2 * (2 + 2)
     assert (out / "hit_ratio.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_tables_are_whole_at_eighty_columns() -> None:
+    capacities = [10**power for power in range(2, 10)]
+    scores = [
+        Score(policy=policy, capacity=capacity, hit_ratio=0.9, saved=0.987)
+        for policy in (*POLICIES, ORACLE, BOUND)
+        for capacity in capacities
+    ]
+    target = io.StringIO()
+    for table in scores_tables("share of encode time saved", scores, lambda score: score.saved):
+        Console(file=target, width=80).print(table)
+    text = target.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    words = text.split()
+    for word in (*(f"{capacity:,}" for capacity in capacities), *POLICIES):
+        assert word in words
+    assert words.count("98.7%") == len(scores)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_work_that_was_given_up_is_paid_for(tmp_path: Path) -> None:
 def test_a_journal_of_another_search_is_refused(tmp_path: Path) -> None:
     filled(tmp_path / "journal")
     with pytest.raises(
-        ConfigError, match=r"another search \(seed 0 instead of 1, size none instead of 64\); delete it"
+        ConfigError, match=r"another search \(seed 0 instead of 1, size none instead of 64\); delete it \(--fresh"
     ):
         Journal(tmp_path / "journal", {"steps": "8", "seed": "1", "size": "64"})
 

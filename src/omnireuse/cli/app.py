@@ -67,4 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OmniReuseError as error:
             print_error(str(error))
             return 2
+        except OSError as error:
+            print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+            return 2
     return status or 0

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from omnireuse.cli.options import Quiet, Verbose
 from omnireuse.cli.parsing import INTERRUPTED, json_object, whole_numbers
+from omnireuse.extras import check_extra
 
 __all__ = ["EXAMPLES", "run"]
 
@@ -51,13 +52,17 @@ def run(
             help="""Further arguments of the pipeline, as '{"true_cfg_scale": 6}'.""",
         ),
     ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew where an earlier search was interrupted.")] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
     """Search the best schedules for a pipeline on its own runs, and write them as a profile.
 
-    The same command again goes on with a search that was interrupted.
+    The same command again goes on with a search that was interrupted, unless
+    --fresh is given.
     """
+    if workers:
+        check_extra("omnireuse calibrate --workers", "ray")
     from omnireuse.search.command import run_calibrate
 
     profile = run_calibrate(
@@ -74,6 +79,7 @@ def run(
         fit_prompts=fit_prompts,
         workers=workers,
         seed=seed,
+        fresh=fresh,
         **(call or {}),
     )
     return 0 if profile.complete else INTERRUPTED

@@ -11,6 +11,7 @@ from rich.console import Console
 from omnireuse.cli.options import Quiet, Verbose
 from omnireuse.cli.parsing import INTERRUPTED, json_object
 from omnireuse.errors import ConfigError
+from omnireuse.extras import check_extra
 
 __all__ = ["EXAMPLES", "run"]
 
@@ -66,6 +67,7 @@ def run(
     The other caches are those of diffusers and of cache-dit. Options marked
     with "..." take several values.
     """
+    check_extra("omnireuse compare", "report")
     from omnireuse.compare.command import run_compare, run_merge
 
     if merge:

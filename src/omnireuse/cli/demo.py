@@ -11,6 +11,7 @@ from rich.console import Console
 from omnireuse.cli.options import Quiet, Verbose
 from omnireuse.cli.parsing import INTERRUPTED
 from omnireuse.demo.config import DemoConfig
+from omnireuse.extras import check_extra
 
 __all__ = ["EXAMPLES", "run"]
 
@@ -50,9 +51,11 @@ def run(
     """Compare the full run, caches and fewer steps on a reference pipeline.
 
     Shows a table, and writes the results, two pictures and a page to open
-    in a browser (report.html) to a folder.
+    in a browser (report.html) to a folder. Files of an earlier demo there are
+    removed.
     """
     config = DemoConfig(video=video, model=model, out=out, steps=steps, guidance=guidance, prompts=prompts, seed=seed)
+    check_extra("omnireuse demo", "report")
     from omnireuse.demo.command import run_demo
 
     return 0 if run_demo(config, Console()) else INTERRUPTED

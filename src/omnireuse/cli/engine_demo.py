@@ -10,6 +10,7 @@ from rich.console import Console
 
 from omnireuse.cli.options import Quiet, Verbose
 from omnireuse.demo.engine.config import EngineDemoConfig
+from omnireuse.extras import check_extra
 
 __all__ = ["EXAMPLES", "run"]
 
@@ -36,6 +37,7 @@ def run(
     The outputs must be the same: the exit status is 1 if they differ.
     """
     config = EngineDemoConfig(out=out, users=users, turns=turns, blocks=blocks, seed=seed)
+    check_extra("omnireuse engine-demo", "report")
     from omnireuse.demo.engine.command import run_engine_demo
 
     return 0 if run_engine_demo(config, Console()).identical else 1

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from omnireuse.cli.options import Quiet, Verbose
 from omnireuse.cli.parsing import names, whole_numbers
+from omnireuse.extras import check_extra
 from omnireuse.replay.config import ReplayConfig
 
 __all__ = ["EXAMPLES", "run"]
@@ -55,6 +56,8 @@ def run(
     config = ReplayConfig(
         trace=trace, capacity=capacity, policy=policy, out=out, make=make, accesses=accesses, seed=seed, size=size
     )
+    if make is None:
+        check_extra("omnireuse replay", "report")
     from omnireuse.replay.command import run_replay
 
     run_replay(config, Console())

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from omnireuse.cli.options import Quiet, Verbose
+from omnireuse.extras import check_extra
 
 __all__ = ["EXAMPLES", "run"]
 
@@ -31,6 +32,7 @@ def run(
 
     Takes the results of a demo, those of a comparison, or one file of each.
     """
+    check_extra("omnireuse report", "report")
     from omnireuse.report.files import rebuild
 
     for path in rebuild(files, out):

@@ -9,17 +9,20 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from omnireuse.compare.catalogue import catalogue
 from omnireuse.compare.figure import save_figure
 from omnireuse.compare.methods import Method
-from omnireuse.compare.pipelines import check_extras, subjects_of
+from omnireuse.compare.pipelines import subjects_of
 from omnireuse.compare.record import FILE, Record, merged
 from omnireuse.compare.run import compare
 from omnireuse.compare.subject import Subject
 from omnireuse.compare.table import case_table, targets_table
+from omnireuse.diffusion.calibration.profile_file import check_writable
 from omnireuse.diffusion.reuse.runtime.placement import describe
 from omnireuse.errors import ConfigError
+from omnireuse.extras import check_extra
 from omnireuse.pipelines.source import Source, function_named
 from omnireuse.report.pareto import Pareto, write_pareto
 from omnireuse.terminal import notes
@@ -62,8 +65,9 @@ def run_compare(
         ConfigError: no pipeline there, no prompts, or no such method.
         MissingExtraError: the report's libraries are not installed.
     """
-    check_extras()
+    check_extra("a comparison", "report")
     methods, texts = catalogue(profiles, only), read_prompts(prompts)
+    check_writable(out / FILE)
     source = Source(given=model, device=device, dtype=dtype, where="compare")
     source.check()
     as_pictures = None if pictures is None else function_named(pictures, "compare(--pictures")
@@ -98,15 +102,16 @@ def compare_all(
         Whether it ran to its end.
     """
     record, complete = Record(out, command), True
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    doing = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+    columns = (doing, BarColumn(12), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        with Progress(*columns, console=console, transient=True) as progress:
+        with Progress(*columns, console=notes, transient=True) as progress:
             for subject in subjects:
                 record.place(subject.pipeline)
                 compare(subject, methods, timed=timed, advance=_bar(progress, subject), save=record.keep)
     except KeyboardInterrupt:
         complete = False
-        console.print("interrupted: what was measured is kept")
+        notes.print("interrupted: what was measured is kept")
     pareto = record.finish(complete=complete)
     if pareto is not None:
         show(pareto, out, console)
@@ -119,8 +124,8 @@ def run_merge(paths: Sequence[Path], out: Path, console: Console) -> None:
     Raises:
         ConfigError: files that do not belong together.
     """
+    check_writable(out / FILE)
     pareto = merged(paths)
-    out.mkdir(parents=True, exist_ok=True)
     write_pareto(pareto, out / FILE)
     show(pareto, out, console)
 
@@ -156,7 +161,7 @@ def _bar(progress: Progress, subject: Subject) -> Callable[[str, int, int], None
     task = progress.add_task("", total=None)
 
     def advance(doing: str, done: int, total: int) -> None:
-        words = f"{subject.name}, {subject.steps} steps, guidance {subject.guidance:g}: {doing}"
+        words = f"{subject.steps} steps, guidance {subject.guidance:g}: {doing}"
         progress.update(task, description=words, completed=done, total=total or None)
 
     return advance

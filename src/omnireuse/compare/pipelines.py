@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -17,25 +16,13 @@ from omnireuse.compare.record import Record
 from omnireuse.compare.run import compare
 from omnireuse.compare.subject import SET_HERE, Subject, guided_call, own_guidance
 from omnireuse.diffusion.reuse.runtime.placement import describe
-from omnireuse.errors import ConfigError, MissingExtraError
+from omnireuse.errors import ConfigError
+from omnireuse.extras import check_extra
 from omnireuse.pipelines.signature import refuse_reserved
 from omnireuse.pipelines.source import Source
 from omnireuse.report.pareto import Pareto
 
-__all__ = ["check_extras", "compare_pipeline", "subjects_of"]
-
-NEEDED = ("matplotlib", "skimage")
-"""Modules without which a comparison would fail after its runs."""
-
-
-def check_extras() -> None:
-    """Find out before long work whether its figures can be made.
-
-    Raises:
-        MissingExtraError: the report's libraries are not installed.
-    """
-    if any(importlib.util.find_spec(name) is None for name in NEEDED):
-        raise MissingExtraError("a comparison", "report")
+__all__ = ["compare_pipeline", "subjects_of"]
 
 
 def compare_pipeline(
@@ -84,7 +71,7 @@ def compare_pipeline(
         MissingExtraError: the report's libraries are not installed.
         StateError: the pipeline did not come back as it was.
     """
-    check_extras()
+    check_extra("a comparison", "report")
     if isinstance(prompts, str):
         raise ConfigError("compare(prompts=…): prompts must be a list of texts, got one text")
     methods = catalogue([Path(path) for path in profiles], only)

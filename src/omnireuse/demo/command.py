@@ -12,12 +12,16 @@ from omnireuse.demo.config import DemoConfig
 from omnireuse.demo.reference import generator, load_quietly, tasks
 from omnireuse.demo.table import results_table
 from omnireuse.diffusion.calibration.profile import Profile
+from omnireuse.diffusion.calibration.profile_file import check_writable
+from omnireuse.errors import ConfigError
 from omnireuse.reference.case import CLIPS, IMAGES, Case
-from omnireuse.report.files import write_report
-from omnireuse.report.results import write_results
+from omnireuse.report.files import REPORT, write_report
+from omnireuse.report.results import read_results, write_results
+from omnireuse.terminal import notes
 
 __all__ = ["CACHES", "run_demo"]
 
+RESULTS = "results.json"
 #: What is compared on any model; the first is what the report is about.
 CACHES = (
     Cache(name="omnireuse default"),
@@ -42,6 +46,26 @@ def _caches(case: Case, folder: Path, config: DemoConfig) -> tuple[Cache, ...]:
     return (CACHES[0], *searched, *CACHES[1:2])
 
 
+def _written_before(out: Path) -> list[Path]:
+    """The files that an earlier demo has written to `out`, the results that name them last.
+
+    Raises:
+        ConfigError: results that are not of a demo; they would be overwritten.
+    """
+    results = out / RESULTS
+    if not results.exists():
+        return []
+    try:
+        earlier = read_results(results)
+    except ConfigError as error:
+        raise ConfigError(
+            f"demo(--out {str(out)!r}): {results} must be missing, or results that omnireuse demo has written; "
+            f"delete it, or name another folder ({error})"
+        ) from error
+    images = dict.fromkeys(sample.image for variant in earlier.variants for sample in variant.samples)
+    return [*(out / name for name in (*images, *REPORT)), results]
+
+
 def run_demo(config: DemoConfig, console: Console) -> bool:
     """Compare on the reference pipeline and write the results and their report to `config.out`.
 
@@ -49,16 +73,20 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
         Whether it ran to its end; False where an interrupt cut it short and the finished prompts were kept.
 
     Raises:
-        ConfigError: no pipeline where `config.model` says.
+        ConfigError: no pipeline where `config.model` says, or a folder that cannot be written to.
         KeyboardInterrupt: interrupted before anything could be kept.
     """
     case = CLIPS if config.video else IMAGES
     folder = case.find(config.model)
-    with console.status("loading the reference pipeline"):
+    earlier = _written_before(config.out)
+    check_writable(config.out / RESULTS)
+    with notes.status("loading the reference pipeline"):
         pipeline = load_quietly(case, folder)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=notes, transient=True) as progress:
         caches = _caches(case, folder, config)
+        for path in earlier:
+            path.unlink(missing_ok=True)
         bar = progress.add_task("warm-up: full", total=generations(config.prompts, len(caches)))
         comparison = compare(
             pipeline,
@@ -71,7 +99,7 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
             folder=config.out,
             advance=lambda name: progress.update(bar, advance=1, description=name),
         )
-    results = config.out / "results.json"
+    results = config.out / RESULTS
     write_results(comparison, results)
     written = write_report(comparison, config.out, config.out)
     console.print(results_table(comparison))

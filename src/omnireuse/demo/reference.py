@@ -8,23 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from omnireuse.demo.compare import Image, Task
+from omnireuse.loading import quiet_loading
 from omnireuse.reference.case import Case
 
 __all__ = ["generator", "load_quietly", "tasks"]
 
 
 def load_quietly(case: Case, folder: Path) -> Any:
-    """The pipeline in `folder`, without a word from the libraries that load it.
-
-    Their bars, and their warnings about an image processor that is not used here, are not about the demo.
-    """
-    import diffusers
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    diffusers.logging.disable_progress_bar()
-    pipeline = case.load(folder, local_files_only=True)
+    """The pipeline in `folder`, without messages of the libraries that load it; its own progress bar is off."""
+    with quiet_loading():
+        pipeline = case.load(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

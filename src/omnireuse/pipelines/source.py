@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from omnireuse.errors import ConfigError, UnknownNameError
+from omnireuse.loading import quiet_loading
 from omnireuse.pipelines.hub import why_not_loaded
 
 __all__ = ["Source", "function_named"]
@@ -134,7 +135,8 @@ class Source:
         # Its older name is deprecated, its newer one unknown to older versions.
         key = "dtype" if tuple(map(int, diffusers.__version__.split(".")[:2])) >= (0, 40) else "torch_dtype"
         try:
-            pipeline = diffusers.DiffusionPipeline.from_pretrained(name, **{key: self._dtype(device)})
+            with quiet_loading():
+                pipeline = diffusers.DiffusionPipeline.from_pretrained(name, **{key: self._dtype(device)})
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self.where}({name!r}): {why_not_loaded(name, error)}") from error
         pipeline.to(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,14 +12,19 @@ from rich.progress import Progress
 from rich.table import Table
 
 from omnireuse.core.shared_encoder_cache.policies import POLICIES
+from omnireuse.diffusion.calibration.profile_file import check_writable
 from omnireuse.replay.config import ReplayConfig
 from omnireuse.replay.figure import hit_ratio_figure
 from omnireuse.replay.generate import make_trace
 from omnireuse.replay.run import BOUND, ORACLE, Score, default_capacities, has_equal_sizes, replay
 from omnireuse.replay.traces import Access, read_trace, requests_of, write_trace
 from omnireuse.report.figure import save_figure
+from omnireuse.terminal import notes
 
-__all__ = ["bound_in_words", "run_replay", "scores_table"]
+__all__ = ["bound_in_words", "run_replay", "scores_tables"]
+
+COLUMNS = 5
+"""Capacities in one table, so that it fits a terminal of 80 columns."""
 
 
 def run_replay(config: ReplayConfig, console: Console) -> None:
@@ -35,24 +40,27 @@ def run_replay(config: ReplayConfig, console: Console) -> None:
         console.print(f"wrote {config.trace}: {describe(made)}", highlight=False, soft_wrap=True)
         return
     trace = read_trace(config.trace)
+    out = config.out or Path("out/replay")
+    results, picture = out / "replay.json", out / "hit_ratio.png"
+    check_writable(results)
     capacities = config.capacity or default_capacities(trace)
-    with Progress(console=console, transient=True) as progress:
+    with Progress(console=notes, transient=True) as progress:
         bar = progress.add_task("replay", total=len(capacities) * len(config.policy or POLICIES))
         scores = replay(
             trace, capacities=capacities, policies=config.policy or (), advance=lambda: progress.update(bar, advance=1)
         )
     console.print(f"{config.trace.name}: {describe(trace)}", highlight=False, soft_wrap=True)
     saved = "embeddings" if trace[0].cost is None else "encode time"
-    console.print(scores_table("hit ratio", scores, lambda score: score.hit_ratio))
-    console.print(scores_table(f"share of {saved} saved", scores, lambda score: score.saved))
+    for table in (
+        *scores_tables("hit ratio", scores, lambda score: score.hit_ratio),
+        *scores_tables(f"share of {saved} saved", scores, lambda score: score.saved),
+    ):
+        console.print(table)
     console.print(f"\n{BOUND}: {bound_in_words(trace)}", soft_wrap=True, highlight=False)
     for capacity in sorted({score.capacity for score in scores}):
         refused = max(score.num_refused for score in scores if score.capacity == capacity)
         if refused:
             console.print(f"[yellow]no room:[/] up to {refused:,} outputs were not kept at capacity {capacity:,}")
-    out = config.out or Path("out/replay")
-    out.mkdir(parents=True, exist_ok=True)
-    results, picture = out / "replay.json", out / "hit_ratio.png"
     record = {"trace": config.trace.name, **facts(trace), "bound": bound_in_words(trace)}
     results.write_text(json.dumps(record | {"scores": [asdict(score) for score in scores]}, indent=1), encoding="utf-8")
     save_figure(hit_ratio_figure(config.trace.name, scores), picture)
@@ -83,10 +91,18 @@ def bound_in_words(trace: Sequence[Access]) -> str:
     return "PFOO-L, above what any cache can reach, items being of several sizes"
 
 
-def scores_table(title: str, scores: Sequence[Score], value: Callable[[Score], float]) -> Table:
-    """One row a policy, one column a capacity."""
-    by_place = {(score.policy, score.capacity): value(score) for score in scores}
+def scores_tables(title: str, scores: Sequence[Score], value: Callable[[Score], float]) -> Iterator[Table]:
+    """One row a policy, one column a capacity; many capacities take several tables."""
     capacities = sorted({score.capacity for score in scores})
+    for first in range(0, len(capacities), COLUMNS):
+        some = capacities[first : first + COLUMNS]
+        yield _scores_table(title, [score for score in scores if score.capacity in some], some, value)
+
+
+def _scores_table(
+    title: str, scores: Sequence[Score], capacities: Sequence[int], value: Callable[[Score], float]
+) -> Table:
+    by_place = {(score.policy, score.capacity): value(score) for score in scores}
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("embeddings", no_wrap=True)
     for capacity in capacities:

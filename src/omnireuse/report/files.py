@@ -12,7 +12,10 @@ from omnireuse.report.page import render_page
 from omnireuse.report.pareto import Pareto, read_pareto
 from omnireuse.report.results import Comparison, read_results
 
-__all__ = ["rebuild", "write_report"]
+__all__ = ["REPORT", "rebuild", "write_report"]
+
+REPORT = ("report.html", "report.png", "quality.png")
+"""The files that `write_report` writes."""
 
 
 def write_report(comparison: Comparison, images: Path, out: Path, *, pareto: Pareto | None = None) -> tuple[Path, ...]:
@@ -28,7 +31,7 @@ def write_report(comparison: Comparison, images: Path, out: Path, *, pareto: Par
     Raises:
         ConfigError: an image is missing.
     """
-    page, grid, quality = out / "report.html", out / "report.png", out / "quality.png"
+    page, grid, quality = (out / name for name in REPORT)
     _write(page, render_page(comparison, images, pareto=pareto))
     save_figure(grid_figure(comparison, images), grid)
     save_figure(quality_figure(comparison), quality)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,23 @@ from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.calibration.profile_file import check_writable
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.search.calibrate import calibrate
+from omnireuse.search.journal import remove_journal
 from omnireuse.search.standing import Standing
+from omnireuse.terminal import notes
 
 __all__ = ["profile_table", "run_calibrate"]
 
 
-def run_calibrate(model: Path, prompts: Path, out: Path, console: Console, **options: Any) -> Profile:
+def run_calibrate(
+    model: Path, prompts: Path, out: Path, console: Console, *, fresh: bool = False, **options: Any
+) -> Profile:
     """Search for the pipeline in `model` on the prompts of a file, and write the profile to `out`.
 
     Scores are kept beside it, in a file with ".journal" behind its name: the same command again goes on where it was.
+    The journal of a search that came to its end is removed.
+
+    Args:
+        fresh: remove the journal of an earlier search first.
 
     Raises:
         ConfigError: no pipeline there, no prompts, or no way to write the profile: all found before the work begins.
@@ -30,6 +39,11 @@ def run_calibrate(model: Path, prompts: Path, out: Path, console: Console, **opt
     """
     lines = _prompts(prompts)
     check_writable(out)
+    journal = out.with_name(f"{out.name}.journal")
+    if fresh:
+        remove_journal(journal)
+    elif journal.is_file():
+        notes.print(f"going on with the search in {journal}; --fresh begins anew", highlight=False, soft_wrap=True)
     columns = (
         TextColumn("{task.description:<18}"),
         BarColumn(),
@@ -37,7 +51,7 @@ def run_calibrate(model: Path, prompts: Path, out: Path, console: Console, **opt
         TextColumn("{task.fields[best]:>8}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=notes, transient=True) as progress:
         tasks: dict[str, Any] = {"loading": progress.add_task("loading", total=None, best="")}
         priced = False
 
@@ -51,13 +65,21 @@ def run_calibrate(model: Path, prompts: Path, out: Path, console: Console, **opt
             progress.update(tasks[standing.doing], completed=standing.done, total=standing.total, best=best)
             if standing.seconds_left is not None and standing.done == standing.total and not priced:
                 priced = True
-                progress.console.print(
+                notes.print(
                     f"at most about {standing.runs + standing.runs_left:.0f} full runs, of which "
-                    f"{standing.runs:.0f} are done; {standing.seconds_left / 60:.1f} minutes at the measured speed"
+                    f"{standing.runs:.0f} are done; {standing.seconds_left / 60:.1f} minutes at the measured speed",
+                    soft_wrap=True,
                 )
 
-        journal = out.with_name(f"{out.name}.journal")
-        profile = calibrate(model, lines, journal=journal, progress=False, watch=watch, **options)
+        begun = time.monotonic()
+        try:
+            profile = calibrate(model, lines, journal=journal, progress=False, watch=watch, **options)
+        except KeyboardInterrupt:
+            if not journal.is_file():
+                raise
+            raise KeyboardInterrupt(f"interrupted; {_kept(journal)}") from None
+        seconds = options.get("seconds")
+        finished = profile.complete and (seconds is None or time.monotonic() - begun < seconds)
     console.print(profile_table(profile))
     try:
         profile.save(out)
@@ -65,11 +87,19 @@ def run_calibrate(model: Path, prompts: Path, out: Path, console: Console, **opt
         console.print("the profile cannot be written; this is its text:", soft_wrap=True)
         console.print(profile.as_text(), markup=False, highlight=False, soft_wrap=True)
         raise
+    if finished:
+        journal.unlink(missing_ok=True)
+    else:
+        notes.print(f"the search is not finished; {_kept(journal)}", highlight=False, soft_wrap=True)
     found = "wrote" if profile.complete else f"interrupted; what was found so far, {len(profile.plans)} plans, is in"
     console.print(
         f"\n{found} {out}; use it with omnireuse.enable(pipeline, profile={str(out)!r}, quality=…)", soft_wrap=True
     )
     return profile
+
+
+def _kept(journal: Path) -> str:
+    return f"its scores are kept in {journal}: the same command goes on from there, --fresh begins anew"
 
 
 def _prompts(path: Path) -> list[str]:
@@ -93,18 +123,14 @@ def profile_table(profile: Profile) -> Table:
         title=f"{profile.num_inference_steps} steps; PSNR in dB on {searched} prompts searched with and "
         f"{held_out} held out; cost {profile.cost_in_runs:g} full runs",
         box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
         title_justify="left",
     )
-    for heading in (
-        "computed",
-        "fewer steps by",
-        "PSNR, searched",
-        "PSNR, held out",
-        "promised",
-        "forecaster",
-        "steps",
-    ):
-        table.add_column(heading, justify="left" if heading in ("forecaster", "steps") else "right")
+    for heading in ("computed", "fewer\nsteps", "PSNR,\nsearched", "PSNR,\nheld out", "promised"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("forecaster", no_wrap=True)
+    table.add_column("steps")
     for count, plan in sorted(profile.plans.items(), reverse=True):
         table.add_row(
             str(count),

@@ -14,11 +14,29 @@ from omnireuse.errors import ConfigError
 from omnireuse.search.candidate import Candidate, from_record, to_record
 from omnireuse.search.evaluator import Evaluator, Scores
 
-__all__ = ["Journal", "Remembered"]
+__all__ = ["Journal", "Remembered", "remove_journal"]
 
 logger = logging.getLogger("omnireuse")
 
 FORMAT = 2
+
+
+def remove_journal(path: Path) -> None:
+    """Delete a journal, where there is one.
+
+    Raises:
+        ConfigError: the file is no journal, or cannot be deleted.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.readline()
+        if head and not head.startswith(b'{"format"'):
+            raise ConfigError(f"{path}: not a journal, so it is not removed; move it, or name another profile")
+        path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be removed ({error.strerror})") from error
 
 
 class Journal:
@@ -86,7 +104,8 @@ class Journal:
         ]
         if other:
             raise ConfigError(
-                f"{self._path}: the journal of another search ({', '.join(other)}); delete it, or name another"
+                f"{self._path}: the journal of another search ({', '.join(other)}); delete it (--fresh of the command "
+                "does), or name another"
             )
         logger.info("%s: going on after %d scored schedules", self._path, len(self._scores))
 

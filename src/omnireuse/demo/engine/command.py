@@ -12,10 +12,12 @@ from rich.table import Table
 from omnireuse.demo.engine.config import EngineDemoConfig
 from omnireuse.demo.engine.record import EngineComparison, EngineRun, write_comparison
 from omnireuse.demo.engine.timeline import timeline_figure
+from omnireuse.diffusion.calibration.profile_file import check_writable
 from omnireuse.reference.engine import Engine, EngineConfig, Result, TinyOmniModel
 from omnireuse.reference.engine.conversation import Conversation, converse, made_up_conversations
 from omnireuse.reference.engine.request import largest_difference
 from omnireuse.report.figure import save_figure
+from omnireuse.terminal import notes
 
 __all__ = ["compare_engines", "comparison_table", "run_engine_demo"]
 
@@ -26,11 +28,13 @@ def run_engine_demo(config: EngineDemoConfig, console: Console) -> EngineCompari
     Raises:
         ConfigError: a conversation does not fit in `config.blocks`.
     """
-    with console.status("building the tiny omni model"):
+    results, picture = config.out / "engine.json", config.out / "timeline.png"
+    check_writable(results)
+    with notes.status("building the tiny omni model"):
         model = TinyOmniModel(seed=0)
     talks = made_up_conversations(model, users=config.users, turns=config.turns, seed=config.seed)
     columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=notes, transient=True) as progress:
         bar = progress.add_task("serving", total=2 * config.users * config.turns)
         comparison = compare_engines(
             model, talks, num_blocks=config.blocks,
@@ -38,7 +42,6 @@ def run_engine_demo(config: EngineDemoConfig, console: Console) -> EngineCompari
         )  # fmt: skip
     console.print(comparison_table(comparison))
     console.print()
-    results, picture = config.out / "engine.json", config.out / "timeline.png"
     write_comparison(comparison, results)
     save_figure(timeline_figure(comparison), picture)
     for path in (results, picture):

@@ -1,0 +1,44 @@
+"""Loading models without the messages and progress bars of the libraries that load them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+
+__all__ = ["quiet_loading"]
+
+
+@contextlib.contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Hide warnings and progress bars of diffusers and transformers, but neither errors nor the progress of downloads.
+
+    Hides nothing where the logger "omnireuse" shows information (``-v`` on the command line).
+    """
+    if logging.getLogger("omnireuse").isEnabledFor(logging.INFO):
+        yield
+        return
+    import diffusers
+    import transformers
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    logs = [library.utils.logging for library in (diffusers, transformers)]
+    before = [(log.get_verbosity(), log.is_progress_bar_enabled()) for log in logs]
+    downloads_shown = not are_progress_bars_disabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for log in logs:
+            log.set_verbosity_error()
+            log.disable_progress_bar()
+        if downloads_shown:  # transformers has switched them off
+            enable_progress_bars()
+        try:
+            yield
+        finally:
+            for log, (verbosity, bars) in zip(logs, before, strict=True):
+                log.set_verbosity(verbosity)
+                if bars:
+                    log.enable_progress_bar()
+            if not downloads_shown:  # transformers has switched them on
+                disable_progress_bars()
