@@ -12,7 +12,7 @@ import torch
 from omnireuse.diffusion.adapters import block_stack_for
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
-from omnireuse.diffusion.reuse.runtime.regions.base import Emit, Region
+from omnireuse.diffusion.reuse.runtime.regions.base import Region
 from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion
 from omnireuse.diffusion.reuse.runtime.regions.call import CallRegion
 from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
@@ -115,16 +115,16 @@ class Handle:
         self.disable()
 
 
-def make_region(strategy: Strategy, emit: Emit, denoisers: Sequence[torch.nn.Module], owner: object) -> Region:
+def make_region(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner: object) -> Region:
     """The strategy's region on these denoisers.
 
     Raises:
         UnknownNameError: region "blocks" or "tail" on a model that nobody declared.
     """
     if strategy.region == "step":
-        return StepRegion(strategy, emit)
+        return StepRegion(strategy)
     if strategy.region == "call":
-        return CallRegion(strategy, emit)
+        return CallRegion(strategy)
     models = [unwrapped(denoiser) for denoiser in denoisers]
     for denoiser, model in zip(denoisers, models, strict=True):
         if is_compiled_whole(denoiser):
@@ -136,4 +136,4 @@ def make_region(strategy: Strategy, emit: Emit, denoisers: Sequence[torch.nn.Mod
             )
     stacks = [(model, block_stack_for(type(model).__name__, strategy.region)) for model in models]
     region = TailRegion if strategy.region == "tail" else BlocksRegion
-    return region(strategy, emit, stacks, owner)
+    return region(strategy, stacks, owner)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnireuse.diffusion.reuse.forecasters import Memory
+from omnireuse.diffusion.reuse.forecasters import Forecaster, Memory
 from omnireuse.errors import StateError
 
 __all__ = ["DistanceRecorder", "Distances"]
@@ -29,8 +29,8 @@ class Distances:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistanceRecorder:
-    """A forecaster that foretells nothing and notes how far apart the values of a run are.
+class DistanceRecorder(Forecaster):
+    """A forecaster that forecasts nothing and notes how far apart the values of a run are.
 
     With policy "never" in region "step" it sees what is remembered of every step. It keeps the values of one run at a
     time, whatever the number of runs.
@@ -39,7 +39,7 @@ class DistanceRecorder:
     _runs: list[_Values] = field(default_factory=list, compare=False)
     _found: list[Distances] = field(default_factory=list, compare=False)
 
-    def start(self) -> Memory:
+    def start(self, branch: int = 0) -> Memory:
         """A memory for the next run; the last one is reduced to its distances."""
         self._reduce()
         self._runs.append(_Values())
@@ -62,7 +62,7 @@ class DistanceRecorder:
         return Distances(at=whole[0].at, squared=np.concatenate([found.squared for found in whole]))
 
 
-class _Values:
+class _Values(Memory):
     """All values of a run, in the order of its steps. It is never primed, so it is never asked."""
 
     def __init__(self) -> None:
@@ -78,11 +78,7 @@ class _Values:
         self.values.append(value)
 
     def predict(self, at: float) -> torch.Tensor:
-        raise StateError("a recorder foretells nothing")
-
-    @property
-    def kept_bytes(self) -> int:
-        return sum(value.nbytes for value in self.values)
+        raise StateError("a recorder forecasts nothing")
 
     def distances(self) -> Distances:
         # Seen from the last value, and in float64: neighbours differ in the last digits of their inner products.

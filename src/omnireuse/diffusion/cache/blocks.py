@@ -37,6 +37,6 @@ def open_blocks(pipeline: Any, strategy: Strategy, *, name: str, agreement: Agre
         pipeline,
         strategy,
         name=name,
-        region=lambda chosen, emit, denoisers, _owner: ExtractedRegion(chosen, emit, denoisers),
+        region=lambda chosen, denoisers, _owner: ExtractedRegion(chosen, denoisers),
         agreement=agreement,
     )

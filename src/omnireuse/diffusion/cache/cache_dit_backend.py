@@ -11,7 +11,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -25,7 +25,7 @@ from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.policies import scm_mask
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, bytes_of
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.errors import ConfigError, MissingExtraError, StateError, UnsupportedModelError
@@ -67,7 +67,7 @@ class CacheDiTBackend(StrategyBackend):
             pipeline,
             db_cache_strategy(nearest),
             name="cache_dit",
-            region=lambda _strategy, emit, denoisers, _owner: _CacheDiTRegion(self.config, emit, denoisers),
+            region=lambda _strategy, denoisers, _owner: _CacheDiTRegion(self.config, denoisers),
             agreement=agreement,
         )
 
@@ -80,12 +80,23 @@ def _library() -> Any:
     return cache_dit
 
 
+@dataclass
+class _Contexts:
+    """The library's state of one run, by denoiser and branch."""
+
+    by_branch: dict[tuple[int, str], Any]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the tensors that can be seen in it."""
+        return bytes_of(self.by_branch)
+
+
 class _CacheDiTRegion:
     """One decision of the library a denoiser call."""
 
-    def __init__(self, config: DiffusionCacheConfig, emit: Emit, denoisers: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, config: DiffusionCacheConfig, denoisers: Sequence[torch.nn.Module]) -> None:
         self._config = config
-        self._emit = emit
         self._attached: list[_Attached] = []
         try:
             for denoiser in denoisers:
@@ -98,16 +109,19 @@ class _CacheDiTRegion:
         """The output, computed or not."""
         attached, run, key = self._attached[call.denoiser], call.run, (call.denoiser, call.branch)
         started = perf_counter()
-        if key not in run.placeholders:
+        if run.region_state is None:
             # The run owns the contexts, and drops them with all else when it ends.
-            run.placeholders[key] = attached.contexts(_options(self._config, run.total))
+            run.region_state = _Contexts({})
+        contexts: dict[tuple[int, str], Any] = run.region_state.by_branch
+        if key not in contexts:
+            contexts[key] = attached.contexts(_options(self._config, run.total))
         took = perf_counter() - started
-        result, run.placeholders[key], reused, drift = attached.call(run.placeholders[key], call.compute)
+        result, contexts[key], reused, drift = attached.call(contexts[key], call.compute)
         if torch.is_grad_enabled() and any(
             getattr(leaf, "requires_grad", False) for leaf in pytree.tree_leaves(result)
         ):
             raise StateError("reuse would cut the gradient of what it stands in for; sample under torch.no_grad()")
-        self._emit(
+        run.generation.emit(
             Decision(
                 run=run.number,
                 step=run.index,

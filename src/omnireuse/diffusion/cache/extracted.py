@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any
 
 import torch
 
 from omnireuse.diffusion.cache.teacache.extractors import get_extractor
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, measures
+from omnireuse.diffusion.reuse.branch_state import layout_of
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
 from omnireuse.diffusion.reuse.runtime.run import Run
-from omnireuse.diffusion.reuse.runtime.track import layout_of
-from omnireuse.diffusion.reuse.runtime.verdict import Verdict, magnitudes
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 
@@ -22,16 +20,14 @@ __all__ = ["ExtractedRegion"]
 class ExtractedRegion:
     """Region `blocks` on models that extractors take apart. The first context of each denoiser is validated."""
 
-    def __init__(self, strategy: Strategy, emit: Emit, denoisers: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, strategy: Strategy, denoisers: Sequence[torch.nn.Module]) -> None:
         self._strategy = strategy
-        self._emit = emit
         self._residual = strategy.chosen_quantity == "residual"
         self._extractors = [get_extractor(type(unwrapped(denoiser)).__name__) for denoiser in denoisers]
         self._unseen = set(range(len(denoisers)))
 
     def call(self, call: DenoiserCall) -> Any:
         """The output, with the blocks run or their stored residual added to the streams before them."""
-        started = perf_counter()
         context = self._extractors[call.denoiser](unwrapped(call.module), *call.args, **call.kwargs)
         if call.denoiser in self._unseen:
             context.validate()
@@ -39,22 +35,23 @@ class ExtractedRegion:
         streams = [context.hidden_states]
         if context.encoder_hidden_states is not None:
             streams.append(context.encoder_hidden_states)
-        watch = context.modulated_input if self._strategy.chosen_signal == "modulated_input" else None
-        key = (call.denoiser, call.branch)
-        verdict = Verdict(call.run, key, call.branch, call.order, watch, layout_of(*call.tensors, *streams))
-        if verdict.reuse:
-            values = verdict.foretell()
+        generation = call.run.generation
+        choice = generation.decide(
+            call.branch,
+            denoiser=call.denoiser,
+            order=call.order,
+            layout=layout_of(*call.tensors, *streams),
+            signal=context.modulated_input,
+        )
+        if choice.reuse:
+            values = generation.predict_values(choice)
             hidden = streams[0] + values[0] if self._residual else values[0].clone()
         else:
             entries = [stream.clone() for stream in streams]
-            started = perf_counter()
             results = context.computed_streams()
-            verdict.host_seconds -= perf_counter() - started
             values = [self._value(after, before) for after, before in zip(results, entries, strict=False)]
-            verdict.learn(values, lambda: magnitudes(values), measures(self._strategy, values[0]))
+            generation.observe_values(choice, values)
             hidden = results[0]
-        verdict.host_seconds += perf_counter() - started
-        self._emit(verdict.conclude())
         return context.postprocess(hidden)
 
     def _value(self, after: torch.Tensor | None, before: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ __all__ = ["MagnitudeRecorder"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MagnitudeRecorder:
+class MagnitudeRecorder(Forecaster):
     """A forecaster that foretells nothing and notes the ratio of successive magnitudes of every value it is shown.
 
     With policy "never" in region "blocks" it sees each branch's residual, one memory for each stream, at every step.
@@ -30,7 +30,7 @@ class MagnitudeRecorder:
     stream: int
     _memories: list[_Magnitudes] = field(default_factory=list, compare=False)
 
-    def start(self) -> Memory:
+    def start(self, branch: int = 0) -> Memory:
         """A memory that records; the runtime starts one for each stream in turn."""
         memory = _Magnitudes()
         self._memories.append(memory)

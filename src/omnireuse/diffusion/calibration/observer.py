@@ -12,13 +12,12 @@ import torch
 from omnireuse.diffusion.adapters import BlockStack, block_stack_for
 from omnireuse.diffusion.calibration.mag_cache import magnitude_ratio
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
 from omnireuse.diffusion.reuse.runtime.regions.stack import Block
 from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
 from omnireuse.diffusion.reuse.runtime.run import Run
-from omnireuse.diffusion.reuse.runtime.verdict import magnitude
 from omnireuse.diffusion.reuse.runtime.wrappers import is_compiled_whole, keep_out_of_graphs, unwrapped
-from omnireuse.diffusion.reuse.signals import change_of
+from omnireuse.diffusion.reuse.signals import change_of, magnitude
 from omnireuse.diffusion.reuse.spectrum import filtered, grid_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
@@ -65,9 +64,9 @@ class Observations:
     unmeasured: dict[str, str] = field(default_factory=dict)
     quantity: list[str] = field(default_factory=list)
 
-    def region(self, strategy: Strategy, emit: Emit, denoisers: Sequence[torch.nn.Module], owner: object) -> StepRegion:
+    def region(self, strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner: object) -> StepRegion:
         """Region "step" with eyes, for a `Handle`."""
-        return _Observer(self, strategy, emit, denoisers, owner)
+        return _Observer(self, strategy, denoisers, owner)
 
 
 class _Observer(StepRegion):
@@ -75,11 +74,10 @@ class _Observer(StepRegion):
         self,
         seen: Observations,
         strategy: Strategy,
-        emit: Emit,
         denoisers: Sequence[torch.nn.Module],
         owner: object,
     ) -> None:
-        super().__init__(strategy, emit)
+        super().__init__(strategy)
         self._seen = seen
         self._run: Run | None = None
         self._call: DenoiserCall | None = None
@@ -176,7 +174,7 @@ class _Observer(StepRegion):
             self._run = call.run
             self._before.clear()
             self._seen.runs.append({})
-        if call.run.pending is None and call.input is not None:
+        if not self.has_begun(call.run) and call.input is not None:
             self._changed("latents", "step", call.run, call.input)
             self._follow_filtered(call)
         self._call = call
@@ -205,11 +203,12 @@ class _Observer(StepRegion):
         if not finite.all():
             raise NotFiniteError(run.index, int((~finite).nonzero()[0]), len(finite))
         output = super().scheduler_step(run, output, sample)
-        value = self._algebra.value(run, sample, output)
+        outputs = run.generation.outputs
+        value = outputs.value(run.level, sample, output)
         if value is not None:
             self._changed("remembered", "step", run, value)
-        if run.quantity is not None and not self._seen.quantity:
-            self._seen.quantity.append(run.quantity)
+        if outputs.quantity is not None and not self._seen.quantity:
+            self._seen.quantity.append(outputs.quantity)
         if run.total is not None and run.index >= run.total - 1:
             self._before.clear()
         return output

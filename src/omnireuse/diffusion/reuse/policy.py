@@ -1,13 +1,15 @@
 """What a policy is: the part that answers "compute or reuse?" and touches no tensor.
 
-A policy is a frozen, keyword-only dataclass. It gets scalars that are already equal on every rank, so all ranks answer
-alike without talking. The runtime applies its guards after the policy has spoken and tells it what was really done.
+A policy is a frozen, keyword-only dataclass that inherits `Policy`. It gets scalars that are already equal on every
+rank, so all ranks answer alike without talking. Guards that all policies share are applied after it has answered, and
+it is told what was really done.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 __all__ = ["Policy", "StepView"]
 
@@ -43,29 +45,56 @@ class StepView:
     order: int = 0
 
 
-@runtime_checkable
-class Policy(Protocol):
-    """Compute or reuse? Three small functions; the state is an opaque value owned by the caller.
+class Policy(ABC):
+    """Compute or reuse? The state is an opaque value owned by the caller.
 
-    A policy that means one certain signal names it in a class attribute `signal`; others take the region's default.
-
-    A policy whose drift is to be measured since the last computed step says so in an attribute
-    `drift_since_computed = True`; for others it is measured since the previous step, reused or not.
+    Only `wants_reuse` must be written. Everything else has the default of a policy that measures nothing and keeps no
+    state.
     """
 
     @property
     def needs_drift(self) -> bool:
         """Whether `StepView.drift` must be measured (costs one host synchronisation a decision)."""
+        return False
 
     @property
     def needs_error(self) -> bool:
         """Whether `StepView.error` must be measured (costs one host synchronisation a computed step)."""
+        return False
+
+    @property
+    def drift_since_computed(self) -> bool:
+        """Whether drift is measured since the last computed step, and not since the previous one."""
+        return False
+
+    @property
+    def signal(self) -> str | None:
+        """The one signal that this policy means; None takes the region's default."""
+        return None
+
+    @property
+    def compute_last(self) -> bool:
+        """Whether the last step of a run computes whatever the policy says."""
+        return True
+
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int] | None:
+        """The steps that compute in a run of `total` steps, where that is known ahead; None where it depends on what is
+        measured.
+
+        Args:
+            total: steps of the run, ≥ 1.
+            noises: share of noise at each step, where it is known.
+        """
+        return None
 
     def start(self) -> Any:
         """The state before the first decision of a branch in a run."""
+        return None
 
+    @abstractmethod
     def wants_reuse(self, state: Any, view: StepView) -> bool:
         """Whether this policy would reuse at this step. Pure."""
 
     def after(self, state: Any, view: StepView, reused: bool) -> Any:
         """The next state, given what was really done."""
+        return state

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["SIGNALS", "change_of"]
+__all__ = ["SIGNALS", "change_of", "magnitude"]
 
 SIGNALS = {
     "expected_output": "the remembered value, whose change is expected from that of the latents",
@@ -24,3 +24,9 @@ def change_of(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     """Relative L1 change as a pair: (Σ|now − before|, Σ|before|), float32, shape (2,), on the tensors' device."""
     before = before.float()
     return torch.stack(((now.float() - before).abs().sum(), before.abs().sum()))
+
+
+def magnitude(*values: torch.Tensor) -> torch.Tensor:
+    """Mean absolute value over all elements of all tensors, a float32 scalar on their device."""
+    total = torch.stack([value.float().abs().sum() for value in values]).sum()
+    return total / max(sum(value.numel() for value in values), 1)

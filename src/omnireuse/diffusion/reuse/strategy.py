@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from omnireuse.diffusion.reuse.forecasters import Forecaster, Hold, Memory, forecaster_named
+from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.policies import policy_named
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.quantities import QUANTITIES
 from omnireuse.diffusion.reuse.signals import SIGNALS
 from omnireuse.diffusion.reuse.validation import check_at_least, field_error
 from omnireuse.errors import UnknownNameError, WrongTypeError
+
+if TYPE_CHECKING:
+    from omnireuse.diffusion.reuse.agreement import Agreement
+    from omnireuse.diffusion.reuse.generation import Emit, Generation
 
 __all__ = ["AXES", "REGIONS", "Strategy"]
 
@@ -112,11 +118,11 @@ class Strategy:
                 raise UnknownNameError(axis, chosen, known)
             if chosen not in fitting[self.region]:
                 raise field_error(self, axis, f"be {' or '.join(fitting[self.region])} in region {self.region!r}")
-        own = getattr(self.forecaster, "quantity", None)
+        own = self.forecaster.quantity
         if own is not None and self.quantity not in (None, own):
             raise field_error(self, "quantity", f"be {own} with the forecaster {type(self.forecaster).__name__}")
-        if self.region not in getattr(self.forecaster, "regions", REGIONS):
-            fitting_regions = " or ".join(getattr(self.forecaster, "regions", REGIONS))
+        if self.region not in (self.forecaster.regions or REGIONS):
+            fitting_regions = " or ".join(self.forecaster.regions or REGIONS)
             raise field_error(self, "region", f"be {fitting_regions} with {type(self.forecaster).__name__}")
         if self.chosen_signal not in _SIGNALS_OF[self.region]:
             fitting_regions = " or ".join(region for region, has in _SIGNALS_OF.items() if self.chosen_signal in has)
@@ -162,9 +168,37 @@ class Strategy:
     def where_it_fits(cls, policy: Policy, forecaster: Forecaster | str) -> Strategy:
         """In region "step", or else in the first that the forecaster can serve."""
         made = forecaster_named(forecaster) if isinstance(forecaster, str) else forecaster
-        regions = getattr(made, "regions", REGIONS)
-        region = "step" if "step" in regions else next(iter(regions))
+        regions = made.regions or tuple(REGIONS)
+        region = "step" if "step" in regions else regions[0]
         return cls(policy=policy, forecaster=made, region=region, together=region != "step")
+
+    def start(
+        self,
+        levels: Sequence[NoiseLevel] = (),
+        *,
+        total: int | None = None,
+        agreement: Agreement | None = None,
+        number: int = 1,
+        emit: Emit | None = None,
+    ) -> Generation:
+        """The state of one generation under this strategy, which holds no tensors yet.
+
+        Args:
+            levels: noise level of each step (`noise_levels(scheduler)`); empty where unknown.
+            total: number of steps, ≥ 1; that of the levels by default, unknown without any.
+            agreement: how ranks agree; alone by default.
+            number: names the generation in its events.
+            emit: takes an event for each decision that was carried out.
+        """
+        from omnireuse.diffusion.reuse.generation import Generation
+
+        steps = total if total is not None else len(levels) or None
+        return Generation(self, levels, total=steps, agreement=agreement, number=number, emit=emit)
+
+    @property
+    def remembers_outputs(self) -> bool:
+        """Whether whole outputs of the model are remembered, which have an algebra with the latents."""
+        return self.region in ("step", "call")
 
     @property
     def decides_by_sample(self) -> bool:
@@ -174,13 +208,13 @@ class Strategy:
     @property
     def chosen_quantity(self) -> str:
         """The quantity to be remembered: what was asked for, else the forecaster's own, else the region's."""
-        return self.quantity or getattr(self.forecaster, "quantity", None) or _QUANTITIES_OF[self.region][0]
+        return self.quantity or self.forecaster.quantity or _QUANTITIES_OF[self.region][0]
 
     @property
     def chosen_signal(self) -> str:
         """The signal to be watched: what was asked for, else the policy's own, else the region's where the policy
         measures, else none."""
-        chosen: str | None = self.signal or getattr(self.policy, "signal", None)
+        chosen = self.signal or self.policy.signal
         if chosen is not None:
             return chosen
         return _SIGNALS_OF[self.region][0] if self.policy.needs_drift else "none"
@@ -191,8 +225,3 @@ class Strategy:
         if self.region != "tail":
             return 0, 0
         return 1 if self.first_blocks is None else self.first_blocks, self.last_blocks or 0
-
-    @property
-    def drifts_since_computed(self) -> bool:
-        """Whether drift is measured since the last computed step, and not since the previous one."""
-        return bool(getattr(self.policy, "drift_since_computed", False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omnireuse.diffusion.reuse.forecasters.base import BranchForecaster, Corrector, Forecaster, Memory
+from omnireuse.diffusion.reuse.forecasters.base import Combination, Forecaster, Memory
 from omnireuse.diffusion.reuse.forecasters.best_order import BestOrder
 from omnireuse.diffusion.reuse.forecasters.blend import Blend
 from omnireuse.diffusion.reuse.forecasters.fitted import Fitted, combine
@@ -15,8 +15,7 @@ __all__ = [
     "FORECASTERS",
     "BestOrder",
     "Blend",
-    "BranchForecaster",
-    "Corrector",
+    "Combination",
     "Fitted",
     "Forecaster",
     "Hermite",

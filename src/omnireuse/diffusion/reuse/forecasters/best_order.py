@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from omnireuse.diffusion.reuse.forecasters.base import Combination, Forecaster
 from omnireuse.diffusion.reuse.forecasters.polynomial import PolynomialMemory, lagrange_weights
 from omnireuse.diffusion.reuse.validation import field_error
 
@@ -13,7 +14,7 @@ __all__ = ["BestOrder"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BestOrder:
+class BestOrder(Forecaster):
     """A polynomial whose degree is chosen anew at each computed step, each sample of a batch for itself.
 
     Whenever a step computes, every degree from 0 up makes its forecast from the values before, and its error (in the
@@ -34,7 +35,7 @@ class BestOrder:
         if not isinstance(self.order, int) or isinstance(self.order, bool) or not 1 <= self.order <= 3:
             raise field_error(self, "order", "be 1, 2 or 3")
 
-    def start(self) -> _BestOrderMemory:
+    def start(self, branch: int = 0) -> _BestOrderMemory:
         """An empty memory."""
         return _BestOrderMemory(self.order)
 
@@ -55,6 +56,42 @@ class _BestOrderMemory(PolynomialMemory):
             self._errors = torch.nan_to_num(torch.stack(errors), nan=torch.inf)
             self._over = abs(at - self.last_at)
         super().observe(at, value)
+
+    def remember(self, at: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
+        """`observe`, with the errors measured already."""
+        if evidence is not None:
+            self._errors, self._over = evidence, abs(at - self.last_at)
+        super().observe(at, value)
+
+    @staticmethod
+    def evidence_of(forecasts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Squared error of each degree and sample."""
+        return torch.nan_to_num((forecasts - values[:, None]).float().square().sum(-1), nan=torch.inf)
+
+    def candidates(self, at: float) -> Combination | None:
+        """The forecast of every degree."""
+        if not self._nodes or self.last_at == at:
+            return None
+        return Combination(values=self.values, table=self._table(at))
+
+    def combination(self, at: float) -> Combination:
+        """The forecasts of all degrees that have been tried; the least expected error chooses."""
+        if self._errors is None:
+            return Combination(values=self.values, table=[[0.0] * self.known_order + [1.0]])
+        return Combination(
+            values=self.values,
+            table=self._table(at)[: len(self._errors)],
+            evidence=self._errors,
+            distance=abs(at - self.last_at) / self._over,
+            mix=_chosen,
+        )
+
+    def _table(self, at: float) -> list[list[float]]:
+        nodes = [node for node, _ in self._nodes]
+        return [
+            [0.0] * (len(nodes) - degree - 1) + lagrange_weights(nodes[-degree - 1 :], at)
+            for degree in range(len(nodes))
+        ]
 
     def predict(self, at: float) -> torch.Tensor:
         """Each sample's polynomial of the degree that is expected to be best; the lowest among equals."""
@@ -78,6 +115,12 @@ class _BestOrderMemory(PolynomialMemory):
             terms = [value.to(dtype) * weight for weight, value in zip(weights, values[-degree - 1 :], strict=True)]
             found.append(torch.stack(terms).sum(0).to(self.last.dtype) if degree else self.last)
         return found
+
+
+def _chosen(errors: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+    degrees = torch.arange(errors.shape[1], device=errors.device)
+    expected = errors * (distances[:, None] ** (2 * degrees + 2))[:, :, None]
+    return torch.zeros_like(errors).scatter_(1, expected.argmin(1, keepdim=True), 1.0)
 
 
 def _rows(value: torch.Tensor) -> torch.Tensor:

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
+from omnireuse.diffusion.reuse.forecasters.base import Combination, Forecaster, Memory
 from omnireuse.diffusion.reuse.forecasters.polynomial import PolynomialMemory
 from omnireuse.diffusion.reuse.validation import field_error
 
-__all__ = ["Blend"]
+__all__ = ["Blend", "BlendMemory"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blend:
+class Blend(Forecaster):
     """last + w · (polynomial − last), with w fitted to the last known truth.
 
     A forecast of order ≥ 1 is worth much where the path is smooth and explodes where strong guidance bends it.
@@ -35,12 +36,14 @@ class Blend:
         if not isinstance(self.order, int) or isinstance(self.order, bool) or not 1 <= self.order <= 3:
             raise field_error(self, "order", "be 1, 2 or 3")
 
-    def start(self) -> _BlendMemory:
+    def start(self, branch: int = 0) -> BlendMemory:
         """An empty memory."""
-        return _BlendMemory(self.order)
+        return BlendMemory(self.order)
 
 
-class _BlendMemory:
+class BlendMemory(Memory):
+    """A path of known values, and the weight that its slope has earned."""
+
     def __init__(self, order: int) -> None:
         self._path = PolynomialMemory(order)
         self._shortfall: torch.Tensor | None = None
@@ -50,29 +53,75 @@ class _BlendMemory:
 
     @property
     def primed(self) -> bool:
+        """Whether one value is known."""
         return self._path.primed
 
     def observe(self, at: float, value: torch.Tensor) -> None:
-        if self._path.known_order >= 1 and at != self._path.last_at:
-            slope = _rows(self._path.predict(at) - self._path.last)
-            change = _rows(value - self._path.last)
-            # 0/0 where the forecast stood still: nothing to follow.
-            fitted = (change * slope).sum(1) / slope.square().sum(1)
-            shortfall = (1 - torch.nan_to_num(fitted, nan=0.0)).clamp_min(0.0)
-            self._shortfall = shortfall.reshape(-1, *(1,) * (value.ndim - 1))
-            self._over = abs(at - self._path.last_at)
+        """Remember a value, and first fit the weight to it."""
+        if self._learns_at(at):
+            last = self._path.last
+            self._learn(at, _shortfall(last, self._path.predict(at), value), value)
         self._path.observe(at, value)
 
+    def _learns_at(self, at: float) -> bool:
+        return self._path.known_order >= 1 and at != self._path.last_at
+
+    def _learn(self, at: float, shortfall: torch.Tensor, value: torch.Tensor) -> None:
+        self._shortfall = shortfall.reshape(-1, *(1,) * (value.ndim - 1))
+        self._over = abs(at - self._path.last_at)
+
     def predict(self, at: float) -> torch.Tensor:
+        """Between the last value and the polynomial, each sample by its weight."""
         if self._shortfall is None:
             return self._path.last
         distance = abs(at - self._path.last_at) / self._over
         weight = (1 - self._shortfall * distance).clamp_min(0.0).to(self._path.last.dtype)
         return torch.lerp(self._path.last, self._path.predict(at), weight)
 
-    @property
-    def kept_bytes(self) -> int:
-        return self._path.kept_bytes
+    def combination(self, at: float) -> Combination:
+        """Holding and the polynomial, mixed by the weight."""
+        hold = [0.0] * self._path.known_order + [1.0]
+        if self._shortfall is None:
+            return Combination(values=self._path.values, table=[hold])
+        return Combination(
+            values=self._path.values,
+            table=[hold, self._path.weights(at)],
+            evidence=self._shortfall.flatten(),
+            distance=abs(at - self._path.last_at) / self._over,
+            mix=_mix,
+        )
+
+    def candidates(self, at: float) -> Combination | None:
+        """Holding and the polynomial, once there is a slope."""
+        if not self._learns_at(at):
+            return None
+        hold = [0.0] * self._path.known_order + [1.0]
+        return Combination(values=self._path.values, table=[hold, self._path.weights(at)])
+
+    @staticmethod
+    def evidence_of(forecasts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """What each sample's weight falls short of 1 by."""
+        hold, line = (each.flatten(0, 1) for each in forecasts.unbind(1))
+        return _shortfall(hold, line, values.flatten(0, 1)).reshape(values.shape[:2])
+
+    def remember(self, at: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
+        """`observe`, with the weight fitted already."""
+        if evidence is not None:
+            self._learn(at, evidence, value)
+        self._path.observe(at, value)
+
+
+def _shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """1 − w of each row, at least 0."""
+    slope, change = _rows(forecast - last), _rows(value - last)
+    # 0/0 where the forecast stood still: nothing to follow.
+    fitted = (change * slope).sum(1) / slope.square().sum(1)
+    return (1 - torch.nan_to_num(fitted, nan=0.0)).clamp_min(0.0)
+
+
+def _mix(shortfall: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+    weight = (1 - shortfall * distances[:, None]).clamp_min(0.0)
+    return torch.stack((1 - weight, weight), dim=1)
 
 
 def _rows(value: torch.Tensor) -> torch.Tensor:

@@ -6,11 +6,11 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from omnireuse.diffusion.reuse.forecasters.blend import Blend
+from omnireuse.diffusion.reuse.forecasters.base import Combination, Forecaster, Memory
+from omnireuse.diffusion.reuse.forecasters.blend import Blend, BlendMemory
 from omnireuse.diffusion.reuse.validation import field_error
 
 __all__ = ["Fitted", "combine"]
@@ -22,7 +22,7 @@ SAME_PLACE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fitted:
+class Fitted(Forecaster):
     """What is handed on at a step is a weighted sum of the last computed outputs, the newest first.
 
     The weights of each step come from `omnireuse.calibrate`. Some belong to computed steps: the first output that is
@@ -46,8 +46,6 @@ class Fitted:
     weights: tuple[tuple[tuple[float, ...], ...], ...]
     computed: tuple[int, ...]
 
-    quantity: ClassVar[str] = "output"
-
     def __post_init__(self) -> None:
         if not self.weights:
             raise field_error(self, "weights", "hold a set for at least one branch")
@@ -63,6 +61,11 @@ class Fitted:
                     raise field_error(self, "weights", f"have 1 to {known} entries at step {step}", weights)
 
     @property
+    def quantity(self) -> str:
+        """The output: its weights were fitted on that."""
+        return "output"
+
+    @property
     def regions(self) -> tuple[str, ...]:
         """Where it can serve."""
         return ("step", "call") if self.branches == 1 else ("call",)
@@ -72,16 +75,12 @@ class Fitted:
         """How many branches have weights of their own; 1 where one set serves all."""
         return len(self.weights)
 
-    def start(self) -> _FittedMemory:
-        """An empty memory for the first branch."""
-        return self.start_branch(0)
-
-    def start_branch(self, branch: int) -> _FittedMemory:
+    def start(self, branch: int = 0) -> _FittedMemory:
         """An empty memory for the branch that is called in this place of a step."""
         return _FittedMemory(self, self.weights[branch if self.branches > 1 else 0])
 
 
-class _FittedMemory:
+class _FittedMemory(Memory):
     def __init__(self, fit: Fitted, weights: tuple[tuple[float, ...], ...]) -> None:
         self._fit = fit
         self._weights = weights
@@ -99,18 +98,50 @@ class _FittedMemory:
         self._otherwise.observe(at, value)
 
     def predict(self, at: float) -> torch.Tensor:
-        step = self._step(at)
-        # Weights of a computed step know its output; what would have been forecast for it is asked of the blend.
-        if step is None or step in self._fit.computed or not self._stands_at(step):
-            return self._otherwise.predict(at)
-        return combine(self._weights[step], [value for _, value in self._known])
+        weights = self._forecast_weights(at)
+        return self._otherwise.predict(at) if weights is None else combine(weights, self._values)
 
     def corrected(self, at: float) -> torch.Tensor | None:
         """What to hand on at `at`, whose output was observed last; None for that output as it is."""
+        weights = self._correction_weights(at)
+        return None if weights is None else combine(weights, self._values)
+
+    def combination(self, at: float) -> Combination:
+        weights = self._forecast_weights(at)
+        return self._otherwise.combination(at) if weights is None else self._weighted(weights)
+
+    def correction(self, at: float) -> Combination | None:
+        weights = self._correction_weights(at)
+        return None if weights is None else self._weighted(weights)
+
+    def candidates(self, at: float) -> Combination | None:
+        return self._otherwise.candidates(at)
+
+    evidence_of = staticmethod(BlendMemory.evidence_of)
+
+    def remember(self, at: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
+        self._known.appendleft((at, value))
+        self._otherwise.remember(at, value, evidence)
+
+    @property
+    def _values(self) -> list[torch.Tensor]:
+        return [value for _, value in self._known]
+
+    def _weighted(self, weights: Sequence[float]) -> Combination:
+        return Combination(values=self._values[: len(weights)], table=[weights])
+
+    def _forecast_weights(self, at: float) -> tuple[float, ...] | None:
+        step = self._step(at)
+        # Weights of a computed step know its output; what would have been forecast for it is asked of the blend.
+        if step is None or step in self._fit.computed or not self._stands_at(step):
+            return None
+        return self._weights[step]
+
+    def _correction_weights(self, at: float) -> tuple[float, ...] | None:
         step = self._step(at)
         if step is None or not self._weights[step] or not self._stands_at(step):
             return None
-        return combine(self._weights[step], [value for _, value in self._known])
+        return self._weights[step]
 
     def _step(self, at: float) -> int | None:
         places = self._fit.at
@@ -140,11 +171,6 @@ class _FittedMemory:
                 self._fit.computed,
             )
         self._fits = False
-
-    @property
-    def kept_bytes(self) -> int:
-        # What the blend keeps is among these.
-        return sum(value.nbytes for _, value in self._known)
 
 
 def combine(weights: Sequence[float], values: Sequence[torch.Tensor]) -> torch.Tensor:

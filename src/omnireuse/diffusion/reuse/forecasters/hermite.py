@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from omnireuse.diffusion.reuse.forecasters.base import Forecaster
 from omnireuse.diffusion.reuse.forecasters.polynomial import PolynomialMemory
 from omnireuse.diffusion.reuse.validation import field_error
 
@@ -15,7 +16,7 @@ __all__ = ["Hermite", "hermite_weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hermite:
+class Hermite(Forecaster):
     """last + Σ derivativeₙ / n! · H̃ₙ(x) with H̃ₙ(x) = σⁿ Hₙ(σ x), Hₙ the physicists' Hermite polynomials.
 
     Source: HiCache, arXiv 2508.16984: the dually scaled basis in the place of TaylorSeer's powers. Ours: the
@@ -41,7 +42,7 @@ class Hermite:
         if isinstance(sigma, bool) or not isinstance(sigma, (int, float)) or not 0 < sigma < 1:
             raise field_error(self, "contraction", "be a number between 0 and 1, both excluded")
 
-    def start(self) -> PolynomialMemory:
+    def start(self, branch: int = 0) -> PolynomialMemory:
         """An empty memory."""
         return PolynomialMemory(self.order, partial(hermite_weights, contraction=self.contraction))
 

@@ -6,19 +6,21 @@ from dataclasses import dataclass
 
 import torch
 
+from omnireuse.diffusion.reuse.forecasters.base import Combination, Forecaster, Memory
+
 __all__ = ["Hold", "HoldMemory"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hold:
+class Hold(Forecaster):
     """Forecast of order 0. On the raw output it makes Euler's method the same method on the computed steps alone."""
 
-    def start(self) -> HoldMemory:
+    def start(self, branch: int = 0) -> HoldMemory:
         """An empty memory."""
         return HoldMemory()
 
 
-class HoldMemory:
+class HoldMemory(Memory):
     """The last value."""
 
     def __init__(self) -> None:
@@ -38,7 +40,6 @@ class HoldMemory:
         assert self._last is not None
         return self._last
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of the value kept."""
-        return 0 if self._last is None else self._last.nbytes
+    def combination(self, at: float) -> Combination:
+        """The last value, once."""
+        return Combination(values=[self.predict(at)], table=[[1.0]])

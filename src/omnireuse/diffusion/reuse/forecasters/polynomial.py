@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
+from omnireuse.diffusion.reuse.forecasters.base import Combination, Forecaster, Memory
 from omnireuse.diffusion.reuse.validation import field_error
 
 __all__ = ["Polynomial", "PolynomialMemory", "lagrange_weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Polynomial:
+class Polynomial(Forecaster):
     """Extrapolation of order 1 to 3; a lower order while fewer values are known.
 
     Source: TaylorSeer, "From Reusing to Forecasting", arXiv 2503.06923. Its finite differences assume even spacing; the
@@ -31,12 +32,12 @@ class Polynomial:
         if not isinstance(self.order, int) or isinstance(self.order, bool) or not 1 <= self.order <= 3:
             raise field_error(self, "order", "be 1, 2 or 3", do="order 0 is the forecaster 'hold'")
 
-    def start(self) -> PolynomialMemory:
+    def start(self, branch: int = 0) -> PolynomialMemory:
         """An empty memory."""
         return PolynomialMemory(self.order)
 
 
-class PolynomialMemory:
+class PolynomialMemory(Memory):
     """The last `order` + 1 values and their coordinates, oldest first.
 
     Args:
@@ -78,17 +79,25 @@ class PolynomialMemory:
         """The polynomial through the known values, accumulated in float32 at least."""
         if self.known_order == 0:
             return self.last
-        weights = self._weights([node for node, _ in self._nodes], at)
+        weights = self.weights(at)
         dtype = torch.promote_types(self.last.dtype, torch.float32)
         total = self.last.to(dtype) * weights[-1]
         for weight, (_, value) in zip(weights[:-1], list(self._nodes)[:-1], strict=True):
             total.add_(value.to(dtype), alpha=weight)
         return total.to(self.last.dtype)
 
+    def weights(self, at: float) -> list[float]:
+        """The weight of each known value in the forecast at `at`, oldest first."""
+        return [1.0] if self.known_order == 0 else self._weights([node for node, _ in self._nodes], at)
+
     @property
-    def kept_bytes(self) -> int:
-        """Bytes of the values kept."""
-        return sum(value.nbytes for _, value in self._nodes)
+    def values(self) -> list[torch.Tensor]:
+        """The known values, oldest first."""
+        return [value for _, value in self._nodes]
+
+    def combination(self, at: float) -> Combination:
+        """The polynomial's value, weight by weight."""
+        return Combination(values=self.values, table=[self.weights(at)])
 
 
 def lagrange_weights(nodes: Sequence[float], at: float) -> list[float]:

@@ -9,18 +9,17 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from omnireuse.diffusion.reuse.policy import StepView
+from omnireuse.diffusion.reuse.policy import Policy, StepView
 from omnireuse.diffusion.reuse.validation import check_at_least, check_positive
 
 __all__ = ["EasyCache", "SeaCache"]
 
 
-class _AccumulatedChange:
+class _AccumulatedChange(Policy):
     threshold: float
     warmup: int
 
     needs_drift: ClassVar[bool] = True
-    needs_error: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_positive(self, "threshold")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from omnireuse.diffusion.reuse.policy import StepView
+from omnireuse.diffusion.reuse.policy import Policy, StepView
 from omnireuse.diffusion.reuse.validation import check_at_least, check_positive, field_error
 
 __all__ = ["ErrorControl"]
@@ -22,7 +22,7 @@ class _State(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ErrorControl:
+class ErrorControl(Policy):
     """Reuse as far as the forecast is expected to stay within a tolerance.
 
     A computed step shows how wrong the forecast for it was, over a known distance. The error of a forecast of order p
@@ -55,7 +55,6 @@ class ErrorControl:
     safety: float = 0.8
     growth: float = 2.0
 
-    needs_drift: ClassVar[bool] = False
     needs_error: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import ClassVar
 
 from omnireuse.diffusion.reuse.noise import SAME_NOISE
-from omnireuse.diffusion.reuse.policy import StepView
+from omnireuse.diffusion.reuse.policy import Policy, StepView
 from omnireuse.diffusion.reuse.validation import check_finite_list, field_error
 from omnireuse.errors import StateError
 
@@ -17,7 +16,7 @@ __all__ = ["FixedSchedule"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedSchedule:
+class FixedSchedule(Policy):
     """Compute at steps chosen beforehand and reuse at all others. The first step always computes.
 
     Give exactly one of `steps`, `every`, `num_computed` and `speedup`; with none of them every second step computes.
@@ -56,9 +55,6 @@ class FixedSchedule:
     power: float = 1.0
     compute_last: bool = True
 
-    needs_drift: ClassVar[bool] = False
-    needs_error: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         given = [name for name in ("steps", "every", "num_computed", "speedup") if getattr(self, name) is not None]
         if len(given) > 1:
@@ -88,10 +84,6 @@ class FixedSchedule:
         if self.power != 1 and self.num_computed is None and self.speedup is None:
             raise field_error(self, "power", "be left out unless num_computed or speedup is given")
 
-    def start(self) -> None:
-        """No state: the schedule is a function of the step alone."""
-        return
-
     def wants_reuse(self, state: None, view: StepView) -> bool:
         """Whether the schedule leaves this step out."""
         if view.total is None:
@@ -103,9 +95,9 @@ class FixedSchedule:
             )
         return view.index not in self.computed_steps(view.total, view.noises)
 
-    def after(self, state: None, view: StepView, reused: bool) -> None:
-        """No state."""
-        return
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
+        """The steps that compute, which are known ahead of every run."""
+        return self.computed_steps(total, noises)
 
     def computed_steps(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
         """The steps that compute in a run of `total` steps, with those shares of noise where they are known."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-from omnireuse.diffusion.reuse.policy import StepView
+from omnireuse.diffusion.reuse.policy import Policy, StepView
 from omnireuse.diffusion.reuse.validation import check_at_least, check_finite_list, check_positive, field_error
 from omnireuse.errors import StateError
 
@@ -31,7 +31,7 @@ class MagCacheState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MagCache:
+class MagCache(Policy):
     """Reuse while the magnitude ratios since the last computed step say that little was lost.
 
     Source: "MagCache: Fast Video Generation with Magnitude-Aware Cache", arXiv 2506.09045, section 3. Decisions equal
@@ -57,9 +57,6 @@ class MagCache:
     max_skip_steps: int = 5
     retention_ratio: float = 0.1
     compute_last: bool = False
-
-    needs_drift: ClassVar[bool] = False
-    needs_error: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_positive(self, "threshold")

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from omnireuse.diffusion.reuse.policy import StepView
+from omnireuse.diffusion.reuse.policy import Policy, StepView
 
 __all__ = ["Never"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Never:
+class Never(Policy):
     """Never reuse. Events and counters still run, which makes it the reference for every comparison."""
 
-    needs_drift: ClassVar[bool] = False
-    needs_error: ClassVar[bool] = False
-
-    def start(self) -> None:
-        """No state."""
-        return
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
+        """Every step."""
+        return frozenset(range(total))
 
     def wants_reuse(self, state: None, view: StepView) -> bool:
         """Always False."""
         return False
-
-    def after(self, state: None, view: StepView, reused: bool) -> None:
-        """No state."""
-        return

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from omnireuse.diffusion.reuse.policy import StepView
+from omnireuse.diffusion.reuse.policy import Policy, StepView
 from omnireuse.diffusion.reuse.validation import check_at_least, check_positive
 
 __all__ = ["ResidualDiff"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResidualDiff:
+class ResidualDiff(Policy):
     """Reuse where mean|R_last − R| / mean|R_last| is below a threshold, R_last being that of the last computed step.
 
     Nothing is accumulated, so a single step that is far off computes and all is as new. In region "tail" R is what the
@@ -37,7 +37,6 @@ class ResidualDiff:
     max_continuous_cached_steps: int = 3
 
     needs_drift: ClassVar[bool] = True
-    needs_error: ClassVar[bool] = False
     drift_since_computed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -74,7 +74,7 @@ def _stretched(name: str, total: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepMask:
+class StepMask(Policy):
     """Compute where the mask says so. Elsewhere reuse, or let another policy decide. The first and last step compute.
 
     Args:
@@ -122,13 +122,18 @@ class StepMask:
     @property
     def drift_since_computed(self) -> bool:
         """Since when the policy under the mask measures."""
-        return bool(getattr(self.dynamic, "drift_since_computed", False))
+        return self.dynamic is not None and self.dynamic.drift_since_computed
 
     @property
     def signal(self) -> str | None:
         """The signal that the policy under the mask means, where it means a certain one."""
-        named: str | None = getattr(self.dynamic, "signal", None)
-        return named
+        return None if self.dynamic is None else self.dynamic.signal
+
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int] | None:
+        """The mask's steps with the first and the last; None where another policy decides between them."""
+        if self.dynamic is not None:
+            return None
+        return frozenset({0, total - 1, *(step for step, computes in enumerate(self.mask_of(total)) if computes)})
 
     def start(self) -> Any:
         """The state of the policy under the mask."""

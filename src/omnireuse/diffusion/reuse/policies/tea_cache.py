@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from omnireuse.diffusion.reuse.policy import StepView
+from omnireuse.diffusion.reuse.policy import Policy, StepView
 from omnireuse.diffusion.reuse.validation import check_finite_list, check_positive
 
 __all__ = ["TeaCache", "TeaCacheState"]
@@ -25,7 +25,7 @@ class TeaCacheState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeaCache:
+class TeaCache(Policy):
     """Reuse while the accumulated estimate of the output's change stays under a threshold.
 
     Source: "Timestep Embedding Tells: It's Time to Cache for Video Diffusion Model", arXiv 2411.19108, section 3.3.
@@ -43,7 +43,6 @@ class TeaCache:
     coefficients: tuple[float, ...] = IDENTITY
 
     needs_drift: ClassVar[bool] = True
-    needs_error: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_positive(self, "rel_l1_thresh")

@@ -7,15 +7,11 @@ from itertools import chain
 import torch
 from torch.utils import _pytree as pytree
 
+from omnireuse.diffusion.reuse.generation import CUT
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
 from omnireuse.errors import StateError
 
-__all__ = ["CUT", "refuse_gradients"]
-
-CUT = (
-    "reuse would cut the gradient of what it stands in for; sample under torch.no_grad(), or disable reuse while "
-    "gradients are needed"
-)
+__all__ = ["refuse_gradients"]
 
 
 def refuse_gradients(call: DenoiserCall) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
+from omnireuse.diffusion.reuse.generation import Emit
 from omnireuse.diffusion.reuse.noise import noise_levels
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -48,14 +49,16 @@ class Runs:
         pipeline: may tell in `num_timesteps` how many of the scheduler's steps it takes.
         strategy: of every run.
         agreement: how ranks agree.
+        emit: takes every decision.
     """
 
-    def __init__(self, pipeline: Any, strategy: Strategy, agreement: Agreement) -> None:
+    def __init__(self, pipeline: Any, strategy: Strategy, agreement: Agreement, emit: Emit | None = None) -> None:
         self.peak_kept_bytes = 0
         """Most bytes of tensors that one run held."""
         self._pipeline = pipeline
         self._strategy = strategy
         self._agreement = agreement
+        self._emit = emit
         self._numbers = itertools.count(1)
         self._expected_steps: int | None = None
         self._here = _Here()
@@ -123,7 +126,7 @@ class Runs:
 
     def _begin(self, total: int | None, levels: Sequence[Any]) -> Run:
         self._here.served = True
-        self._here.run = Run(next(self._numbers), self._strategy, self._agreement, total, list(levels))
+        self._here.run = Run(next(self._numbers), self._strategy, self._agreement, total, levels, self._emit)
         return self._here.run
 
     def _by_timestep(self, kwargs: Mapping[str, Any]) -> Run | None:

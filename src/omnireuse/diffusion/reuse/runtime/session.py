@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
-from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.generation import Emit
 from omnireuse.diffusion.reuse.runtime.gradients import refuse_gradients
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, interceptors_of
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, Region
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Region
 from omnireuse.diffusion.reuse.runtime.runs import Runs
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError, UnsupportedModelError
@@ -26,7 +26,7 @@ logger = logging.getLogger("omnireuse")
 DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet", "prior", "decoder")
 """Attributes of a pipeline that hold a denoiser."""
 
-RegionFactory = Callable[[Strategy, Emit, Sequence[torch.nn.Module], object], Region]
+RegionFactory = Callable[[Strategy, Sequence[torch.nn.Module], object], Region]
 
 
 def denoisers_of(pipeline: Any) -> list[torch.nn.Module]:
@@ -77,11 +77,10 @@ class Session:
     ) -> None:
         self.pipeline = pipeline
         self.strategy = strategy
-        self.runs = Runs(pipeline, strategy, agreement or Agreement())
+        self.runs = Runs(pipeline, strategy, agreement or Agreement(), emit)
         self.calls_outside = 0
         """Denoiser calls that belonged to no run and were passed on."""
         self._make_region = make_region
-        self._emit: Callable[[Decision], None] = emit
         self._here = _Here()
         self._region: Region | None = None
         self._denoisers: list[torch.nn.Module] = []
@@ -122,7 +121,7 @@ class Session:
                 if hasattr(denoiser, "cache_context"):
                     handlers["cache_context"] = self._context_entered
                 self._on_denoisers.append(intercept(denoiser, self, handlers))
-            self._region = self._make_region(self.strategy, self._emit, denoisers, self)
+            self._region = self._make_region(self.strategy, denoisers, self)
         scheduler = getattr(self.pipeline, "scheduler", None)
         if scheduler is not self._scheduler:
             if self._on_scheduler is not None:

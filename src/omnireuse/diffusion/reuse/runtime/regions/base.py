@@ -8,16 +8,14 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
+from torch.utils import _pytree as pytree
 
-from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.samples import rows_of
 from omnireuse.diffusion.reuse.spectrum import filtered, grid_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 
-__all__ = ["DenoiserCall", "Emit", "Region", "measures", "watched"]
-
-Emit = Callable[[Decision], None]
+__all__ = ["DenoiserCall", "Region", "bytes_of", "watched"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +100,6 @@ def watched(strategy: Strategy, call: DenoiserCall) -> torch.Tensor | None:
     return latents
 
 
-def measures(strategy: Strategy, tensor: torch.Tensor) -> bool:
-    """Whether forecast errors are measured: where asked for or needed, and where reading one back stalls no device."""
-    return strategy.measure_errors or strategy.policy.needs_error or tensor.device.type == "cpu"
+def bytes_of(tree: Any) -> int:
+    """Bytes of the tensors in nested containers."""
+    return sum(leaf.nbytes for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))

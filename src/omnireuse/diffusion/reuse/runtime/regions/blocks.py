@@ -10,18 +10,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import torch
 
+from omnireuse.diffusion.reuse.branch_state import layout_of
+from omnireuse.diffusion.reuse.generation import Choice
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, measures
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
 from omnireuse.diffusion.reuse.runtime.regions.stack import Block, Stack
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.samples import row_of
-from omnireuse.diffusion.reuse.runtime.track import layout_of
-from omnireuse.diffusion.reuse.runtime.verdict import Verdict, magnitudes
 from omnireuse.diffusion.reuse.runtime.wrappers import keep_out_of_graphs
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
@@ -42,7 +41,7 @@ class Pass:
     """
 
     call: DenoiserCall
-    verdicts: Sequence[Verdict] = ()
+    choices: Sequence[Choice] = ()
     start: Sequence[torch.Tensor] = ()
     signal: torch.Tensor | None = None
     entry: Sequence[torch.Tensor] = ()
@@ -51,8 +50,8 @@ class Pass:
     @property
     def reuse(self) -> bool:
         """Whether the blocks are skipped: no sample needs them."""
-        assert self.verdicts, "the first block runs before the others"
-        return all(verdict.reuse for verdict in self.verdicts)
+        assert self.choices, "the first block runs before the others"
+        return all(choice.reuse for choice in self.choices)
 
 
 class BlocksRegion:
@@ -60,16 +59,12 @@ class BlocksRegion:
 
     Args:
         strategy: what to do.
-        emit: takes the events.
         stacks: for each denoiser, the module and the declaration of its stack.
         owner: whom the interceptions belong to.
     """
 
-    def __init__(
-        self, strategy: Strategy, emit: Emit, stacks: Sequence[tuple[torch.nn.Module, Stack]], owner: object
-    ) -> None:
+    def __init__(self, strategy: Strategy, stacks: Sequence[tuple[torch.nn.Module, Stack]], owner: object) -> None:
         self._strategy = strategy
-        self._emit = emit
         self._residual = strategy.chosen_quantity == "residual"
         self._owner = owner
         self._here = threading.local()
@@ -128,14 +123,14 @@ class BlocksRegion:
             arguments = block.arguments(args, kwargs)
             if first:
                 self._enter(current, block.entering(arguments))
-            if not current.verdicts:
+            if not current.choices:
                 raise StateError(f"{type(current.call.module).__name__} did not run its first block; {_SKIPPED}")
             if current.reuse:
                 return block.returned(self._leave(current, None)) if last else block.passed_on(arguments)
             result = proceed(*args, **kwargs)
             if last:
                 streams = self._leave(current, block.leaving(result, current.entry))
-                if any(verdict.reuse for verdict in current.verdicts):
+                if any(choice.reuse for choice in current.choices):
                     return block.returned(streams)
             return result
 
@@ -146,15 +141,14 @@ class BlocksRegion:
         layout = layout_of(*call.tensors, *streams)
         rowed = [*streams, *([] if signal is None else [signal])]
         by_row = self._strategy.decides_by_sample and all(tensor.shape[0] == call.batch > 1 for tensor in rowed)
-        current.verdicts = [
-            Verdict(
-                call.run,
-                (call.denoiser, call.branch),
+        current.choices = [
+            call.run.generation.decide(
                 call.branch,
-                call.order,
-                None if signal is None else row_of(signal, row),
-                layout,
+                denoiser=call.denoiser,
+                order=call.order,
                 sample=row,
+                layout=layout,
+                signal=None if signal is None else row_of(signal, row),
             )
             for row in (range(call.batch) if by_row else [None])
         ]
@@ -168,31 +162,25 @@ class BlocksRegion:
         The whole batch runs through the blocks where any sample needs them, since only the model knows which of the
         tensors between its blocks have rows; the others get what they would get alone all the same.
         """
-        parts = [self._conclude(current, verdict, computed) for verdict in current.verdicts]
+        parts = [self._streams_of(current, choice, computed) for choice in current.choices]
         current.entry = ()
         current.finished = True
         return [rows[0] if len(rows) == 1 else torch.cat(rows) for rows in zip(*parts, strict=True)]
 
-    def _conclude(
-        self, current: Pass, verdict: Verdict, computed: Sequence[torch.Tensor | None] | None
+    def _streams_of(
+        self, current: Pass, choice: Choice, computed: Sequence[torch.Tensor | None] | None
     ) -> list[torch.Tensor]:
-        started = perf_counter()
-        entry = [row_of(stream, verdict.sample) for stream in current.entry]
-        if verdict.reuse:
-            values = verdict.foretell()
+        generation = current.call.run.generation
+        entry = [row_of(stream, choice.sample) for stream in current.entry]
+        if choice.reuse:
+            values = generation.predict_values(choice)
             if self._residual:
-                streams = [before + value for before, value in zip(entry, values, strict=True)]
-            else:
-                streams = [value.clone() for value in values]
-        else:
-            assert computed is not None, "the blocks ran, as the verdict says"
-            leaving = [None if stream is None else row_of(stream, verdict.sample) for stream in computed]
-            values = [self._value(after, before) for after, before in zip(leaving, entry, strict=True)]
-            verdict.learn(values, lambda: magnitudes(values), measures(self._strategy, values[0]))
-            streams = [before if after is None else after for after, before in zip(leaving, entry, strict=True)]
-        verdict.host_seconds += perf_counter() - started
-        self._emit(verdict.conclude())
-        return streams
+                return [before + value for before, value in zip(entry, values, strict=True)]
+            return [value.clone() for value in values]
+        assert computed is not None, "the blocks ran, as the choice says"
+        leaving = [None if stream is None else row_of(stream, choice.sample) for stream in computed]
+        generation.observe_values(choice, [self._value(a, b) for a, b in zip(leaving, entry, strict=True)])
+        return [before if after is None else after for after, before in zip(leaving, entry, strict=True)]
 
     def _value(self, after: torch.Tensor | None, before: torch.Tensor) -> torch.Tensor:
         if after is None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.diffusion.reuse.runtime.algebra import OutputAlgebra
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, measures, watched
+from omnireuse.diffusion.reuse.branch_state import layout_of
+from omnireuse.diffusion.reuse.generation import Choice
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, bytes_of, watched
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.samples import row_of
-from omnireuse.diffusion.reuse.runtime.track import layout_of
-from omnireuse.diffusion.reuse.runtime.verdict import Verdict
 from omnireuse.diffusion.reuse.strategy import Strategy
 
 __all__ = ["CallRegion"]
@@ -29,96 +28,80 @@ _NEGATED = {
 """Denoisers whose pipelines hand the scheduler the negative of what they return."""
 
 
+@dataclass
+class CallState:
+    """What the region keeps for one run.
+
+    Attributes:
+        structures: of each denoiser's and branch's results: leaves without their data, and how they are nested.
+        undivided: denoisers and branches whose results have no rows, so that their samples cannot be told apart.
+    """
+
+    structures: dict[tuple[int, str], tuple[list[Any], Any]] = field(default_factory=dict)
+    undivided: set[tuple[int, str]] = field(default_factory=set)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the leaves."""
+        return bytes_of([leaves for leaves, _ in self.structures.values()])
+
+
 class CallRegion:
     """One decision a call for each row of its batch, or for all of them.
 
     Whatever tensors the denoiser returns, in whatever structure, are forecast one by one.
     """
 
-    def __init__(self, strategy: Strategy, emit: Emit) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._emit = emit
-        self._algebra = OutputAlgebra(strategy)
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output, or one of the same structure made of forecasts, row by row."""
-        run, key = call.run, (call.denoiser, call.branch)
-        by_row = self._strategy.decides_by_sample and call.batch > 1 and key not in run.undivided
+        state, key = _state_of(call.run), (call.denoiser, call.branch)
+        by_row = self._strategy.decides_by_sample and call.batch > 1 and key not in state.undivided
         signal = watched(self._strategy, call)
-        verdicts = [self._verdict(call, signal, row) for row in (range(call.batch) if by_row else [None])]
-        computing = [verdict for verdict in verdicts if not verdict.reuse]
+        choices = [self._decide(call, signal, row) for row in (range(call.batch) if by_row else [None])]
+        computing = [choice for choice in choices if not choice.reuse]
         computed: list[torch.Tensor] = []
         if computing:
-            partly = len(computing) < len(verdicts)
-            rows = [verdict.sample for verdict in computing if verdict.sample is not None]
+            partly = len(computing) < len(choices)
+            rows = [choice.sample for choice in computing if choice.sample is not None]
             result = call.compute_rows(rows) if partly else call.compute()
             leaves, structure = pytree.tree_flatten(result)
-            run.placeholders[key] = ([_shape_only(leaf) for leaf in leaves], structure)
+            state.structures[key] = ([_shape_only(leaf) for leaf in leaves], structure)
             computed = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             if by_row and not partly and any(leaf.ndim == 0 or leaf.shape[0] != call.batch for leaf in computed):
-                # Decided anew for the batch: what has no rows cannot be put together from some.
-                run.undivided.add(key)
-                verdicts = computing = [self._verdict(call, signal, None)]
-        parts = []
-        for verdict in verdicts:
-            if verdict.reuse:
-                parts.append(self._forecast(call, verdict))
+                # Decided again for the batch: what has no rows cannot be put together from some.
+                state.undivided.add(key)
+                choices = computing = [self._decide(call, signal, None)]
+        leaves, structure = state.structures[key]
+        dtypes = [leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        parts, is_result = [], len(computing) == len(choices)
+        for choice in choices:
+            if choice.reuse:
+                parts.append(_predict(call, choice, dtypes))
             else:
-                position = computing.index(verdict) if verdict.sample is not None else None
+                position = computing.index(choice) if choice.sample is not None else None
                 outputs = [row_of(leaf, position) for leaf in computed]
-                self._remember(call, verdict, outputs)
-                parts.append(self._corrected(call, verdict) or outputs)
-            self._emit(verdict.conclude())
-        if len(computing) == len(verdicts) and not any(verdict.corrected for verdict in verdicts):
+                corrected = _observe(call, choice, outputs)
+                parts.append(outputs if corrected is None else corrected)
+                is_result = is_result and corrected is None
+        if is_result:
             return result
-        leaves, structure = run.placeholders[key]
         whole = iter(part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
         leaves = [next(whole) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return pytree.tree_unflatten(leaves, structure)
 
-    def _verdict(self, call: DenoiserCall, signal: torch.Tensor | None, row: int | None) -> Verdict:
-        own = None if signal is None else row_of(signal, row)
-        key, veto = (call.denoiser, call.branch), self._algebra.veto(call.run)
-        return Verdict(call.run, key, call.branch, call.order, own, layout_of(*call.tensors), veto, row)
-
-    def _forecast(self, call: DenoiserCall, verdict: Verdict) -> list[torch.Tensor]:
-        started = perf_counter()
-        outputs = self._outputs(call, verdict, verdict.foretell())
-        verdict.host_seconds += perf_counter() - started
-        return outputs
-
-    def _corrected(self, call: DenoiserCall, verdict: Verdict) -> list[torch.Tensor] | None:
-        values = verdict.correct()
-        return None if values is None else self._outputs(call, verdict, values)
-
-    def _outputs(self, call: DenoiserCall, verdict: Verdict, values: list[torch.Tensor]) -> list[torch.Tensor]:
-        leaves, _ = call.run.placeholders[call.denoiser, call.branch]
-        dtypes = [leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        samples = _samples(call, verdict, [value.shape for value in values])
-        outputs = [
-            self._algebra.output(call.run, sample, value, dtype)
-            for sample, value, dtype in zip(samples, values, dtypes, strict=True)
-        ]
-        if _is_negated(call):
-            outputs = [output.neg_() for output in outputs]
-        return outputs
-
-    def _remember(self, call: DenoiserCall, verdict: Verdict, outputs: list[torch.Tensor]) -> None:
-        started = perf_counter()
-        run = call.run
-        if _is_negated(call):
-            outputs = [output.neg() for output in outputs]
-        samples = _samples(call, verdict, [output.shape for output in outputs])
-        for sample, output in zip(samples, outputs, strict=True):
-            self._algebra.settle(run, sample, output)
-        values = [self._algebra.value(run, sample, output) for sample, output in zip(samples, outputs, strict=True)]
-        known = [value for value in values if value is not None]
-        if outputs and len(known) == len(outputs):
-            measure = measures(self._strategy, outputs[0])
-            verdict.learn(known, lambda: self._algebra.scales(run, samples[0], outputs[0], known[0]), measure)
-        else:
-            verdict.track.forget()
-        verdict.host_seconds += perf_counter() - started
+    @staticmethod
+    def _decide(call: DenoiserCall, signal: torch.Tensor | None, row: int | None) -> Choice:
+        return call.run.generation.decide(
+            call.branch,
+            denoiser=call.denoiser,
+            order=call.order,
+            sample=row,
+            layout=layout_of(*call.tensors),
+            signal=None if signal is None else row_of(signal, row),
+        )
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """The output as it is: this region has done its work in the calls."""
@@ -128,18 +111,34 @@ class CallRegion:
         """Nothing stands between objects."""
 
 
+def _predict(call: DenoiserCall, choice: Choice, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
+    generation = call.run.generation
+    values = generation.predict_values(choice)
+    outputs = generation.as_outputs(values, _samples(call, choice, [value.shape for value in values]), dtypes)
+    return [output.neg_() for output in outputs] if _is_negated(call) else outputs
+
+
+def _observe(call: DenoiserCall, choice: Choice, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    negated = _is_negated(call)
+    if negated:
+        outputs = [output.neg() for output in outputs]
+    samples = _samples(call, choice, [output.shape for output in outputs])
+    corrected = call.run.generation.observe_outputs(choice, outputs, samples)
+    return [output.neg_() for output in corrected] if corrected is not None and negated else corrected
+
+
 def _is_negated(call: DenoiserCall) -> bool:
     return type(call.module).__name__ in _NEGATED
 
 
-def _samples(call: DenoiserCall, verdict: Verdict, shapes: Sequence[torch.Size]) -> list[torch.Tensor | None]:
+def _samples(call: DenoiserCall, choice: Choice, shapes: Sequence[torch.Size]) -> list[torch.Tensor | None]:
     """The sample that each output belongs to: the next tensor of its shape among what the call was given.
 
     The call's own latents come first, because masks and callbacks may have changed them since the scheduler returned
     them; then the scheduler's word, for models that are also fed conditioning channels; then whatever else the call
     was given, for models of several kinds of latents, such as frames and sound.
     """
-    scale, row = call.run.level.input_scale, verdict.sample
+    scale, row = call.run.level.input_scale, choice.sample
     own = call.latents if scale == 1.0 else [latent / scale for latent in call.latents]
     told = [] if call.run.latents is None else [call.run.latents]
     others = [tensor for tensor in call.tensors if tensor is not call.input]
@@ -149,6 +148,13 @@ def _samples(call: DenoiserCall, verdict: Verdict, shapes: Sequence[torch.Size])
         index = next((i for i, each in enumerate(left) if each.shape == shape), None)
         samples.append(None if index is None else left.pop(index))
     return samples
+
+
+def _state_of(run: Run) -> CallState:
+    if run.region_state is None:
+        run.region_state = CallState()
+    state: CallState = run.region_state
+    return state
 
 
 def _shape_only(leaf: Any) -> Any:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from time import perf_counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.diffusion.reuse.runtime.algebra import OutputAlgebra
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit, measures, watched
+from omnireuse.diffusion.reuse.branch_state import layout_of
+from omnireuse.diffusion.reuse.generation import Choice
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, bytes_of, watched
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.samples import row_of, with_rows
-from omnireuse.diffusion.reuse.runtime.track import layout_of
-from omnireuse.diffusion.reuse.runtime.verdict import Verdict
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import UnsupportedModelError
 
@@ -30,58 +28,89 @@ __all__ = ["StepRegion"]
 logger = logging.getLogger("omnireuse")
 
 
+@dataclass
+class StepState:
+    """What the region keeps for one run.
+
+    Attributes:
+        step: the step that the choices are for.
+        first_call: of that step; None once the scheduler was handed its output.
+        choices: one a sample or one for the batch; none where that must wait for the scheduler.
+        placeholders: the last computed output of each denoiser and branch, handed out where only its shape matters.
+        calls_when_computed: denoiser calls of each sample's last computed step: guidance that sets in or ends changes
+            it.
+        samples: samples of the batch, once the scheduler has been seen with them.
+    """
+
+    step: int = -1
+    first_call: DenoiserCall | None = None
+    choices: list[Choice] = field(default_factory=list)
+    placeholders: dict[tuple[int, str], Any] = field(default_factory=dict)
+    calls_when_computed: dict[int | None, int] = field(default_factory=dict)
+    samples: int | None = None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the placeholders."""
+        return bytes_of(self.placeholders)
+
+
 class StepRegion:
     """One decision a step for each sample, or for the batch, taken at the step's first call of a denoiser."""
 
-    def __init__(self, strategy: Strategy, emit: Emit) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._emit = emit
-        self._algebra = OutputAlgebra(strategy)
+
+    @staticmethod
+    def has_begun(run: Run) -> bool:
+        """Whether the current step has seen a call."""
+        return _state_of(run).step == run.index
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output; for reused samples the last one, whose values nobody will use."""
-        run = call.run
-        if run.pending is None:
-            run.pending = self._open(call)
+        state = _state_of(call.run)
+        if state.step != call.run.index:
+            state.step, state.first_call = call.run.index, call
+            state.choices = self._decide(call, state)
         key = (call.denoiser, call.branch)
-        reused = [verdict.sample for verdict in run.pending.verdicts if verdict.reuse]
-        if reused and key not in run.placeholders:
+        reused = [choice.sample for choice in state.choices if choice.reuse]
+        if reused and key not in state.placeholders:
             # The last computed step did not have this branch, and only computing it tells its shape.
             logger.info(
-                "step %d: branch %s sets in and is computed although the step is reused", run.index, call.branch
+                "step %d: branch %s sets in and is computed although the step is reused", call.run.index, call.branch
             )
             reused = []
-        if reused and len(reused) == len(run.pending.verdicts):
-            return run.placeholders[key]
-        output = self._compute_without(call, reused, run.placeholders[key]) if reused else call.compute()
+        if reused and len(reused) == len(state.choices):
+            return state.placeholders[key]
+        output = self._compute_without(call, state, reused) if reused else call.compute()
         if (kinds := _kinds_of(output)) > 1:
             raise UnsupportedModelError(
                 f"Strategy(region='step'): {type(call.module).__name__} must return one kind of latents, got {kinds}, "
                 f"of which the scheduler is handed one; use region='call', which forecasts all of them, or 'blocks'"
             )
-        run.placeholders[key] = output
+        state.placeholders[key] = output
         return output
 
-    def _open(self, call: DenoiserCall) -> _Step:
-        run = call.run
+    def _decide(self, call: DenoiserCall, state: StepState) -> list[Choice]:
         by_sample = self._strategy.decides_by_sample
-        if by_sample and run.samples is None:
+        if by_sample and state.samples is None:
             # Guidance may have stacked its branches in one call: how many samples there are is known when the scheduler
             # has been seen with them. The first step computes, so it can wait for that.
-            return _Step(call, [])
-        divided = by_sample and run.samples is not None and run.samples > 1 and call.batch % run.samples == 0
-        # Another expert foretells another sample: what the one before it has shown is of another kind.
+            return []
+        count = state.samples or 1
+        divided = by_sample and count > 1 and call.batch % count == 0
+        # Another expert forecasts another sample: what the one before it has shown is of another kind.
         layout = (call.denoiser, layout_of(*call.tensors))
-        signal, veto = watched(self._strategy, call), self._algebra.veto(run)
-        verdicts = []
-        for sample in range(run.samples) if divided and run.samples else [None]:
-            own = signal if signal is None or sample is None else signal[sample :: run.samples]
-            verdicts.append(Verdict(run, "step", "step", 0, own, layout, veto, sample))
-        return _Step(call, verdicts)
+        signal = watched(self._strategy, call)
+        choices = []
+        for sample in range(count) if divided else [None]:
+            own = signal if signal is None or sample is None else signal[sample::count]
+            choices.append(call.run.generation.decide("step", sample=sample, layout=layout, signal=own))
+        return choices
 
     @staticmethod
-    def _compute_without(call: DenoiserCall, reused: list[int | None], last: Any) -> Any:
-        samples = call.run.samples or 1
+    def _compute_without(call: DenoiserCall, state: StepState, reused: list[int | None]) -> Any:
+        last, samples = state.placeholders[call.denoiser, call.branch], state.samples or 1
         rows = [row for row in range(call.batch) if row % samples not in reused]
         computed, structure = pytree.tree_flatten(call.compute_rows(rows))
         whole = [
@@ -92,60 +121,48 @@ class StepRegion:
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """For reused samples the forecast; what was computed is remembered and handed on, corrected or as it is."""
-        step: _Step | None = run.pending
-        if step is None:
+        state = _state_of(run)
+        call, state.first_call = state.first_call, None
+        if call is None:
             return output
-        if run.samples is None and self._strategy.decides_by_sample:
-            run.samples = sample.shape[0]
-            step = self._open(step.call)
-        parts = [
-            self._conclude(run, verdict, row_of(output, verdict.sample), row_of(sample, verdict.sample))
-            for verdict in step.verdicts
-        ]
-        if not any(verdict.reuse or verdict.corrected for verdict in step.verdicts):
+        choices = state.choices
+        if state.samples is None and self._strategy.decides_by_sample:
+            state.samples = sample.shape[0]
+            choices = self._decide(call, state)
+        parts = [self._hand_on(run, state, choice, output, sample) for choice in choices]
+        if all(part is None for part in parts):
             return output
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        rows = [row_of(output, c.sample) if part is None else part for c, part in zip(choices, parts, strict=True)]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
 
-    def _conclude(self, run: Run, verdict: Verdict, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        started = perf_counter()
+    @staticmethod
+    def _hand_on(
+        run: Run, state: StepState, choice: Choice, output: torch.Tensor, sample: torch.Tensor
+    ) -> torch.Tensor | None:
+        """What a sample's part of the output is replaced with; None for nothing."""
+        output, sample = row_of(output, choice.sample), row_of(sample, choice.sample)
         # Guidance that sets in or ends changes what is handed over: what was remembered is of another kind then.
-        other_kind = run.calls_when_computed.get(verdict.sample, run.calls) != run.calls
-        if verdict.reuse:
-            (value,) = verdict.foretell()
-            output = self._algebra.output(run, sample, value, output.dtype)
-        else:
+        other_kind = state.calls_when_computed.get(choice.sample, run.calls) != run.calls
+        if choice.reuse:
+            (forecast,) = run.generation.predict_outputs(choice, [sample], [output.dtype])
             if other_kind:
-                verdict.track.forget()
-            self._remember(run, verdict, output, sample)
-            if corrected := verdict.correct():
-                output = self._algebra.output(run, sample, corrected[0], output.dtype)
-        verdict.host_seconds += perf_counter() - started
-        self._emit(verdict.conclude())
-        if verdict.reuse and other_kind:
-            verdict.track.forget()
-        return output
-
-    def _remember(self, run: Run, verdict: Verdict, output: torch.Tensor, sample: torch.Tensor) -> None:
-        run.calls_when_computed[verdict.sample] = run.calls
-        self._algebra.settle(run, sample, output)
-        value = self._algebra.value(run, sample, output)
-        if value is None:
-            verdict.track.forget()
-        else:
-            verdict.learn(
-                [value], lambda: self._algebra.scales(run, sample, output, value), measures(self._strategy, output)
-            )
+                run.generation.forget(choice)
+            return forecast
+        if other_kind:
+            run.generation.forget(choice)
+        state.calls_when_computed[choice.sample] = run.calls
+        corrected = run.generation.observe_outputs(choice, [output], [sample])
+        return None if corrected is None else corrected[0]
 
     def undo(self) -> None:
         """Nothing stands between objects."""
 
 
-@dataclass
-class _Step:
-    """What was decided at a step's first call; no verdicts where that must wait for the scheduler."""
-
-    call: DenoiserCall
-    verdicts: list[Verdict]
+def _state_of(run: Run) -> StepState:
+    if run.region_state is None:
+        run.region_state = StepState()
+    state: StepState = run.region_state
+    return state
 
 
 def _kinds_of(output: Any) -> int:

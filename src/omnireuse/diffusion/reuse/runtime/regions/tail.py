@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Emit
+from omnireuse.diffusion.reuse.branch_state import layout_of
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
 from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion, Pass
 from omnireuse.diffusion.reuse.runtime.regions.stack import Block, Stack
-from omnireuse.diffusion.reuse.runtime.track import layout_of
-from omnireuse.diffusion.reuse.runtime.verdict import Verdict
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import ConfigError
@@ -38,11 +37,9 @@ class TailRegion(BlocksRegion):
         ConfigError: more first and last blocks than a stack has, or last blocks that read skipped ones.
     """
 
-    def __init__(
-        self, strategy: Strategy, emit: Emit, stacks: Sequence[tuple[torch.nn.Module, Stack]], owner: object
-    ) -> None:
+    def __init__(self, strategy: Strategy, stacks: Sequence[tuple[torch.nn.Module, Stack]], owner: object) -> None:
         self._whole: list[torch.nn.Module] = []
-        super().__init__(strategy, emit, stacks, owner)
+        super().__init__(strategy, stacks, owner)
 
     def _attach(self, denoiser: torch.nn.Module, stack: Stack) -> None:
         # Blocks that only feed others (the control blocks of VACE) run at every step, as the last blocks read them.
@@ -100,9 +97,10 @@ class TailRegion(BlocksRegion):
         """Runs the denoiser, whose blocks ask this region."""
         if not any(unwrapped(call.module) is each for each in self._whole):
             return super().call(call)
-        verdict = Verdict(
-            call.run, (call.denoiser, call.branch), call.branch, call.order, None, layout_of(*call.tensors)
+        generation = call.run.generation
+        choice = generation.decide(
+            call.branch, denoiser=call.denoiser, order=call.order, layout=layout_of(*call.tensors)
         )
         result = call.compute()
-        self._emit(verdict.conclude())
+        generation.pass_by(choice)
         return result
