@@ -11,10 +11,8 @@ from tiny import Tiny
 
 import omnireuse
 from omnireuse import FixedSchedule, Hold
-from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.forecasters import Fitted
 from omnireuse.diffusion.reuse.runtime.interception import intercept
-from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import ConfigError
 
@@ -103,18 +101,21 @@ def test_weights_of_two_branches_end_where_one_is_called(flux: Tiny, caplog: pyt
 
 def test_weights_of_two_branches_end_at_the_step_where_guidance_does(caplog: pytest.LogCaptureFixture) -> None:
     both = Fitted(at=AT, weights=(HELD, MENDED), computed=COMPUTED)
-    run = Run(1, Strategy.where_it_fits(FixedSchedule(steps=COMPUTED), both), Agreement(), STEPS, [])
-    fitted_track = run.track("cond", 0)
-    fitted_track.observe(AT[0], [torch.ones(1, 2)])
+    generation = Strategy.where_it_fits(FixedSchedule(steps=COMPUTED), both).start(total=STEPS)
+
+    def step(*branches: str) -> None:
+        for order, branch in enumerate(branches):
+            choice = generation.decide(branch, order=order)
+            assert not choice.reuse
+            generation.observe(choice, torch.ones(1, 2), torch.ones(1, 2))
+        generation.advance()
+
     with caplog.at_level(logging.WARNING, "omnireuse"):
-        run.calls = 2
-        run.advance(None)
-        assert run.track("cond", 0) is fitted_track
-        run.calls = 1
-        run.advance(None)
+        step("cond", "uncond")
+        assert generation.kept_bytes
+        step("cond")
     assert caplog.text.count("step 1 has 1 calls, so a blend forecasts instead") == 1
-    assert run.track("cond", 0) is not fitted_track
-    assert run.kept_bytes == 0
+    assert generation.kept_bytes == 0
 
 
 @pytest.mark.parametrize("region", ["step", "call"])

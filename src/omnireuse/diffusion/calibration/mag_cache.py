@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from omnireuse.diffusion.reuse.forecasters.base import Memory
+from omnireuse.diffusion.reuse.forecasters.base import Forecaster, Memory
 from omnireuse.diffusion.reuse.forecasters.hold import HoldMemory
 from omnireuse.errors import StateError
 
@@ -17,7 +17,7 @@ __all__ = ["MagnitudeRecorder"]
 
 @dataclass(frozen=True, kw_only=True)
 class MagnitudeRecorder(Forecaster):
-    """A forecaster that foretells nothing and notes the ratio of successive magnitudes of every value it is shown.
+    """A forecaster that forecasts nothing and notes the ratio of successive magnitudes of every value it is shown.
 
     With policy "never" in region "blocks" it sees each branch's residual, one memory for each stream, at every step.
 
