@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import omnireuse
 from omnireuse import FixedSchedule
 from omnireuse.diffusion.reuse.forecasters import FORECASTERS
+from omnireuse.diffusion.reuse.generation import Generation
 from omnireuse.diffusion.reuse.runtime.interception import intercept
 
 
@@ -280,11 +281,11 @@ class NoReading(TorchDispatchMode):
 @torch.no_grad()
 def unread_steps(flux: Tiny, monkeypatch: pytest.MonkeyPatch, **choice: Any) -> omnireuse.Handle:
     """A run whose steps behind the first, which reads the schedule, read nothing; as if on an accelerator."""
-    for region in ("step", "call", "blocks"):
-        monkeypatch.setattr(
-            f"omnireuse.diffusion.reuse.runtime.regions.{region}.measures",
-            lambda strategy, _tensor: strategy.measure_errors or strategy.policy.needs_error,
-        )
+    monkeypatch.setattr(
+        Generation,
+        "measures",
+        lambda self, _value: self.strategy.measure_errors or self.strategy.policy.needs_error,
+    )
     transformer, scheduler = flux.pipe.transformer, flux.pipe.scheduler
     given = {"encoder_hidden_states": torch.ones(1, 6, 32), "pooled_projections": torch.ones(1, 32)}
     given |= {"img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(6, 3), "return_dict": False}

@@ -154,11 +154,12 @@ class Generation:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of tensor storage held; a tensor held twice counts once."""
+        """Bytes of tensor storage held; what is held twice counts once."""
         held: dict[int, int] = {}
 
         def weigh(tensor: torch.Tensor) -> torch.Tensor:
-            held[tensor.data_ptr()] = tensor.nbytes
+            storage = tensor.untyped_storage()
+            held[storage.data_ptr()] = storage.nbytes()
             return tensor
 
         for state in self._states.values():
@@ -185,7 +186,7 @@ class Generation:
             order: place among the step's calls of the denoiser, from 0.
             sample: row of the batch that is decided on; None for all of them together.
             layout: what must equal the remembered layout for a reuse to be possible (`layout_of`).
-            signal: the tensor that the policy watches; None where it watches none.
+            signal: the tensor to watch; left aside where the strategy watches none.
 
         Raises:
             StateError: a policy that depends on the number of steps, which nobody told.
@@ -196,7 +197,7 @@ class Generation:
         strategy, policy = self.strategy, self.strategy.policy
         state = self._states.get((denoiser, branch, sample)) or self._new_state(order)
         leader = self._leads.get((denoiser, sample)) if strategy.together else None
-        if leader is not None:
+        if leader is not None or strategy.chosen_signal == "none":
             signal = None
         drift = None if signal is None else self._drift(state, signal)
         view = StepView(
@@ -355,7 +356,7 @@ class Generation:
             raise StateError(CUT)
         state = self.begin(choice)
         error = None
-        if state.primed and self._measures(values[0]):
+        if state.primed and self.measures(values[0]):
             error = self._compare(state, state.predict(self.at), values, scales or _own_magnitude(values))
         self._remember(choice, state, values)
         corrected = state.corrected(self.at)
@@ -443,6 +444,12 @@ class Generation:
             )
         )
 
+    @property
+    def can_be_batched(self) -> bool:
+        """Whether what is learnt from a computed output needs nothing but that output: no other rank and no signal."""
+        alone = self._agreement.is_alone or not self.strategy.policy.needs_error
+        return alone and self.strategy.chosen_signal != "expected_output"
+
     # -- within one step ----------------------------------------------------------------------------------------------
 
     def _new_state(self, order: int) -> BranchState:
@@ -473,7 +480,7 @@ class Generation:
             return "longest"
         return None
 
-    def _measures(self, value: torch.Tensor) -> bool:
+    def measures(self, value: torch.Tensor) -> bool:
         """Whether the forecast's error is measured: where asked for or needed, and where reading it stalls nothing."""
         return self.strategy.measure_errors or self.strategy.policy.needs_error or value.device.type == "cpu"
 
@@ -499,7 +506,7 @@ class Generation:
         return numerator / denominator if denominator else None
 
     def _remember(self, choice: Choice, state: BranchState, values: Sequence[torch.Tensor]) -> None:
-        memories = self._memories(state, values)
+        memories = self.memories_of(state, values)
         kept = [self.as_kept(value) for value in values]
         self._measure_rate(choice, state, kept)
         for memory, value in zip(memories, kept, strict=True):
@@ -510,7 +517,8 @@ class Generation:
         dtype = self.strategy.history_dtype
         return value.to(dtype) if isinstance(dtype, torch.dtype) and value.is_floating_point() else value
 
-    def _memories(self, state: BranchState, values: Sequence[torch.Tensor]) -> list[Memory]:
+    def memories_of(self, state: BranchState, values: Sequence[torch.Tensor]) -> list[Memory]:
+        """The memory of each value, started where there is none."""
         if state.memories is None or len(state.memories) != len(values):
             branch = state.order if state.order < self._forecaster.branches else 0
             state.memories = [self._forecaster.start(branch) for _ in values]

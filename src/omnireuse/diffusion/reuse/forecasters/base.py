@@ -97,11 +97,12 @@ class Memory(ABC):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of tensor storage held; a tensor held twice counts once."""
+        """Bytes of tensor storage held; what is held twice counts once."""
         held: dict[int, int] = {}
 
         def weigh(tensor: torch.Tensor) -> torch.Tensor:
-            held[tensor.data_ptr()] = tensor.nbytes
+            storage = tensor.untyped_storage()
+            held[storage.data_ptr()] = storage.nbytes()
             return tensor
 
         self.transformed(weigh)

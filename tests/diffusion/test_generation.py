@@ -1,0 +1,315 @@
+"""The decision core on its own: no pipeline, no hooks, no threads."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from omnireuse import BestOrder, Blend, ErrorControl, Fitted, FixedSchedule, Hermite, Hold, Polynomial, Strategy
+from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
+from omnireuse.diffusion.reuse.branch_state import layout_of
+from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.forecasters import Forecaster
+from omnireuse.diffusion.reuse.generation import Choice, Generation
+from omnireuse.diffusion.reuse.noise import NoiseLevel, noise_levels
+from omnireuse.diffusion.reuse.policies import StepMask
+from omnireuse.errors import OmniReuseError
+
+FORECASTERS: list[Forecaster] = [
+    Hold(),
+    Polynomial(order=1),
+    Polynomial(order=2),
+    Hermite(order=2),
+    Blend(),
+    Blend(order=2),
+    BestOrder(order=2),
+    BestOrder(),
+]
+EVERY_OTHER = FixedSchedule(every=2)
+
+
+def levels_of(steps: int) -> list[NoiseLevel]:
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(steps)
+    return noise_levels(scheduler)
+
+
+def model(latents: torch.Tensor, level: NoiseLevel) -> torch.Tensor:
+    """A velocity whose path bends."""
+    noise = level.at
+    return torch.sin(3 * latents) * (0.3 + noise) + latents.roll(1, -1) * noise**2
+
+
+@dataclass
+class Request:
+    """A sampling loop taken apart, so that several can go in one batch."""
+
+    generation: Generation
+    levels: list[NoiseLevel]
+    latents: torch.Tensor
+    handed_on: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def is_running(self) -> bool:
+        return not self.generation.finished
+
+    def decide(self) -> Choice:
+        return self.generation.decide(layout=layout_of(self.latents), signal=self.latents)
+
+    def compute(self) -> torch.Tensor:
+        return model(self.latents, self.generation.level)
+
+    def go_on(self, output: torch.Tensor) -> None:
+        self.handed_on.append(output)
+        index = self.generation.index
+        after = self.levels[index + 1].at if index + 1 < len(self.levels) else 0.0
+        self.latents = self.latents + (after - self.levels[index].at) * output
+        self.generation.advance()
+
+    def step_alone(self) -> None:
+        choice = self.decide()
+        if choice.reuse:
+            self.go_on(self.generation.predict(choice, self.latents))
+        else:
+            self.go_on(self.generation.observe(choice, self.compute(), self.latents))
+
+
+def request(strategy: Strategy, steps: int, seed: int, shape: tuple[int, ...] = (2, 3, 8), **options: Any) -> Request:
+    levels = levels_of(steps)
+    latents = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return Request(strategy.start(levels, **options), levels, latents)
+
+
+def run_alone(strategy: Strategy, steps: int, seed: int, **options: Any) -> Request:
+    alone = request(strategy, steps, seed, **options)
+    while alone.is_running:
+        alone.step_alone()
+    return alone
+
+
+def step_together(requests: list[Request]) -> None:
+    """One wave: the rows that compute in one batch, the rows that are forecast in another."""
+    chosen = [(each, each.decide()) for each in requests]
+    reusing = [(each, Row(generation=each.generation, choice=c, sample=each.latents)) for each, c in chosen if c.reuse]
+    computing = [
+        (each, Row(generation=each.generation, choice=c, sample=each.latents, output=each.compute()))
+        for each, c in chosen
+        if not c.reuse
+    ]
+    for rows, batch in ((reusing, predict_batch), (computing, observe_batch)):
+        for (each, _), output in zip(rows, batch([row for _, row in rows]), strict=True):
+            each.go_on(output)
+
+
+def test_deciding_changes_nothing() -> None:
+    alone = request(Strategy(policy=ErrorControl(tolerance=0.5), forecaster=Blend()), 12, 0)
+    while alone.is_running:
+        before = copy.deepcopy(vars(alone.generation))
+        first = alone.decide()
+        for name, value in vars(alone.generation).items():
+            assert repr(value) == repr(before[name]) or name in ("emit", "_states", "outputs", "strategy", "_agreement")
+        kept, again = alone.generation.kept_bytes, alone.decide()
+        assert (again.reuse, again.reason, again.view) == (first.reuse, first.reason, first.view)
+        assert alone.generation.kept_bytes == kept
+        alone.step_alone()
+
+
+@pytest.mark.parametrize("policy", [FixedSchedule(speedup=2.0), FixedSchedule(steps=(0, 3, 4)), StepMask(mask="fast")])
+def test_a_schedule_is_known_ahead_and_kept(policy: Any) -> None:
+    events: list[Decision] = []
+    alone = request(Strategy(policy=policy), 20, 0, emit=events.append)
+    ahead = alone.generation.schedule
+    while alone.is_running:
+        alone.step_alone()
+    assert ahead is not None
+    assert {event.step for event in events if not event.reused} == ahead
+    assert 0 < len(ahead) < 20
+
+
+def test_a_policy_that_measures_knows_no_schedule() -> None:
+    assert Strategy(policy=ErrorControl()).start(levels_of(8)).schedule is None
+    assert Strategy(policy=EVERY_OTHER).start().schedule is None
+
+
+def test_events_name_the_generation() -> None:
+    events: list[Decision] = []
+    run_alone(Strategy(policy=EVERY_OTHER), 6, 0, number=7, emit=events.append)
+    assert [(event.run, event.step, event.reused) for event in events] == [
+        (7, step, step in (1, 3)) for step in range(6)
+    ]
+
+
+@pytest.mark.parametrize("forecaster", FORECASTERS, ids=repr)
+def test_a_copy_goes_on_by_itself(forecaster: Forecaster) -> None:
+    alone = request(Strategy(policy=EVERY_OTHER, forecaster=forecaster), 12, 0)
+    for _ in range(5):
+        alone.step_alone()
+    twin = Request(alone.generation.copy(), alone.levels, alone.latents)
+    assert twin.generation.kept_bytes == alone.generation.kept_bytes > 0
+    alone.generation.finish()
+    assert alone.generation.kept_bytes == 0
+    while twin.is_running:
+        twin.step_alone()
+    whole = run_alone(Strategy(policy=EVERY_OTHER, forecaster=forecaster), 12, 0)
+    assert torch.equal(twin.latents, whole.latents)
+
+
+def test_a_generation_is_pickled_and_deepcopied() -> None:
+    alone = request(Strategy(policy=EVERY_OTHER, forecaster=Blend()), 12, 0)
+    for _ in range(5):
+        alone.step_alone()
+    for way in (copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))):
+        twin = Request(way(alone.generation), alone.levels, alone.latents)
+        while twin.is_running:
+            twin.step_alone()
+        assert torch.equal(twin.latents, run_alone(Strategy(policy=EVERY_OTHER, forecaster=Blend()), 12, 0).latents)
+
+
+def test_a_generation_moves_between_devices() -> None:
+    alone = request(Strategy(policy=EVERY_OTHER, forecaster=Blend()), 12, 0)
+    for _ in range(5):
+        alone.step_alone()
+    moved = alone.generation.to("meta")
+    on_meta = moved.predict(moved.decide(layout=layout_of(alone.latents.to("meta"))), alone.latents.to("meta"))
+    assert (on_meta.device.type, on_meta.shape) == ("meta", alone.latents.shape)
+    back = Request(alone.generation.to("cpu"), alone.levels, alone.latents)
+    while back.is_running:
+        back.step_alone()
+    assert torch.equal(back.latents, run_alone(Strategy(policy=EVERY_OTHER, forecaster=Blend()), 12, 0).latents)
+
+
+def test_branches_remember_apart() -> None:
+    generation = Strategy(policy=EVERY_OTHER, region="call", quantity="output").start(levels_of(6))
+    for branch, value in (("cond", 1.0), ("uncond", 2.0)):
+        choice = generation.decide(branch)
+        generation.observe(choice, torch.full((1, 2), value), torch.zeros(1, 2))
+    generation.advance()
+    for branch, value in (("cond", 1.0), ("uncond", 2.0)):
+        forecast = generation.predict(generation.decide(branch), torch.zeros(1, 2))
+        assert torch.equal(forecast, torch.full((1, 2), value))
+
+
+def test_gradients_are_refused() -> None:
+    generation = Strategy(policy=EVERY_OTHER).start(levels_of(6))
+    output = torch.ones(1, 2, requires_grad=True)
+    for refuse in (
+        lambda: generation.observe(generation.decide(), output, torch.zeros(1, 2)),
+        lambda: observe_batch(
+            [Row(generation=generation, choice=generation.decide(), sample=torch.zeros(1, 2), output=output)]
+        ),
+    ):
+        with pytest.raises(OmniReuseError, match="gradient"):
+            refuse()
+
+
+def strategies() -> st.SearchStrategy[Strategy]:
+    policies: list[Any] = [EVERY_OTHER, FixedSchedule(speedup=3.0), ErrorControl(tolerance=0.5)]
+    return st.builds(
+        lambda policy, forecaster, quantity, dtype: Strategy(
+            policy=policy, forecaster=forecaster, quantity=quantity, history_dtype=dtype
+        ),
+        st.sampled_from(policies),
+        st.sampled_from(FORECASTERS),
+        st.sampled_from(["x0", "output"]),
+        st.sampled_from([None, torch.float64]),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_rows_of_a_batch_get_what_they_would_get_alone(data: st.DataObject) -> None:
+    """Requests of different strategies, step counts and shapes join and leave at any wave."""
+    count = data.draw(st.integers(2, 6))
+    waiting = []
+    for seed in range(count):
+        strategy, steps = data.draw(strategies()), data.draw(st.integers(2, 9))
+        shape = data.draw(st.sampled_from([(1, 6), (2, 3, 4), (5,)]))
+        waiting.append((data.draw(st.integers(0, 6)), strategy, steps, seed, shape))
+    running: list[tuple[Request, Request]] = []
+    for wave in range(20):
+        for begin, strategy, steps, seed, shape in waiting:
+            if begin == wave:
+                alone = run_alone(strategy, steps, seed, shape=shape)
+                running.append((request(strategy, steps, seed, shape=shape), alone))
+        step_together([joined for joined, _ in running if joined.is_running])
+    for joined, alone in running:
+        assert len(joined.handed_on) == len(alone.handed_on)
+        for ours, theirs in zip(joined.handed_on, alone.handed_on, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("forecaster", FORECASTERS, ids=repr)
+def test_a_batch_of_one_is_the_solo_call(forecaster: Forecaster) -> None:
+    strategy = Strategy(policy=EVERY_OTHER, forecaster=forecaster)
+    joined = request(strategy, 10, 0)
+    while joined.is_running:
+        step_together([joined])
+    assert torch.equal(joined.latents, run_alone(strategy, 10, 0).latents)
+
+
+def test_corrections_are_made_in_batches() -> None:
+    levels = levels_of(6)
+    weights = ((), (0.8,), (0.9, 0.2), (1.2, -0.2), (1.0, 0.1, -0.1), (0.7, 0.3))
+    fitted = Fitted(at=tuple(level.at for level in levels), weights=(weights,), computed=(0, 2, 4, 5))
+    strategy = Strategy(policy=FixedSchedule(steps=(0, 2, 4)), forecaster=fitted)
+    joined = [request(strategy, 6, seed) for seed in range(3)]
+    events: list[Decision] = []
+    joined[0].generation.emit = events.append
+    while joined[0].is_running:
+        step_together(joined)
+    assert [event.step for event in events if event.corrected] == [2, 4, 5]
+    for seed, each in enumerate(joined):
+        torch.testing.assert_close(each.latents, run_alone(strategy, 6, seed).latents)
+
+
+class _Kernels(TorchDispatchMode):
+    """Counts operations that are no views."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and "empty" not in str(func):
+            _Kernels.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("forecaster", FORECASTERS, ids=repr)
+def test_a_batch_of_many_takes_no_more_operations_than_one_of_few(forecaster: Forecaster) -> None:
+    def operations(rows: int) -> Iterator[int]:
+        requests = [request(Strategy(policy=EVERY_OTHER, forecaster=forecaster), 8, seed) for seed in range(rows)]
+        while requests[0].is_running:
+            chosen = [each.decide() for each in requests]
+            outputs = [None if choice.reuse else each.compute() for each, choice in zip(requests, chosen, strict=True)]
+            made = [
+                Row(generation=each.generation, choice=choice, sample=each.latents, output=output)
+                for each, choice, output in zip(requests, chosen, outputs, strict=True)
+            ]
+            _Kernels.count = 0
+            with _Kernels():
+                handed_on = predict_batch(made) if chosen[0].reuse else observe_batch(made)
+            yield _Kernels.count
+            for each, output in zip(requests, handed_on, strict=True):
+                each.go_on(output)
+
+    few, many = list(operations(2)), list(operations(16))
+    assert few == many
+    assert min(few) > 0
+
+
+def test_no_row_keeps_the_memory_of_the_others() -> None:
+    requests = [request(Strategy(policy=EVERY_OTHER, forecaster=Polynomial(order=1)), 8, seed) for seed in range(4)]
+    for _ in range(4):
+        step_together(requests)
+    for each in requests:
+        # Two values of (2, 3, 8) floats, in storages of their own.
+        assert each.generation.kept_bytes == 2 * 48 * 4
