@@ -14,8 +14,21 @@ if TYPE_CHECKING:
     from omnireuse.diffusion.calibration.tea_cache import fit_tea_cache
     from omnireuse.diffusion.handle import Handle
     from omnireuse.diffusion.pipelines import enable
+    from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
+    from omnireuse.diffusion.reuse.branch_state import layout_of
     from omnireuse.diffusion.reuse.events import Decision
-    from omnireuse.diffusion.reuse.forecasters import BestOrder, Blend, Fitted, Hermite, Hold, Polynomial
+    from omnireuse.diffusion.reuse.forecasters import (
+        BestOrder,
+        Blend,
+        Fitted,
+        Forecaster,
+        Hermite,
+        Hold,
+        Memory,
+        Polynomial,
+    )
+    from omnireuse.diffusion.reuse.generation import Choice, Generation
+    from omnireuse.diffusion.reuse.noise import noise_levels
     from omnireuse.diffusion.reuse.policies import (
         EasyCache,
         ErrorControl,
@@ -27,6 +40,7 @@ if TYPE_CHECKING:
         StepMask,
         TeaCache,
     )
+    from omnireuse.diffusion.reuse.policy import Policy, StepView
     from omnireuse.diffusion.reuse.strategy import Strategy
     from omnireuse.diffusion.reuse.summary import Summary
     from omnireuse.search.calibrate import calibrate
@@ -36,21 +50,28 @@ __version__ = "0.1.0"
 __all__ = [
     "BestOrder",
     "Blend",
+    "Choice",
     "Decision",
     "EasyCache",
     "ErrorControl",
     "Fitted",
     "FixedSchedule",
+    "Forecaster",
+    "Generation",
     "Handle",
     "Hermite",
     "Hold",
     "MagCache",
+    "Memory",
     "Never",
+    "Policy",
     "Polynomial",
     "Profile",
     "ResidualDiff",
+    "Row",
     "SeaCache",
     "StepMask",
+    "StepView",
     "Strategy",
     "Summary",
     "TeaCache",
@@ -58,32 +79,47 @@ __all__ = [
     "calibrate",
     "enable",
     "fit_tea_cache",
+    "layout_of",
+    "noise_levels",
+    "observe_batch",
+    "predict_batch",
 ]
 
 _HOME = {
     "BestOrder": "omnireuse.diffusion.reuse.forecasters",
     "Blend": "omnireuse.diffusion.reuse.forecasters",
-    "Fitted": "omnireuse.diffusion.reuse.forecasters",
+    "calibrate": "omnireuse.search.calibrate",
+    "Choice": "omnireuse.diffusion.reuse.generation",
     "Decision": "omnireuse.diffusion.reuse.events",
     "EasyCache": "omnireuse.diffusion.reuse.policies",
+    "enable": "omnireuse.diffusion.pipelines",
     "ErrorControl": "omnireuse.diffusion.reuse.policies",
+    "fit_tea_cache": "omnireuse.diffusion.calibration.tea_cache",
+    "Fitted": "omnireuse.diffusion.reuse.forecasters",
     "FixedSchedule": "omnireuse.diffusion.reuse.policies",
+    "Forecaster": "omnireuse.diffusion.reuse.forecasters",
+    "Generation": "omnireuse.diffusion.reuse.generation",
     "Handle": "omnireuse.diffusion.handle",
     "Hermite": "omnireuse.diffusion.reuse.forecasters",
     "Hold": "omnireuse.diffusion.reuse.forecasters",
+    "layout_of": "omnireuse.diffusion.reuse.branch_state",
     "MagCache": "omnireuse.diffusion.reuse.policies",
+    "Memory": "omnireuse.diffusion.reuse.forecasters",
     "Never": "omnireuse.diffusion.reuse.policies",
+    "noise_levels": "omnireuse.diffusion.reuse.noise",
+    "observe_batch": "omnireuse.diffusion.reuse.batch",
+    "Policy": "omnireuse.diffusion.reuse.policy",
     "Polynomial": "omnireuse.diffusion.reuse.forecasters",
+    "predict_batch": "omnireuse.diffusion.reuse.batch",
     "Profile": "omnireuse.diffusion.calibration.profile",
     "ResidualDiff": "omnireuse.diffusion.reuse.policies",
+    "Row": "omnireuse.diffusion.reuse.batch",
     "SeaCache": "omnireuse.diffusion.reuse.policies",
     "StepMask": "omnireuse.diffusion.reuse.policies",
+    "StepView": "omnireuse.diffusion.reuse.policy",
     "Strategy": "omnireuse.diffusion.reuse.strategy",
     "Summary": "omnireuse.diffusion.reuse.summary",
     "TeaCache": "omnireuse.diffusion.reuse.policies",
-    "calibrate": "omnireuse.search.calibrate",
-    "enable": "omnireuse.diffusion.pipelines",
-    "fit_tea_cache": "omnireuse.diffusion.calibration.tea_cache",
 }
 
 
