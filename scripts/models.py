@@ -28,8 +28,8 @@ its timesteps. Tests on tiny versions of these pipelines check that the result i
 that half of the work is done where half is reused, and that nothing stays behind:
 {pipelines}.
 
-A denoiser that produces two kinds of latents (LTX-2: frames and sound) is served in region `call`, which forecasts both;
-`enable(pipe)` selects it. `region="step"` raises `UnsupportedModelError`: the pipeline passes the sound to
+A denoiser that produces two kinds of latents (LTX-2: frames and sound) is served in region `call`, which forecasts
+both; `enable(pipe)` selects it. `region="step"` raises `UnsupportedModelError`: the pipeline passes the sound to
 a private copy of the scheduler, made for each run, and a forecast could not reach it.
 
 ### Families that are not tested
@@ -43,10 +43,10 @@ is known except where the table says so.
 
 ## Regions `blocks` and `tail`
 
-Each model below is tested in both regions: the result is bit-equal to the plain model where it computes, and it is the sum
-of input and residual through the model's own output layers where it reuses. The signal is the one that TeaCache watches. Published
-figures come from their sources (`cache/data/*.json`) and are not measured here. Without them, the caches are
-calibrated on the model's own steps.
+Each model below is tested in both regions: the result is bit-equal to the plain model where it computes, and it is
+the sum of input and residual through the model's own output layers where it reuses. The signal is the one that TeaCache
+watches. Published figures come from their sources (`cache/data/*.json`) and are not measured here. Without them, the
+caches are calibrated on the model's own steps.
 
 | denoiser | signal | TeaCache's coefficients for | MagCache's ratios for | note |
 |---|---|---|---|---|
@@ -175,9 +175,7 @@ def page() -> str:
     lines.append(UNSERVED)
     lines += [f"| `{name}` | {why} |\n" for name, why in sorted(UNSUPPORTED.items())]
     names = ", ".join(f"`{name}`" for name in UNDECLARED)
-    lines.append(
-        f"\nThese denoisers are not declared yet, so they too are served only in regions `step` and `call`: {names}.\n"
-    )
+    lines.append(f"\nThese are not declared yet, so they too are served only in regions `step` and `call`: {names}.\n")
     return "".join(lines)
 
 
