@@ -263,6 +263,24 @@ def test_the_package_offers_what_it_lists() -> None:
         omnireuse.enabel  # noqa: B018 - the access is what is tested
 
 
+def test_help_begins_with_the_calls_that_a_user_needs() -> None:
+    code = "import pydoc, omnireuse; print(pydoc.plain(pydoc.render_doc(omnireuse)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first = done.stdout.splitlines()[:28]
+    for call in ("omnireuse.enable(pipe)", "handle.summary()", "handle.disable()", "omnireuse.calibrate(pipe,"):
+        assert any(call in line for line in first), done.stdout[:3000]
+    assert max(map(len, first)) <= 80
+
+
+def test_errors_are_there_after_the_import_of_the_package() -> None:
+    code = (
+        "import sys, omnireuse; print(omnireuse.errors.OmniReuseError.__name__, 'torch' in sys.modules, "
+        "sorted(set(omnireuse.errors.__all__) - {name for name in dir(omnireuse.errors) if name.endswith('Error')}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "OmniReuseError False []"
+
+
 @pytest.mark.parametrize("prefix", WITHOUT_TORCH)
 def test_bookkeeping_does_not_import_torch(prefix: str) -> None:
     found = [name for name in modules() if belongs(name, prefix)]

@@ -1,13 +1,34 @@
-"""Reuse for generative multimodal inference: do not compute what is already known.
+"""Compute some denoising steps of a pipeline, forecast the rest.
 
-The names below are imported when first used, so that `import omnireuse` stays light and the bookkeeping in
-`omnireuse.core` works without torch.
+Three calls are all that is needed::
+
+    import omnireuse
+
+    handle = omnireuse.enable(pipe)  # or speedup=2.5, tolerance=0.05, …
+    image = pipe(prompt).images[0]  # as before
+    print(handle.summary())  # what was computed, what was reused, and why
+    handle.disable()  # the pipeline is as it was before
+
+Results come closer to those of the full run with a profile, which is
+searched once, on prompts of your own::
+
+    profile = omnireuse.calibrate(pipe, prompts)
+    profile.save("profile.json")
+    handle = omnireuse.enable(pipe, profile="profile.json")
+
+`help(omnireuse.enable)` has every option, `help(omnireuse.errors)` every
+error, and `omnireuse --help` the commands. Policies and forecasters, the
+parts of a strategy, are below.
 """
+
+# Names are imported when first used, so that `import omnireuse` stays light and `omnireuse.core` works without torch.
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from omnireuse import errors
 
 if TYPE_CHECKING:
     from omnireuse.diffusion.calibration.profile import Profile
@@ -78,6 +99,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "enable",
+    "errors",
     "fit_tea_cache",
     "layout_of",
     "noise_levels",

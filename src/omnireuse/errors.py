@@ -43,25 +43,31 @@ class UnknownNameError(ConfigError):
         given: the name that was not found.
         known: every name that would have been.
         hint: a further sentence on what to do, without the closing stop.
+        listed: the names to list; all that are known by default.
     """
 
-    def __init__(self, kind: str, given: object, known: Iterable[str], *, hint: str = "") -> None:
+    def __init__(
+        self, kind: str, given: object, known: Iterable[str], *, hint: str = "", listed: Iterable[str] | None = None
+    ) -> None:
         self.kind, self.given, self.known, self.hint = kind, given, tuple(sorted(known)), hint
+        self.listed = self.known if listed is None else tuple(listed)
         near = difflib.get_close_matches(str(given), self.known, n=1, cutoff=0.5)
         parts = [f"unknown {kind} {given!r}"]
         if near:
             parts.append(f"did you mean {near[0]!r}?")
-        parts.append(f"known: {', '.join(self.known) or 'none'}")
+        parts.append(f"known: {', '.join(self.listed) or 'none'}")
         if hint:
             parts.append(hint)
         super().__init__("; ".join(parts))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_unknown_name, (self.kind, self.given, self.known, self.hint)
+        return _rebuild_unknown_name, (self.kind, self.given, self.known, self.hint, self.listed)
 
 
-def _rebuild_unknown_name(kind: str, given: object, known: tuple[str, ...], hint: str) -> UnknownNameError:
-    return UnknownNameError(kind, given, known, hint=hint)
+def _rebuild_unknown_name(
+    kind: str, given: object, known: tuple[str, ...], hint: str, listed: tuple[str, ...]
+) -> UnknownNameError:
+    return UnknownNameError(kind, given, known, hint=hint, listed=listed)
 
 
 class UnsupportedModelError(ConfigError):

@@ -114,7 +114,8 @@ def compare(
         return _Run(image=image, seconds=time.perf_counter() - start, computed_steps=steps)
 
     def cached(task: Task, cache: Cache) -> _Run:
-        with omnireuse.enable(pipeline, cache.backend, **cache.options) as handle:
+        backend: Any = cache.backend  # a name that is known when the demo runs, not to a type checker
+        with omnireuse.enable(pipeline, backend, **cache.options) as handle:
             run = plain(task, num_inference_steps)
             summary, events = handle.summary(), handle.events
         if not events:

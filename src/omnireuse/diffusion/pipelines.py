@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
+import torch
 import torch.distributed as dist
 
+from omnireuse.diffusion.arguments import check_names, check_options, check_positional, check_profile, check_targets
 from omnireuse.diffusion.cache.selector import BACKENDS
 from omnireuse.diffusion.calibration.profile import Profile
+from omnireuse.diffusion.choices import (
+    Axis,
+    BackendName,
+    CacheOptions,
+    ForecasterName,
+    PolicyName,
+    Quantity,
+    Region,
+    Signal,
+    WholeRegion,
+)
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.forecasters import Blend, Forecaster
@@ -16,7 +30,10 @@ from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.wishes import POWER, fitting, profile_for, strategy_for
-from omnireuse.errors import ConfigError, UnknownNameError
+from omnireuse.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["DEFAULT", "enable"]
 
@@ -26,17 +43,70 @@ safe. They are closest at the beginning, where guidance bends the path (``python
 spacings cost)."""
 
 
+@overload
 def enable(
     pipeline: Any,
-    backend: str | None = None,
+    backend: None = None,
     *,
-    policy: Policy | str | None = None,
-    forecaster: Forecaster | str | None = None,
     speedup: float | None = None,
     computed_steps: int | None = None,
     quality: float | None = None,
     tolerance: float | None = None,
     profile: Profile | str | os.PathLike[str] | None = None,
+    region: WholeRegion | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Handle: ...
+@overload
+def enable(
+    pipeline: Any,
+    backend: BackendName,
+    *,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    group: dist.ProcessGroup | None = None,
+    **options: Unpack[CacheOptions],
+) -> Handle: ...
+@overload
+def enable(
+    pipeline: Any,
+    backend: None = None,
+    *,
+    policy: Policy | PolicyName,
+    forecaster: Forecaster | ForecasterName | None = None,
+    region: Region | None = None,
+    quantity: Quantity | None = None,
+    signal: Signal | None = None,
+    first_blocks: int | None = None,
+    last_blocks: int | None = None,
+    axis: Axis | None = None,
+    history_dtype: torch.dtype | str | None = None,
+    max_consecutive: int | None = None,
+    per_sample: bool | None = None,
+    together: bool | None = None,
+    measure_errors: bool | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Handle: ...
+def enable(
+    pipeline: Any,
+    backend: BackendName | None = None,
+    *,
+    speedup: float | None = None,
+    computed_steps: int | None = None,
+    quality: float | None = None,
+    tolerance: float | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    policy: Policy | PolicyName | None = None,
+    forecaster: Forecaster | ForecasterName | None = None,
+    region: Region | None = None,
+    quantity: Quantity | None = None,
+    signal: Signal | None = None,
+    first_blocks: int | None = None,
+    last_blocks: int | None = None,
+    axis: Axis | None = None,
+    history_dtype: torch.dtype | str | None = None,
+    max_consecutive: int | None = None,
+    per_sample: bool | None = None,
+    together: bool | None = None,
+    measure_errors: bool | None = None,
     group: dist.ProcessGroup | None = None,
     **options: Any,
 ) -> Handle:
@@ -48,10 +118,8 @@ def enable(
     Args:
         pipeline: any diffusers pipeline with a `transformer` or `unet`.
         backend: name of a cache backend; `options` are then fields of `DiffusionCacheConfig`.
-        policy: a policy or its name; `options` are then the other fields of `Strategy`.
-        forecaster: a forecaster or its name; "hold" where a policy is given without one.
-        speedup: steps over computed steps, ≥ 1.
-        computed_steps: how many steps compute at most.
+        speedup: all steps divided by computed steps, ≥ 1. Time follows as far as the denoiser takes it.
+        computed_steps: how many steps compute, ≥ 1.
         quality: PSNR to the full run in dB that a mean over prompts shall reach; needs a profile.
         tolerance: relative L1 error that all reused steps together may be expected to leave in the final latents, > 0:
             0.05 is 5 % of them. Needs no profile: how far to reuse follows from the errors measured on the way
@@ -59,38 +127,63 @@ def enable(
         profile: what `omnireuse.calibrate` found for this pipeline, or its file; half of the steps unless `speedup`,
             `computed_steps` or `quality` is given. With the backend "tea_cache" or "mag_cache" it gives what was
             measured of its options.
-        options: fields of `Strategy` with a policy, of `DiffusionCacheConfig` with a backend; with a wish, `region`
-            alone, which is "step" unless the pipeline or the profile needs "call".
+        policy: a policy or its name; the arguments below are then the other fields of `Strategy`, which describes them.
+        forecaster: a forecaster or its name; "hold" where a policy is given without one.
+        region: what is skipped. Without a policy "step" or "call" alone; "step" unless the pipeline or the profile
+            needs "call".
+        quantity, signal, first_blocks, last_blocks, axis, history_dtype, max_consecutive: with a policy, see
+            `Strategy`.
+        per_sample, together, measure_errors: with a policy, see `Strategy`.
         group: the ranks that share the forward's collectives (sequence or tensor parallel), which must decide alike;
             None where every rank runs its own model.
+        options: fields of `DiffusionCacheConfig`, with a backend.
 
     Returns:
         The handle: `summary()`, `events`, `disable()`; also a context manager.
 
     Raises:
-        ConfigError: two ways at once, a value out of range, or a wish that cannot be granted; it says what can be had.
+        ConfigError: two ways at once, a value out of range, an option that belongs somewhere else, or a target that
+            cannot be reached; it says what can be had.
+        WrongTypeError: a value of the wrong kind.
         UnknownNameError: a backend, option, policy or forecaster that does not exist, or a model that the region
             cannot serve.
         UnsupportedModelError: a pipeline without a denoiser.
         StateError: enabled already, or a profile of another pipeline.
     """
+    check_positional(pipeline, backend)
+    targets = _given(speedup=speedup, computed_steps=computed_steps, quality=quality, tolerance=tolerance)
+    check_targets(**targets)
+    computed_steps = None if computed_steps is None else int(computed_steps)
+    choices = _given(
+        region=region,
+        quantity=quantity,
+        signal=signal,
+        first_blocks=first_blocks,
+        last_blocks=last_blocks,
+        axis=axis,
+        history_dtype=history_dtype,
+        max_consecutive=max_consecutive,
+        per_sample=per_sample,
+        together=together,
+        measure_errors=measure_errors,
+    )
     agreement = Agreement(group)
-    if backend is not None and profile is not None and backend in BACKENDS:
+    check_names(backend, policy, forecaster)
+    if profile is not None:
+        check_profile(profile)
+    if backend is not None and profile is not None:
         options = {**profile_for(pipeline, profile).options_for(backend), **options}
         profile = None
-    wishes = {
-        "speedup": speedup,
-        "computed_steps": computed_steps,
-        "quality": quality,
-        "tolerance": tolerance,
-        "profile": profile,
-    }
-    wished = [name for name, wish in wishes.items() if wish is not None]
-    others = [name for name in options if name != "region"]
-    if wished and (backend is not None or policy is not None or forecaster is not None or others):
-        given = next(iter(others), "a backend" if backend is not None else "policy or forecaster")
-        raise ConfigError(f"enable({wished[0]}=…): it chooses the whole strategy, so {given} cannot be given with it")
-    if wished:
+    check_options(
+        options,
+        own=inspect.signature(enable).parameters,
+        targets={**targets, **_given(profile=profile)},
+        choices=choices,
+        backend=backend,
+        policy=policy,
+        forecaster=forecaster,
+    )
+    if targets or profile is not None:
         strategy, name, promise = strategy_for(
             pipeline,
             profile=profile,
@@ -98,27 +191,23 @@ def enable(
             computed_steps=computed_steps,
             quality=quality,
             tolerance=tolerance,
-            region=options.get("region"),
+            region=region,
         )
         return Handle(pipeline, strategy, name=name, agreement=agreement, promise=promise)
     if backend is not None:
-        if policy is not None or forecaster is not None:
-            raise ConfigError(
-                f"enable(backend={backend!r}): give either a backend or a policy with its forecaster, not both"
-            )
-        if backend not in BACKENDS:
-            raise UnknownNameError(
-                "cache backend", backend, BACKENDS, hint="combinations go through policy=, forecaster=, region="
-            )
         chosen = BACKENDS[backend]
         return chosen(chosen.config_of(options)).open(pipeline, agreement)
     if policy is None:
-        if forecaster is not None or options:
-            given = "forecaster" if forecaster is not None else next(iter(options))
+        if forecaster is not None or choices:
+            given = "forecaster" if forecaster is not None else next(iter(choices))
             raise ConfigError(
                 f"enable({given}=…): a policy or a backend must be given with it; policy='fixed' is the simplest"
             )
         return Handle(pipeline, fitting(DEFAULT, pipeline), name="default", agreement=agreement)
-    strategy = Strategy.of(policy, forecaster if forecaster is not None else "hold", **options)
+    strategy = Strategy.of(policy, forecaster if forecaster is not None else "hold", **choices)
     names = (type(strategy.policy).__name__, type(strategy.forecaster).__name__)
     return Handle(pipeline, strategy, name=f"{names[0]} × {names[1]} on {strategy.region}", agreement=agreement)
+
+
+def _given(**arguments: Any) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
