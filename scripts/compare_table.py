@@ -1,4 +1,4 @@
-"""The tables of docs/figures.md, "Beside other caches", from the results of `python -m bench compare`.
+"""The tables of docs/figures.md, "Comparison with other caches", from the results of `python -m bench compare`.
 
 python scripts/compare_table.py [bench/results/compare.json]
 """
