@@ -19,6 +19,8 @@ from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.generation import Emit
 from omnireuse.diffusion.reuse.noise import noise_levels
 from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.runtime.timesteps import StepsByTimestep, timestep_of, warn_without_timestep
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
 
@@ -36,10 +38,12 @@ class _Here(threading.local):
     scheduler: Any = None
     """A scheduler whose timesteps were set and whose run has not begun."""
     run: Run | None = None
-    timestep: float | None = None
-    """Timestep of the last call, where nobody else tells the steps."""
     served: bool = False
     """Whether there was a run since `watch`."""
+
+    def __init__(self) -> None:
+        self.steps = StepsByTimestep()
+        """Tells the steps where nobody else does."""
 
 
 class Runs:
@@ -81,6 +85,7 @@ class Runs:
     def expect(self, num_inference_steps: int | None) -> None:
         """Drop all state; the next run has so many steps unless a scheduler says otherwise, None for not known."""
         self.end()
+        self._here.steps.announce()
         self._expected_steps = num_inference_steps
 
     def announce(self, scheduler: Any) -> None:
@@ -93,17 +98,21 @@ class Runs:
         if here.run is not None:
             self.peak_kept_bytes = max(self.peak_kept_bytes, here.run.kept_bytes)
             here.run.close()
-        here.run = here.scheduler = here.timestep = None
+        here.run = here.scheduler = None
+        here.steps.forget()
 
     def close(self) -> None:
         """Drop the runs of all threads."""
         self.end()
         self._here = _Here()
 
-    def enter(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, by_timestep: bool) -> Run | None:
+    def enter(
+        self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, by_timestep: bool
+    ) -> Run | None:
         """The run that a call of a denoiser belongs to, a new one where it begins one.
 
         Args:
+            module: the denoiser.
             args: of the call.
             kwargs: of the call.
             by_timestep: whether the call's timestep tells the steps, because there is no scheduler to watch.
@@ -116,34 +125,31 @@ class Runs:
             begin = getattr(scheduler, "begin_index", None)
             if begin is None:
                 is_part = isinstance(told, int) and told < len(scheduler.timesteps)
-                begin = _place_of(args, kwargs, scheduler.timesteps) if is_part else 0
+                begin = _place_of(timestep_of(module, args, kwargs), scheduler.timesteps) if is_part else 0
             levels = noise_levels(scheduler)[begin:]
             total = told if isinstance(told, int) and 0 < told <= len(levels) else len(levels)
             return self._begin(total, levels)
-        if here.run is not None and here.timestep is None:
+        if here.run is not None and here.steps.last is None:
             return here.run
-        return self._by_timestep(kwargs) if by_timestep else None
+        return self._by_timestep(module, timestep_of(module, args, kwargs)) if by_timestep else None
 
     def _begin(self, total: int | None, levels: Sequence[Any]) -> Run:
         self._here.served = True
         self._here.run = Run(next(self._numbers), self._strategy, self._agreement, total, levels, self._emit)
         return self._here.run
 
-    def _by_timestep(self, kwargs: Mapping[str, Any]) -> Run | None:
-        # Sampling goes down in time: a lower timestep is the next step, a higher one the next run.
-        here = self._here
-        given = kwargs.get("timestep")
-        now = float(given.flatten()[0]) if isinstance(given, torch.Tensor) else given
-        if not isinstance(now, (int, float)):
+    def _by_timestep(self, module: torch.nn.Module, now: float | None) -> Run | None:
+        if now is None:
+            warn_without_timestep(type(unwrapped(module)).__name__)
             return None
-        before, here.timestep = here.timestep, float(now)
-        if here.run is not None and before is not None:
-            if now == before:
-                return here.run
-            here.run.advance(None)
-            if now < before and not here.run.finished:
-                return here.run
-            here.run.close()
+        run, told = self._here.run, self._here.steps.see(now)
+        if run is not None:
+            if told == "same step":
+                return run
+            run.advance(None)
+            if told == "next step" and not run.finished:
+                return run
+            run.close()
         return self._begin(self._expected_steps, ())
 
     def advance(self, latents: torch.Tensor | None) -> None:
@@ -172,12 +178,10 @@ class Runs:
         return True
 
 
-def _place_of(args: Sequence[Any], kwargs: Mapping[str, Any], timesteps: torch.Tensor) -> int:
-    """Where the call's timestep stands among the scheduler's; 0 where it is none of them.
+def _place_of(now: float | None, timesteps: torch.Tensor) -> int:
+    """Where a call's timestep stands among the scheduler's; 0 where it is none of them.
 
     Some schedulers (DDIM) are not told where an image-to-image run begins.
     """
-    given = kwargs.get("timestep", args[1] if len(args) > 1 else None)
-    now = given.flatten()[0] if isinstance(given, torch.Tensor) and given.numel() else given
     places = [place for place, timestep in enumerate(timesteps.tolist()) if timestep == now]
     return places[0] if places else 0

@@ -200,7 +200,7 @@ class Session:
 
     def _denoiser_handler(self, index: int, module: torch.nn.Module) -> Callable[..., Any]:
         def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            run = self.runs.enter(args, kwargs, by_timestep=self._on_scheduler is None)
+            run = self.runs.enter(module, args, kwargs, by_timestep=self._on_scheduler is None)
             if run is None or self._region is None:
                 self.calls_outside += 1
                 return proceed(*args, **kwargs)

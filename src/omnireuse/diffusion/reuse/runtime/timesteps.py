@@ -1,0 +1,104 @@
+"""The timestep of a denoiser call, and what a change of it says where no scheduler tells the steps."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
+
+__all__ = ["NAMES", "StepsByTimestep", "timestep_of", "warn_without_timestep"]
+
+logger = logging.getLogger("omnireuse")
+
+NAMES = ("timestep", "timesteps", "t", "sigma", "noise_level")
+"""Names of the argument, the first found counts."""
+
+
+def timestep_of(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
+    """The timestep that a denoiser is called with, by position or by name; None where there is none.
+
+    Of several (one for each sample or token) it is the largest: tokens that are given and not denoised have 0.
+
+    Args:
+        module: the denoiser, or what torch.compile, PEFT or data parallelism made of it.
+        args: of the call.
+        kwargs: of the call.
+    """
+    # The class's own signature counts: hooks replace that of an instance.
+    places = _places(type(unwrapped(module)).forward)
+    for name in NAMES:
+        given = kwargs.get(name)
+        if given is None and places.get(name, len(args)) < len(args):
+            given = args[places[name]]
+        if isinstance(given, torch.Tensor) and given.numel():
+            return float(given.max())
+        if isinstance(given, numbers.Real) and not isinstance(given, bool):
+            return float(given)
+    return None
+
+
+@lru_cache(maxsize=256)
+def _places(forward: Callable[..., Any]) -> dict[str, int]:
+    """Where a method takes its arguments by position, `self` not counted."""
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {each.name: place for place, each in enumerate(parameters) if each.kind in by_position}
+
+
+@lru_cache(maxsize=256)
+def warn_without_timestep(model: str) -> None:
+    """Say once for each class that nothing is reused, because its calls do not tell the steps."""
+    logger.warning(
+        "%s is called without a timestep (looked for %s), and no scheduler tells the steps: nothing is reused; "
+        "enable reuse on a pipeline with its scheduler, or name the argument in the signature of forward",
+        model,
+        ", ".join(NAMES),
+    )
+
+
+class StepsByTimestep:
+    """Tells steps and runs apart by the timesteps of the calls, in one thread.
+
+    Within a run timesteps go one way, and they go back where the next run begins. They go down as a rule. The first
+    change after an announcement shows the way. Without one, two changes in a row against the assumed way turn it round.
+    """
+
+    def __init__(self) -> None:
+        self.last: float | None = None
+        """Timestep of the last call; None before the first of a run."""
+        self._rise = False
+        self._is_announced = False
+        self._against = 0
+
+    def announce(self) -> None:
+        """The next call begins a run."""
+        self.last = None
+        self._is_announced = True
+
+    def forget(self) -> None:
+        """The run is over."""
+        self.last = None
+
+    def see(self, now: float) -> Literal["same step", "next step", "next run"]:
+        """What a call with this timestep belongs to."""
+        before, self.last = self.last, now
+        if before is None:
+            return "next run"
+        if now == before:
+            return "same step"
+        if self._is_announced:
+            self._rise, self._is_announced = now > before, False
+        if (now > before) == self._rise:
+            self._against = 0
+            return "next step"
+        self._against += 1
+        if self._against == 2:
+            self._rise, self._against = not self._rise, 0
+        return "next run"
