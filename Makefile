@@ -13,7 +13,7 @@ setup: $(VENV)/.stamp-project ## the virtual environment in .venv
 demo: setup ## one prompt set in full, cached and with fewer steps; writes out/demo/report.html
 	$(BIN)/omnireuse demo $(DEMO)
 
-test: setup ## the test suite, on all cores with one thread each (TEST="-k name" narrows it, WORKERS=0 runs it in one process)
+test: setup ## the test suite, on all cores with one thread each (TEST="-k name" narrows it)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations=20 $(TEST)
 
 coverage: setup ## the same with branch coverage, which takes longer

@@ -1,4 +1,4 @@
-"""How the suite is dealt out to parallel workers: a file stays whole, and so does a folder that shares dear fixtures."""
+"""How the suite is dealt out to parallel workers: a file stays whole, and so does a folder with costly fixtures."""
 
 from __future__ import annotations
 
