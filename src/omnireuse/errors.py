@@ -8,12 +8,14 @@
     ├── StateError (RuntimeError)           a call that does not fit what happened before it
     └── MissingExtraError (ImportError)     an optional dependency is not installed
 
-A message reads: *object(field=value): field must …, got …; what to do*.
+A message reads: *object(field=value): field must …, got …; what to do*. A pipeline, scheduler or model that was given
+as a value is named by its class: their own texts are pages of JSON.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 __all__ = [
@@ -27,8 +29,15 @@ __all__ = [
 ]
 
 
+_PAGES = re.compile(r' \{\n  "_class_name".*?\n\}\n?|(?<=\w)\(\n  \(.*?\n\)', re.DOTALL)
+"""What follows the class in the text of a pipeline or scheduler of diffusers, or of a torch module with parts."""
+
+
 class OmniReuseError(Exception):
     """The root of the tree: catch it to catch all that omnireuse raises on purpose."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_PAGES.sub("(…)", each) if isinstance(each, str) else each for each in args))
 
 
 class ConfigError(OmniReuseError, ValueError):

@@ -86,6 +86,24 @@ class Noisy(Custom):
         return self._run(prompt, num_inference_steps, None)
 
 
+class Whole(Bare):
+    """Written as diffusers wants it: its constructor names its parts, and they know their dtype."""
+
+    def __init__(self, transformer: Any, scheduler: Any) -> None:
+        super().__init__(transformer, scheduler)
+
+
+class WholeDenoiser(Denoiser):
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.blocks[0].weight.dtype  # type: ignore[return-value]  # a weight is a tensor
+
+
+def make_whole() -> Whole:
+    """For ``package:function``."""
+    return Whole(WholeDenoiser(), FlowMatchEulerDiscreteScheduler())
+
+
 def make_bare() -> Bare:
     """For ``package:function``."""
     return Bare()

@@ -72,8 +72,8 @@ def compare_pipeline(
         StateError: the pipeline did not come back as it was.
     """
     check_extra("a comparison", "report")
-    if isinstance(prompts, str):
-        raise ConfigError("compare(prompts=…): prompts must be a list of texts, got one text")
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not all(isinstance(p, str) for p in prompts):
+        raise ConfigError(f"compare(prompts=…): prompts must be a list of texts, got a {type(prompts).__name__}")
     methods = catalogue([Path(path) for path in profiles], only)
     subjects = subjects_of(
         Source(given=pipeline, device=device, dtype=dtype, where="compare"),
@@ -132,7 +132,7 @@ def subjects_of(
         raise ConfigError("compare(steps=[]): steps must hold at least one number")
     for count in steps:
         if not isinstance(count, int) or count < 2:
-            raise ConfigError(f"compare(steps={count!r:.60}): steps must be whole numbers of at least 2")
+            raise ConfigError(f"compare(steps={count!r}): steps must be whole numbers of at least 2")
     pipeline = source.load()
     strengths: Sequence[float | None] = guidance or [None]
     found = []

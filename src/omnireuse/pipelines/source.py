@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from omnireuse.diffusion.reuse.runtime.placement import device_of, dtype_of
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.loading import quiet_loading
 from omnireuse.pipelines.hub import why_not_loaded
@@ -52,9 +53,8 @@ class Source:
     where: str = "calibrate"
 
     def __post_init__(self) -> None:
-        dtype = str(self.dtype).removeprefix("torch.")
-        if self.dtype is not None and dtype not in DTYPES:
-            raise UnknownNameError("dtype", dtype, DTYPES)
+        if self.dtype is not None and str(self.dtype).removeprefix("torch.") not in DTYPES:
+            raise UnknownNameError("dtype", self.dtype, DTYPES)
         if self.is_loaded and (self.device is not None or self.dtype is not None):
             name = "dtype" if self.device is None else "device"
             raise ConfigError(
@@ -116,15 +116,27 @@ class Source:
         if self.is_path and not _function_name(str(self.given)):
             return self._from_pretrained(str(self.given))
         make = function_named(str(self.given), f"{self.where}(pipeline") if self.is_path else self.given
-        pipeline = make()
-        if self.device is not None or self.dtype is not None:
-            if not hasattr(pipeline, "to"):
-                raise ConfigError(
-                    f"{self.where}(device=…, dtype=…): the {type(pipeline).__name__} that the function made has no "
-                    ".to(); let the function choose both"
-                )
-            wanted = {"device": self.device, "dtype": None if self.dtype is None else self._dtype("")}
-            pipeline.to(**{name: value for name, value in wanted.items() if value is not None})
+        return self._moved(make())
+
+    def _moved(self, pipeline: Any) -> Any:
+        """What a function made, on the device and in the dtype that were asked for."""
+        wanted = {"device": self.device, "dtype": None if self.dtype is None else self._dtype("")}
+        wanted = {name: value for name, value in wanted.items() if value is not None}
+        if not wanted:
+            return pipeline
+        try:
+            pipeline.to(**wanted)
+            is_there = self.dtype is None or dtype_of(pipeline) == str(self._dtype("")).removeprefix("torch.")
+        except (AttributeError, ValueError, TypeError):
+            is_there = False
+        # Diffusers moves what the constructor names as needed, and passes over the rest without a word.
+        if not is_there or (
+            self.device is not None and device_of(pipeline) != str(torch.empty(0, device=self.device).device)
+        ):
+            raise ConfigError(
+                f"{self.where}({', '.join(f'{name}={value}' for name, value in wanted.items())}): "
+                f"{type(pipeline).__name__}.to() does not move it; let the function that makes it choose both"
+            )
         return pipeline
 
     def _from_pretrained(self, name: str) -> Any:

@@ -64,7 +64,7 @@ def number_searched(prompts: int, held_out: float) -> int:
         ConfigError: a share outside of (0, 1).
     """
     if not isinstance(held_out, (int, float)) or not 0 < held_out < 1:
-        raise ConfigError(f"calibrate(held_out={held_out!r:.60}): held_out must be a share above 0 and below 1")
+        raise ConfigError(f"calibrate(held_out={held_out!r}): held_out must be a share above 0 and below 1")
     unseen = _unseen(prompts, held_out)
     if unseen < FEWEST_HELD_OUT:
         logger.warning(
@@ -85,19 +85,23 @@ def _unseen(prompts: int, held_out: float) -> int:
     return min(max(1, round(held_out * prompts)), prompts - 1)
 
 
-def checked_budgets(computed_steps: Iterable[int] | None, steps: int, margin: float, **least_one: int) -> list[int]:
+def checked_budgets(
+    computed_steps: Iterable[int] | None, steps: int, margin: float, seconds: float | None, **counts: int
+) -> list[int]:
     """The budgets in rising order, those of `BUDGETS` where None is given.
 
     Args:
-        least_one: whole numbers of at least 1, by name; "workers" may be 0.
+        counts: whole numbers of at least 1, by name; "workers" and "seed" may be 0.
 
     Raises:
         ConfigError: a value out of range.
     """
-    for name, value in least_one.items():
-        _at_least(name, value, 0 if name == "workers" else 1)
+    for name, value in counts.items():
+        _at_least(name, value, 0 if name in ("workers", "seed") else 1)
+    if seconds is not None and (not isinstance(seconds, (int, float)) or not seconds >= 0):
+        raise ConfigError(f"calibrate(seconds={seconds!r}): seconds must be a number of at least 0")
     if not isinstance(margin, (int, float)) or not 0 <= margin < math.inf:
-        raise ConfigError(f"calibrate(margin={margin!r:.60}): margin must be a finite number of at least 0")
+        raise ConfigError(f"calibrate(margin={margin!r}): margin must be a finite number of at least 0")
     if computed_steps is None:
         return sorted({max(int(steps / budget), 2) for budget in BUDGETS})
     if isinstance(computed_steps, int):
@@ -113,7 +117,7 @@ def checked_budgets(computed_steps: Iterable[int] | None, steps: int, margin: fl
     for number in wanted:
         if not isinstance(number, int) or not 2 <= number <= steps:
             raise ConfigError(
-                f"calibrate(computed_steps={number!r:.60}): each must be a whole number from 2 to steps={steps}"
+                f"calibrate(computed_steps={number!r}): each must be a whole number from 2 to steps={steps}"
             )
     if not wanted:
         raise ConfigError("calibrate(computed_steps=[]): must hold at least one budget, or be left out")
@@ -122,5 +126,4 @@ def checked_budgets(computed_steps: Iterable[int] | None, steps: int, margin: fl
 
 def _at_least(name: str, value: Any, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        given = repr(value) if isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
-        raise ConfigError(f"calibrate({name}={given:.60}): {name} must be a whole number of at least {least}")
+        raise ConfigError(f"calibrate({name}={value!r}): {name} must be a whole number of at least {least}")

@@ -121,7 +121,7 @@ def calibrate(
     steps = checked_steps(steps, num_inference_steps, call)
     check_prompts(prompts)
     counts = {"evaluations": evaluations, "batch_size": batch_size, "fit_prompts": fit_prompts, "workers": workers}
-    budgets = checked_budgets(computed_steps, steps, margin, **counts)
+    budgets = checked_budgets(computed_steps, steps, margin, seconds, seed=seed, **counts)
     for_search = number_searched(len(prompts), held_out)
     full_call = {"num_inference_steps": steps, **call}
     source = Source(given=pipeline, device=device, dtype=dtype)

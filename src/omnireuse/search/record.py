@@ -82,7 +82,9 @@ class _Values(Memory):
 
     def distances(self) -> Distances:
         # Seen from the last value, and in float64: neighbours differ in the last digits of their inner products.
-        stacked = torch.stack(self.values, dim=1).flatten(2).double()
+        stacked = torch.stack(self.values, dim=1).flatten(2)
+        # Apple's GPUs have no float64.
+        stacked = (stacked.cpu() if stacked.device.type == "mps" else stacked).double()
         last = stacked[:, -1:]
         centred = stacked - last
         products = centred @ centred.transpose(1, 2)

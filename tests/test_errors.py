@@ -1,0 +1,45 @@
+"""What every error of the library has in common."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+
+import omnireuse
+from omnireuse.diffusion.data import DiffusionCacheConfig
+from omnireuse.errors import OmniReuseError, UnknownNameError
+
+SCHEDULER = FlowMatchEulerDiscreteScheduler()
+MODEL = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(1, 1)), torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("given", [SCHEDULER, MODEL], ids=["scheduler", "model"])
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda given: omnireuse.TeaCache(rel_l1_thresh=given, coefficients=None),
+        lambda given: omnireuse.ErrorControl(tolerance=given),
+        lambda given: DiffusionCacheConfig(warmup_steps=given, rel_l1_thresh=given),
+        lambda given: omnireuse.calibrate(MODEL, ["a", "b"], steps=given),
+        lambda given: omnireuse.calibrate(MODEL, given),
+    ],
+)
+def test_an_error_names_what_was_given_and_prints_no_pages_of_it(mistake: Any, given: Any) -> None:
+    with pytest.raises((OmniReuseError, TypeError)) as caught:
+        mistake(given)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert "_class_name" not in said
+    assert len(said) < 200
+    assert str(pickle.loads(pickle.dumps(caught.value))) == said
+
+
+def test_text_around_it_stays() -> None:
+    assert str(OmniReuseError(f"first {SCHEDULER!r} middle {MODEL!r} last")) == (
+        "first FlowMatchEulerDiscreteScheduler(…) middle Sequential(…) last"
+    )
+    assert "got FlowMatch" not in str(UnknownNameError("policy", "a\nb", ["never"]))
