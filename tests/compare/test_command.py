@@ -174,7 +174,7 @@ def test_a_folder_without_a_pipeline_and_no_folder_at_all(
     assert main(asked) == 2
     assert "must be the folder of a diffusers pipeline" in " ".join(capsys.readouterr().err.split())
     assert main(["compare"]) == 2
-    assert "MODEL_DIR must be given" in capsys.readouterr().err
+    assert "MODEL, a folder or an id, or --pipeline must be given, unless --merge is" in capsys.readouterr().err
 
 
 def test_a_profile_serves_the_case_that_it_was_searched_at(images: Callable[..., Subject], tmp_path: Path) -> None:

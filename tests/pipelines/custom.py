@@ -112,3 +112,8 @@ def make_bare() -> Bare:
 def unsigned(result: torch.Tensor) -> torch.Tensor:
     """What `Signed` returns, as pictures."""
     return (result / 2 + 0.5).permute(0, 2, 3, 1)
+
+
+def make_signed() -> Signed:
+    """For ``package:function``."""
+    return Signed()

@@ -30,7 +30,7 @@ def journal(out: Path) -> Path:
 
 
 def command(out: Path, *more: str) -> list[str]:
-    return ["calibrate", "folder", "--prompts", str(out.with_name("prompts.txt")), "--out", str(out), *more]
+    return ["calibrate", "owner/name", "--prompts", str(out.with_name("prompts.txt")), "--out", str(out), *more]
 
 
 def search(monkeypatch: pytest.MonkeyPatch, found: Profile | BaseException) -> list[str]:

@@ -10,23 +10,26 @@ from rich.console import Console
 
 from omnireuse.cli.options import Quiet, Verbose
 from omnireuse.cli.parsing import INTERRUPTED, json_object, whole_numbers
+from omnireuse.cli.source import Device, Dtype, Model, Pictures, Pipeline, the_source
 from omnireuse.extras import check_extra
 
 __all__ = ["EXAMPLES", "run"]
 
 EXAMPLES = """Examples:
 $ omnireuse calibrate models/shapes-flux --prompts prompts.txt
-$ omnireuse calibrate MODEL_DIR --prompts prompts.txt --computed 9,14
-$ omnireuse calibrate MODEL_DIR --prompts prompts.txt --call '{"height": 512}'"""
+$ omnireuse calibrate MODEL --prompts prompts.txt --computed 9,14
+$ omnireuse calibrate MODEL --prompts prompts.txt --call '{"height": 512}'
+$ omnireuse calibrate --pipeline my_package.models:load --prompts prompts.txt"""
 
 
 def run(
-    model: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="Folder of a diffusers pipeline.")],
+    model: Model = None,
+    *,
     prompts: Annotated[
         Path, typer.Option(metavar="FILE", help="Text file with one prompt a line; a third of them is held out.")
     ],
     out: Annotated[Path, typer.Option(help="The profile to write.")] = Path("profile.json"),
-    steps: Annotated[int, typer.Option(help="Denoising steps of a run.")] = 28,
+    steps: Annotated[int | None, typer.Option(help="Denoising steps of a run (default: 28).")] = None,
     computed: Annotated[
         Any,
         typer.Option(
@@ -44,6 +47,10 @@ def run(
         int, typer.Option(help="Processes, one for each GPU or each CPU thread; 0 is this one alone.")
     ] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the noise and of the search.")] = 0,
+    pipeline: Pipeline = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    pictures: Pictures = None,
     call: Annotated[
         Any,
         typer.Option(
@@ -66,7 +73,7 @@ def run(
     from omnireuse.search.command import run_calibrate
 
     profile = run_calibrate(
-        model,
+        the_source("calibrate", model, pipeline),
         prompts,
         out,
         Console(),
@@ -79,7 +86,10 @@ def run(
         fit_prompts=fit_prompts,
         workers=workers,
         seed=seed,
+        device=device,
+        dtype=dtype,
+        pictures=pictures,
         fresh=fresh,
-        **(call or {}),
+        call=call or {},
     )
     return 0 if profile.complete else INTERRUPTED

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from omnireuse.cli.options import Quiet, Verbose
 from omnireuse.cli.parsing import INTERRUPTED, json_object
+from omnireuse.cli.source import Device, Dtype, Model, Pictures, Pipeline, the_source
 from omnireuse.errors import ConfigError
 from omnireuse.extras import check_extra
 
@@ -17,15 +18,13 @@ __all__ = ["EXAMPLES", "run"]
 
 EXAMPLES = """Examples:
 $ omnireuse compare models/shapes-flux --prompts prompts.txt --steps 28 50
-$ omnireuse compare MODEL_DIR --prompts prompts.txt --profile profile.json
-$ omnireuse compare MODEL_DIR --prompts prompts.txt --only ours fewer-steps
+$ omnireuse compare MODEL --prompts prompts.txt --profile profile.json
+$ omnireuse compare MODEL --prompts prompts.txt --only ours fewer-steps
 $ omnireuse compare --merge part1/compare.json part2/compare.json"""
 
 
 def run(
-    model: Annotated[
-        Path | None, typer.Argument(metavar="MODEL_DIR", help="Folder of a diffusers pipeline.", show_default=False)
-    ] = None,
+    model: Model = None,
     prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="Text file with one prompt a line.")] = None,
     steps: Annotated[
         list[int] | None,
@@ -48,6 +47,10 @@ def run(
     seed: Annotated[int, typer.Option(help="Seed of the noise of the first prompt.")] = 0,
     time: Annotated[int, typer.Option(metavar="N", help="Prompts to measure the wall-clock on; 0 is none.")] = 0,
     batch: Annotated[int, typer.Option(help="Prompts in a call, where a method allows it.")] = 1,
+    pipeline: Pipeline = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    pictures: Pictures = None,
     call: Annotated[
         Any,
         typer.Option(
@@ -73,13 +76,11 @@ def run(
     if merge:
         run_merge(merge, out, Console())
         return 0
-    for name, given in (("MODEL_DIR", model), ("--prompts", prompts)):
-        if given is None:
-            raise ConfigError(f"compare: {name} must be given, unless --merge is; see omnireuse compare --help")
-    assert model is not None
-    assert prompts is not None
+    source = the_source("compare", model, pipeline, unless=", unless --merge is")
+    if prompts is None:
+        raise ConfigError("compare: --prompts must be given, unless --merge is; see omnireuse compare --help")
     complete = run_compare(
-        model,
+        source,
         prompts,
         out,
         Console(),
@@ -90,6 +91,9 @@ def run(
         seed=seed,
         timed=time,
         batch_size=batch,
+        device=device,
+        dtype=dtype,
+        pictures=pictures,
         call=call or {},
     )
     return 0 if complete else INTERRUPTED

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -12,7 +13,7 @@ from omnireuse.diffusion.calibration.profile import FEWEST_HELD_OUT
 from omnireuse.errors import ConfigError
 from omnireuse.pipelines.signature import refuse_reserved
 
-__all__ = ["BUDGETS", "STEPS", "check_prompts", "checked_budgets", "checked_steps", "number_searched"]
+__all__ = ["BUDGETS", "STEPS", "check_call", "check_prompts", "checked_budgets", "checked_steps", "number_searched"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -38,6 +39,21 @@ def checked_steps(steps: int | None, num_inference_steps: int | None, call: Mapp
     found = STEPS if given is None else given
     _at_least("steps" if steps is not None else "num_inference_steps", found, 4)
     return found
+
+
+def check_call(function: Callable[..., Any], call: Iterable[str]) -> None:
+    """Refuse arguments of the pipeline's call that the function would take for its own.
+
+    Raises:
+        ConfigError: an option of the function, or an argument that it sets itself.
+    """
+    refuse_reserved("calibrate", call)
+    own = [name for name in call if name in inspect.signature(function).parameters and name != "num_inference_steps"]
+    if own:
+        raise ConfigError(
+            f"calibrate(--call): {own[0]} is an option of the search, not an argument of the pipeline; see omnireuse "
+            "calibrate --help"
+        )
 
 
 def check_prompts(prompts: Sequence[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from rich.table import Table
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.calibration.profile_file import check_writable
 from omnireuse.errors import ConfigError, StateError
+from omnireuse.pipelines.source import Source, function_named
+from omnireuse.search.arguments import check_call
 from omnireuse.search.calibrate import calibrate
 from omnireuse.search.journal import remove_journal
 from omnireuse.search.standing import Standing
@@ -23,22 +27,38 @@ __all__ = ["profile_table", "run_calibrate"]
 
 
 def run_calibrate(
-    model: Path, prompts: Path, out: Path, console: Console, *, fresh: bool = False, **options: Any
+    model: str | os.PathLike[str],
+    prompts: Path,
+    out: Path,
+    console: Console,
+    *,
+    pictures: str | None = None,
+    call: Mapping[str, Any] | None = None,
+    fresh: bool = False,
+    **options: Any,
 ) -> Profile:
-    """Search for the pipeline in `model` on the prompts of a file, and write the profile to `out`.
+    """Search for a pipeline on the prompts of a file, and write the profile to `out`.
 
     Scores are kept beside it, in a file with ".journal" behind its name: the same command again goes on where it was.
     The journal of a search that came to its end is removed.
 
     Args:
+        model: folder, id on a hub, or ``package:function``.
+        pictures: ``package:function`` for what reads the pipeline's results; None where they are read as usual.
+        call: further arguments of every call of the pipeline.
+        options: other arguments of `calibrate`.
         fresh: remove the journal of an earlier search first.
 
     Raises:
         ConfigError: no pipeline there, no prompts, or no way to write the profile: all found before the work begins.
         StateError: the profile could not be written in the end; its text is on the console then.
     """
+    check_call(calibrate, call or {})
     lines = _prompts(prompts)
     check_writable(out)
+    Source(given=model, device=options.get("device"), dtype=options.get("dtype")).check()
+    if pictures is not None:
+        options["pictures"] = function_named(pictures, "calibrate(--pictures")
     journal = out.with_name(f"{out.name}.journal")
     if fresh:
         remove_journal(journal)
@@ -59,6 +79,7 @@ def run_calibrate(
             nonlocal priced
             if "loading" in tasks:
                 progress.remove_task(tasks.pop("loading"))
+                notes.print(standing.pipeline, highlight=False, soft_wrap=True)
             if standing.doing not in tasks:
                 tasks[standing.doing] = progress.add_task(standing.doing, best="")
             best = "" if standing.best is None else f"{standing.best:.1f} dB"
@@ -73,7 +94,7 @@ def run_calibrate(
 
         begun = time.monotonic()
         try:
-            profile = calibrate(model, lines, journal=journal, progress=False, watch=watch, **options)
+            profile = calibrate(model, lines, journal=journal, progress=False, watch=watch, **options, **(call or {}))
         except KeyboardInterrupt:
             if not journal.is_file():
                 raise

@@ -1,0 +1,112 @@
+"""``omnireuse calibrate`` and ``compare`` on pipelines from functions and hubs, on a device and in a dtype."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from omnireuse import Profile
+from omnireuse.cli import main
+from omnireuse.reference.load import find_image_pipeline
+from omnireuse.report.pareto import read_pareto
+
+HERE = Path(__file__).parent
+PROMPTS = ["a circle", "a square", "a cross", "a ring"]
+FLUX = json.dumps({"height": 64, "width": 64, "max_sequence_length": 20})
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command on four prompts beside the module of custom pipelines; its status and what it printed."""
+    monkeypatch.chdir(HERE)
+    monkeypatch.setattr("sys.path", [each for each in __import__("sys").path if each not in ("", str(HERE))])
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+
+    def command(name: str, *given: str) -> tuple[int, str, str]:
+        prompts = ("--prompts", str(tmp_path / "prompts.txt"))
+        status = main([name, *given, *prompts, "--out", str(tmp_path / "out.json")])
+        said = capsys.readouterr()
+        return status, said.out, " ".join(said.err.split())
+
+    return command
+
+
+SEARCH = ("--steps", "5", "--computed", "3", "--evaluations", "1")
+
+
+def test_a_pipeline_from_a_function_is_calibrated_with_its_own_pictures(run: Run, tmp_path: Path) -> None:
+    status, shown, said = run("calibrate", "--pipeline", "custom:make_signed", "--pictures", "custom:unsigned", *SEARCH)
+    assert status == 0
+    assert sorted(Profile.load(tmp_path / "out.json").plans) == [3]
+    assert "Signed on cpu in float32; 5 steps, 3 prompts searched with, 1 held out" in said
+    assert "none" in shown, "one held-out prompt promises nothing"
+
+
+def test_a_pipeline_from_a_function_is_compared_with_its_own_pictures(run: Run, tmp_path: Path) -> None:
+    given = ("--pipeline", "custom:make_signed", "--pictures", "custom:unsigned", "--steps", "6")
+    status, _, said = run("compare", *given, "--only", "fewer-steps", "default")
+    assert status == 0
+    assert said.startswith("Signed on cpu in float32; 4 prompts, 2 methods")
+    pareto = read_pareto(tmp_path / "out.json" / "compare.json")
+    assert pareto.cases[0].pipeline == "Signed"
+    assert not [point.error for point in pareto.cases[0].points if point.error]
+
+
+def test_a_folder_is_calibrated_and_compared_in_the_dtype_that_was_asked_for(run: Run, tmp_path: Path) -> None:
+    given = (str(find_image_pipeline()), "--dtype", "bfloat16", "--device", "cpu", "--call", FLUX)
+    status, _, said = run("calibrate", *given, *SEARCH)
+    assert status == 0
+    assert "FluxPipeline on cpu in bfloat16; 5 steps" in said
+    assert Profile.load(tmp_path / "out.json").dtype == "bfloat16"
+    (tmp_path / "out.json").unlink()
+    status, _, said = run("compare", *given, "--steps", "4", "--only", "default")
+    assert status == 0
+    assert said.startswith("FluxPipeline on cpu in bfloat16")
+    assert read_pareto(tmp_path / "out.json" / "compare.json").environment["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("command", ["calibrate", "compare"])
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ((), "MODEL, a folder or an id, or --pipeline must be given"),
+        (("folder", "--pipeline", "custom:make_bare"), "MODEL, a folder or an id, and --pipeline cannot both be given"),
+        (("--pipeline", "custom"), "must be PACKAGE:FUNCTION"),
+        (("--pipeline", "custom:nothing"), "custom has no function 'nothing'"),
+        (("--pipeline", "custom:make_bare", "--pictures", "custom:nothing"), "(--pictures='custom:nothing')"),
+        (("nobody/nothing-of-this-name",), "HF_HUB_OFFLINE forbids to download it"),
+        (("nowhere",), "there is no such folder"),
+        (("--pipeline", "custom:make_bare", "--dtype", "int8"), "unknown dtype 'int8'"),
+        (("--pipeline", "custom:make_bare", "--device", "toaster"), "must be a device of torch"),
+        (("--pipeline", "custom:make_bare", "--call", '{"height": 8}'), "unknown argument of Bare 'height'"),
+        (("--pipeline", "custom:make_bare", "--call", '{"output_type": 8}'), "output_type is set by"),
+        (("--pipeline", "custom:make_signed"), "give pictures="),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: str, given: tuple[str, ...], complaint: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    status, _, said = run(command, *given)
+    assert status == 2
+    assert complaint in said
+
+
+def test_the_call_takes_the_step_count_and_none_of_the_options(run: Run, tmp_path: Path) -> None:
+    given = ("--pipeline", "custom:make_bare", "--computed", "3", "--evaluations", "1")
+    assert run("calibrate", *given, "--call", '{"num_inference_steps": 5}')[0] == 0
+    assert Profile.load(tmp_path / "out.json").num_inference_steps == 5
+    status, _, said = run("calibrate", *given, "--steps", "6", "--call", '{"num_inference_steps": 5}')
+    assert status == 2
+    assert "both say how many denoising steps" in said
+    status, _, said = run("calibrate", *given, "--call", '{"workers": 2}')
+    assert status == 2
+    assert "workers is an option of the search" in said
+    (tmp_path / "out.json").unlink()
+    status, _, said = run("compare", "--pipeline", "custom:make_bare", "--call", '{"num_inference_steps": 5}')
+    assert status == 2
+    assert "num_inference_steps is set by compare itself" in said
