@@ -57,7 +57,6 @@ UNTRIED = {
     "ace_step": "a condition encoder for text, lyrics and timbre",
     "anyflow": "flow maps from one time to another; its denoisers are not declared",
     "audioldm2": "three text encoders, one of them a language model that is sampled",
-    "bria": "**fails**: it asks for the very class of its scheduler, which reuse stands before with a subclass",
     "bria_fibo": "a language model, whose hidden layers it reads",
     "bria_fibo2": "its denoiser is not declared",
     "chronoedit": "an image encoder; the loop is that of Wan image-to-video",

@@ -36,6 +36,11 @@ def fresh(strategy: dict[str, Any], **call: Any) -> torch.Tensor:
         return tiny.run(**call)
 
 
+def is_intercepted(module: torch.nn.Module) -> bool:
+    """Whether anything stands before the module's calls."""
+    return "_compiled_call_impl" in vars(module)
+
+
 @pytest.fixture(params=sorted(STRATEGIES))
 def strategy(request: pytest.FixtureRequest) -> dict[str, Any]:
     return STRATEGIES[request.param]
@@ -148,7 +153,7 @@ def test_handles_on_a_shared_transformer_may_end_in_any_order(flux: Tiny) -> Non
     assert not torch.equal(other.run(), full)
     second.disable()
     assert torch.equal(other.run(), full)
-    assert type(flux.pipe.transformer).__mro__[0].__module__.startswith("diffusers")
+    assert not any(is_intercepted(module) for module in flux.pipe.transformer.modules())
 
 
 def test_two_threads_may_share_a_transformer(strategy: dict[str, Any], flux: Tiny) -> None:
@@ -196,8 +201,8 @@ def test_a_transformer_exchanged_after_enabling_is_served_and_the_old_one_releas
         flux.pipe.transformer = copy.deepcopy(old)
         flux.run()
         assert handle.summary().runs == 2
-        assert type(old).__mro__[0].__module__.startswith("diffusers")
-        assert type(old.transformer_blocks[0]) is not type(flux.pipe.transformer.transformer_blocks[0])
+        assert not any(is_intercepted(module) for module in old.modules())
+        assert is_intercepted(flux.pipe.transformer)
 
 
 def test_second_order_schedulers_decide_at_every_step_of_the_scheduler() -> None:

@@ -12,13 +12,14 @@ import torch
 from omnireuse.diffusion.adapters import block_stack_for
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.runtime.compilation import is_compiled_whole
 from omnireuse.diffusion.reuse.runtime.regions.base import Region
 from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion
 from omnireuse.diffusion.reuse.runtime.regions.call import CallRegion
 from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
 from omnireuse.diffusion.reuse.runtime.regions.tail import TailRegion
 from omnireuse.diffusion.reuse.runtime.session import RegionFactory, Session
-from omnireuse.diffusion.reuse.runtime.wrappers import is_compiled_whole, unwrapped
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped, wrapped_modules
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Ledger, Promise, Summary
 
@@ -81,7 +82,7 @@ class Handle:
     def expect(self, num_inference_steps: int | None) -> None:
         """Drop all state and announce the next run's step count, for engines without a diffusers scheduler; None where
         it is not known."""
-        self._session.runs.expect(num_inference_steps)
+        self._session.expect(num_inference_steps)
 
     def advance(self, latents: torch.Tensor | None = None) -> None:
         """Say that a step is over, in a loop that does not call its scheduler's `step` (rollouts with a step of their
@@ -126,14 +127,21 @@ def make_region(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner:
     if strategy.region == "call":
         return CallRegion(strategy)
     models = [unwrapped(denoiser) for denoiser in denoisers]
+    compiled = [denoiser for denoiser in denoisers if is_compiled_whole(denoiser)]
     for denoiser, model in zip(denoisers, models, strict=True):
-        if is_compiled_whole(denoiser):
+        if denoiser in compiled:
             logger.warning(
-                "%s is compiled whole, and region %r breaks its graph at every block; compile its blocks instead "
-                "(compile_repeated_blocks)",
+                "%s is compiled whole, and region %r works between its blocks: while reuse is enabled it runs without "
+                "torch.compile; compile its blocks instead (compile_repeated_blocks)",
                 type(model).__name__,
                 strategy.region,
             )
     stacks = [(model, block_stack_for(type(model).__name__, strategy.region)) for model in models]
-    region = TailRegion if strategy.region == "tail" else BlocksRegion
-    return region(strategy, stacks, owner)
+    kind = TailRegion if strategy.region == "tail" else BlocksRegion
+    region = kind(strategy, stacks, owner)
+    try:
+        region.run_uncompiled([module for denoiser in compiled for module in wrapped_modules(denoiser)])
+    except BaseException:
+        region.undo()
+        raise
+    return region

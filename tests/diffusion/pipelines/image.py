@@ -9,6 +9,9 @@ from denoisers import image, image_flux
 from denoisers.base import tensor, varied
 from diffusers import (
     AuraFlowPipeline,
+    AutoencoderKL,
+    BriaPipeline,
+    BriaTransformer2DModel,
     ChromaPipeline,
     CogView4Pipeline,
     DDIMScheduler,
@@ -45,6 +48,22 @@ def _flux(kind: Any, **parts: Any) -> Any:
 def _flux_inputs(**more: Any) -> dict[str, Any]:
     given = {"height": 8, "width": 8, "true_cfg_scale": 3.0, **texts(32, pooled_prompt_embeds=32)}
     return given | more
+
+
+def bria() -> Tiny:
+    # It asks for the very type of its scheduler.
+    transformer = BriaTransformer2DModel(
+        in_channels=16,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        axes_dims_rope=[4, 4, 8],
+    )
+    vae = AutoencoderKL(block_out_channels=(4,), norm_num_groups=1, latent_channels=4, shift_factor=0.0)
+    parts = {"transformer": varied(transformer), "vae": vae, "scheduler": FlowMatchEulerDiscreteScheduler()}
+    return made(BriaPipeline(**parts, **NO_TEXT), height=32, width=32, guidance_scale=3.0, **texts(32))
 
 
 def _picture() -> torch.Tensor:
@@ -165,6 +184,7 @@ def z_image() -> Tiny:
 
 PIPELINES = {
     "aura_flow": aura_flow,
+    "bria": bria,
     "chroma": chroma,
     "cogview_4": cogview_4,
     "flux_2": flux_2,

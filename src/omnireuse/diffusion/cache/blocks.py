@@ -20,6 +20,9 @@ __all__ = ["Bare", "is_extracted", "open_blocks"]
 class Bare:
     """A pipeline that is nothing but its denoiser."""
 
+    # Nobody else holds it, so it must not be held weakly.
+    __slots__ = ("transformer",)
+
     def __init__(self, transformer: torch.nn.Module) -> None:
         self.transformer = transformer
 

@@ -11,12 +11,13 @@ import torch
 
 from omnireuse.diffusion.adapters import BlockStack, block_stack_for
 from omnireuse.diffusion.calibration.mag_cache import magnitude_ratio
+from omnireuse.diffusion.reuse.runtime.compilation import is_compiled_whole
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
 from omnireuse.diffusion.reuse.runtime.regions.stack import Block
 from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
 from omnireuse.diffusion.reuse.runtime.run import Run
-from omnireuse.diffusion.reuse.runtime.wrappers import is_compiled_whole, keep_out_of_graphs, unwrapped
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.signals import change_of, magnitude
 from omnireuse.diffusion.reuse.spectrum import filtered, grid_of
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -106,7 +107,6 @@ class _Observer(StepRegion):
         if is_compiled_whole(denoisers[0]):
             raise UnsupportedModelError(f"{type(model).__name__} is compiled whole; compile its blocks instead")
         blocks = stack.blocks_of(model)
-        keep_out_of_graphs()
         # Blocks that only feed others (the control blocks of VACE) say nothing of what the model sees.
         plain = next(block for block in blocks if block.bypass is None)
         for block in {id(each): each for each in (blocks[0], plain, blocks[-1])}.values():

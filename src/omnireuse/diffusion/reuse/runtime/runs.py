@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,16 +50,18 @@ class Runs:
     """The runs of one pipeline, at most one in a thread.
 
     Args:
-        pipeline: may tell in `num_timesteps` how many of the scheduler's steps it takes.
+        told_steps: gives what the pipeline tells of how many of the scheduler's steps it takes.
         strategy: of every run.
         agreement: how ranks agree.
         emit: takes every decision.
     """
 
-    def __init__(self, pipeline: Any, strategy: Strategy, agreement: Agreement, emit: Emit | None = None) -> None:
+    def __init__(
+        self, told_steps: Callable[[], object], strategy: Strategy, agreement: Agreement, emit: Emit | None = None
+    ) -> None:
         self.peak_kept_bytes = 0
         """Most bytes of tensors that one run held."""
-        self._pipeline = pipeline
+        self._told_steps = told_steps
         self._strategy = strategy
         self._agreement = agreement
         self._emit = emit
@@ -121,7 +123,7 @@ class Runs:
         if here.scheduler is not None:
             scheduler, here.scheduler = here.scheduler, None
             # Image-to-image starts in the middle of the timesteps, and some pipelines stop before their end.
-            told = getattr(self._pipeline, "num_timesteps", None)
+            told = self._told_steps()
             begin = getattr(scheduler, "begin_index", None)
             if begin is None:
                 is_part = isinstance(told, int) and told < len(scheduler.timesteps)

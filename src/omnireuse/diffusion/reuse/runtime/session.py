@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,19 +14,27 @@ import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.generation import Emit
+from omnireuse.diffusion.reuse.runtime.callers import calling_pipeline
 from omnireuse.diffusion.reuse.runtime.gradients import refuse_gradients
-from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, interceptors_of
+from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, is_bypassed
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Region
+from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.runs import Runs
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError, UnsupportedModelError
 
-__all__ = ["DENOISERS", "Session", "denoisers_of", "previous_sample"]
+__all__ = ["DENOISERS", "Session", "denoisers_of", "previous_sample", "session_of"]
 
 logger = logging.getLogger("omnireuse")
 
 DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet", "prior", "decoder")
 """Attributes of a pipeline that hold a denoiser."""
+
+# Reentrant, because a collection of garbage within may end a session.
+_lock = threading.RLock()
+_open: weakref.WeakSet[Session] = weakref.WeakSet()
+_kept: set[Session] = set()
+"""Those whose pipelines are held weakly."""
 
 RegionFactory = Callable[[Strategy, Sequence[torch.nn.Module], object], Region]
 
@@ -44,15 +54,26 @@ def denoisers_of(pipeline: Any) -> list[torch.nn.Module]:
     return denoisers
 
 
+def session_of(pipeline: Any) -> Session | None:
+    """The session that is open on this pipeline."""
+    with _lock:
+        return next((session for session in _open if session.pipeline is pipeline), None)
+
+
 class _Here(threading.local):
     """What this thread is doing."""
 
     context: str | None = None
     """The cache context that the pipeline has entered."""
+    calls: int = 0
+    """How many calls of the session's pipeline it is in."""
 
 
 class Session:
-    """One strategy on one pipeline, from construction until `close`.
+    """One strategy on one pipeline, from construction until `close`, or until the pipeline is gone.
+
+    The pipeline is held weakly, and the session by this module as long as the pipeline lives: a user need not keep
+    anything. What cannot be referenced weakly is held as ever, and holds the session by its denoisers.
 
     Args:
         pipeline: anything with a denoiser; a diffusers pipeline tells its steps through its scheduler.
@@ -75,9 +96,12 @@ class Session:
         emit: Emit,
         agreement: Agreement | None = None,
     ) -> None:
-        self.pipeline = pipeline
+        self._pipeline = self._hold(pipeline)
+        self._name = type(pipeline).__name__
         self.strategy = strategy
-        self.runs = Runs(pipeline, strategy, agreement or Agreement(), emit)
+        self.handle: Any = None
+        """What the user was given."""
+        self.runs = Runs(self._told_steps, strategy, agreement or Agreement(), emit)
         self.calls_outside = 0
         """Denoiser calls that belonged to no run and were passed on."""
         self._make_region = make_region
@@ -88,16 +112,13 @@ class Session:
         self._on_denoisers: list[Interception] = []
         self._on_scheduler: Interception | None = None
         self._on_pipeline: Interception | None = None
-        for denoiser in denoisers_of(pipeline):
-            if any(isinstance(owner, Session) and owner.pipeline is pipeline for owner in interceptors_of(denoiser)):
-                raise StateError(
-                    f"reuse is already enabled on this {type(pipeline).__name__}; call disable() on its handle first"
-                )
+        if session_of(pipeline) is not None:
+            raise StateError(f"reuse is already enabled on this {self._name}; call disable() on its handle first")
         try:
             self._attach()
             if strategy.region == "step" and self._on_scheduler is None:
                 raise UnsupportedModelError(
-                    f"Strategy(region='step'): {type(pipeline).__name__}.scheduler must have set_timesteps and step, "
+                    f"Strategy(region='step'): {self._name}.scheduler must have set_timesteps and step, "
                     f"got {self._scheduler!r}; use region='call', which needs no scheduler"
                 )
             if any("__call__" in vars(cls) for cls in type(pipeline).__mro__):
@@ -105,15 +126,41 @@ class Session:
         except BaseException:
             self.close()
             raise
+        with _lock:
+            _open.add(self)
+            if isinstance(self._pipeline, weakref.ref):
+                _kept.add(self)
+
+    @property
+    def pipeline(self) -> Any:
+        """The pipeline; None once it is gone."""
+        return self._pipeline()
+
+    def _hold(self, pipeline: Any) -> Callable[[], Any]:
+        this = weakref.ref(self)
+
+        def gone(_: object) -> None:
+            session = this()
+            if session is not None:
+                logger.info("the %s that reuse was enabled on is gone: reuse has ended", session._name)
+                session.close()
+
+        try:
+            return weakref.ref(pipeline, gone)
+        except TypeError:
+            return lambda: pipeline
+
+    def _told_steps(self) -> object:
+        return getattr(self.pipeline, "num_timesteps", None)
 
     # -- coming and going -------------------------------------------------------------------------------------------
 
     def _attach(self) -> None:
-        """Stand before the pipeline's present denoisers and scheduler, which a user may have exchanged."""
-        denoisers = denoisers_of(self.pipeline)
-        if len(denoisers) != len(self._denoisers) or any(
-            a is not b for a, b in zip(denoisers, self._denoisers, strict=True)
-        ):
+        """Stand before the pipeline's present denoisers and scheduler, which a user may have exchanged or compiled."""
+        pipeline = self.pipeline
+        denoisers = denoisers_of(pipeline)
+        is_same = len(denoisers) == len(self._denoisers) and all(map(operator.is_, denoisers, self._denoisers))
+        if not is_same or is_bypassed(self):
             self._detach_denoisers()
             self._denoisers = denoisers
             for index, denoiser in enumerate(denoisers):
@@ -122,7 +169,7 @@ class Session:
                     handlers["cache_context"] = self._context_entered
                 self._on_denoisers.append(intercept(denoiser, self, handlers))
             self._region = self._make_region(self.strategy, denoisers, self)
-        scheduler = getattr(self.pipeline, "scheduler", None)
+        scheduler = getattr(pipeline, "scheduler", None)
         if scheduler is not self._scheduler:
             if self._on_scheduler is not None:
                 self._on_scheduler.undo()
@@ -143,6 +190,9 @@ class Session:
 
     def close(self) -> None:
         """Restore every object and drop all state. Idempotent."""
+        with _lock:
+            _open.discard(self)
+            _kept.discard(self)
         self.runs.close()
         self._here = _Here()
         self._detach_denoisers()
@@ -151,32 +201,50 @@ class Session:
                 interception.undo()
         self._on_scheduler = self._on_pipeline = self._scheduler = None
 
+    def expect(self, num_inference_steps: int | None) -> None:
+        """Drop all state; the next run has so many steps, if known, unless a scheduler says otherwise."""
+        self._attach()
+        self.runs.expect(num_inference_steps)
+
     # -- what the intercepted objects report ------------------------------------------------------------------------
+
+    def _is_ours(self) -> bool:
+        """Whether the call comes from our pipeline or a loop of the user's own, and not from a pipeline that shares
+        parts with ours."""
+        if self._here.calls:
+            return True
+        caller = calling_pipeline()
+        return caller is None or caller is self.pipeline
 
     def _pipeline_called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._attach()
         self.runs.watch()
+        self._here.calls += 1
         try:
             result = proceed(*args, **kwargs)
         finally:
+            self._here.calls -= 1
             self.runs.end()
         if not self.runs.served:
             logger.warning(
                 "%s finished without a run: its scheduler set no timesteps, or its denoiser was not called; "
                 "nothing was reused",
-                type(self.pipeline).__name__,
+                self._name,
             )
         return result
 
     def _timesteps_set(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.runs.end()
         result = proceed(*args, **kwargs)
-        self.runs.announce(self._scheduler)
+        if self._is_ours():
+            if is_bypassed(self):
+                self._attach()
+            self.runs.announce(self._scheduler)
         return result
 
     def _scheduler_stepped(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         run = self.runs.current
-        if run is None:
+        if run is None or not self._is_ours():
             return proceed(*args, **kwargs)
         if run.calls == 0:
             # No denoiser was asked: the pipeline works on with what the step before has given (Cosmos 1.0).
@@ -200,7 +268,7 @@ class Session:
 
     def _denoiser_handler(self, index: int, module: torch.nn.Module) -> Callable[..., Any]:
         def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            run = self.runs.enter(module, args, kwargs, by_timestep=self._on_scheduler is None)
+            run = self._run_of(module, args, kwargs)
             if run is None or self._region is None:
                 self.calls_outside += 1
                 return proceed(*args, **kwargs)
@@ -227,6 +295,12 @@ class Session:
                 raise
 
         return called
+
+    def _run_of(self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run | None:
+        """The run that a denoiser call belongs to."""
+        if not self._is_ours():
+            return None
+        return self.runs.enter(module, args, kwargs, by_timestep=self._on_scheduler is None)
 
     @contextmanager
     def _context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:

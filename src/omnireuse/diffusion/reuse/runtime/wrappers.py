@@ -1,12 +1,10 @@
-"""Other tools around a denoiser: what they wrap, and how they are kept from looking into ours."""
+"""Other tools around a denoiser: what they wrap."""
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
-__all__ = ["is_compiled_whole", "keep_out_of_graphs", "unwrapped"]
+__all__ = ["is_optimized", "unwrapped", "wrapped_modules"]
 
 # By name, because PEFT need not be installed.
 _INSIDE = {
@@ -20,31 +18,16 @@ _INSIDE = {
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """The model inside what `torch.compile`, PEFT or data parallelism made of it; a plain module itself."""
-    return _layers(module)[-1]
+    return wrapped_modules(module)[-1]
 
 
-def is_compiled_whole(module: torch.nn.Module) -> bool:
-    """Whether `torch.compile` makes one graph of this denoiser, blocks and all."""
-    return any(
-        getattr(layer, "_compiled_call_impl", None) is not None
-        or "OptimizedModule" in (cls.__name__ for cls in type(layer).__mro__)
-        for layer in _layers(module)
-    )
-
-
-def _layers(module: torch.nn.Module) -> list[torch.nn.Module]:
+def wrapped_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
     """A module and all that it wraps, the model itself last."""
     names = [cls.__name__ for cls in type(module).__mro__]
     attribute = next((_INSIDE[name] for name in names if name in _INSIDE), None)
-    return [module] if attribute is None else [module, *_layers(getattr(module, attribute))]
+    return [module] if attribute is None else [module, *wrapped_modules(getattr(module, attribute))]
 
 
-@cache
-def keep_out_of_graphs() -> None:
-    """Let `torch.compile` run our code as it stands wherever it meets it inside a compiled model.
-
-    Traced, a decision would become a constant of the graph, or a recompilation at each step.
-    """
-    import torch._dynamo  # here, because it is slow to import and needed by few
-
-    torch._dynamo.trace_rules.add("omnireuse.diffusion")
+def is_optimized(module: torch.nn.Module) -> bool:
+    """Whether this is what `torch.compile(module)` returns."""
+    return "OptimizedModule" in (cls.__name__ for cls in type(module).__mro__)

@@ -21,7 +21,6 @@ from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
 from omnireuse.diffusion.reuse.runtime.regions.stack import Block, Stack
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.samples import row_of
-from omnireuse.diffusion.reuse.runtime.wrappers import keep_out_of_graphs
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
 
@@ -69,7 +68,6 @@ class BlocksRegion:
         self._owner = owner
         self._here = threading.local()
         self._interceptions: list[Interception] = []
-        keep_out_of_graphs()
         try:
             for denoiser, stack in stacks:
                 self._attach(denoiser, stack)
@@ -105,6 +103,18 @@ class BlocksRegion:
             return proceed(*args, **kwargs) if current is None else handler(current, proceed, *args, **kwargs)
 
         self._interceptions.append(intercept(block.module, self._owner, {"__call__": within_a_pass}))
+
+    def run_uncompiled(self, modules: Sequence[torch.nn.Module]) -> None:
+        """Run these without `torch.compile` within a pass: what is compiled as a whole does not ask its blocks."""
+
+        def passing(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return proceed(*args, **kwargs)
+
+        def within_a_pass() -> bool:
+            return getattr(self._here, "pass_", None) is not None
+
+        for module in modules:
+            self._interceptions.append(intercept(module, self._owner, {"__call__": passing}, eager=within_a_pass))
 
     def call(self, call: DenoiserCall) -> Any:
         """Runs the denoiser, whose blocks ask this region."""
