@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import logging
 import shlex
 import subprocess
@@ -8,13 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
+from rich.progress import TextColumn
 from typer.core import TyperGroup
 from typer.main import get_command
 
 import omnireuse
 from omnireuse.cli import app as cli
 from omnireuse.cli import main
-from omnireuse.terminal import notes
+from omnireuse.terminal import notes, progress_bar
 
 COMMANDS = ("demo", "calibrate", "compare", "report", "replay", "engine-demo")
 
@@ -68,7 +71,7 @@ def test_a_stray_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("demo --steps many", "invalid value for '--steps'"),
+        ("demo --steps many", "invalid value for '--steps': must be a valid integer, got 'many'; see omnireuse demo"),
         ("demo --steps", "option '--steps' requires an argument; see omnireuse demo --help"),
         ("calibrate folder", "missing option '--prompts'; see omnireuse calibrate --help"),
         ("calibrate folder --prompts x --call [1]", "invalid value for '--call': must be a JSON object, got '[1]'"),
@@ -157,6 +160,17 @@ def test_quiet_and_verbose(
     err = capsys.readouterr().err
     assert "careful" in err
     assert "details" not in err
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_long_work_shows_a_bar_on_terminals_alone(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = io.StringIO()
+    monkeypatch.setattr("omnireuse.terminal.notes", Console(file=target, force_terminal=is_terminal))
+    with progress_bar(TextColumn("{task.description}")) as bar:
+        bar.add_task("working")
+        bar.refresh()
+    assert ("working" in target.getvalue()) == is_terminal
+    assert is_terminal or not target.getvalue()
 
 
 def test_several_values_come_with_or_without_the_option_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

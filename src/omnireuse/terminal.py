@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress, ProgressColumn
 
-__all__ = ["be_quiet", "be_verbose", "log_lines", "notes", "print_error"]
+__all__ = ["be_quiet", "be_verbose", "log_lines", "notes", "print_error", "progress_bar"]
 
 notes = Console(stderr=True)
 """Where progress bars and notices are printed, so that standard output holds the results alone."""
@@ -40,6 +41,11 @@ def log_lines() -> Iterator[None]:
         _logger.removeHandler(handler)
         _logger.setLevel(level)
         notes.quiet = False
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """A progress bar on standard error that is gone at the end; nothing where standard error is no terminal."""
+    return Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal)
 
 
 def be_quiet() -> None:

@@ -88,4 +88,7 @@ def test_a_number_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert main(["engine-demo", "--users", "0"]) == 2
     assert "users must be at least 1" in capsys.readouterr().err.replace("\n", " ")
     assert main(["engine-demo", "--blocks", "3", "--users", "1", "--turns", "1"]) == 2
-    assert "must fit in the KV cache" in capsys.readouterr().err.replace("\n", " ")
+    error = capsys.readouterr().err
+    assert "must fit in the KV cache" in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1

@@ -160,6 +160,11 @@ def test_the_tables_are_whole_at_eighty_columns() -> None:
     text = target.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
+    assert text.count("share of encode time saved") == 2
+    usual = [score for score in scores if 1000 <= score.capacity <= 10**7]
+    assert len(list(scores_tables("saved", usual, lambda score: score.saved))) == 1, (
+        "no table of one column is left over"
+    )
     words = text.split()
     for word in (*(f"{capacity:,}" for capacity in capacities), *POLICIES):
         assert word in words

@@ -26,7 +26,7 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, _repeat_options(args, repeated))
         except typer.TyperException as error:
-            raise _explained(error, self, ctx) from None
+            raise _explained(error, self, ctx) from error.__cause__
 
 
 class Group(TyperGroup):
@@ -37,7 +37,7 @@ class Group(TyperGroup):
         try:
             return super().parse_args(ctx, args)
         except typer.TyperException as error:
-            raise _explained(error, self, ctx) from None
+            raise _explained(error, self, ctx) from error.__cause__
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is meant.
@@ -85,6 +85,10 @@ def _explained(error: Any, command: TyperCommand | TyperGroup, ctx: Any) -> Exce
 def usage_error(error: typer.TyperException) -> str:
     """What is wrong with the arguments, and where help is, as one line."""
     words = " ".join(error.format_message().split()).rstrip(".")
+    reasons = getattr(error.__cause__, "errors", None)
+    if reasons is not None:  # pydantic, which typer checks values with, knows what was given
+        what, given = reasons()[0]["msg"], reasons()[0]["input"]
+        words = words.replace(what, f"{what.partition(',')[0].replace('Input should', 'must')}, got {given!r}")
     ctx = getattr(error, "ctx", None)
     where = "omnireuse" if ctx is None else ctx.command_path
     return f"{words[:1].lower()}{words[1:]}; see {where} --help"

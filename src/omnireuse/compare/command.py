@@ -25,7 +25,7 @@ from omnireuse.errors import ConfigError
 from omnireuse.extras import check_extra
 from omnireuse.pipelines.source import Source, function_named
 from omnireuse.report.pareto import Pareto, write_pareto
-from omnireuse.terminal import notes
+from omnireuse.terminal import notes, progress_bar
 
 __all__ = ["compare_all", "read_prompts", "run_compare", "run_merge", "show"]
 
@@ -105,7 +105,7 @@ def compare_all(
     doing = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
     columns = (doing, BarColumn(12), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        with Progress(*columns, console=notes, transient=True) as progress:
+        with progress_bar(*columns) as progress:
             for subject in subjects:
                 record.place(subject.pipeline)
                 compare(subject, methods, timed=timed, advance=_bar(progress, subject), save=record.keep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from omnireuse.demo.compare import Cache, compare, generations
 from omnireuse.demo.config import DemoConfig
@@ -17,7 +17,7 @@ from omnireuse.errors import ConfigError
 from omnireuse.reference.case import CLIPS, IMAGES, Case
 from omnireuse.report.files import REPORT, write_report
 from omnireuse.report.results import read_results, write_results
-from omnireuse.terminal import notes
+from omnireuse.terminal import notes, progress_bar
 
 __all__ = ["CACHES", "run_demo"]
 
@@ -83,7 +83,7 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
     with notes.status("loading the reference pipeline"):
         pipeline = load_quietly(case, folder)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=notes, transient=True) as progress:
+    with progress_bar(*columns) as progress:
         caches = _caches(case, folder, config)
         for path in earlier:
             path.unlink(missing_ok=True)

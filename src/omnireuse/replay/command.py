@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,12 +20,12 @@ from omnireuse.replay.generate import make_trace
 from omnireuse.replay.run import BOUND, ORACLE, Score, default_capacities, has_equal_sizes, replay
 from omnireuse.replay.traces import Access, read_trace, requests_of, write_trace
 from omnireuse.report.figure import save_figure
-from omnireuse.terminal import notes
+from omnireuse.terminal import progress_bar
 
 __all__ = ["bound_in_words", "run_replay", "scores_tables"]
 
-COLUMNS = 5
-"""Capacities in one table, so that it fits a terminal of 80 columns."""
+WIDTH = 80
+"""Columns of the terminal that a table fits."""
 
 
 def run_replay(config: ReplayConfig, console: Console) -> None:
@@ -44,7 +45,7 @@ def run_replay(config: ReplayConfig, console: Console) -> None:
     results, picture = out / "replay.json", out / "hit_ratio.png"
     check_writable(results)
     capacities = config.capacity or default_capacities(trace)
-    with Progress(console=notes, transient=True) as progress:
+    with progress_bar(*Progress.get_default_columns()) as progress:
         bar = progress.add_task("replay", total=len(capacities) * len(config.policy or POLICIES))
         scores = replay(
             trace, capacities=capacities, policies=config.policy or (), advance=lambda: progress.update(bar, advance=1)
@@ -94,8 +95,13 @@ def bound_in_words(trace: Sequence[Access]) -> str:
 def scores_tables(title: str, scores: Sequence[Score], value: Callable[[Score], float]) -> Iterator[Table]:
     """One row a policy, one column a capacity; many capacities take several tables."""
     capacities = sorted({score.capacity for score in scores})
-    for first in range(0, len(capacities), COLUMNS):
-        some = capacities[first : first + COLUMNS]
+    gap = 2
+    room = WIDTH - max(len(score.policy) for score in scores)
+    fitting = max(1, room // (gap + max(len(f"{max(capacities):,}"), len("100.0%"))))
+    num_tables = math.ceil(len(capacities) / fitting)
+    each = math.ceil(len(capacities) / num_tables)
+    for first in range(0, len(capacities), each):
+        some = capacities[first : first + each]
         yield _scores_table(title, [score for score in scores if score.capacity in some], some, value)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from omnireuse.diffusion.calibration.profile import Profile
@@ -21,7 +21,7 @@ from omnireuse.search.arguments import check_call
 from omnireuse.search.calibrate import calibrate
 from omnireuse.search.journal import remove_journal
 from omnireuse.search.standing import Standing
-from omnireuse.terminal import notes
+from omnireuse.terminal import notes, progress_bar
 
 __all__ = ["profile_table", "run_calibrate"]
 
@@ -71,7 +71,7 @@ def run_calibrate(
         TextColumn("{task.fields[best]:>8}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=notes, transient=True) as progress:
+    with progress_bar(*columns) as progress:
         tasks: dict[str, Any] = {"loading": progress.add_task("loading", total=None, best="")}
         priced = False
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from omnireuse.demo.engine.config import EngineDemoConfig
@@ -17,7 +17,7 @@ from omnireuse.reference.engine import Engine, EngineConfig, Result, TinyOmniMod
 from omnireuse.reference.engine.conversation import Conversation, converse, made_up_conversations
 from omnireuse.reference.engine.request import largest_difference
 from omnireuse.report.figure import save_figure
-from omnireuse.terminal import notes
+from omnireuse.terminal import notes, progress_bar
 
 __all__ = ["compare_engines", "comparison_table", "run_engine_demo"]
 
@@ -34,7 +34,7 @@ def run_engine_demo(config: EngineDemoConfig, console: Console) -> EngineCompari
         model = TinyOmniModel(seed=0)
     talks = made_up_conversations(model, users=config.users, turns=config.turns, seed=config.seed)
     columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=notes, transient=True) as progress:
+    with progress_bar(*columns) as progress:
         bar = progress.add_task("serving", total=2 * config.users * config.turns)
         comparison = compare_engines(
             model, talks, num_blocks=config.blocks,
