@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from foreign import IDENTITY, Foreign, denoise, take_apart
+from test_backends import DEFAULTS
 from tiny import Tiny
 
 import omnireuse
@@ -89,6 +91,9 @@ def test_configs_take_their_fields_by_position() -> None:
         rel_l1_thresh=0.3, coefficients=COEFFICIENTS, mag_threshold=0.1
     )
     assert OmniDiffusionConfig("tea_cache", {"rel_l1_thresh": 0.3}).cache_config == DiffusionCacheConfig(0.3)
+    by_position = [field.name for field in fields(DiffusionCacheConfig) if not field.kw_only]
+    assert by_position == list(DEFAULTS), "the order of the specification"
+    assert DiffusionCacheConfig(*DEFAULTS.values()) == DiffusionCacheConfig()
     with pytest.raises(TypeError, match="positional"):
         DiffusionCacheConfig(*vars(DiffusionCacheConfig()).values())  # our own fields have no place in that order
 
