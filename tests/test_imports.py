@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "diffusion.reuse.validation",
         "diffusion.reuse.noise",
         "diffusion.reuse.summary",
+        "diffusion.reuse.present",
         "diffusion.reuse.agreement",
     ),
     (

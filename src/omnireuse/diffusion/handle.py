@@ -12,6 +12,7 @@ import torch
 from omnireuse.diffusion.adapters import block_stack_for
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.present import summary_html
 from omnireuse.diffusion.reuse.runtime.compilation import is_compiled_whole
 from omnireuse.diffusion.reuse.runtime.regions.base import Region
 from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion
@@ -53,6 +54,7 @@ class Handle:
         self._ledger = Ledger(name, promise)
         self._session = Session(pipeline, strategy, region or make_region, self._ledger.record, agreement)
         self._enabled = True
+        self._pipeline = type(pipeline).__name__
 
     @property
     def strategy(self) -> Strategy:
@@ -74,7 +76,7 @@ class Handle:
         return self._ledger.subscribe(observer)
 
     def summary(self) -> Summary:
-        """What reuse has done so far; readable through `str`."""
+        """What reuse has done so far; readable through `str`, and in a notebook as it is."""
         return self._ledger.summary(
             kept_bytes=self._session.runs.peak_kept_bytes, calls_outside=self._session.calls_outside
         )
@@ -104,6 +106,15 @@ class Handle:
         """Restore the pipeline exactly and drop all state. Idempotent."""
         self._session.close()
         self._enabled = False
+
+    def __repr__(self) -> str:
+        return f"<Handle on {self._pipeline}{'' if self._enabled else ' (disabled)'}: {self.summary()!r}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        summary = self.summary()
+        state = "enabled" if self._enabled else "disabled"
+        return summary_html(summary, f"{summary.name} on {self._pipeline}, {state}")
 
     def __enter__(self) -> Handle:
         """The handle itself."""

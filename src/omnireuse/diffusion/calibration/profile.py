@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 from omnireuse.diffusion.calibration.measurements import Measurements, with_first_ratios
 from omnireuse.diffusion.calibration.profile_file import decoded, encoded, write_whole
+from omnireuse.diffusion.calibration.profile_html import profile_html
+from omnireuse.diffusion.calibration.student import student
 from omnireuse.diffusion.reuse.forecasters import Fitted, forecaster_named
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.runtime.placement import dtype_of
@@ -78,24 +79,10 @@ class Plan:
             return -math.inf
         mean = math.fsum(self.held_out) / len(self.held_out)
         spread = math.fsum((each - mean) ** 2 for each in self.held_out) / (len(self.held_out) - 1)
-        return mean - _student(len(self.held_out) - 1) * math.sqrt(spread / len(self.held_out))
+        return mean - student(len(self.held_out) - 1) * math.sqrt(spread / len(self.held_out))
 
 
-def _student(freedom: int) -> float:
-    """The 95 % quantile of Student's t for at least two degrees of freedom, within 2 %.
-
-    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.5.
-    """
-    z = NormalDist().inv_cdf(0.95)
-    return (
-        z
-        + (z**3 + z) / (4 * freedom)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Profile:
     """The best schedules that were found for a pipeline, one for each number of computed steps.
 
@@ -242,6 +229,17 @@ class Profile:
             self.dtype,
             unlike,
         )
+
+    def __repr__(self) -> str:
+        counts = " or ".join(map(str, sorted(self.plans))) or "no"
+        return (
+            f"<Profile of {self.model}: {self.num_inference_steps} steps, plans for {counts} computed"
+            f"{'' if self.complete else ', search not finished'}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return profile_html(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile as JSON, whole or not at all.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.noise import SAME_NOISE
+from omnireuse.diffusion.reuse.present import counted, share_of_steps, summary_html, summary_text
 
 __all__ = ["Ledger", "Promise", "Summary"]
 
@@ -59,7 +60,7 @@ class Promise:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Summary:
     """What reuse has really done so far.
 
@@ -70,15 +71,19 @@ class Summary:
         calls: decisions: one a step in region "step", one a denoiser call elsewhere.
         computed_calls, reused_calls: how they were decided.
         computed_steps: denoising steps computed in a mean run; fractions where branches decided differently.
-        speedup: decisions divided by computed ones: what reuse can give at most, before anything else takes time.
+        speedup: decisions divided by computed ones: so many times fewer steps were computed. Time follows as far as the
+            denoiser takes it.
         reasons: how often each reason decided, computing and reusing apart.
-        mean_error: mean relative L1 error of the forecasts that could be compared with the truth; None without any.
-        worst_error: the largest of them.
+        mean_error: mean relative L1 distance, at computed steps, between the forecast for the step and what was
+            computed and used; None where none could be compared. Not the error of the result.
+        worst_error: the largest of them, as a rule at an early step, where x0 is hardly known yet.
         promise: what the profile that gave the plan knows of its quality; None without a profile.
         promise_holds: whether all runs so far were like those that it was measured on.
         host_seconds: mean host time of a decision with its forecast.
         kept_bytes: most bytes of tensors that one run held.
         calls_outside: denoiser calls that belonged to no run and were passed on.
+        last_run: for each step of the latest run, the share of its decisions that computed; None for a step without
+            any.
     """
 
     name: str
@@ -97,32 +102,19 @@ class Summary:
     host_seconds: float = 0.0
     kept_bytes: int = 0
     calls_outside: int = 0
+    last_run: tuple[float | None, ...] = ()
 
     def __str__(self) -> str:
         """A few lines for a person."""
-        if not self.calls:
-            outside = f" ({self.calls_outside} denoiser calls belonged to no run)" if self.calls_outside else ""
-            return f"{self.name}: nothing was decided yet{outside}"
-        per_run = self.steps / self.runs
-        lines = [
-            f"{self.name}: {self.computed_steps:.1f} of {per_run:.1f} steps computed in {self.runs} runs "
-            f"({self.speedup:.2f}x fewer)",
-            "  " + ", ".join(f"{reason} {count}" for reason, count in sorted(self.reasons.items())),
-            f"  {self.host_seconds * 1e3:.3f} ms a decision, {self.kept_bytes / 2**20:.2f} MiB kept at most",
-        ]
-        if self.mean_error is not None and self.worst_error is not None:
-            lines.append(
-                f"  forecasts were {self.mean_error:.1%} off on average, {self.worst_error:.1%} at worst, where the "
-                "truth became known"
-            )
-        if self.promise is not None:
-            lines.append(f"  {self.promise}")
-            if not self.promise_holds:
-                lines.append(
-                    f"  not promised here: runs differed from the profile's {len(self.promise.at)} steps, and the plan "
-                    "was carried over by noise level"
-                )
-        return "\n".join(lines)
+        return summary_text(self)
+
+    def __repr__(self) -> str:
+        done = f"{share_of_steps(self)}, {counted(self.runs, 'run')}" if self.calls else "nothing decided yet"
+        return f"<Summary of {self.name}: {done}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return summary_html(self)
 
 
 class Ledger:
@@ -210,4 +202,16 @@ class Ledger:
             host_seconds=self._host_seconds / calls if calls else 0.0,
             kept_bytes=kept_bytes,
             calls_outside=calls_outside,
+            last_run=self._last_run(),
+        )
+
+    def _last_run(self) -> tuple[float | None, ...]:
+        latest = self._events[-1].run if self._events else None
+        computed: dict[int, list[bool]] = {}
+        for event in self._events:
+            if event.run == latest:
+                computed.setdefault(event.step, []).append(not event.reused)
+        return tuple(
+            sum(computed[step]) / len(computed[step]) if step in computed else None
+            for step in range(max(computed, default=-1) + 1)
         )
