@@ -7,7 +7,7 @@ Three calls are all that is needed::
     handle = omnireuse.enable(pipe)  # or speedup=2.5, tolerance=0.05, …
     image = pipe(prompt).images[0]  # as before
     print(handle.summary())  # what was computed, what was reused, and why
-    handle.disable()  # the pipeline is as it was before
+    omnireuse.disable(pipe)  # the pipeline is as it was before
 
 Results come closer to those of the full run with a profile, which is
 searched once, on prompts of your own::
@@ -33,7 +33,7 @@ from omnireuse import errors
 if TYPE_CHECKING:
     from omnireuse.diffusion.calibration.profile import Profile
     from omnireuse.diffusion.calibration.tea_cache import fit_tea_cache
-    from omnireuse.diffusion.handle import Handle
+    from omnireuse.diffusion.handle import Handle, disable, handle_of
     from omnireuse.diffusion.pipelines import enable
     from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
     from omnireuse.diffusion.reuse.branch_state import layout_of
@@ -98,9 +98,11 @@ __all__ = [
     "TeaCache",
     "__version__",
     "calibrate",
+    "disable",
     "enable",
     "errors",
     "fit_tea_cache",
+    "handle_of",
     "layout_of",
     "noise_levels",
     "observe_batch",
@@ -113,6 +115,7 @@ _HOME = {
     "calibrate": "omnireuse.search.calibrate",
     "Choice": "omnireuse.diffusion.reuse.generation",
     "Decision": "omnireuse.diffusion.reuse.events",
+    "disable": "omnireuse.diffusion.handle",
     "EasyCache": "omnireuse.diffusion.reuse.policies",
     "enable": "omnireuse.diffusion.pipelines",
     "ErrorControl": "omnireuse.diffusion.reuse.policies",
@@ -122,6 +125,7 @@ _HOME = {
     "Forecaster": "omnireuse.diffusion.reuse.forecasters",
     "Generation": "omnireuse.diffusion.reuse.generation",
     "Handle": "omnireuse.diffusion.handle",
+    "handle_of": "omnireuse.diffusion.handle",
     "Hermite": "omnireuse.diffusion.reuse.forecasters",
     "Hold": "omnireuse.diffusion.reuse.forecasters",
     "layout_of": "omnireuse.diffusion.reuse.branch_state",

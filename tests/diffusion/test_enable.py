@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tiny import Tiny
+from tiny import TINY, Tiny
 
 import omnireuse
 from omnireuse import Blend, FixedSchedule, Never, Polynomial, TeaCache
@@ -63,11 +64,45 @@ def test_leaving_the_context_disables_even_after_an_error(flux: Tiny) -> None:
 def test_enabling_twice_is_an_error_and_changes_nothing(flux: Tiny) -> None:
     with omnireuse.enable(flux.pipe) as handle:
         first = flux.run()
-        with pytest.raises(StateError, match="already enabled on this FluxPipeline; call disable"):
+        with pytest.raises(
+            StateError,
+            match=r"this FluxPipeline \(default\), so FixedSchedule × Hold on blocks cannot be .*disable\(pipeline\)",
+        ):
             omnireuse.enable(flux.pipe, policy="fixed", region="blocks")
         assert torch.equal(flux.run(), first)
         assert handle.summary().runs == 2
     omnireuse.enable(flux.pipe).disable()
+
+
+def test_who_kept_no_handle_asks_the_pipeline_for_it_and_ends_reuse_on_the_pipeline(flux: Tiny) -> None:
+    full = flux.run()
+    assert omnireuse.handle_of(flux.pipe) is None
+    omnireuse.enable(flux.pipe)
+    reused = flux.run()
+    gc.collect()
+    handle = omnireuse.handle_of(flux.pipe)
+    assert handle is not None
+    assert handle.summary().runs == 1
+    assert omnireuse.handle_of(TINY["flux"]().pipe) is None
+    assert torch.equal(flux.run(), reused)
+    omnireuse.disable(flux.pipe)
+    assert not handle.enabled
+    assert omnireuse.handle_of(flux.pipe) is None
+    assert torch.equal(flux.run(), full)
+    omnireuse.disable(flux.pipe)
+    backend = omnireuse.enable(flux.pipe, "taylorseer")
+    assert omnireuse.handle_of(flux.pipe) is backend
+    omnireuse.disable(flux.pipe)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda model: model, lambda model: torch.compile(model, backend="eager")], ids=["plain", "compiled"]
+)
+def test_who_passes_the_model_is_told_to_pass_the_pipeline(flux: Tiny, wrap: Any) -> None:
+    model = wrap(flux.pipe.transformer)
+    for function in (omnireuse.enable, omnireuse.disable):
+        with pytest.raises(UnsupportedModelError, match=r"FluxTransformer2DModel is a model.*pass the pipeline"):
+            function(model)
 
 
 @pytest.mark.parametrize(

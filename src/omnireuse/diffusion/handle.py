@@ -19,12 +19,13 @@ from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion
 from omnireuse.diffusion.reuse.runtime.regions.call import CallRegion
 from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
 from omnireuse.diffusion.reuse.runtime.regions.tail import TailRegion
-from omnireuse.diffusion.reuse.runtime.session import RegionFactory, Session
+from omnireuse.diffusion.reuse.runtime.session import RegionFactory, Session, denoisers_of, session_of
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped, wrapped_modules
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Ledger, Promise, Summary
+from omnireuse.errors import StateError
 
-__all__ = ["Handle", "make_region"]
+__all__ = ["Handle", "disable", "handle_of", "make_region"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -39,6 +40,9 @@ class Handle:
         region: builds the region; the strategy's own by default.
         agreement: how ranks agree; alone by default.
         promise: what a profile knows of the strategy's quality, for the summary.
+
+    Raises:
+        StateError: enabled already.
     """
 
     def __init__(
@@ -51,10 +55,22 @@ class Handle:
         agreement: Agreement | None = None,
         promise: Promise | None = None,
     ) -> None:
+        if (present := handle_of(pipeline)) is not None:
+            raise StateError(
+                f"reuse is already enabled on this {type(pipeline).__name__} ({present.name}), so {name} cannot be "
+                "enabled; call omnireuse.disable(pipeline) first"
+            )
+        self._name = name
         self._ledger = Ledger(name, promise)
         self._session = Session(pipeline, strategy, region or make_region, self._ledger.record, agreement)
+        self._session.handle = self
         self._enabled = True
         self._pipeline = type(pipeline).__name__
+
+    @property
+    def name(self) -> str:
+        """What the summary calls the strategy."""
+        return self._name
 
     @property
     def strategy(self) -> Strategy:
@@ -125,6 +141,26 @@ class Handle:
     ) -> None:
         """Disable, whatever happened."""
         self.disable()
+
+
+def handle_of(pipeline: Any) -> Handle | None:
+    """The handle of the reuse that is enabled on this pipeline; None where none is."""
+    session = session_of(pipeline)
+    handle: Handle | None = None if session is None else session.handle
+    return handle
+
+
+def disable(pipeline: Any) -> None:
+    """End reuse on this pipeline and restore it exactly. Nothing happens where none is enabled.
+
+    Raises:
+        UnsupportedModelError: something else than a pipeline with a denoiser.
+    """
+    handle = handle_of(pipeline)
+    if handle is None:
+        denoisers_of(pipeline)
+    else:
+        handle.disable()
 
 
 def make_region(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner: object) -> Region:

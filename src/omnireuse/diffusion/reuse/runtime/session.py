@@ -20,8 +20,9 @@ from omnireuse.diffusion.reuse.runtime.interception import Interception, interce
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Region
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.runs import Runs
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.errors import StateError, UnsupportedModelError
+from omnireuse.errors import UnsupportedModelError
 
 __all__ = ["DENOISERS", "Session", "denoisers_of", "previous_sample", "session_of"]
 
@@ -43,11 +44,16 @@ def denoisers_of(pipeline: Any) -> list[torch.nn.Module]:
     """The pipeline's denoisers, in the order of `DENOISERS`.
 
     Raises:
-        UnsupportedModelError: a pipeline without any.
+        UnsupportedModelError: a pipeline without any, or the denoiser itself.
     """
     found = [getattr(pipeline, name, None) for name in DENOISERS]
     denoisers = [module for module in found if isinstance(module, torch.nn.Module)]
     if not denoisers:
+        if isinstance(pipeline, torch.nn.Module):
+            raise UnsupportedModelError(
+                f"{type(unwrapped(pipeline)).__name__} is a model, and reuse is enabled on the pipeline that holds it: "
+                "pass the pipeline, as in omnireuse.enable(pipe)"
+            )
         raise UnsupportedModelError(
             f"{type(pipeline).__name__} has no denoiser: looked for a torch module at {', '.join(DENOISERS)}"
         )
@@ -83,7 +89,6 @@ class Session:
         agreement: how ranks agree; alone by default.
 
     Raises:
-        StateError: a pipeline that already has a session.
         UnsupportedModelError: a pipeline without a denoiser, or without a scheduler where the region forecasts what it
             is handed, or one whose parts cannot be intercepted.
     """
@@ -112,8 +117,6 @@ class Session:
         self._on_denoisers: list[Interception] = []
         self._on_scheduler: Interception | None = None
         self._on_pipeline: Interception | None = None
-        if session_of(pipeline) is not None:
-            raise StateError(f"reuse is already enabled on this {self._name}; call disable() on its handle first")
         try:
             self._attach()
             if strategy.region == "step" and self._on_scheduler is None:
