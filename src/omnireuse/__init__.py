@@ -7,7 +7,7 @@ Three calls are all that is needed::
     handle = omnireuse.enable(pipe)  # or speedup=2.5, tolerance=0.05, …
     image = pipe(prompt).images[0]  # as before
     print(handle.summary())  # what was computed, what was reused, and why
-    omnireuse.disable(pipe)  # the pipeline is as it was before
+    handle.disable()  # the pipeline is as it was before
 
 Results come closer to those of the full run with a profile, which is
 searched once, on prompts of your own::
