@@ -14,6 +14,7 @@ from rich.console import Console
 import omnireuse
 from omnireuse.cli import main
 from omnireuse.compare.catalogue import catalogue
+from omnireuse.compare.ours import warn_of_unused
 from omnireuse.compare.record import merged
 from omnireuse.compare.run import settings_of
 from omnireuse.compare.subject import Subject
@@ -177,7 +178,9 @@ def test_a_folder_without_a_pipeline_and_no_folder_at_all(
     assert "MODEL, a folder or an id, or --pipeline must be given, unless --merge is" in capsys.readouterr().err
 
 
-def test_a_profile_serves_the_case_that_it_was_searched_at(images: Callable[..., Subject], tmp_path: Path) -> None:
+def test_a_profile_serves_the_case_that_it_was_searched_at(
+    images: Callable[..., Subject], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     subject = images(guidance=6.0)
     call = {name: value for name, value in SAMPLING.items() if name != "num_inference_steps"}
     profile = omnireuse.calibrate(
@@ -191,4 +194,8 @@ def test_a_profile_serves_the_case_that_it_was_searched_at(images: Callable[...,
         {"profile": "p.json", "computed_steps": 3}
     ]
     assert not settings_of([method], replace(subject, steps=7), full)
+    warn_of_unused([tmp_path / "p.json"], [replace(subject, steps=7), subject])
+    assert "is not compared" not in caplog.text
+    warn_of_unused([tmp_path / "p.json"], [replace(subject, steps=7)])
+    assert "p.json is not compared: it was searched at 6 steps and serves none of the cases" in caplog.text
     assert not settings_of([method], images(guidance=3.0), full)

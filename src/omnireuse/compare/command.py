@@ -14,6 +14,7 @@ from rich.table import Column
 from omnireuse.compare.catalogue import catalogue
 from omnireuse.compare.figure import save_figure
 from omnireuse.compare.methods import Method
+from omnireuse.compare.ours import warn_of_unused
 from omnireuse.compare.pipelines import subjects_of
 from omnireuse.compare.record import FILE, Record, merged
 from omnireuse.compare.run import compare
@@ -82,6 +83,7 @@ def run_compare(
             batch_size=batch_size,
             as_pictures=as_pictures,
         )
+    warn_of_unused(profiles, subjects)
     told = f"{describe(subjects[0].pipeline)}; {len(texts)} prompts, {len(methods)} methods"
     notes.print(told, highlight=False, soft_wrap=True)
     return compare_all(subjects, methods, out, console, timed=timed, command=command)

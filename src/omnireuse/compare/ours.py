@@ -15,7 +15,7 @@ from omnireuse.compare.run import FullRun
 from omnireuse.compare.subject import GUIDANCE, Subject
 from omnireuse.diffusion.calibration.profile import Profile
 
-__all__ = ["OURS", "with_profiles"]
+__all__ = ["OURS", "warn_of_unused", "with_profiles"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -84,6 +84,19 @@ def with_profiles(paths: Sequence[Path]) -> Method:
                 )
 
     return Method(key="profile", name="omnireuse, calibrated", family="ours", grid=grid)
+
+
+def warn_of_unused(paths: Sequence[Path], subjects: Sequence[Subject]) -> None:
+    """Log a warning for each profile that serves none of the cases, so that nobody looks for it in the table."""
+    for path in paths:
+        profile = Profile.load(path)
+        if not any(_fits(path, profile, subject) for subject in subjects):
+            logger.warning(
+                "%s is not compared: it was searched at %d steps and serves none of the cases, by their steps and "
+                "guidance",
+                path,
+                profile.num_inference_steps,
+            )
 
 
 def _fits(path: Path, profile: Profile, subject: Subject) -> bool:
