@@ -22,83 +22,82 @@ HEAD = """\
 
 Written by `python scripts/models.py`; a test keeps it current.
 
-Regions `step` and `call` know nothing of the model: they serve every diffusers pipeline whose denoiser is its
-`transformer`, `transformer_2`, `unconditional_transformer`, `unet`, `prior` or `decoder`, and whose scheduler is told
-its timesteps. On tiny versions of these pipelines they are tested to be bit-equal where everything computes, to do half
-of the work where half is reused, and to leave nothing behind:
+Regions `step` and `call` do not depend on the model. They serve every diffusers pipeline whose denoiser is its
+`transformer`, `transformer_2`, `unconditional_transformer`, `unet`, `prior` or `decoder`, and whose scheduler receives
+its timesteps. Tests on tiny versions of these pipelines check that the result is bit-equal where everything computes,
+that half of the work is done where half is reused, and that nothing stays behind:
 {pipelines}.
 
-A denoiser that makes two kinds of latents (LTX-2: frames and sound) is served in region `call`, which forecasts both,
-and `enable(pipe)` chooses it there. Region `step` asked for by name raises `UnsupportedModelError`: the sound goes to
-a copy of the scheduler that the pipeline makes for each run and keeps to itself, so its forecast could not be handed
-over.
+A denoiser that produces two kinds of latents (LTX-2: frames and sound) is served in region `call`, which forecasts
+both; `enable(pipe)` selects it. `region="step"` raises `UnsupportedModelError`: the pipeline passes the sound to
+a private copy of the scheduler, made for each run, and a forecast could not reach it.
 
-### Families not tried
+### Families that are not tested
 
-Of these packages of `diffusers.pipelines`, the deprecated ones aside, the tests build no pipeline. But for
-what the table says, nothing is known to fail there; nobody has looked.
+The tests build no pipeline from these packages of `diffusers.pipelines` (deprecated packages are left out). No failure
+is known except where the table says so.
 
-| family | what sets it apart |
+| family | what is different |
 |---|---|
 {untried}
 
 ## Regions `blocks` and `tail`
 
-Each model below is tested, in both regions, to be bit-equal to the plain model where it computes, and to give the sum
-of input and residual through its own output layers where it reuses. The signal is what TeaCache watches. Published
-figures are borrowed from their sources (`cache/data/*.json`), not measured here; without them, the caches are
-calibrated on the model's own steps.
+Each model below is tested in both regions: the result is bit-equal to the plain model where it computes, and it is
+the sum of input and residual through the model's own output layers where it reuses. The signal is the one that TeaCache
+watches. Published figures come from their sources (`cache/data/*.json`) and are not measured here. Without them, the
+caches are calibrated on the model's own steps.
 
-| denoiser | signal | TeaCache's coefficients for | MagCache's ratios for | to know |
+| denoiser | signal | TeaCache's coefficients for | MagCache's ratios for | note |
 |---|---|---|---|---|
 """
 
 UNTRIED = {
     "ace_step": "a condition encoder for text, lyrics and timbre",
     "anyflow": "flow maps from one time to another; its denoisers are not declared",
-    "audioldm2": "three text encoders, one of them a language model that is sampled",
-    "bria_fibo": "a language model, whose hidden layers it reads",
+    "audioldm2": "three text encoders, one of them a language model that generates tokens",
+    "bria_fibo": "reads the hidden layers of a language model",
     "bria_fibo2": "its denoiser is not declared",
     "chronoedit": "an image encoder; the loop is that of Wan image-to-video",
-    "consistency_models": "one or two steps, which leave nothing to reuse",
+    "consistency_models": "one or two steps, so there is nothing to reuse",
     "consisid": "faces found by OpenCV; the loop is that of CogVideoX",
-    "controlnet_hunyuandit": "the loop of HunyuanDiT beside a ControlNet",
-    "controlnet_sd3": "the loop of Stable Diffusion 3 beside a ControlNet",
+    "controlnet_hunyuandit": "the loop of HunyuanDiT with a ControlNet",
+    "controlnet_sd3": "the loop of Stable Diffusion 3 with a ControlNet",
     "ddim": "the loop of Stable Diffusion without guidance, on pixels",
     "ddpm": "the loop of Stable Diffusion without guidance, on pixels",
-    "cosmos": "not tried as a whole; Cosmos 1.0 asks its scheduler twice a step, which a test does too",
-    "deepfloyd_if": "cascades of UNets on pixels that also say the variance",
-    "dit": "classes instead of prompts; it gives no latents",
+    "cosmos": "not tested as a whole; Cosmos 1.0 calls its scheduler twice a step, which a test covers",
+    "deepfloyd_if": "cascades of UNets on pixels that also predict the variance",
+    "dit": "classes instead of prompts; it does not return latents",
     "dreamlite": "a vision-language model",
     "ernie_image": "a denoiser of its own",
-    "glm_image": "a vision-language model that draws tokens first",
-    "helios": "runs in chunks, each with the ones before as history",
+    "glm_image": "a vision-language model that first generates tokens",
+    "helios": "runs in chunks, each with the previous ones as history",
     "ideogram4": "a vision-language model; a second transformer is called for the unguided branch",
     "joyimage": "a vision-language model",
     "kandinsky": "a multilingual text encoder of its own; the loop is that of Kandinsky 2.2",
     "kandinsky3": "a UNet of its own",
     "kandinsky6": "two autoencoders; frames and sound, as LTX-2",
-    "kolors": "the loop of Stable Diffusion XL behind a text encoder that warns when it is imported",
+    "kolors": "the loop of Stable Diffusion XL, with a text encoder that warns at import",
     "latent_diffusion": "a BERT of its own",
     "latte": "a video transformer of its own",
-    "ledits_pp": 'runs on the last of the scheduler\'s timesteps and tells nobody: ask for `quantity="output"`',
+    "ledits_pp": 'runs on the last timesteps of the scheduler without telling it: use `quantity="output"`',
     "longcat_audio_dit": "an audio autoencoder of its own",
-    "longcat_image": "prompts only, read by a vision-language model; in diffusers 0.42 it fails on embeddings",
-    "lucy": "a video to edit; the loop is that of Wan",
-    "marigold": "an autoencoder; a few steps from an image to its depth",
+    "longcat_image": "takes prompts only, read by a vision-language model; in diffusers 0.42 it fails on embeddings",
+    "lucy": "takes a video to edit; the loop is that of Wan",
+    "marigold": "predicts depth from an image in a few steps",
     "motif_video": "a denoiser of its own, guided through a guider object",
     "nucleusmoe_image": "a denoiser of experts, which is not declared",
-    "omnigen": "a processor that lays text and images out as tokens",
+    "omnigen": "a processor that arranges text and images as tokens",
     "qwenimage21": "a vision-language model; text and references are kept in a key-value cache after the first step",
-    "rfd4_proteina": "proteins, not pictures: two schedulers, backbone and latents",
-    "sana_wm": "a world model: cameras beside the text",
+    "rfd4_proteina": "proteins instead of pictures; two schedulers, for backbone and latents",
+    "sana_wm": "a world model with cameras in addition to the text",
     "shap_e": "a renderer: its latents are the weights of a shape",
     "stable_audio_3": "an audio autoencoder and an embedder of durations",
     "stable_video_diffusion": "an image encoder",
-    "t2i_adapter": "the loop of Stable Diffusion beside an adapter network",
+    "t2i_adapter": "the loop of Stable Diffusion with an adapter network",
     "visualcloze": "a grid of pictures; the loop is that of Flux Fill",
 }
-"""Package of `diffusers.pipelines` without a pipeline in the tests -> what it has that those tried do not."""
+"""Package of `diffusers.pipelines` without a pipeline in the tests -> how it differs from those tested."""
 
 UNDECLARED = (
     "AnyFlowFARTransformer3DModel",
@@ -122,12 +121,12 @@ UNDECLARED = (
 """Denoisers of diffusers 0.42 that regions `blocks` and `tail` could perhaps serve, but that nobody has declared."""
 
 UNSERVED = """
-## Served in regions `step` and `call` alone
+## Served only in regions `step` and `call`
 
-Asking for region `blocks` or `tail` of these raises `UnsupportedModelError` with the reason. A ControlNet beside a UNet
-changes nothing in that: Stable Diffusion with one is served in regions `step` and `call`, Flux with one in all four.
+Region `blocks` or `tail` raises `UnsupportedModelError` with the reason on these models. A ControlNet changes nothing
+here: Stable Diffusion with one is served in regions `step` and `call`, Flux with one in all four.
 
-| denoiser | why |
+| denoiser | reason |
 |---|---|
 """
 
@@ -175,7 +174,7 @@ def page() -> str:
     lines.append(UNSERVED)
     lines += [f"| `{name}` | {why} |\n" for name, why in sorted(UNSUPPORTED.items())]
     names = ", ".join(f"`{name}`" for name in UNDECLARED)
-    lines.append(f"\nNot declared yet, so regions `step` and `call` serve them alone, too: {names}.\n")
+    lines.append(f"\nThese are not declared yet, so they too are served only in regions `step` and `call`: {names}.\n")
     return "".join(lines)
 
 

@@ -16,9 +16,10 @@ SOURCE = TOP / "src" / "omnireuse"
 HEAD = """\
 # Structure
 
-One line a module, taken from its docstring by `python scripts/structures.py`; a test keeps it complete. Imports
-point one way: errors, policies, forecasters, runtime, adapters, calibration, cache and `enable`, then report, search,
-demo and command line; `core` knows nothing of denoising. `tests/test_imports.py` holds this.
+This page has one line for each module, from its docstring. `python scripts/structures.py` writes it, and a test checks
+that it is complete. Imports point in one direction: errors, policies, forecasters, runtime, adapters, calibration,
+cache and `enable`, then report, search, demo and command line. `core` does not depend on denoising.
+`tests/test_imports.py` checks this.
 """
 
 

@@ -9,7 +9,11 @@ from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser
 
 TOP = Path(__file__).parents[2]
-PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted((TOP / "docs").glob("*.md"))]
+PAGES = [
+    TOP / "README.md",
+    TOP / "CONTRIBUTING.md",
+    *sorted(p for f in ("docs", "models") for p in (TOP / f).rglob("*.md")),
+]
 NAMES = [page.relative_to(TOP).as_posix() for page in PAGES]
 
 #: A comment right before a Python block that says why the block is compiled and not run.

@@ -43,8 +43,11 @@ def test_it_opens_without_network_error_or_sideways_scrolling(
     assert (max(map(int, paper[4:-1].split(","))) < 60) is dark
 
 
-def test_every_picture_and_control_has_a_name(browser: Browser, page: Path) -> None:
-    browser.open(page)
+@pytest.mark.parametrize(("kind", "sliders"), [("page", 3), ("clips", 2)])
+def test_every_picture_and_control_has_a_name(
+    browser: Browser, kind: str, sliders: int, request: pytest.FixtureRequest
+) -> None:
+    browser.open(request.getfixturevalue(kind))
     tree = browser.send("Accessibility.getFullAXTree")["nodes"]
     nameless = [
         node["role"]["value"]
@@ -54,7 +57,33 @@ def test_every_picture_and_control_has_a_name(browser: Browser, page: Path) -> N
         and not node["name"]["value"]
     ]
     assert nameless == []
-    assert sum(node.get("role", {}).get("value") == "slider" for node in tree) == 3
+    assert sum(node.get("role", {}).get("value") == "slider" for node in tree) == sliders
+    names = {node["name"]["value"] for node in tree if node.get("role", {}).get("value") == "button"}
+    assert "omnireuse, 12 steps · 44.0 dB; hold it against full" in names
+    assert "fewer steps (12), 12 steps · 34.0 dB, not as asked: colour; hold it against full" in names
+
+
+def test_the_keyboard_alone_reaches_every_control(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    wanted = browser.ask(
+        "[...document.querySelectorAll('button, input, summary, figure[role=button], .runs, .dot[tabindex=\"0\"]')]"
+        ".filter(e => e.checkVisibility()).length"
+    )
+    seen = []
+    for _ in range(3 * wanted):
+        browser.press("Tab")
+        first = browser.ask(
+            "(e => e.dataset.tabbed ? null : (e.dataset.tabbed = 1, e.tagName + '.' + e.getAttribute('class')))"
+            "(document.activeElement)"
+        )
+        if first is None:
+            break
+        seen.append(first)
+    assert sum(name.startswith("FIGURE") for name in seen) == 12
+    assert sum(name.startswith("INPUT") for name in seen) == 3
+    assert sum(name.startswith("DIV.runs") for name in seen) == 3
+    assert sum(name.startswith("g.dot") for name in seen) == 2
+    assert len(seen) >= wanted
 
 
 def test_dragging_the_slider_uncovers_the_other_image(browser: Browser, page: Path) -> None:

@@ -59,7 +59,7 @@ def test_the_command_says_where_an_interrupted_search_is(
     assert main(arguments(tmp_path, tmp_path / "profile.json")) == 130
     assert Profile.load(tmp_path / "profile.json") == partial
     said = capsys.readouterr().out
-    assert "interrupted; what was found so far, 1 plans, is in" in said
+    assert "interrupted; what was found so far, 1 plan, is in" in said
     assert str(tmp_path / "profile.json") in said
     assert "not judged" in said
 

@@ -13,6 +13,7 @@ from test_profile_file import PLAN, PROFILE
 
 from omnireuse import Profile
 from omnireuse.cli import main
+from omnireuse.errors import StateError
 from omnireuse.search.command import profile_table
 
 JOURNAL = '{"format": 2, "setup": {}}\n'
@@ -66,6 +67,7 @@ def test_the_journal_of_a_finished_search_is_removed(
         (replace(PROFILE, complete=False), 130, ()),
         (KeyboardInterrupt(), 130, ()),
         (PROFILE, 0, ("--seconds", "0")),
+        (StateError("a full run is not finite"), 2, ()),
     ],
 )
 def test_the_journal_of_a_search_that_is_not_finished_is_kept_and_said(
@@ -83,6 +85,19 @@ def test_the_journal_of_a_search_that_is_not_finished_is_kept_and_said(
     said = capsys.readouterr().err
     assert f"its scores are kept in {journal}: the same command goes on from there, --fresh begins anew" in said
     assert "nothing was kept" not in said
+
+
+@pytest.mark.parametrize(("held_out", "name"), [((30.0, 33.0, 31.0), "quality"), ((30.0,), "speedup"), ((), "speedup")])
+def test_the_call_to_copy_is_one_that_the_profile_grants(
+    held_out: tuple[float, ...],
+    name: str,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    search(monkeypatch, replace(PROFILE, plans={3: replace(PLAN, held_out=held_out)}))
+    assert main(command(out)) == 0
+    assert f"profile={str(out)!r}, {name}=…)" in capsys.readouterr().out
 
 
 def test_fresh_begins_anew(out: Path, journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:

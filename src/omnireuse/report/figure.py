@@ -19,7 +19,7 @@ try:
 except ImportError as missing:
     raise MissingExtraError("a figure", "report") from missing
 
-__all__ = ["grid_figure", "quality_figure", "save_figure"]
+__all__ = ["difference", "grid_figure", "quality_figure", "save_figure"]
 
 _STYLE: dict[Any, Any] = {"font.family": ["sans-serif"], "text.color": LIGHT["ink"]}
 
@@ -129,7 +129,7 @@ def grid_figure(comparison: Comparison, folder: Path, *, rows: int = 4) -> Figur
                     middle = {"ha": "center", "linespacing": 1.4}
                     write(x + cell / 2, below + cell / 2, words, fontsize=8, color=LIGHT["muted"], **middle)
                 else:
-                    place(x, below, cell, cell).imshow(_difference(shown, full), interpolation="nearest")
+                    place(x, below, cell, cell).imshow(difference(shown, full), interpolation="nearest")
                 branches = strip(variant, number)
                 for line, (_, cells) in enumerate(branches):
                     thick = 0.13 / len(branches)
@@ -149,7 +149,7 @@ def grid_figure(comparison: Comparison, folder: Path, *, rows: int = 4) -> Figur
     return figure
 
 
-def _difference(image: Image.Image, full: Image.Image) -> Image.Image:
+def difference(image: Image.Image, full: Image.Image) -> Image.Image:
     """|image − full| of every channel, `DIFFERENCE_GAIN` times as bright."""
     return ImageChops.difference(image, full).point(lambda level: DIFFERENCE_GAIN * level)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 __all__ = ["target_words"]
 
 WORDS = {
-    "steps_over_best_peer_worst": "steps over the best other cache's at equal PSNR, worst",
-    "steps_over_best_peer_median": "steps over the best other cache's at equal PSNR, median",
+    "steps_over_best_peer_worst": "share of the best other cache's steps at equal PSNR, worst",
+    "steps_over_best_peer_median": "share of the best other cache's steps at equal PSNR, median",
     "steps_over_best_peer_share": "share of 30 to 50 dB where both can be compared",
     "db_over_best_peer_at": "dB above the best other cache, {} fewer steps",
     "db_over_best_floor_at": "dB above the best without a cache, {} fewer steps",

@@ -99,6 +99,10 @@ def run_calibrate(
             if not journal.is_file():
                 raise
             raise KeyboardInterrupt(f"interrupted; {_kept(journal)}") from None
+        except StateError:
+            if journal.is_file():
+                notes.print(f"the search has failed; {_kept(journal)}", highlight=False, soft_wrap=True)
+            raise
         seconds = options.get("seconds")
         finished = profile.complete and (seconds is None or time.monotonic() - begun < seconds)
     console.print(profile_table(profile))
@@ -112,10 +116,11 @@ def run_calibrate(
         journal.unlink(missing_ok=True)
     else:
         notes.print(f"the search is not finished; {_kept(journal)}", highlight=False, soft_wrap=True)
-    found = "wrote" if profile.complete else f"interrupted; what was found so far, {len(profile.plans)} plans, is in"
-    console.print(
-        f"\n{found} {out}; use it with omnireuse.enable(pipeline, profile={str(out)!r}, quality=…)", soft_wrap=True
-    )
+    plans = "1 plan" if len(profile.plans) == 1 else f"{len(profile.plans)} plans"
+    found = "wrote" if profile.complete else f"interrupted; what was found so far, {plans}, is in"
+    wanted = "quality" if any(math.isfinite(plan.promised) for plan in profile.plans.values()) else "speedup"
+    use = f"omnireuse.enable(pipeline, profile={str(out)!r}, {wanted}=…)"
+    console.print(f"\n{found} {out}; use it with {use}", soft_wrap=True)
     return profile
 
 

@@ -91,7 +91,9 @@ for (const article of all("article")) {
   for (const figure of figures.slice(1)) {
     figure.tabIndex = 0;
     figure.setAttribute("role", "button");
-    figure.setAttribute("aria-label", `hold ${figure.dataset.name} against ${figures[0].dataset.name}`);
+    // A button is read by its name alone, so that the name has to say what the caption says.
+    const caption = all("figcaption > *", figure).map((part) => part.textContent).join(", ");
+    figure.setAttribute("aria-label", `${caption}; hold it against ${figures[0].dataset.name}`);
     figure.addEventListener("click", () => show(figure));
     figure.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" && event.key !== " ") return;
