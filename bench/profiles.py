@@ -15,8 +15,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+import omnireuse
 from omnireuse.reference.case import CLIPS, IMAGES
-from omnireuse.search.command import run_calibrate
+from omnireuse.search.command import profile_table
 
 CASES = {case.name: case for case in (IMAGES, CLIPS)}
 SEED = 3000
@@ -35,24 +36,25 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--evaluations", type=int, default=16)
     parser.add_argument("--out", type=Path, help="in place of the models' own folders")
     options = parser.parse_args(arguments)
+    console = Console()
     for name in options.case:
         case = CASES[name]
         folder = (options.out / name if options.out else case.find(None)) / "profiles"
         folder.mkdir(parents=True, exist_ok=True)
-        prompts = folder / "prompts.txt"
-        prompts.write_text(
-            "\n".join(map(case.caption, case.held_out(options.prompts, seed=SEED))) + "\n", encoding="utf-8"
-        )
+        prompts = list(map(case.caption, case.held_out(options.prompts, seed=SEED)))
+        (folder / "prompts.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")
         call = {key: value for key, value in case.sampling.items() if key != "num_inference_steps"}
         for steps in options.steps:
             for guidance in options.guidance:
                 branches = {} if guidance > 1 else {"negative_prompt": None}
                 out = folder / f"{name}-{steps}-{'guided' if guidance > 1 else 'unguided'}.json"
-                run_calibrate(
+                # Interrupted, it goes on from here.
+                journal = out.with_name(f"{out.name}.journal")
+                profile = omnireuse.calibrate(
                     case.find(None),
                     prompts,
-                    out,
-                    Console(),
+                    journal=journal,
+                    device="cpu",
                     steps=steps,
                     computed_steps=sorted({max(2, round(share * steps)) for share in SHARES}),
                     held_out=0.5,
@@ -62,7 +64,10 @@ def main(arguments: list[str] | None = None) -> None:
                     seed=SEED,
                     **{**call, case.guidance: guidance, **branches},
                 )
-                print(what_fewer_lose(out.with_name(f"{out.name}.journal")))
+                profile.save(out)
+                console.print(profile_table(profile))
+                print(what_fewer_lose(journal))
+                journal.unlink()
 
 
 def what_fewer_lose(journal: Path) -> str:

@@ -198,7 +198,7 @@ def test_a_comparison_without_the_reports_libraries_is_refused_before_it_runs(
 ) -> None:
     from omnireuse.errors import MissingExtraError
 
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("omnireuse.extras.find_spec", lambda name: None)
     pipeline = Bare()
     with pytest.raises(MissingExtraError, match=r"omnireuse\[report\]"):
         compare_pipeline(pipeline, PROMPTS, out=tmp_path)

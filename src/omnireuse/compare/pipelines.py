@@ -91,7 +91,7 @@ def compare_pipeline(
         with tqdm(desc=title, unit=" settings", disable=not progress, file=sys.stderr) as bar:
             if progress and subject is subjects[0]:
                 told = f"{describe(subject.pipeline)}; {len(subject.prompts)} prompts, {len(methods)} methods"
-                bar.write(told, file=sys.stderr)
+                bar.write(told, file=bar.fp)
 
             def advance(doing: str, done: int, total: int, bar: Any = bar, title: str = title) -> None:
                 bar.set_description_str(f"{title}: {doing}", refresh=False)

@@ -29,13 +29,13 @@ class Bar:
         """Show it; the first time with a line of its own for the pipeline."""
         if self._bar.disable:
             return
-        if self._before is None:
-            self._before = standing.runs
-            self._bar.write(standing.pipeline, file=sys.stderr)
-            self._bar.bar_format = FORMAT
-            self._bar.reset(total=max(round(standing.runs_left), 1))
         best = "" if standing.best is None else f", best {standing.best:.1f} dB"
         self._bar.set_description_str(f"{standing.doing}{best}", refresh=False)
+        if self._before is None:
+            self._before = standing.runs
+            self._bar.write(standing.pipeline, file=self._bar.fp)
+            self._bar.bar_format = FORMAT
+            self._bar.reset(total=max(round(standing.runs_left), 1))
         spent = standing.runs - self._before
         self._bar.total = max(self._bar.total or 0, spent)
         self._bar.update(spent - self._bar.n)
