@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from omnireuse import errors
 
 if TYPE_CHECKING:
+    from omnireuse.compare.pipelines import compare_pipeline
     from omnireuse.diffusion.calibration.profile import Profile
     from omnireuse.diffusion.calibration.tea_cache import fit_tea_cache
     from omnireuse.diffusion.handle import Handle, disable, handle_of
@@ -98,6 +99,7 @@ __all__ = [
     "TeaCache",
     "__version__",
     "calibrate",
+    "compare_pipeline",
     "disable",
     "enable",
     "errors",
@@ -113,6 +115,7 @@ _HOME = {
     "BestOrder": "omnireuse.diffusion.reuse.forecasters",
     "Blend": "omnireuse.diffusion.reuse.forecasters",
     "calibrate": "omnireuse.search.calibrate",
+    "compare_pipeline": "omnireuse.compare.pipelines",
     "Choice": "omnireuse.diffusion.reuse.generation",
     "Decision": "omnireuse.diffusion.reuse.events",
     "disable": "omnireuse.diffusion.handle",

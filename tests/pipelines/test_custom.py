@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse.compare.pipelines import compare_pipeline
 from omnireuse.errors import ConfigError, StateError, UnknownNameError
 
 from .custom import Bare, Custom, Denoiser, InTuple, Noisy, Signed, unsigned
@@ -32,7 +31,7 @@ def calibrated(pipeline: Any, **given: Any) -> omnireuse.Profile:
 
 def compared(pipeline: Any, out: Path, **given: Any) -> dict[str, list[Any]]:
     asked = {"steps": 6, "only": ["fewer-steps", "default"], "progress": False, "out": out}
-    pareto = compare_pipeline(pipeline, PROMPTS[:2], **{**asked, **given})
+    pareto = omnireuse.compare_pipeline(pipeline, PROMPTS[:2], **{**asked, **given})
     assert (out / "compare.json").is_file()
     assert pareto.environment["device"] == "cpu"
     (case,) = pareto.cases
@@ -201,7 +200,7 @@ def test_a_comparison_without_the_reports_libraries_is_refused_before_it_runs(
     monkeypatch.setattr("omnireuse.extras.find_spec", lambda name: None)
     pipeline = Bare()
     with pytest.raises(MissingExtraError, match=r"omnireuse\[report\]"):
-        compare_pipeline(pipeline, PROMPTS, out=tmp_path)
+        omnireuse.compare_pipeline(pipeline, PROMPTS, out=tmp_path)
     assert not pipeline.seen
 
 
