@@ -22,8 +22,8 @@ from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, Wron
 __all__ = ["check_names", "check_options", "check_positional", "check_profile", "check_targets"]
 
 _CACHE_OPTIONS = tuple(field.name for field in fields(DiffusionCacheConfig))
-_POLICY_TYPES: tuple[Any, ...] = (*POLICIES.values(), MagCache)
-_FORECASTER_TYPES: tuple[Any, ...] = tuple(dict.fromkeys(FORECASTERS.values()))
+_POLICY_TYPES: tuple[Any, ...] = (*POLICIES.builtin.values(), MagCache)
+_FORECASTER_TYPES: tuple[Any, ...] = tuple(dict.fromkeys(FORECASTERS.builtin.values()))
 _TOLERANCE = "a relative error of the final latents above 0, such as 0.05"
 _IN_A_SCHEDULE = {"speedup": "speedup", "computed_steps": "num_computed"}
 

@@ -6,14 +6,15 @@ from omnireuse.diffusion.adapters import audio, flux, image, qwen_image, video, 
 from omnireuse.diffusion.adapters.spec import BlockStack
 from omnireuse.diffusion.adapters.unsupported import UNSUPPORTED
 from omnireuse.errors import UnknownNameError, UnsupportedModelError
+from omnireuse.registry import Registry
 
 __all__ = ["BLOCK_STACKS", "UNSUPPORTED", "BlockStack", "block_stack_for"]
 
 _DECLARED: list[BlockStack] = [
     getattr(module, name) for module in (flux, image, qwen_image, video, wan, audio) for name in module.__all__
 ]
-BLOCK_STACKS: dict[str, BlockStack] = {stack.model: stack for stack in _DECLARED}
-"""Class name of a denoiser -> its declaration."""
+BLOCK_STACKS: Registry[BlockStack] = Registry("omnireuse.adapters", {stack.model: stack for stack in _DECLARED})
+"""Class name of a denoiser -> its declaration. Entry points `omnireuse.adapters` add to the package's own."""
 
 
 def block_stack_for(model: str, region: str = "blocks") -> BlockStack:

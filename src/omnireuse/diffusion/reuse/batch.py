@@ -22,7 +22,7 @@ from omnireuse.diffusion.reuse.generation import CUT, Choice, Generation
 from omnireuse.diffusion.reuse.quantities import can_denoise
 from omnireuse.errors import StateError
 
-__all__ = ["Row", "observe_batch", "predict_batch"]
+__all__ = ["Row", "candidate_forecasts", "combined", "observe_batch", "predict_batch"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,7 +72,7 @@ def predict_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
         else:
             fused.append((place, _Work(row, state, memories[0], combination)))
     for group in _grouped(fused, _forecast_kind):
-        values = _combined([_combination(work) for _, work in group]).to(group[0][1].state.dtypes[0])
+        values = combined([_combination(work) for _, work in group]).to(group[0][1].state.dtypes[0])
         for (place, work), output in zip(group, _outputs([work for _, work in group], values), strict=True):
             outputs[place] = output.to(work.state.output_dtype)
     seconds = (perf_counter() - started) / max(len(rows), 1)
@@ -113,7 +113,7 @@ def observe_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
         work.combination = work.memory.correction(work.row.generation.at)
     corrections = [(place, work) for place, work in fused if work.combination is not None]
     for group in _grouped(corrections, _forecast_kind):
-        values = _combined([_combination(work) for _, work in group]).to(group[0][1].state.dtypes[0])
+        values = combined([_combination(work) for _, work in group]).to(group[0][1].state.dtypes[0])
         for (place, work), output in zip(group, _outputs([work for _, work in group], values), strict=True):
             outputs[place] = output.to(work.state.output_dtype)
     seconds = (perf_counter() - started) / max(len(rows), 1)
@@ -165,9 +165,9 @@ def _weights(works: Sequence[_Work], like: torch.Tensor) -> tuple[torch.Tensor, 
 # -- forecasts, their errors, and what is learnt -----------------------------------------------------------------------
 
 
-def _combined(combinations: Sequence[Combination]) -> torch.Tensor:
+def combined(combinations: Sequence[Combination]) -> torch.Tensor:
     """The forecasts (R, S, …) of combinations of one form."""
-    forecasts = _candidates(combinations)
+    forecasts = candidate_forecasts(combinations)
     first = combinations[0]
     if first.mix is None:
         chosen = forecasts[:, 0]
@@ -179,7 +179,7 @@ def _combined(combinations: Sequence[Combination]) -> torch.Tensor:
     return chosen.reshape(len(combinations), *first.values[0].shape)
 
 
-def _candidates(combinations: Sequence[Combination]) -> torch.Tensor:
+def candidate_forecasts(combinations: Sequence[Combination]) -> torch.Tensor:
     """Every candidate's forecast, (R, D, S, F), in float32 at least."""
     first = combinations[0].values[0]
     samples = first.shape[0] if first.ndim > 1 else 1
@@ -198,7 +198,7 @@ def _compare(works: Sequence[_Work], values: torch.Tensor) -> None:
     for group in _grouped(known, lambda work: _form(_combination(work))):
         places, measured = [place for place, _ in group], [work for _, work in group]
         truths = values[places]
-        off = _means(_combined([_combination(work) for work in measured]).float() - truths.float())
+        off = _means(combined([_combination(work) for work in measured]).float() - truths.float())
         figures = torch.stack((off, *_scales(measured, truths)), dim=1).tolist()
         for work, (error, of_output, of_x0) in zip(measured, figures, strict=True):
             work.error = error / of_output if of_output else None
@@ -231,7 +231,7 @@ def _remember(works: Sequence[_Work], values: torch.Tensor) -> None:
         work.combination = work.memory.candidates(work.row.generation.at)
     learning = [(place, work) for place, work in enumerate(works) if work.combination is not None]
     for group in _grouped(learning, lambda work: _form(_combination(work))):
-        forecasts = _candidates([_combination(work) for _, work in group])
+        forecasts = candidate_forecasts([_combination(work) for _, work in group])
         truths = kept[[place for place, _ in group]].to(forecasts.dtype).reshape(forecasts[:, 0].shape)
         evidence = group[0][1].memory.evidence_of(forecasts, truths)
         # Views of it: a few numbers a request.

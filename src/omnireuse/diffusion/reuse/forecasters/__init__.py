@@ -10,6 +10,7 @@ from omnireuse.diffusion.reuse.forecasters.hermite import Hermite
 from omnireuse.diffusion.reuse.forecasters.hold import Hold
 from omnireuse.diffusion.reuse.forecasters.polynomial import Polynomial
 from omnireuse.errors import UnknownNameError
+from omnireuse.registry import Registry
 
 __all__ = [
     "FORECASTERS",
@@ -26,14 +27,18 @@ __all__ = [
     "forecaster_named",
 ]
 
-FORECASTERS: dict[str, type[Forecaster]] = {
-    "best_order": BestOrder,
-    "blend": Blend,
-    "hermite": Hermite,
-    "hold": Hold,
-    "polynomial": Polynomial,
-    "taylorseer": Polynomial,
-}
+FORECASTERS: Registry[type[Forecaster]] = Registry(
+    "omnireuse.forecasters",
+    {
+        "best_order": BestOrder,
+        "blend": Blend,
+        "hermite": Hermite,
+        "hold": Hold,
+        "polynomial": Polynomial,
+        "taylorseer": Polynomial,
+    },
+)
+"""The package's own, and those of the entry points `omnireuse.forecasters`."""
 
 
 def forecaster_named(name: str) -> Forecaster:

@@ -12,6 +12,7 @@ from omnireuse.diffusion.reuse.policies.step_mask import StepMask, scm_mask
 from omnireuse.diffusion.reuse.policies.tea_cache import TeaCache
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.errors import UnknownNameError
+from omnireuse.registry import Registry
 
 __all__ = [
     "POLICIES",
@@ -28,16 +29,20 @@ __all__ = [
     "scm_mask",
 ]
 
-POLICIES: dict[str, type[Policy]] = {
-    "easy_cache": EasyCache,
-    "error_control": ErrorControl,
-    "fixed": FixedSchedule,
-    "never": Never,
-    "residual_diff": ResidualDiff,
-    "scm": StepMask,
-    "sea_cache": SeaCache,
-    "tea_cache": TeaCache,
-}
+POLICIES: Registry[type[Policy]] = Registry(
+    "omnireuse.policies",
+    {
+        "easy_cache": EasyCache,
+        "error_control": ErrorControl,
+        "fixed": FixedSchedule,
+        "never": Never,
+        "residual_diff": ResidualDiff,
+        "scm": StepMask,
+        "sea_cache": SeaCache,
+        "tea_cache": TeaCache,
+    },
+)
+"""The package's own, and those of the entry points `omnireuse.policies`."""
 
 
 def policy_named(name: str) -> Policy:

@@ -1,0 +1,178 @@
+"""Every policy, forecaster, eviction policy and tier keeps its contract; a new one is picked up by itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from omnireuse import ErrorControl, FixedSchedule, MagCache, Polynomial, StepView, TeaCache
+from omnireuse.core.shared_encoder_cache.policies import POLICIES as EVICTION_POLICIES
+from omnireuse.core.shared_encoder_cache.policies.lru import LRU
+from omnireuse.core.stores.disk import DiskTier
+from omnireuse.core.stores.redis import RedisTier
+from omnireuse.diffusion.reuse.forecasters import FORECASTERS, Forecaster, Memory
+from omnireuse.diffusion.reuse.forecasters.hold import HoldMemory
+from omnireuse.diffusion.reuse.forecasters.polynomial import PolynomialMemory
+from omnireuse.diffusion.reuse.policies import POLICIES, StepMask
+from omnireuse.diffusion.reuse.policy import Policy
+from omnireuse.testing import check_eviction_policy, check_forecaster, check_policy, check_tier
+
+OTHERS: list[Policy] = [
+    FixedSchedule(speedup=2.0),
+    FixedSchedule(num_computed=5, warmup=2),
+    FixedSchedule(every=3),
+    StepMask(mask="fast", dynamic=TeaCache()),
+    StepMask(mask="ultra"),
+    MagCache(ratios=(1.0, *(0.98,) * 27)),
+]
+
+
+@pytest.mark.parametrize("policy", [*(POLICIES[name]() for name in POLICIES), *OTHERS], ids=repr)
+def test_a_policy_keeps_its_contract(policy: Policy) -> None:
+    check_policy(policy)
+
+
+@pytest.mark.parametrize("name", FORECASTERS)
+def test_a_forecaster_keeps_its_contract(name: str) -> None:
+    check_forecaster(FORECASTERS[name]())
+
+
+@pytest.mark.parametrize("name", EVICTION_POLICIES)
+def test_an_eviction_policy_keeps_its_contract(name: str) -> None:
+    check_eviction_policy(EVICTION_POLICIES[name])
+
+
+def test_the_tier_on_disk_keeps_its_contract(tmp_path: Path) -> None:
+    check_tier(lambda namespace: DiskTier(tmp_path, max_bytes=1 << 20, namespace=namespace))
+
+
+# -- the contracts can fail: each of these breaks one promise  -----------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Counts(TeaCache):
+    """Keeps its account in the policy, where the next run finds it."""
+
+    seen: tuple[list[int], ...] = ([],)
+
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        self.seen[0].append(view.index)
+        return len(self.seen[0]) % 2 == 0
+
+
+@dataclass(kw_only=True)
+class _Thawed(Policy):
+    level: int = 0
+
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Boastful(Policy):
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        return True
+
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
+        return frozenset(range(total))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Brittle(ErrorControl):
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        return int(1000 * (view.error or 0)) < 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [(_Counts(), "must be pure"), (_Thawed(), "must be frozen"), (_Boastful(), "must be the steps that wants_reuse")],
+)
+def test_a_broken_policy_is_found(policy: Policy, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_policy(policy)
+
+
+def test_a_policy_that_fails_on_odd_figures_is_found() -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        check_policy(_Brittle())
+
+
+class _Hoards(PolynomialMemory):
+    def observe(self, at: float, value: torch.Tensor) -> None:
+        self._nodes = deque([*self._nodes, (at, value)])
+
+    def predict(self, at: float) -> torch.Tensor:
+        return self.last
+
+    def combination(self, at: float) -> None:
+        return None
+
+
+class _Scribbles(HoldMemory):
+    def observe(self, at: float, value: torch.Tensor) -> None:
+        super().observe(at, value.mul_(1.0 if value.unique().numel() < 30 else 1.001))
+
+
+class _Disagrees(HoldMemory):
+    def combination(self, at: float) -> Any:
+        from dataclasses import replace
+
+        return replace(super().combination(at), table=[[0.5]])
+
+
+@dataclass(frozen=True)
+class _Made(Forecaster):
+    kind: type[Memory]
+
+    def start(self, branch: int = 0) -> Memory:
+        return self.kind(3) if self.kind is _Hoards else self.kind()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (_Hoards, "must keep a bounded number of values"),
+        (_Scribbles, "must not write to what it is shown|must be exact"),
+        (_Disagrees, "combination must be the forecast of predict"),
+    ],
+)
+def test_a_broken_forecaster_is_found(kind: type[Memory], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_forecaster(_Made(kind))
+
+
+def test_polynomials_of_every_order_keep_the_contract() -> None:
+    for order in (1, 2, 3):
+        check_forecaster(Polynomial(order=order))
+
+
+class _Stubborn(LRU):
+    def victim(self, may_go: Any) -> Any:
+        return next(iter(self._idle), None)
+
+    def used(self, key: Any) -> None:
+        """Keeps it in the order."""
+
+
+def test_a_broken_eviction_policy_is_found() -> None:
+    with pytest.raises(AssertionError, match="must name an entry that is there and may go"):
+        check_eviction_policy(_Stubborn)
+
+
+class _Forgets(DiskTier):
+    def _write(self, full: str, data: bytes) -> bool:
+        return True
+
+
+def test_a_broken_tier_is_found(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="was put and must be found"):
+        check_tier(lambda namespace: _Forgets(tmp_path, max_bytes=1 << 20, namespace=namespace))
+
+
+def test_the_tier_in_redis_keeps_its_contract(redis_url: str) -> None:
+    check_tier(lambda namespace: RedisTier(redis_url, namespace=namespace))

@@ -1,0 +1,143 @@
+"""Another package adds a policy, a forecaster, an eviction policy and an adapter, and they are found by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from omnireuse.errors import StateError
+from omnireuse.registry import Registry
+
+MODULE = '''
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from omnireuse import Forecaster, Memory, Policy, StepView
+from omnireuse.core.shared_encoder_cache.policies.lru import LRU
+from omnireuse.diffusion.adapters import BLOCK_STACKS
+from dataclasses import replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thirds(Policy):
+    """Compute every third step."""
+
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        return view.index % 3 != 0
+
+
+class _First(Memory):
+    """Holds the first value for ever."""
+
+    def __init__(self) -> None:
+        self.value: torch.Tensor | None = None
+
+    @property
+    def primed(self) -> bool:
+        return self.value is not None
+
+    def observe(self, at: float, value: torch.Tensor) -> None:
+        self.value = value
+
+    def predict(self, at: float) -> torch.Tensor:
+        assert self.value is not None
+        return self.value
+
+
+@dataclass(frozen=True)
+class Last(Forecaster):
+    def start(self, branch: int = 0) -> Memory:
+        return _First()
+
+
+class Youngest(LRU):
+    """Evict what was released last."""
+
+    def victim(self, may_go: Any) -> Any:
+        return next(key for key in reversed(self._idle) if may_go(key))
+
+
+adapter = replace(BLOCK_STACKS["FluxTransformer2DModel"], model="MyFlux")
+broken = None
+'''
+
+POINTS = """
+[omnireuse.policies]
+thirds = reuse_plugin:Thirds
+missing = reuse_plugin:NotThere
+
+[omnireuse.forecasters]
+last = reuse_plugin:Last
+
+[omnireuse.eviction_policies]
+youngest = reuse_plugin:Youngest
+
+[omnireuse.adapters]
+MyFlux = reuse_plugin:adapter
+"""
+
+USE = """
+import logging
+import sys
+
+from omnireuse import FixedSchedule, Strategy
+from omnireuse.core.shared_encoder_cache.policies import POLICIES, make_policy
+from omnireuse.diffusion.adapters import block_stack_for
+from omnireuse.diffusion.reuse.forecasters import FORECASTERS
+from omnireuse.errors import OmniReuseError, UnknownNameError
+from omnireuse.testing import check_eviction_policy, check_forecaster, check_policy
+
+assert "reuse_plugin" not in sys.modules, "a plugin is loaded when its name is asked for"
+strategy = Strategy.of("thirds", "last")
+check_policy(strategy.policy)
+check_forecaster(strategy.forecaster)
+check_eviction_policy(lambda: make_policy("youngest"))
+assert block_stack_for("MyFlux").model == "MyFlux"
+assert "youngest" in POLICIES and "last" in set(FORECASTERS)
+try:
+    Strategy.of("third")
+except UnknownNameError as error:
+    assert "did you mean 'thirds'?" in str(error), error
+try:
+    Strategy.of("missing")
+except OmniReuseError as error:
+    assert "omnireuse.policies" in str(error) and "reuse-plugin" in str(error), error
+else:
+    raise AssertionError("a plugin that cannot be loaded is named")
+print("found")
+"""
+
+
+def test_what_another_package_adds_is_found_by_name_and_keeps_the_contracts(tmp_path: Path) -> None:
+    info = tmp_path / "reuse_plugin-1.0.dist-info"
+    info.mkdir()
+    (tmp_path / "reuse_plugin.py").write_text(MODULE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: reuse-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(POINTS)
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + textwrap.dedent(USE)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "found\n"
+
+
+def test_the_packages_own_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Point:
+        name, value, dist = "mine", "somewhere:else", None
+
+        def load(self) -> int:
+            raise ImportError("not there")
+
+    monkeypatch.setattr("omnireuse.registry.entry_points", lambda group: [Point()])
+    registry = Registry("omnireuse.policies", {"own": 1})
+    assert (list(registry), len(registry), registry["own"]) == (["own", "mine"], 2, 1)
+    assert "mine" in registry
+    with pytest.raises(KeyError):
+        registry["other"]
+    with pytest.raises(StateError, match=r"'mine' of the entry points 'omnireuse.policies' cannot be loaded"):
+        registry["mine"]
