@@ -9,7 +9,7 @@ import pytest
 
 from .pages import NAMES, TOP, blocks, run
 
-LANGUAGES = {"python", "sh", "json", "text"}
+LANGUAGES = {"toml", "python", "sh", "json", "text"}
 WITH_PYTHON = [name for name in NAMES if any(language == "python" for _, language, _ in blocks(TOP / name))]
 
 

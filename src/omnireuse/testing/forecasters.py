@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Sequence
 
 import torch
 
 from omnireuse.diffusion.reuse.forecasters.base import Forecaster, Memory
+from omnireuse.testing.copies import unpickled
 
 __all__ = ["check_forecaster"]
 
@@ -36,7 +36,7 @@ def check_forecaster(forecaster: Forecaster, *, places: Sequence[float] = PLACES
     """
     name = type(forecaster).__name__
     assert isinstance(forecaster, Forecaster), f"{name} must inherit omnireuse.Forecaster"
-    assert pickle.loads(pickle.dumps(forecaster)) == forecaster, f"{name}: what comes back from pickle must be equal"
+    assert unpickled(forecaster) == forecaster, f"{name}: what comes back from pickle must be equal"
     memory = forecaster.start()
     assert isinstance(memory, Memory), f"{name}.start must return a Memory, got {type(memory).__name__}"
     assert not memory.primed, f"{name}: nothing was observed, so nothing can be predicted"
@@ -109,7 +109,7 @@ def _check_copies(name: str, memory: Memory, at: float, forecast: torch.Tensor) 
     for what, twin in (
         ("transformed", memory.transformed(lambda tensor: tensor.clone())),
         ("copy.deepcopy", copy.deepcopy(memory)),
-        ("pickle", pickle.loads(pickle.dumps(memory))),
+        ("pickle", copy.deepcopy(unpickled(memory))),
     ):
         assert torch.equal(twin.predict(at), forecast), f"{name}: the copy by {what} must forecast the same"
         twin.observe(at, torch.zeros(SHAPE))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-import pickle
 import random
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 
 from omnireuse.diffusion.reuse.policy import Policy, StepView
 from omnireuse.errors import StateError
+from omnireuse.testing.copies import unpickled
 
 __all__ = ["check_policy"]
 
@@ -36,7 +36,7 @@ def check_policy(policy: Policy, *, totals: tuple[int, ...] = TOTALS) -> None:
     assert is_dataclass(policy), f"{name} must be a dataclass, so that it has a repr and can be compared"
     _check_frozen(policy)
     assert copy.deepcopy(policy) == policy, f"{name}: a deep copy must be equal"
-    assert pickle.loads(pickle.dumps(policy)) == policy, f"{name}: what comes back from pickle must be equal"
+    assert unpickled(policy) == policy, f"{name}: what comes back from pickle must be equal"
     for total in totals:
         answers = [_run(policy, total, seed=total) for _ in range(2)]
         assert answers[0] == answers[1], f"{name}: two equal runs of {total} steps must get equal answers"
