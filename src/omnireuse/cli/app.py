@@ -18,7 +18,11 @@ from omnireuse.terminal import log_lines, print_error
 __all__ = ["main"]
 
 app = typer.Typer(
-    name="omnireuse", cls=Group, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
+    name="omnireuse",
+    cls=Group,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _name, _command in (
     ("demo", demo),
