@@ -136,8 +136,8 @@ def test_a_strip_has_a_box_for_each_step() -> None:
 def test_branches_that_decide_apart_are_told(flux: Tiny) -> None:
     summary = summary_of(False, True, True, branches=2)
     assert summary.last_run == (1, 0.5, 0.5)
-    assert "paler: by some of its branches" in summary._repr_html_()
-    assert "paler" not in summary_of(False, True)._repr_html_()
+    assert "fainter: by some of its branches" in summary._repr_html_()
+    assert "fainter" not in summary_of(False, True)._repr_html_()
 
 
 def test_names_cannot_break_the_page() -> None:

@@ -126,7 +126,7 @@ def _box(left: float, width: float, share: float | None, step: int | None) -> st
 
 
 def _legend(shares: Sequence[float | None]) -> str:
-    partly = ", paler: by some of its branches" if any(share and share < 1 for share in shares) else ""
+    partly = ", fainter: by some of its branches" if any(share and share < 1 for share in shares) else ""
     return (
         '<div style="font-size:.9em">the steps of the latest run, from left to right: '
         f'<span style="color:{_COMPUTED}">■</span> computed{partly}, '
