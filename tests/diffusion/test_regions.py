@@ -186,11 +186,19 @@ def test_a_step_function_of_ones_own_is_served_when_it_says_so(
         with pytest.raises(StateError, match="no run is under way"):
             handle.advance()
         assert torch.equal(own_steps(flux, handle), served)
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == (1 if region == "step" else 0)
+        assert all("give region='call'" in message for message in said)
         # Without the word, nothing is reused, nothing piles up, and it is said.
-        assert not caplog.records
+        caplog.clear()
         assert torch.equal(own_steps(flux, steps=6), full)
+        flux.pipe.scheduler.set_timesteps(6)
+        assert "no step ended after 6 calls" in caplog.text
         own_steps(flux, steps=70)
-    assert "no step ended" in caplog.text
+    assert len(caplog.records) == 1
+    with omnireuse.enable(flux.pipe, policy="fixed", region=region) as handle:
+        own_steps(flux, steps=70)
+    assert "no step ended after 64 calls" in caplog.text
 
 
 def test_what_stands_before_the_class_is_refused_instead_of_bypassed(flux: Tiny) -> None:

@@ -23,6 +23,7 @@ class Decision:
         sigma: the scheduler's noise level; None where it has none.
         noise: share of noise in the latents, in [0, 1]; None where the scheduler's algebra is not known.
         drift: relative L1 change of the signal since the previous step; None where it was not measured.
+        measured: what the policy held against its threshold; None where it measured nothing.
         error: on a computed step, the relative L1 error that the forecast for it would have had; None where unknown.
         host_seconds: time spent on the decision and on the forecast, without the model's own computation.
     """
@@ -38,5 +39,6 @@ class Decision:
     sigma: float | None
     noise: float | None = None
     drift: float | None
+    measured: float | None = None
     error: float | None
     host_seconds: float

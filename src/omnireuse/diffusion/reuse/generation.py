@@ -420,6 +420,7 @@ class Generation:
         corrected: bool = False,
     ) -> None:
         """Tell the policy what was done, and emit the event."""
+        measured = self.strategy.policy.measured(state.policy, choice.view)
         state.policy = self.strategy.policy.after(state.policy, choice.view, choice.reuse)
         state.consecutive = state.consecutive + 1 if choice.reuse else 0
         if choice.signal is not None and not (choice.reuse and self.strategy.policy.drift_since_computed):
@@ -439,6 +440,7 @@ class Generation:
                 sigma=choice.view.sigma,
                 noise=choice.view.noise,
                 drift=choice.view.drift,
+                measured=measured,
                 error=error,
                 host_seconds=choice.host_seconds + seconds,
             )

@@ -9,9 +9,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Policy", "StepView"]
+__all__ = ["Limit", "Policy", "StepView"]
+
+
+class Limit(NamedTuple):
+    """An argument of a policy that can keep it from reusing.
+
+    Attributes:
+        name: of the argument.
+        value: what it comes to.
+    """
+
+    name: str
+    value: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +78,24 @@ class Policy(ABC):
     def drift_since_computed(self) -> bool:
         """Whether drift is measured since the last computed step, and not since the previous one."""
         return False
+
+    @property
+    def asks_for_reuse(self) -> bool:
+        """Whether a run without any reuse is not what was asked for, so that a warning says why."""
+        return True
+
+    @property
+    def limit(self) -> Limit | None:
+        """The argument that `measured` is held against; None where nothing is."""
+        return None
+
+    def measured(self, state: Any, view: StepView) -> float | None:
+        """What is held against the threshold at this step; None where nothing is known yet."""
+        return None
+
+    def warmup_of(self, total: int | None) -> Limit | None:
+        """How many steps at the start of a run of `total` steps compute whatever is measured; None where none do."""
+        return None
 
     @property
     def signal(self) -> str | None:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from omnireuse.diffusion.reuse.policy import Policy, StepView
+from omnireuse.diffusion.reuse.policy import Limit, Policy, StepView
 from omnireuse.diffusion.reuse.validation import check_at_least, check_positive
 
 __all__ = ["EasyCache", "SeaCache"]
@@ -24,6 +24,19 @@ class _AccumulatedChange(Policy):
     def __post_init__(self) -> None:
         check_positive(self, "threshold")
         check_at_least(self, "warmup", 1)
+
+    @property
+    def limit(self) -> Limit:
+        """`threshold`."""
+        return Limit("threshold", self.threshold)
+
+    def measured(self, state: float, view: StepView) -> float | None:
+        """The change since the last computed step, behind the warm-up."""
+        return None if view.drift is None or view.index < self.warmup else state + view.drift
+
+    def warmup_of(self, total: int | None) -> Limit:
+        """`warmup`."""
+        return Limit("warmup", self.warmup)
 
     def start(self) -> float:
         """The accumulated change: none yet."""

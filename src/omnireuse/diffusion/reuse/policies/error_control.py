@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from omnireuse.diffusion.reuse.policy import Policy, StepView
+from omnireuse.diffusion.reuse.policy import Limit, Policy, StepView
 from omnireuse.diffusion.reuse.validation import check_at_least, check_positive, field_error
 
 __all__ = ["ErrorControl"]
@@ -66,6 +66,20 @@ class ErrorControl(Policy):
         check_positive(self, "growth")
         if self.growth < 1:
             raise field_error(self, "growth", "be a finite number of at least 1")
+
+    @property
+    def limit(self) -> Limit:
+        """`tolerance`."""
+        return Limit("tolerance", self.tolerance)
+
+    def measured(self, state: _State | None, view: StepView) -> float | None:
+        """The tolerance at which this step would be reused, as far as its error is known."""
+        if state is None or not state.distance or view.error is None or not math.isfinite(view.error):
+            return None
+        ratio, share = abs(_at(view) - state.at) / state.distance, 1.0 if view.noise is None else view.noise
+        if not share or ratio > self.growth * 1.05:
+            return None
+        return view.error * ratio ** (view.order + 1) / (self.safety * share)
 
     def start(self) -> None:
         """Nothing was computed yet."""

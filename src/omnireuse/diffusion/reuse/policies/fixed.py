@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from omnireuse.diffusion.reuse.noise import SAME_NOISE
-from omnireuse.diffusion.reuse.policy import Policy, StepView
+from omnireuse.diffusion.reuse.policy import Limit, Policy, StepView
 from omnireuse.diffusion.reuse.validation import check_finite_list, field_error
 from omnireuse.errors import StateError
 
@@ -83,6 +83,15 @@ class FixedSchedule(Policy):
             raise field_error(self, "compute_last", "be True unless steps are given")
         if self.power != 1 and self.num_computed is None and self.speedup is None:
             raise field_error(self, "power", "be left out unless num_computed or speedup is given")
+
+    @property
+    def asks_for_reuse(self) -> bool:
+        """Whether anything but a schedule of every step was asked for."""
+        return self.speedup != 1 and self.every != 1 and self.steps is None
+
+    def warmup_of(self, total: int | None) -> Limit:
+        """`warmup`."""
+        return Limit("warmup", self.warmup)
 
     def wants_reuse(self, state: None, view: StepView) -> bool:
         """Whether the schedule leaves this step out."""

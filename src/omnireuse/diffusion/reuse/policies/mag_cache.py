@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from omnireuse.diffusion.reuse.policy import Policy, StepView
+from omnireuse.diffusion.reuse.policy import Limit, Policy, StepView
 from omnireuse.diffusion.reuse.validation import check_at_least, check_finite_list, check_positive, field_error
 from omnireuse.errors import StateError
 
@@ -66,6 +66,21 @@ class MagCache(Policy):
         if not isinstance(self.compute_last, bool):
             raise field_error(self, "compute_last", "be True or False")
         object.__setattr__(self, "ratios", by_branch(checked_ratios(self, "ratios", self.ratios)))
+
+    @property
+    def limit(self) -> Limit:
+        """`threshold`."""
+        return Limit("threshold", self.threshold)
+
+    def measured(self, state: MagCacheState, view: StepView) -> float | None:
+        """The error that one more reused step would accumulate, behind the steps that are retained."""
+        if view.total is None or view.index < self.warmup_of(view.total).value:
+            return None
+        return self._after_reuse(state, view).accumulated_err
+
+    def warmup_of(self, total: int | None) -> Limit:
+        """The steps that `retention_ratio` comes to."""
+        return Limit("retention_ratio", int(self.retention_ratio * (total or 0) + 0.5))
 
     def start(self) -> MagCacheState:
         """Nothing is accumulated yet."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from omnireuse.diffusion.reuse.policy import Policy, StepView
+from omnireuse.diffusion.reuse.policy import Limit, Policy, StepView
 from omnireuse.diffusion.reuse.validation import check_at_least, check_positive
 
 __all__ = ["ResidualDiff"]
@@ -44,6 +44,19 @@ class ResidualDiff(Policy):
         check_at_least(self, "max_warmup_steps", 0)
         check_at_least(self, "max_cached_steps", -1)
         check_at_least(self, "max_continuous_cached_steps", -1)
+
+    @property
+    def limit(self) -> Limit:
+        """`residual_diff_threshold`."""
+        return Limit("residual_diff_threshold", self.residual_diff_threshold)
+
+    def measured(self, state: tuple[int, int], view: StepView) -> float | None:
+        """The distance to the last computed step, behind the warm-up."""
+        return view.drift if view.index >= self.max_warmup_steps else None
+
+    def warmup_of(self, total: int | None) -> Limit:
+        """`max_warmup_steps`."""
+        return Limit("max_warmup_steps", self.max_warmup_steps)
 
     def start(self) -> tuple[int, int]:
         """Reused steps of the run, and in a row."""

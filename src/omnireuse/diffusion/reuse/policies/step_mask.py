@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import chain, zip_longest
 from typing import Any
 
-from omnireuse.diffusion.reuse.policy import Policy, StepView
+from omnireuse.diffusion.reuse.policy import Limit, Policy, StepView
 from omnireuse.diffusion.reuse.validation import field_error
 from omnireuse.errors import StateError, UnknownNameError, WrongTypeError
 
@@ -128,6 +128,19 @@ class StepMask(Policy):
     def signal(self) -> str | None:
         """The signal that the policy under the mask means, where it means a certain one."""
         return None if self.dynamic is None else self.dynamic.signal
+
+    @property
+    def limit(self) -> Limit | None:
+        """As the dynamic policy says."""
+        return None if self.dynamic is None else self.dynamic.limit
+
+    def measured(self, state: Any, view: StepView) -> float | None:
+        """As the dynamic policy says."""
+        return None if self.dynamic is None else self.dynamic.measured(state, view)
+
+    def warmup_of(self, total: int | None) -> Limit | None:
+        """As the dynamic policy says."""
+        return None if self.dynamic is None else self.dynamic.warmup_of(total)
 
     def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int] | None:
         """The mask's steps with the first and the last; None where another policy decides between them."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from omnireuse.diffusion.reuse.policy import Policy, StepView
+from omnireuse.diffusion.reuse.policy import Limit, Policy, StepView
 from omnireuse.diffusion.reuse.validation import check_finite_list, check_positive
 
 __all__ = ["TeaCache", "TeaCacheState"]
@@ -47,6 +47,15 @@ class TeaCache(Policy):
     def __post_init__(self) -> None:
         check_positive(self, "rel_l1_thresh")
         object.__setattr__(self, "coefficients", check_finite_list(self, "coefficients", self.coefficients, length=5))
+
+    @property
+    def limit(self) -> Limit:
+        """`rel_l1_thresh`."""
+        return Limit("rel_l1_thresh", self.rel_l1_thresh)
+
+    def measured(self, state: TeaCacheState, view: StepView) -> float | None:
+        """The rescaled change since the last computed step."""
+        return None if view.drift is None else self._accumulate(state, view.drift).accumulated_rel_l1_distance
 
     def start(self) -> TeaCacheState:
         """Nothing is accumulated yet."""

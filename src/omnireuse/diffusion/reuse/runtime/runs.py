@@ -8,7 +8,6 @@ steps through `expect`, and a step is over when a call comes with another timest
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,8 +24,6 @@ from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
 
 __all__ = ["Runs"]
-
-logger = logging.getLogger("omnireuse")
 
 MOST_CALLS_A_STEP = 64
 """Far more than any guidance needs: a step with more calls is one whose end nobody tells."""
@@ -54,10 +51,16 @@ class Runs:
         strategy: of every run.
         agreement: how ranks agree.
         emit: takes every decision.
+        ended: told each run that ends, and whether it is complete.
     """
 
     def __init__(
-        self, told_steps: Callable[[], object], strategy: Strategy, agreement: Agreement, emit: Emit | None = None
+        self,
+        told_steps: Callable[[], object],
+        strategy: Strategy,
+        agreement: Agreement,
+        emit: Emit,
+        ended: Callable[[Run, bool], None],
     ) -> None:
         self.peak_kept_bytes = 0
         """Most bytes of tensors that one run held."""
@@ -65,6 +68,7 @@ class Runs:
         self._strategy = strategy
         self._agreement = agreement
         self._emit = emit
+        self._ended = ended
         self._numbers = itertools.count(1)
         self._expected_steps: int | None = None
         self._here = _Here()
@@ -94,14 +98,23 @@ class Runs:
         """This scheduler has its timesteps now: the next call of a denoiser begins a run."""
         self._here.scheduler = scheduler
 
+    def complete(self) -> None:
+        """The generation of this thread is over, whatever steps its run may have left."""
+        if self._here.run is not None:
+            self._ended(self._here.run, True)
+
     def end(self) -> None:
         """Drop this thread's run and everything it kept. Idempotent."""
         here = self._here
         if here.run is not None:
             self.peak_kept_bytes = max(self.peak_kept_bytes, here.run.kept_bytes)
-            here.run.close()
+            self._close(here.run)
         here.run = here.scheduler = None
         here.steps.forget()
+
+    def _close(self, run: Run) -> None:
+        run.close()
+        self._ended(run, run.finished)
 
     def close(self) -> None:
         """Drop the runs of all threads."""
@@ -151,7 +164,7 @@ class Runs:
             run.advance(None)
             if told == "next step" and not run.finished:
                 return run
-            run.close()
+            self._close(run)
         return self._begin(self._expected_steps, ())
 
     def advance(self, latents: torch.Tensor | None) -> None:
@@ -168,14 +181,9 @@ class Runs:
             self.end()
 
     def stalls(self, run: Run) -> bool:
-        """Whether the step goes on for ever, because nobody tells its end; the run is then given up, with a warning."""
+        """Whether the step goes on for ever, because nobody tells its end; the run is then given up."""
         if run.calls <= MOST_CALLS_A_STEP:
             return False
-        logger.warning(
-            "the denoiser was called %d times and no step ended: the loop does not call scheduler.step; "
-            "nothing is reused in this run, unless the loop calls advance() of the handle at the end of each step",
-            run.calls - 1,
-        )
         self.end()
         return True
 

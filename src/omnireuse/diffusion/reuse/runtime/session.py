@@ -13,13 +13,15 @@ from typing import Any
 import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
+from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.generation import Emit
 from omnireuse.diffusion.reuse.runtime.callers import calling_pipeline
 from omnireuse.diffusion.reuse.runtime.gradients import refuse_gradients
+from omnireuse.diffusion.reuse.runtime.inert import InertRuns, no_run, no_step_ended, no_steps
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, is_bypassed
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Region
 from omnireuse.diffusion.reuse.runtime.run import Run
-from omnireuse.diffusion.reuse.runtime.runs import Runs
+from omnireuse.diffusion.reuse.runtime.runs import MOST_CALLS_A_STEP, Runs
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import UnsupportedModelError
@@ -106,7 +108,9 @@ class Session:
         self.strategy = strategy
         self.handle: Any = None
         """What the user was given."""
-        self.runs = Runs(self._told_steps, strategy, agreement or Agreement(), emit)
+        self._emit = emit
+        self._inert = InertRuns(strategy)
+        self.runs = Runs(self._told_steps, strategy, agreement or Agreement(), self._decided, self._inert.end)
         self.calls_outside = 0
         """Denoiser calls that belonged to no run and were passed on."""
         self._make_region = make_region
@@ -152,6 +156,10 @@ class Session:
             return weakref.ref(pipeline, gone)
         except TypeError:
             return lambda: pipeline
+
+    def _decided(self, decision: Decision) -> None:
+        self._inert.see(decision)
+        self._emit(decision)
 
     def _told_steps(self) -> object:
         return getattr(self.pipeline, "num_timesteps", None)
@@ -222,17 +230,19 @@ class Session:
     def _pipeline_called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._attach()
         self.runs.watch()
+        outside = self.calls_outside
         self._here.calls += 1
         try:
             result = proceed(*args, **kwargs)
+            self.runs.complete()
         finally:
             self._here.calls -= 1
             self.runs.end()
         if not self.runs.served:
-            logger.warning(
-                "%s finished without a run: its scheduler set no timesteps, or its denoiser was not called; "
-                "nothing was reused",
-                self._name,
+            self._inert.say(
+                no_run(self._name)
+                if self.calls_outside == outside
+                else no_steps(f"the scheduler of {self._name} was told no timesteps before")
             )
         return result
 
@@ -278,6 +288,7 @@ class Session:
             order = run.order(index)
             branch = run.name_branch(index, self._here.context)
             if self.runs.stalls(run):
+                self._inert.say(no_step_ended(MOST_CALLS_A_STEP))
                 return proceed(*args, **kwargs)
             call = DenoiserCall(
                 run=run,
