@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import re
 import runpy
 import shlex
@@ -17,9 +19,9 @@ import typer
 
 from .pages import TOP, blocks
 
-COMMANDS = ("omnireuse ", "python ", "make ", "pip ", "scripts/", ".ci/")
+COMMANDS = ("omnireuse ", "python ", "make ", "pip ", "head ", "scripts/", ".ci/")
 #: Placeholders of values that only some words can take: what stands there cannot be parsed.
-CHOICES = {"NAME", "PART"}
+CHOICES = {"NAME", "PART", "COMMAND"}
 
 
 def shown(page: Path) -> list[tuple[int, str]]:
@@ -65,6 +67,8 @@ def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert name in (variables if is_variable else targets), f"{name} is not in the Makefile"
     elif program == "pip":
         _check_pip(arguments)
+    elif program == "head":
+        assert (TOP / arguments[2]).is_file(), f"{arguments[2]} is not in the repository"
     elif program == "omnireuse":
         _parse("omnireuse", arguments, monkeypatch)
     elif program == "python" and arguments[0] == "-m":
@@ -86,16 +90,22 @@ def _check_pip(arguments: list[str]) -> None:
 
 
 def _parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    if CHOICES.intersection(arguments) or len(arguments) == (module in {"omnireuse", "bench"}):
-        arguments = [argument for argument in arguments[:1] if argument not in CHOICES] + ["--help"]
-        if arguments == ["--help"]:
-            return
-    with monkeypatch.context() as patch, warnings.catch_warnings():
+    asked = arguments
+    if arguments[0] in CHOICES:
+        return
+    if arguments[0].startswith("-"):  # an option of the program itself, which acts while it is parsed
+        asked = ["--help"]
+    elif CHOICES.intersection(arguments) or len(arguments) == (module in {"omnireuse", "bench"}):
+        asked = [arguments[0], "--help"]
+    said = io.StringIO()
+    with monkeypatch.context() as patch, warnings.catch_warnings(), contextlib.redirect_stdout(said):
         warnings.filterwarnings("ignore", "'.*' found in sys.modules")  # runpy, of a module that a test imported before
         patch.setattr(argparse.ArgumentParser, "parse_args", _parse_and_raise)
         patch.setattr(typer.core.TyperCommand, "invoke", _raise_parsed)
-        patch.setattr(sys, "argv", [module, *arguments])
+        patch.setattr(sys, "argv", [module, *asked])
         with pytest.raises((ParsedError, SystemExit)) as end:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     refused = isinstance(end.value, SystemExit) and end.value.code != 0
-    assert not refused, f"{module} {shlex.join(arguments)} is refused"
+    assert not refused, f"{module} {shlex.join(asked)} is refused"
+    if asked == ["--help"]:
+        assert arguments[0] in said.getvalue().split(), f"{module} has no option {arguments[0]}"

@@ -17,9 +17,9 @@ def at_the_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that holds what the commands name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(TOP))
-    for folder in ("MODEL_DIR", "FOLDER"):
+    for folder in ("MODEL", "MODEL_DIR", "FOLDER"):
         Path(folder).mkdir()
-    for file in ("FILE", "RESULTS.json", "profile.json", "trace.csv"):
+    for file in ("FILE", "RESULTS.json", "profile.json", "trace.csv", "prompts.txt"):
         Path(file).touch()
 
 
@@ -38,6 +38,7 @@ def test_commands_are_found_in_blocks_and_in_text(tmp_path: Path) -> None:
     "command",
     [
         "omnireuse dmeo",
+        "omnireuse --install",
         "omnireuse demo --stepps 4",
         "omnireuse demo --steps four",
         "python -m bench step_reused",
