@@ -31,9 +31,10 @@ def new_table(title: str, *headings: str) -> Table:
     return table
 
 
-def write_record(record: dict[str, Any], folder: Path, name: str) -> None:
-    """Write ``record`` to ``NAME.json`` in ``folder``, created where missing."""
+def write_record(record: dict[str, Any], folder: Path, name: str, *, quiet: bool = False) -> None:
+    """Write ``record`` to ``NAME.json`` in ``folder``, created where missing, and say so unless `quiet`."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{name}.json"
     target.write_text(json.dumps(record, indent=1), encoding="utf-8")
-    print(f"wrote {target}")
+    if not quiet:
+        print(f"wrote {target}")

@@ -50,6 +50,7 @@ from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, Wron
         ([], {"quality": "40 dB"}, WrongTypeError, "quality must be a PSNR in dB, such as 40, got the text '40 dB'"),
         ([], {"quality": -1}, ConfigError, "quality must be a PSNR in dB above 0"),
         ([], {"tolerance": "5%"}, WrongTypeError, "write tolerance=0.05"),
+        ([], {"computed_steps": 1}, ConfigError, "computed_steps must be at least 2 without a profile"),
         ([], {"tolerance": 0}, ConfigError, "enable(tolerance=0): tolerance must be"),
         ([], {"profile": 3}, WrongTypeError, "profile must be what omnireuse.calibrate returned, or its file"),
         ([2.0], {}, WrongTypeError, "enable(pipeline, 2.0): the second argument must be the name of a cache backend"),

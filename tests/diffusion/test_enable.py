@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 from tiny import TINY, Tiny
 
 import omnireuse
@@ -26,9 +29,42 @@ from omnireuse.errors import (
 
 def test_the_default_halves_the_steps_of_any_pipeline(tiny: Tiny) -> None:
     with omnireuse.enable(tiny.pipe) as handle:
-        tiny.run(steps=10)
-    assert handle.summary().computed_steps == 5
+        tiny.run(steps=24)
+    assert handle.summary().computed_steps == 12
     assert handle.summary().name == "default"
+
+
+def test_the_default_computes_short_runs_whole_and_says_so_once(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    full = flux.run(steps=8)
+    with caplog.at_level(logging.WARNING, "omnireuse"), omnireuse.enable(flux.pipe):
+        for _ in range(2):
+            assert torch.equal(flux.run(steps=8), full)
+        (told,) = caplog.messages
+    assert "all 8 steps are computed" in told
+    assert "lower num_inference_steps" in told
+
+
+def test_a_speedup_is_granted_on_short_runs_with_a_warning(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "omnireuse"), omnireuse.enable(flux.pipe, speedup=2) as handle:
+        for _ in range(2):
+            flux.run(steps=7)
+        (told,) = caplog.messages
+    assert handle.summary().computed_steps == 4
+    assert "compare with num_inference_steps=4" in told
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0, 6.0])
+def test_the_default_computes_where_as_much_noise_is_left_whatever_the_shift(flux: Tiny, shift: float) -> None:
+    flux.pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+    with omnireuse.enable(flux.pipe) as handle:
+        flux.run(steps=28)
+    computed = sorted({event.step for event in handle.events if not event.reused})
+    noises = [event.noise for event in handle.events]
+    places = [(1 - (noises[step] or 0.0)) ** 0.4 for step in computed]
+    widest = max((1 - (b or 0.0)) ** 0.4 - (1 - (a or 0.0)) ** 0.4 for a, b in pairwise(noises))
+    assert len(computed) == 14
+    # No gap is wider than an even one by more than the widest single step.
+    assert max(b - a for a, b in pairwise(places)) < (places[-1] - places[0]) / 13 + widest
 
 
 def test_a_backend_by_name_equals_its_strategy(flux: Tiny) -> None:
@@ -62,11 +98,11 @@ def test_leaving_the_context_disables_even_after_an_error(flux: Tiny) -> None:
 
 
 def test_enabling_twice_is_an_error_and_changes_nothing(flux: Tiny) -> None:
-    with omnireuse.enable(flux.pipe) as handle:
+    with omnireuse.enable(flux.pipe, speedup=2) as handle:
         first = flux.run()
         with pytest.raises(
             StateError,
-            match=r"this FluxPipeline \(default\), so FixedSchedule × Hold on blocks cannot be .*disable\(pipeline\)",
+            match=r"this FluxPipeline \(2x fewer steps\), so FixedSchedule × Hold on blocks .*disable\(pipeline\)",
         ):
             omnireuse.enable(flux.pipe, policy="fixed", region="blocks")
         assert torch.equal(flux.run(), first)
@@ -178,7 +214,7 @@ def test_a_schedule_for_more_steps_than_the_run_has_is_an_error_before_the_first
 
 
 def test_zero_steps_are_the_pipelines_own_error_and_leave_it_usable(flux: Tiny) -> None:
-    with omnireuse.enable(flux.pipe):
+    with omnireuse.enable(flux.pipe, speedup=2):
         expected = flux.run()
         with pytest.raises((ValueError, IndexError, RuntimeError, ZeroDivisionError)):
             flux.run(steps=0)

@@ -18,47 +18,150 @@ from omnireuse.errors import ConfigError, StateError, UnknownNameError
 totals = st.integers(1, 200)
 
 
-def play(policy: Policy, total: int, drifts: list[float] | None = None) -> list[bool]:
+def play(
+    policy: Policy, total: int, drifts: list[float] | None = None, noises: tuple[float, ...] | None = None
+) -> list[bool]:
     """What a policy wants at each step when it always gets its way."""
     state, wanted = policy.start(), []
     for index in range(total):
-        view = StepView(index=index, total=total, drift=drifts[index] if drifts and index else None)
+        view = StepView(index=index, total=total, drift=drifts[index] if drifts and index else None, noises=noises)
         reuse = policy.wants_reuse(state, view)
         state = policy.after(state, view, reuse)
         wanted.append(reuse)
     return wanted
 
 
+warmups = st.integers(0, 20)
+spreads = st.one_of(
+    st.builds(dict, power=st.floats(1, 5)),
+    st.builds(dict, power=st.just(1.7), noise_exponent=st.floats(0.2, 2)),
+)
 schedules = st.one_of(
-    st.builds(FixedSchedule, every=st.integers(1, 30), warmup=st.integers(0, 20)),
-    st.builds(FixedSchedule, num_computed=st.integers(1, 200), warmup=st.integers(0, 20)),
-    st.builds(FixedSchedule, speedup=st.floats(1, 50), warmup=st.integers(0, 20)),
-    st.builds(FixedSchedule, speedup=st.floats(1, 50), warmup=st.integers(0, 20), power=st.floats(1, 5)),
-    st.builds(FixedSchedule, warmup=st.integers(0, 20)),
+    st.builds(FixedSchedule, every=st.integers(1, 30), warmup=warmups),
+    st.builds(
+        lambda count, warmup: FixedSchedule(num_computed=count + warmup, warmup=warmup), st.integers(2, 200), warmups
+    ),
+    st.builds(FixedSchedule, speedup=st.floats(1, 50), warmup=warmups),
+    st.builds(FixedSchedule, speedup=st.floats(1, 50), warmup=warmups, power=st.floats(1, 5)),
+    st.builds(FixedSchedule, speedup=st.floats(1, 50), warmup=warmups, noise_exponent=st.floats(0.2, 2)),
+    st.builds(FixedSchedule, speedup=st.floats(1, 50), min_computed=st.integers(2, 30), min_steps=st.integers(2, 30)),
+    st.builds(FixedSchedule, warmup=warmups),
 )
 
 
-@given(schedule=schedules, total=totals)
-def test_a_schedule_never_reuses_the_first_or_last_step_and_is_deterministic(
-    schedule: FixedSchedule, total: int
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[int, tuple[float, ...] | None]:
+    """A step count with the shares of noise of a shifted flow, or without any; from 1 down or from a lower one."""
+    total, shift = draw(totals), draw(st.floats(0.3, 12))
+    first = draw(st.sampled_from([1.0, 0.6]))
+    even = [first * (1 - i / total) for i in range(total)]
+    return total, draw(st.sampled_from([None, tuple(shift * s / (1 + (shift - 1) * s) for s in even)]))
+
+
+@given(schedule=schedules, run=runs())
+def test_a_schedule_never_reuses_the_first_or_last_step_or_the_warmup_and_is_deterministic(
+    schedule: FixedSchedule, run: tuple[int, tuple[float, ...] | None]
 ) -> None:
-    wanted = play(schedule, total)
+    total, noises = run
+    wanted = play(schedule, total, noises=noises)
     assert not wanted[0]
     assert not wanted[-1]
-    assert wanted == play(schedule, total)
-    assert [i for i, reuse in enumerate(wanted) if not reuse] == sorted(schedule.computed_steps(total))
+    assert not any(wanted[: schedule.warmup])
+    assert wanted == play(schedule, total, noises=noises)
+    assert [i for i, reuse in enumerate(wanted) if not reuse] == sorted(schedule.computed_steps(total, noises))
 
 
-@given(total=totals, count=st.integers(1, 200), warmup=st.integers(0, 20), power=st.floats(1, 5))
-def test_the_number_of_computed_steps_is_kept(total: int, count: int, warmup: int, power: float) -> None:
-    computed = FixedSchedule(num_computed=count, warmup=warmup, power=power).computed_steps(total)
-    assert len(computed) == max(min(count, total), min(2, total))
+@given(run=runs(), count=st.integers(2, 200), warmup=warmups, spread=spreads)
+def test_the_number_of_computed_steps_is_exact(
+    run: tuple[int, tuple[float, ...] | None], count: int, warmup: int, spread: dict[str, float]
+) -> None:
+    count = max(count, warmup + 1)
+    computed = FixedSchedule(num_computed=count, warmup=warmup, **spread).computed_steps(*run)
+    assert len(computed) == min(count, run[0])
+    assert computed <= set(range(run[0]))
 
 
-@given(total=st.integers(2, 200), speedup=st.floats(1, 20))
-def test_a_promised_speedup_is_kept_where_first_and_last_step_allow_it(total: int, speedup: float) -> None:
-    computed = len(FixedSchedule(speedup=speedup).computed_steps(total))
-    assert computed <= max(total / speedup, 2)
+def test_every_budget_of_every_run_is_exact() -> None:
+    for total in range(1, 201):
+        noises = tuple(3 * s / (1 + 2 * s) for s in (1 - i / total for i in range(total)))
+        for count in range(2, total + 1, max(total // 20, 1)):
+            for given_noises in (None, noises):
+                schedule = FixedSchedule(num_computed=count, power=1.7, noise_exponent=0.5)
+                assert len(schedule.computed_steps(total, given_noises)) == count
+
+
+@given(run=runs(), speedup=st.floats(1, 20), warmup=warmups, spread=spreads)
+def test_a_speedup_computes_the_nearest_number_of_steps_and_the_warmup(
+    run: tuple[int, tuple[float, ...] | None], speedup: float, warmup: int, spread: dict[str, float]
+) -> None:
+    total = run[0]
+    schedule = FixedSchedule(speedup=speedup, warmup=warmup, **spread)
+    computed = len(schedule.computed_steps(*run))
+    always = min(max(warmup, 1) + 1, total)
+    if computed > always:
+        assert abs(computed - total / speedup) <= 0.5
+    assert computed >= max(always, total / speedup - 0.5)
+    told = schedule.caution(*run) or ""
+    assert ("always do" in told) == (computed > math.floor(total / speedup + 0.5))
+
+
+def test_halves_are_rounded_up() -> None:
+    counts = {total: len(FixedSchedule(speedup=2.0).computed_steps(total)) for total in (7, 9, 11, 25, 28)}
+    assert counts == {7: 4, 9: 5, 11: 6, 25: 13, 28: 14}
+    assert len(FixedSchedule(speedup=1.5).computed_steps(28)) == 19
+
+
+@given(run=runs(), budgets=st.lists(st.integers(2, 100), min_size=2, max_size=2), spread=spreads)
+def test_a_larger_budget_computes_each_step_no_later(
+    run: tuple[int, tuple[float, ...] | None], budgets: list[int], spread: dict[str, float]
+) -> None:
+    few, many = (sorted(FixedSchedule(num_computed=count, **spread).computed_steps(*run)) for count in sorted(budgets))
+    assert len(few) <= len(many)
+    assert all(a >= b for a, b in zip(few, many, strict=False))
+
+
+@given(total=st.integers(1, 199), speedup=st.floats(1, 20))
+def test_a_longer_run_and_a_smaller_speedup_compute_no_fewer_steps(total: int, speedup: float) -> None:
+    def count(total: int, speedup: float) -> int:
+        return len(FixedSchedule(speedup=speedup).computed_steps(total))
+
+    assert count(total, speedup) <= count(total + 1, speedup) <= count(total + 1, max(speedup / 1.3, 1.0))
+
+
+def test_steps_spread_in_noise_stand_where_as_much_noise_is_left_whatever_the_shift() -> None:
+    schedule = FixedSchedule(num_computed=6, noise_exponent=0.5)
+    even = tuple(1 - i / 200 for i in range(200))
+    at_one = sorted(even[step] for step in schedule.computed_steps(200, even))
+    shifted = tuple(6 * s / (1 + 5 * s) for s in even)
+    at_six = sorted(shifted[step] for step in schedule.computed_steps(200, shifted))
+    # From 1 to 1/200 in five steps that are even in the square root of what is left.
+    assert at_one[1:] == pytest.approx([1 - (k / 5) ** 2 for k in range(4, -1, -1)], abs=0.02)
+    assert at_six[1:] == pytest.approx(at_one[1:], abs=0.05)
+    assert schedule.computed_steps(200) == FixedSchedule(num_computed=6).computed_steps(200)
+
+
+def test_noise_that_does_not_fall_is_not_gone_by() -> None:
+    schedule = FixedSchedule(num_computed=4, noise_exponent=0.5, power=1.7)
+    assert schedule.computed_steps(8, (0.9, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)) == schedule.computed_steps(8)
+    assert schedule.computed_steps(8, tuple(i / 8 for i in range(8))) == schedule.computed_steps(8)
+
+
+def test_a_budget_that_warmup_and_last_step_exceed_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"at least 9, for the first 8 steps \(warmup\) and the last always compute"):
+        FixedSchedule(num_computed=8, warmup=8)
+    with pytest.raises(ConfigError, match="num_computed must be at least 2, for the first step and the last"):
+        FixedSchedule(num_computed=1)
+
+
+def test_short_runs_compute_everything_and_say_what_to_do_instead() -> None:
+    schedule = FixedSchedule(speedup=2.0, min_computed=12, min_steps=20)
+    assert [len(schedule.computed_steps(total)) for total in (1, 4, 19, 20, 24, 25, 60)] == [1, 4, 19, 12, 12, 13, 30]
+    assert "all 8 steps are computed" in (schedule.caution(8) or "")
+    assert "lower num_inference_steps" in (schedule.caution(8) or "")
+    assert schedule.caution(1) is schedule.caution(28) is None
+    asked = FixedSchedule(speedup=2.0)
+    assert "compare with num_inference_steps=4" in (asked.caution(8) or "")
+    assert asked.caution(28) is None
 
 
 @given(total=totals, count=st.integers(2, 100))
@@ -153,6 +256,10 @@ def test_coefficients_must_be_five_finite_numbers(value: object) -> None:
         ({"speedup": math.nan}, "speedup must be a finite number"),
         ({"speedup": 0.5}, "speedup must"),
         ({"warmup": -1}, "warmup must"),
+        ({"noise_exponent": 0.0, "speedup": 2.0}, "noise_exponent must be a finite number above 0"),
+        ({"noise_exponent": 0.5}, "noise_exponent must be left out unless"),
+        ({"min_computed": 1, "speedup": 2.0}, "min_computed must be a whole number of at least 2"),
+        ({"min_steps": 9, "num_computed": 4}, "min_steps must be a whole number of at least 2, given with speedup"),
         ({"steps": "0,1"}, "steps must be a sequence of whole numbers"),
         ({"steps": (1.5,)}, "steps must be a sequence of whole numbers"),
         ({"every": 2, "speedup": 2.0}, "left out"),

@@ -183,14 +183,14 @@ def test_two_threads_may_share_a_transformer(strategy: dict[str, Any], flux: Tin
 
 
 def test_a_scheduler_exchanged_after_enabling_is_served(flux: Tiny) -> None:
-    with omnireuse.enable(flux.pipe) as handle:
+    with omnireuse.enable(flux.pipe, speedup=2) as handle:
         flux.run()
         flux.pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=2.0)
         shifted = flux.run()
         assert handle.summary().runs == 2
     tiny = TINY["flux"]()
     tiny.pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=2.0)
-    with omnireuse.enable(tiny.pipe):
+    with omnireuse.enable(tiny.pipe, speedup=2):
         assert torch.equal(tiny.run(), shifted)
 
 
@@ -277,7 +277,7 @@ def test_a_generation_that_reuses_nothing_says_so(flux: Tiny, caplog: pytest.Log
     class Deaf(FlowMatchEulerDiscreteScheduler):
         pass
 
-    with omnireuse.enable(flux.pipe), caplog.at_level(logging.WARNING, "omnireuse"):
+    with omnireuse.enable(flux.pipe, policy="fixed"), caplog.at_level(logging.WARNING, "omnireuse"):
         flux.run()
         assert not caplog.records
         flux.pipe.scheduler.timesteps = torch.tensor([900.0, 500.0])

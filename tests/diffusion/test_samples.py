@@ -99,7 +99,7 @@ def test_the_batch_may_be_decided_on_as_a_whole(flux: Tiny) -> None:
 
 
 def test_a_schedule_decides_once_for_all_samples(flux: Tiny) -> None:
-    with omnireuse.enable(flux.pipe) as handle:
+    with omnireuse.enable(flux.pipe, speedup=2) as handle:
         flux.run(steps=STEPS, generator=generators(*range(BATCH)), **arguments(flux))
     assert {event.sample for event in handle.events} == {None}
 

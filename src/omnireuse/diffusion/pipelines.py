@@ -27,9 +27,10 @@ from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.forecasters import Blend, Forecaster
 from omnireuse.diffusion.reuse.policies import FixedSchedule
+from omnireuse.diffusion.reuse.policies.fixed import SHORT_RUN
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.diffusion.wishes import POWER, fitting, profile_for, strategy_for
+from omnireuse.diffusion.wishes import NOISE_EXPONENT, POWER, fitting, profile_for, strategy_for
 from omnireuse.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,10 +38,15 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT", "enable"]
 
-DEFAULT = Strategy(policy=FixedSchedule(speedup=2.0, power=POWER), forecaster=Blend())
-"""Half of the steps, every branch of a step together, forecast as far as the last computed step has shown it to be
-safe. They are closest at the beginning, where guidance bends the path (``python -m bench step_reuse`` shows what other
-spacings cost)."""
+DEFAULT = Strategy(
+    policy=FixedSchedule(speedup=2.0, min_computed=12, min_steps=SHORT_RUN, noise_exponent=NOISE_EXPONENT, power=POWER),
+    forecaster=Blend(),
+)
+"""Half of the steps, but at least 12; runs of fewer than 20 steps compute everything.
+
+All branches of a step are forecast together, as far as the last computed step has shown it to be safe. Computed steps
+are spread evenly in (1 − noise)^0.4, so they are closest where guidance bends the path, whatever the
+scheduler's shift. ``python -m bench few_steps`` shows what the constants are worth."""
 
 
 @overload

@@ -17,12 +17,15 @@ from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Promise
 from omnireuse.errors import ConfigError
 
-__all__ = ["POWER", "fitting", "profile_for", "strategy_for"]
+__all__ = ["NOISE_EXPONENT", "POWER", "fitting", "profile_for", "strategy_for"]
 
 logger = logging.getLogger("omnireuse")
 
+NOISE_EXPONENT = 0.4
+"""How computed steps are spread where no profile says it better: evenly in (1 − noise)^0.4 (``python -m bench
+few_steps``)."""
 POWER = 1.7
-"""How computed steps are spread where no profile says it better (``python -m bench step_reuse``)."""
+"""The same by step number, for runs whose noise is not known (``python -m bench step_reuse``)."""
 
 
 def strategy_for(
@@ -67,7 +70,12 @@ def strategy_for(
         )
     if speedup is not None and computed_steps is not None:
         raise ConfigError("enable: give one of speedup and computed_steps, not both")
-    policy = FixedSchedule(speedup=speedup, num_computed=computed_steps, power=POWER)
+    if computed_steps == 1:
+        raise ConfigError(
+            "enable(computed_steps=1): computed_steps must be at least 2 without a profile, got 1; the first and the "
+            "last step of a run always compute"
+        )
+    policy = FixedSchedule(speedup=speedup, num_computed=computed_steps, power=POWER, noise_exponent=NOISE_EXPONENT)
     name = f"{speedup:g}x fewer steps" if speedup is not None else f"{computed_steps} computed steps"
     return fitting(Strategy(policy=policy, forecaster=Blend()), pipeline, region), name, None
 

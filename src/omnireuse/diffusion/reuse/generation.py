@@ -122,7 +122,8 @@ class Generation:
         """What the first branch of each denoiser and sample has done at this step."""
         known = total is not None and 0 < total <= len(levels)
         known = known and all(level.sample_weight is not None for level in levels[:total])
-        self._noises = tuple(level.at for level in levels[:total]) if known else None
+        self.noises = tuple(level.at for level in levels[:total]) if known else None
+        """Share of noise at each step; None where the scheduler's algebra is not known."""
 
     # -- where it stands ----------------------------------------------------------------------------------------------
 
@@ -150,7 +151,7 @@ class Generation:
 
         Guards may compute more: a step whose inputs changed shape computes.
         """
-        return None if self.total is None else self.strategy.policy.schedule(self.total, self._noises)
+        return None if self.total is None else self.strategy.policy.schedule(self.total, self.noises)
 
     @property
     def kept_bytes(self) -> int:
@@ -208,7 +209,7 @@ class Generation:
             drift=drift,
             error=state.error,
             noise=None if self.level.sample_weight is None else self.level.at,
-            noises=self._noises,
+            noises=self.noises,
             at=self.at,
             order=self._forecaster.order,
         )

@@ -117,6 +117,11 @@ class Policy(ABC):
         """
         return None
 
+    def caution(self, total: int, noises: tuple[float, ...] | None = None) -> str | None:
+        """What a user should know of this policy in runs of `total` steps before one begins, said once a handle; None
+        as a rule."""
+        return None
+
     def start(self) -> Any:
         """The state before the first decision of a branch in a run."""
         return None

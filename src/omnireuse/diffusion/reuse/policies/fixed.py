@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
+import numpy as np
+
 from omnireuse.diffusion.reuse.noise import SAME_NOISE
 from omnireuse.diffusion.reuse.policy import Limit, Policy, StepView
 from omnireuse.diffusion.reuse.validation import check_finite_list, field_error
 from omnireuse.errors import StateError
 
-__all__ = ["FixedSchedule"]
+__all__ = ["SHORT_RUN", "FixedSchedule"]
+
+SHORT_RUN = 20
+"""Runs of fewer steps gain nothing from reuse: as many computed steps of a shorter run of the same solver are as close
+to the full run (``python -m bench few_steps``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +35,21 @@ class FixedSchedule(Policy):
             another length or its scheduler shifts its noise, computes where as much noise is left. None goes by the
             steps' numbers; so does a run whose noise is not known.
         every: compute every so many steps, ≥ 1, after the warm-up.
-        num_computed: how many steps compute in all, ≥ 1, spread behind the warm-up.
-        speedup: steps divided by computed steps, ≥ 1; the computed count is rounded down, so the promise is kept
-            whenever the run is long enough to compute its first and last step.
+        num_computed: how many steps compute in all, above `warmup` and at least 2, for the first and the last step
+            always compute; a shorter run computes all of its steps.
+        speedup: steps divided by computed steps, ≥ 1. The number of computed steps is rounded to the nearest, halves
+            up, and never below what the warm-up and the last step need.
         warmup: steps at the start that always compute, ≥ 0; they count towards the number of computed steps.
-        power: how `num_computed` or `speedup` spread their steps: the k-th of n gaps ends at (k / n)^power of the way.
-            1 spreads them evenly; above 1 they are closest at the beginning, where guidance bends the path most.
-
+        power: how `num_computed` or `speedup` spread their steps by number: the k-th of n gaps ends at (k / n)^power of
+            the way. 1 spreads them evenly; above 1 they are closest at the beginning, where guidance bends the path
+            most.
+        noise_exponent: spread them by noise instead, as evenly in (1 − noise)^noise_exponent as the run's steps allow
+            (the squares of the gaps add up to the least), > 0; noise is σ/(α+σ). So computed steps stand where as much
+            noise is left, whatever the scheduler's shift. Runs whose noise is not known, or does not fall from
+            step to step, go by `power`.
+        min_computed: with `speedup`, the least number of steps that compute, ≥ 2.
+        min_steps: with `speedup`, the least number of steps of a run that reuses at all; shorter runs compute
+            everything.
         compute_last: whether the last step computes although `steps` leaves it out. Without weights that were fitted to
             do without it, it is worth more than any other.
 
@@ -53,6 +67,9 @@ class FixedSchedule(Policy):
     made_at: tuple[float, ...] | None = None
     warmup: int = 1
     power: float = 1.0
+    noise_exponent: float | None = None
+    min_computed: int | None = None
+    min_steps: int | None = None
     compute_last: bool = True
 
     def __post_init__(self) -> None:
@@ -81,8 +98,20 @@ class FixedSchedule(Policy):
             raise field_error(self, "power", "be a finite number of at least 1")
         if not isinstance(self.compute_last, bool) or (not self.compute_last and self.steps is None):
             raise field_error(self, "compute_last", "be True unless steps are given")
-        if self.power != 1 and self.num_computed is None and self.speedup is None:
-            raise field_error(self, "power", "be left out unless num_computed or speedup is given")
+        if self.num_computed is not None and self.num_computed < self._always:
+            first = "step" if self.warmup < 2 else f"{self.warmup} steps (warmup)"
+            must = f"be at least {self._always}, for the first {first} and the last always compute"
+            raise field_error(self, "num_computed", must)
+        if self.noise_exponent is not None and not (math.isfinite(self.noise_exponent) and self.noise_exponent > 0):
+            raise field_error(self, "noise_exponent", "be a finite number above 0")
+        spreads = self.num_computed is not None or self.speedup is not None
+        for name, default in (("power", 1), ("noise_exponent", None)):
+            if getattr(self, name) != default and not spreads:
+                raise field_error(self, name, "be left out unless num_computed or speedup is given")
+        for name in ("min_computed", "min_steps"):
+            value = getattr(self, name)
+            if value is not None and (not _is_int(value) or value < 2 or self.speedup is None):
+                raise field_error(self, name, "be a whole number of at least 2, given with speedup")
 
     @property
     def asks_for_reuse(self) -> bool:
@@ -110,7 +139,48 @@ class FixedSchedule(Policy):
 
     def computed_steps(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
         """The steps that compute in a run of `total` steps, with those shares of noise where they are known."""
-        return _computed_steps(self, total, None if self.made_at is None else noises)
+        by_noise = self.made_at is not None or self.noise_exponent is not None
+        return _computed_steps(self, total, noises if by_noise else None)
+
+    def caution(self, total: int, noises: tuple[float, ...] | None = None) -> str | None:
+        """What a user of this schedule should know about a run of `total` steps; None as a rule."""
+        if self.num_computed is None and self.speedup is None:
+            return None
+        computed = len(self.computed_steps(total, noises))
+        if self.speedup is not None:
+            nearest = _nearest(total, self.speedup)
+            if computed == total and self.min_steps is not None and total < self.min_steps and nearest < total:
+                return (
+                    f"all {total} steps are computed: in runs of fewer than {self.min_steps} steps plain fewer steps "
+                    "are better than reuse; to save time, lower num_inference_steps"
+                )
+            if self.min_computed is None and computed > nearest:
+                return (
+                    f"speedup={self.speedup:g} asks for {nearest} of {total} steps, but {computed} compute: the first "
+                    f"{max(self.warmup, 1)} (warmup) and the last always do"
+                )
+        if self.min_steps is None and total < SHORT_RUN and computed < total:
+            return (
+                f"{computed} of {total} steps are computed; in runs of fewer than {SHORT_RUN} steps plain fewer steps "
+                f"are often better than reuse: compare with num_inference_steps={computed}"
+            )
+        return None
+
+    @property
+    def _always(self) -> int:
+        return max(self.warmup, 1) + 1
+
+    def _budget(self, total: int) -> int:
+        """How many steps compute, before the warm-up and the last step are seen to."""
+        if self.speedup is None:
+            return min(self.num_computed or 0, total)
+        if self.min_steps is not None and total < self.min_steps:
+            return total
+        return min(max(_nearest(total, self.speedup), self.min_computed or 0, self._always), total)
+
+
+def _nearest(total: int, speedup: float) -> int:
+    return math.floor(total / speedup + 0.5)
 
 
 @lru_cache(maxsize=256)
@@ -130,10 +200,12 @@ def _computed_steps(schedule: FixedSchedule, total: int, noises: tuple[float, ..
     warmup = max(schedule.warmup, 1)
     if schedule.num_computed is None and schedule.speedup is None:
         return frozenset({*range(min(warmup, total)), *range(warmup - 1, total, schedule.every or 2), last})
-    wanted = schedule.num_computed or math.floor(total / (schedule.speedup or 1.0))
-    wanted = min(max(wanted, 1), total)
-    # The first and last step compute whatever the budget; a warm-up never takes the last step's place in it.
-    warmup = min(warmup, max(wanted - 1, 1))
+    wanted = schedule._budget(total)
+    if wanted >= total:
+        return frozenset(range(total))
+    if schedule.noise_exponent is not None and noises is not None and all(a > b for a, b in pairwise(noises)):
+        places = tuple((1 - noise) ** schedule.noise_exponent for noise in noises[warmup - 1 :])
+        return frozenset({*range(warmup), *(warmup - 1 + step for step in _evenly(places, wanted - warmup + 1))})
     computed = list(range(warmup))
     gaps = wanted - warmup
     for gap in range(1, gaps + 1):
@@ -141,6 +213,24 @@ def _computed_steps(schedule: FixedSchedule, total: int, noises: tuple[float, ..
         # Never a step twice, and never so late that the others have no room.
         computed.append(min(max(aimed, computed[-1] + 1), last - (gaps - gap)))
     return frozenset({*computed, last})
+
+
+def _evenly(places: tuple[float, ...], count: int) -> list[int]:
+    """So many of the ascending places, the first and last among them, that the squares of the gaps add up to least."""
+    at = np.asarray(places)
+    squares = np.square(at[None, :] - at[:, None])
+    squares[np.tril_indices(len(at))] = np.inf
+    costs = np.full(len(at), np.inf)
+    costs[0] = 0.0
+    before = []
+    for _ in range(count - 1):
+        totals = costs[:, None] + squares
+        before.append(totals.argmin(0))
+        costs = totals.min(0)
+    chosen = [len(at) - 1]
+    for each in reversed(before):
+        chosen.append(int(each[chosen[-1]]))
+    return chosen[::-1]
 
 
 def _differ(made_at: tuple[float, ...] | None, noises: tuple[float, ...] | None) -> bool:

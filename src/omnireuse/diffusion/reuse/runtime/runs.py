@@ -8,6 +8,7 @@ steps through `expect`, and a step is over when a call comes with another timest
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
 
 __all__ = ["Runs"]
+
+logger = logging.getLogger("omnireuse")
 
 MOST_CALLS_A_STEP = 64
 """Far more than any guidance needs: a step with more calls is one whose end nobody tells."""
@@ -71,6 +74,8 @@ class Runs:
         self._ended = ended
         self._numbers = itertools.count(1)
         self._expected_steps: int | None = None
+        self._cautions: set[str] = set()
+        """What has been said already."""
         self._here = _Here()
 
     @property
@@ -151,7 +156,17 @@ class Runs:
     def _begin(self, total: int | None, levels: Sequence[Any]) -> Run:
         self._here.served = True
         self._here.run = Run(next(self._numbers), self._strategy, self._agreement, total, levels, self._emit)
+        self._caution(self._here.run)
         return self._here.run
+
+    def _caution(self, run: Run) -> None:
+        # Once a handle for each thing there is to say: a second run of the same length adds nothing.
+        if run.total is None:
+            return
+        caution = self._strategy.policy.caution(run.total, run.generation.noises)
+        if caution is not None and caution not in self._cautions:
+            self._cautions.add(caution)
+            logger.warning("%s", caution)
 
     def _by_timestep(self, module: torch.nn.Module, now: float | None) -> Run | None:
         if now is None:

@@ -1,0 +1,191 @@
+"""The default against fewer steps of the same solver, at equal computed steps, from 2 to 60 steps and at every shift.
+
+    python -m bench few_steps [--case image video] [--shift 1 3 6 dynamic] [--guidance guided] [--out out/bench]
+
+PSNR in dB to the full run of the same scheduler and shift, mean over held-out captions. Beside the default stand, with
+as many computed steps, the same solver with so many steps of its own, the last output held over the default's own steps
+and, at 28 steps, the same count spread by step number. Where the default computes more than half of the steps, half of
+them are shown too (`speedup=2`).
+
+A second part tries exponents of the default's spread, (1 − noise)^a, at 14 of 28 steps; one is chosen on each pipeline
+and judged on the other.
+
+Every row is written as soon as it is known, and a run that was stopped goes on where it was: delete the file to begin
+anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import logging
+import statistics
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+import omnireuse
+from bench._common import environment, write_record
+from bench._few_steps_figures import draw, show
+from omnireuse import FixedSchedule
+from omnireuse.diffusion.pipelines import DEFAULT
+from omnireuse.diffusion.wishes import NOISE_EXPONENT, POWER
+from omnireuse.reference.case import CLIPS, IMAGES
+from omnireuse.reference.drawing import Array
+from omnireuse.report.metrics import psnr
+
+CASES = {"image": IMAGES, "video": CLIPS}
+SHIFTS = ("1", "3", "6", "dynamic")
+STEPS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 40, 50, 60)
+EXPONENTS = (0.4, 0.5, 0.6, 0.7)
+EXPONENT_STEPS = 28
+SEED = 1000
+
+Row = dict[str, Any]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run what is missing; write ``few_steps.json`` and a picture, and show tables."""
+    parser = argparse.ArgumentParser(prog="python -m bench few_steps", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--shift", nargs="+", choices=SHIFTS, default=list(SHIFTS))
+    parser.add_argument("--guidance", nargs="+", choices=("guided", "unguided"), default=["guided", "unguided"])
+    parser.add_argument("--steps", nargs="+", type=int, default=list(STEPS))
+    parser.add_argument("--exponents", nargs="*", type=float, default=list(EXPONENTS))
+    parser.add_argument("--images", type=int, default=4, help="captions of images")
+    parser.add_argument("--clips", type=int, default=3, help="captions of clips")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    options = parser.parse_args(arguments)
+    # What the library says about short runs is what is measured here.
+    logging.getLogger("omnireuse").setLevel(logging.ERROR)
+    kept = options.out / "few_steps.json"
+    record: Row = json.loads(kept.read_text()) if kept.is_file() else {"lengths": [], "exponents": []}
+    record |= {"command": "python -m bench few_steps", "environment": environment()}
+    parts = list(itertools.product(options.guidance, options.shift, options.case))
+    with Progress() as progress:
+        task = progress.add_task("few steps", total=len(parts) * (len(options.steps) + len(options.exponents)))
+        players: dict[str, Player] = {}
+        for guidance, shift, case in parts:
+            if case not in players:
+                players[case] = Player(case, options.images if case == "image" else options.clips)
+            player, part = players[case], {"case": case, "guided": guidance == "guided", "shift": shift}
+            player.begin(shift, guided=part["guided"])
+            for exponent in options.exponents:
+                key = part | {"exponent": exponent}
+                if not _known(record["exponents"], key):
+                    record["exponents"].append(key | player.exponent(exponent))
+                    write_record(record, options.out, "few_steps", quiet=True)
+                progress.advance(task)
+            for steps in options.steps:
+                key = part | {"steps": steps}
+                if not _known(record["lengths"], key):
+                    record["lengths"].append(key | player.length(steps))
+                    write_record(record, options.out, "few_steps", quiet=True)
+                progress.advance(task)
+    show(record, Console())
+    draw(record, options.out / "few-steps.png")
+
+
+def _known(rows: list[Row], key: Row) -> bool:
+    return any(all(row[name] == value for name, value in key.items()) for row in rows)
+
+
+class Player:
+    """One pipeline and its captions, in runs of one shift, with guidance or without."""
+
+    def __init__(self, case: str, prompts: int) -> None:
+        self._case = CASES[case]
+        self._pipe: Any = self._case.load()
+        self._pipe.set_progress_bar_config(disable=True)
+        self._config = self._pipe.scheduler.config
+        self._prompts = [self._case.caption(scene) for scene in self._case.held_out(prompts, seed=SEED)]
+        self._full: dict[int, Array] = {}
+
+    def begin(self, shift: str, *, guided: bool) -> None:
+        """Runs from here on have this shift and guidance."""
+        self._pipe.scheduler = shifted(self._config, shift)
+        self._guidance = {} if guided else {self._case.guidance: 1.0}
+        self._full.clear()
+
+    def length(self, steps: int) -> Row:
+        """PSNR of the default, of half of the steps and of their rivals in a run of so many steps."""
+        policy = DEFAULT.policy
+        assert isinstance(policy, FixedSchedule)
+        row: Row = {"default": self._beside_fewer(steps, policy), "half": None}
+        if "fewer" in row["default"]:
+            held, _ = self._reusing(steps, policy, "hold")
+            row["default"]["hold"] = self._judge(held, steps)
+        if steps == EXPONENT_STEPS:
+            by_number = FixedSchedule(speedup=2.0, power=POWER)
+            row["default"]["by_number"] = self._judge(self._reusing(steps, by_number, DEFAULT.forecaster)[0], steps)
+        if row["default"]["computed"] > steps / 2 + 1:
+            half = FixedSchedule(speedup=2.0, power=POWER, noise_exponent=NOISE_EXPONENT)
+            row["half"] = self._beside_fewer(steps, half)
+        return row
+
+    def exponent(self, exponent: float) -> Row:
+        """PSNR of half of the steps spread by this exponent, and of as many steps of the solver's own."""
+        policy = FixedSchedule(speedup=2.0, noise_exponent=exponent)
+        made, computed = self._reusing(EXPONENT_STEPS, policy, DEFAULT.forecaster)
+        return {
+            "psnr": self._judge(made, EXPONENT_STEPS),
+            "fewer": self._judge(self._whole(len(computed)), EXPONENT_STEPS),
+        }
+
+    def _beside_fewer(self, steps: int, policy: FixedSchedule) -> Row:
+        made, computed = self._reusing(steps, policy, DEFAULT.forecaster)
+        row: Row = {"computed": len(computed), "psnr": self._judge(made, steps)}
+        if len(computed) == steps:
+            return row
+        return row | {"at": computed, "fewer": self._judge(self._whole(len(computed)), steps)}
+
+    def _reusing(self, steps: int, policy: FixedSchedule, forecaster: Any) -> tuple[Array, list[int]]:
+        with omnireuse.enable(self._pipe, policy=policy, forecaster=forecaster) as handle:
+            made = self._run(steps)
+            return made, sorted({event.step for event in handle.events if not event.reused})
+
+    def _whole(self, steps: int) -> Array:
+        if steps not in self._full:
+            self._full[steps] = self._run(steps)
+        return self._full[steps]
+
+    def _run(self, steps: int) -> Array:
+        seeds = range(SEED, SEED + len(self._prompts))
+        return self._case.generate(self._pipe, self._prompts, seeds, num_inference_steps=steps, **self._guidance)
+
+    def _judge(self, made: Array, steps: int) -> float:
+        return statistics.fmean(min(psnr(a, b), 100.0) for a, b in zip(made, self._whole(steps), strict=True))
+
+
+def shifted(config: Any, shift: str) -> Any:
+    """Euler's method for flow matching with its noise shifted: by a constant, or "dynamic", by the size of the latents.
+
+    Pipelines that tell no size get the shift of the reference images' 64 tokens.
+    """
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    class Shifted(FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]  # diffusers is untyped
+        # Pipelines read the signature to see what the scheduler takes.
+        def set_timesteps(
+            self,
+            num_inference_steps: int | None = None,
+            device: Any = None,
+            sigmas: list[float] | None = None,
+            mu: float | None = None,
+        ) -> None:
+            own = self.config
+            if own.use_dynamic_shifting and mu is None:
+                share = (64 - own.base_image_seq_len) / (own.max_image_seq_len - own.base_image_seq_len)
+                mu = own.base_shift + share * (own.max_shift - own.base_shift)
+            super().set_timesteps(num_inference_steps, device=device, sigmas=sigmas, mu=mu)
+
+    if shift == "dynamic":
+        return Shifted.from_config(config, use_dynamic_shifting=True)
+    return Shifted.from_config(config, shift=float(shift))
+
+
+if __name__ == "__main__":
+    main()
