@@ -91,12 +91,15 @@ def _check_pip(arguments: list[str]) -> None:
 
 def _parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = arguments
-    if arguments[0] in CHOICES:
+    first = arguments[0] if arguments else ""
+    if first in CHOICES:
         return
-    if arguments[0].startswith("-"):  # an option of the program itself, which acts while it is parsed
+    if module == "omnireuse" and first.startswith(
+        "-"
+    ):  # an option of the program itself, which acts while it is parsed
         asked = ["--help"]
     elif CHOICES.intersection(arguments) or len(arguments) == (module in {"omnireuse", "bench"}):
-        asked = [arguments[0], "--help"]
+        asked = [first, "--help"]
     said = io.StringIO()
     with monkeypatch.context() as patch, warnings.catch_warnings(), contextlib.redirect_stdout(said):
         warnings.filterwarnings("ignore", "'.*' found in sys.modules")  # runpy, of a module that a test imported before
@@ -108,4 +111,4 @@ def _parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -
     refused = isinstance(end.value, SystemExit) and end.value.code != 0
     assert not refused, f"{module} {shlex.join(asked)} is refused"
     if asked == ["--help"]:
-        assert arguments[0] in said.getvalue().split(), f"{module} has no option {arguments[0]}"
+        assert first in said.getvalue().split(), f"{module} has no option {first}"
