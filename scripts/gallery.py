@@ -1,9 +1,10 @@
-"""Make docs/gallery: the demo on images, the demo on clips, and a comparison with peers.
+"""Make docs/gallery (the demo on images, the demo on clips, a comparison with peers) and the pictures in docs/images.
 
     python scripts/gallery.py                  # all of it, about two minutes
     python scripts/gallery.py peers            # the comparison's page again, from bench/results/compare.json
     python scripts/gallery.py peers --points FILE.json
     python scripts/gallery.py images clips --again      # the pages only, of the demos' results in out/gallery
+    python scripts/gallery.py pictures         # docs/images only, of the results in out/gallery and bench/results
 
 The pages are what `omnireuse demo` and `omnireuse report` write; nothing is added here but the list of them.
 """
@@ -11,32 +12,81 @@ The pages are what `omnireuse demo` and `omnireuse report` write; nothing is add
 from __future__ import annotations
 
 import argparse
+import io
+import json
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from PIL import Image
+
 from omnireuse.cli import main as omnireuse
+from omnireuse.compare.figure import comparison_figure
+from omnireuse.compare.figure import save_figure as save_comparison
+from omnireuse.report.clips import read_frames
+from omnireuse.report.figure import difference, grid_figure, save_figure
 from omnireuse.report.pareto import Case, Pareto, read_pareto, write_pareto
+from omnireuse.report.results import Comparison, read_results
+from omnireuse.report.style import DARK, LIGHT
 
 TOP = Path(__file__).parents[1]
 GALLERY = TOP / "docs" / "gallery"
-LARGEST = 600_000
+IMAGES = TOP / "docs" / "images"
+SIDE = 192
+"""Pixels of a picture in a small picture of a page."""
+LARGEST = 700_000
 """Bytes of a page, so that the repository stays quick to clone."""
 PAGES = {
-    "images": ("Images", "The full run under a slider against each cache and against fewer steps, four prompts."),
-    "clips": ("Clips", "Videos side by side, played in step, two prompts."),
-    "peers": ("Beside other caches", "Methods over their settings: every point explained, with the call to copy."),
+    "images": (
+        "Images",
+        "Four prompts in full, with each cache and with fewer steps, and the differences.",
+        "A picture of the full run, of the default and of fewer steps, and below the differences to the full run.",
+    ),
+    "clips": (
+        "Clips",
+        "Two videos side by side, played in step, and the differences.",
+        "A frame of the full run, of the default and of fewer steps, and below the differences to the full run.",
+    ),
+    "peers": (
+        "Beside other caches",
+        "Methods over their settings: every point explained, with the call to copy.",
+        "A plot of closeness to the full run over computed steps, a line for each method.",
+    ),
 }
+"""Name -> heading, what is seen there, and what its small picture shows."""
+PICTURES = "pictures"
 INDEX = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>omnireuse: gallery</title>
-<style>body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 40rem; margin: 3rem auto; padding: 0 1rem; }}</style>
+<style>
+:root {{ {light} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}
+* {{ box-sizing: border-box; }}
+body {{ margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }}
+main {{ max-width: 1180px; margin: 0 auto; padding: clamp(1.25rem, 4vw, 3rem) clamp(1rem, 4vw, 2.5rem); }}
+h1 {{ font-size: clamp(1.6rem, 4vw, 2.2rem); letter-spacing: -.025em; line-height: 1.15; margin: 0 0 .5rem; }}
+p {{ color: var(--muted); margin: 0 0 1.5rem; max-width: 70ch; }}
+ul {{ list-style: none; margin: 0; padding: 0; display: grid; gap: 1.25rem; grid-template-columns: repeat(3, 1fr); }}
+a {{ display: block; height: 100%; color: inherit; text-decoration: none; background: var(--card);
+  border: 1px solid var(--line); border-radius: 14px; overflow: hidden; }}
+a:hover, a:focus-visible {{ border-color: var(--highlight); outline: 2px solid var(--highlight); }}
+img {{ display: block; width: 100%; aspect-ratio: 3 / 2; object-fit: cover; background: #fff; }}
+h2 {{ font-size: 1.1rem; margin: .9rem 1.1rem .2rem; color: var(--highlight); }}
+a p {{ margin: 0 1.1rem 1.1rem; font-size: .9rem; }}
+@media (max-width: 800px) {{ ul {{ grid-template-columns: 1fr; }} }}
+</style>
+<main>
 <h1>Gallery</h1>
 <p>Reports as omnireuse writes them: each page is one file, needs no network, and was made by a command that anyone
 can run again, <code>python scripts/gallery.py</code>.</p>
+<ul>
 {pages}
+</ul>
+</main>
 </html>
 """
 
@@ -52,6 +102,7 @@ def make(name: str, points: Path, *, again: bool) -> None:
         kind = ["--prompts", "4"] if name == "images" else ["--video", "--prompts", "2"]
         run("demo", *kind, "--out", str(folder))
     run("report", str(results), "--out", str(page))
+    write_thumbnail(name, results)
     if page.stat().st_size > LARGEST:
         size = page.stat().st_size
         raise SystemExit(f"{page}: must be at most {LARGEST:,} bytes, got {size:,}; take fewer prompts or points")
@@ -72,24 +123,90 @@ def usual(pareto: Pareto) -> Pareto:
 
 
 def write_index() -> None:
-    """List the pages that are there."""
+    """List the pages that are there, each with its small picture."""
     found = [
-        f'<h2><a href="{name}.html">{heading}</a></h2>\n<p>{words}</p>'
-        for name, (heading, words) in PAGES.items()
+        f'<li><a href="{name}.html"><img src="{name}.webp" alt="{shown}"><h2>{heading}</h2><p>{words}</p></a></li>'
+        for name, (heading, words, shown) in PAGES.items()
         if (GALLERY / f"{name}.html").exists()
     ]
-    (GALLERY / "index.html").write_text(INDEX.format(pages="\n".join(found)), encoding="utf-8")
+    light, dark = ("; ".join(f"--{name}: {value}" for name, value in theme.items()) for theme in (LIGHT, DARK))
+    text = INDEX.format(pages="\n".join(found), light=light, dark=dark)
+    (GALLERY / "index.html").write_text(text, encoding="utf-8")
+
+
+def write_thumbnail(name: str, results: Path) -> None:
+    """A small picture of a page for the index: of a demo the prompt that differs most, of points the first case."""
+    target = GALLERY / f"{name}.webp"
+    if name == "peers":
+        figure = comparison_figure(replace(read_pareto(results), cases=read_pareto(results).cases[:1]))
+        # At this size neither can be read; the page has both.
+        figure.legends[0].remove()
+        figure.suptitle("")
+        figure.set_size_inches(6.0, 4.0)
+        held = io.BytesIO()
+        figure.savefig(held, format="png", dpi=100)
+        picture = Image.open(held).convert("RGB")
+    else:
+        comparison = read_results(results)
+        best = comparison.highlighted
+        shown = [each for each in (comparison.reference, best, comparison.floor(best)) if each is not None]
+        differ = min(range(len(comparison.prompts)), key=lambda number: shown[-1].samples[number].psnr)
+        frames = [read_frames(results.parent / each.samples[differ].image) for each in shown]
+        pictures = [each[len(each) // 2].resize((SIDE, SIDE), Image.Resampling.NEAREST) for each in frames]
+        picture = Image.new("RGB", (SIDE * len(pictures), 2 * SIDE))
+        for column, one in enumerate(pictures):
+            picture.paste(one, (SIDE * column, 0))
+            picture.paste(difference(one, pictures[0]), (SIDE * column, SIDE))
+    picture.save(target, quality=80, method=6)
+
+
+def write_pictures(points: Path) -> None:
+    """The pictures that README and docs show, from the results of the demo and of the benchmarks."""
+    sys.path.insert(0, str(TOP))  # the benchmarks are no part of the package
+    from bench._strategy_figures import draw
+
+    results = TOP / "out" / "gallery" / "images" / "results.json"
+    if not results.exists():
+        raise SystemExit(f"{results}: missing; `python scripts/gallery.py images` makes it")
+    figure = grid_figure(told_apart(read_results(results)), results.parent, rows=2)
+    save_figure(figure, IMAGES / "demo.png")
+    with tempfile.TemporaryDirectory() as folder:
+        save_comparison(read_pareto(points), Path(folder) / "compare.png")
+        record = json.loads((TOP / "bench" / "results" / "strategies.json").read_text(encoding="utf-8"))
+        draw(record, lambda steps: Path(folder) / f"strategies-{steps}.png")
+        for path in sorted(Path(folder).iterdir()):
+            write_small(Image.open(path), IMAGES / path.name)
+
+
+def told_apart(comparison: Comparison) -> Comparison:
+    """The full run, the highlighted cache, the one that computes least, and their runs of fewer steps: as many as can
+    be read in the width of a README."""
+    caches = [variant for variant in comparison.variants if variant.role == "cache"]
+    chosen = {comparison.highlight, min(caches, key=lambda cache: cache.computed_steps).name}
+    floors = {floor.name for cache in caches if cache.name in chosen and (floor := comparison.floor(cache))}
+    names = chosen | floors | {comparison.reference.name}
+    return replace(comparison, variants=tuple(each for each in comparison.variants if each.name in names))
+
+
+def write_small(picture: Image.Image, path: Path) -> None:
+    """As a PNG of 256 colours, which charts do not exceed visibly."""
+    picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    if path.stat().st_size > LARGEST:
+        raise SystemExit(f"{path}: must be at most {LARGEST:,} bytes, got {path.stat().st_size:,}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pages", nargs="*", help=f"{', '.join(PAGES)} (default: all)")
+    parser.add_argument("pages", nargs="*", help=f"{', '.join((*PAGES, PICTURES))} (default: all)")
     parser.add_argument("--points", type=Path, default=TOP / "bench" / "results" / "compare.json")
     parser.add_argument("--again", action="store_true", help="of the demos whose results lie in out/gallery already")
     arguments = parser.parse_args()
-    if unknown := set(arguments.pages) - set(PAGES):
-        parser.error(f"no page {', '.join(sorted(unknown))}; known: {', '.join(PAGES)}")
+    if unknown := set(arguments.pages) - {*PAGES, PICTURES}:
+        parser.error(f"no page {', '.join(sorted(unknown))}; known: {', '.join((*PAGES, PICTURES))}")
     GALLERY.mkdir(exist_ok=True)
-    for name in arguments.pages or PAGES:
-        make(name, arguments.points, again=arguments.again)
+    for name in arguments.pages or (*PAGES, PICTURES):
+        if name == PICTURES:
+            write_pictures(arguments.points)
+        else:
+            make(name, arguments.points, again=arguments.again)
     write_index()
