@@ -44,6 +44,8 @@ def test_a_pipeline_from_a_function_is_calibrated_with_its_own_pictures(run: Run
     assert sorted(Profile.load(tmp_path / "out.json").plans) == [3]
     assert "Signed on cpu in float32; 5 steps, 3 prompts searched with, 1 held out" in said
     assert "none" in shown, "one held-out prompt promises nothing"
+    assert "speedup=…)" in shown
+    assert "quality=" not in shown
 
 
 def test_a_pipeline_from_a_function_is_compared_with_its_own_pictures(run: Run, tmp_path: Path) -> None:
