@@ -94,9 +94,7 @@ def _parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -
     first = arguments[0] if arguments else ""
     if first in CHOICES:
         return
-    if module == "omnireuse" and first.startswith(
-        "-"
-    ):  # an option of the program itself, which acts while it is parsed
+    if module == "omnireuse" and first.startswith("-"):  # acts while it is parsed, so it is looked up in the help
         asked = ["--help"]
     elif CHOICES.intersection(arguments) or len(arguments) == (module in {"omnireuse", "bench"}):
         asked = [first, "--help"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,15 @@ def at_the_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("name", "line", "command"), SHOWN, ids=[f"{name}:{line}" for name, line, _ in SHOWN])
 def test_a_shown_command_is_one(name: str, line: int, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(command, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["calibrate", "compare", "demo", "engine_demo", "replay", "report"])
+def test_the_examples_of_the_help_are_commands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = import_module(f"omnireuse.cli.{name}").EXAMPLES
+    commands = [line.removeprefix("$ ") for line in examples.splitlines() if line.startswith("$ ")]
+    assert commands
+    for command in commands:
+        check(command, monkeypatch)
 
 
 def test_commands_are_found_in_blocks_and_in_text(tmp_path: Path) -> None:
