@@ -20,6 +20,7 @@ from tiny import TINY, Tiny
 
 import omnireuse
 from omnireuse import FixedSchedule
+from omnireuse.diffusion.cache import TeaCacheConfig, apply_teacache_hook
 from omnireuse.diffusion.reuse.runtime.interception import intercept
 from omnireuse.errors import UnsupportedModelError
 
@@ -278,3 +279,14 @@ def test_nobody_need_keep_the_handle(flux: Tiny, region: str) -> None:
     flux.pipe.scheduler = copy.deepcopy(flux.pipe.scheduler)
     gc.collect()
     assert torch.equal(flux.run(), reused)
+
+
+def test_a_hook_on_a_bare_denoiser_lasts_as_long_as_the_denoiser(flux: Tiny) -> None:
+    config = TeaCacheConfig(rel_l1_thresh=0.2, transformer_type="FluxTransformer2DModel")
+    apply_teacache_hook(flux.pipe.transformer, config)
+    gc.collect()
+    assert SLOT in vars(flux.pipe.transformer)
+    transformer = weakref.ref(flux.pipe.transformer)
+    del flux.pipe.transformer
+    gc.collect()
+    assert transformer() is None

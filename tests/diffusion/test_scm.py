@@ -77,7 +77,7 @@ def test_an_explicit_mask_is_taken_as_it_is(mask: list[int]) -> None:
         ({"mask": [1, "0"]}, ConfigError, "mask must be"),
         ({"mask": 7}, ConfigError, "mask must be"),
         ({"dynamic": "tea_cache"}, WrongTypeError, "dynamic must be a policy, got str"),
-        ({"dynamic": Never}, WrongTypeError, "dynamic must be a policy, got type"),
+        ({"dynamic": Never}, WrongTypeError, "dynamic must be a policy, got a class"),
     ],
 )
 def test_bad_masks_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:

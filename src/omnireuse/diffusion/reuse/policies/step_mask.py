@@ -104,10 +104,9 @@ class StepMask(Policy):
             if not mask or 2 in mask:
                 raise field_error(self, "mask", "be the name of a schedule, or a 0 or 1 for each step")
             object.__setattr__(self, "mask", mask)
-        if self.dynamic is not None and (not isinstance(self.dynamic, Policy) or isinstance(self.dynamic, type)):
-            raise WrongTypeError(
-                f"StepMask(dynamic={self.dynamic!r}): dynamic must be a policy, got {type(self.dynamic).__name__}"
-            )
+        if self.dynamic is not None and not isinstance(self.dynamic, Policy):
+            given = "a class" if isinstance(self.dynamic, type) else type(self.dynamic).__name__
+            raise WrongTypeError(f"StepMask(dynamic={self.dynamic!r}): dynamic must be a policy, got {given}")
 
     @property
     def needs_drift(self) -> bool:
