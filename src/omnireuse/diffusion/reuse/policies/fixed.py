@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import numbers
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -77,7 +79,8 @@ class FixedSchedule(Policy):
         if len(given) > 1:
             raise field_error(self, given[1], "be left out when another way of choosing is given", f"also {given[0]}")
         if self.steps is not None:
-            if isinstance(self.steps, (str, bytes)) or not all(_is_int(step) for step in self.steps):
+            is_list = isinstance(self.steps, Iterable) and not isinstance(self.steps, (str, bytes))
+            if not is_list or not all(_is_int(step) for step in self.steps):
                 raise field_error(self, "steps", "be a sequence of whole numbers")
             object.__setattr__(self, "steps", tuple(sorted(set(self.steps))))
         if self.made_for is not None and (not _is_int(self.made_for) or self.made_for < 2 or self.steps is None):
@@ -90,11 +93,11 @@ class FixedSchedule(Policy):
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 1):
                 raise field_error(self, name, "be a whole number of at least 1")
-        if self.speedup is not None and not (math.isfinite(self.speedup) and self.speedup >= 1):
+        if self.speedup is not None and not (_is_finite(self.speedup) and self.speedup >= 1):
             raise field_error(self, "speedup", "be a finite number of at least 1")
         if not _is_int(self.warmup) or self.warmup < 0:
             raise field_error(self, "warmup", "be a whole number of at least 0")
-        if not (math.isfinite(self.power) and self.power >= 1):
+        if not (_is_finite(self.power) and self.power >= 1):
             raise field_error(self, "power", "be a finite number of at least 1")
         if not isinstance(self.compute_last, bool) or (not self.compute_last and self.steps is None):
             raise field_error(self, "compute_last", "be True unless steps are given")
@@ -102,7 +105,7 @@ class FixedSchedule(Policy):
             first = "step" if self.warmup < 2 else f"{self.warmup} steps (warmup)"
             must = f"be at least {self._always}, for the first {first} and the last always compute"
             raise field_error(self, "num_computed", must)
-        if self.noise_exponent is not None and not (math.isfinite(self.noise_exponent) and self.noise_exponent > 0):
+        if self.noise_exponent is not None and not (_is_finite(self.noise_exponent) and self.noise_exponent > 0):
             raise field_error(self, "noise_exponent", "be a finite number above 0")
         spreads = self.num_computed is not None or self.speedup is not None
         for name, default in (("power", 1), ("noise_exponent", None)):
@@ -267,3 +270,7 @@ def _carried_over(
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
