@@ -80,6 +80,8 @@ def explain(strategy: Strategy, seen: RunSeen) -> Explanation | None:
     policy, total = strategy.policy, seen.total
     if seen.reused or not seen.computed or not policy.asks_for_reuse:
         return None
+    if total is not None and policy.caution(total) is not None:
+        return None  # It was said when the run began.
     if total is not None and total <= 2:
         return too_few_steps(total)
     warmup = policy.warmup_of(total)
