@@ -55,7 +55,7 @@ STRATEGIES: dict[str, Strategy] = {
     ),
     "scm": Strategy(dial=("slow", "medium", "fast", "ultra"), at=lambda mask, _: {"policy": StepMask(mask=mask)}),
     "error_control": Strategy(
-        dial=(0.02, 0.06, 0.2, 0.6), at=lambda tolerance, _: {"policy": ErrorControl(tolerance=tolerance)}
+        dial=(0.01, 0.03, 0.07, 0.2), at=lambda tolerance, _: {"policy": ErrorControl(tolerance=tolerance)}
     ),
     "easy_cache": Strategy(
         dial=(0.015, 0.03, 0.06, 0.12),

@@ -39,7 +39,6 @@ SCHEDULES = {"default": DEFAULT.policy} | {
     f"{count}, {name}": FixedSchedule(num_computed=count, power=power)
     for count in (14, 10, 7)
     for name, power in (("even", 1.0), ("power 1.7", 1.7))
-    if (count, power) != (14, 1.7)  # the default itself
 }
 
 
@@ -97,7 +96,8 @@ class Bench:
         rows = []
         for name, policy in track(SCHEDULES.items(), f"quality, {'guided' if guided else 'unguided'}"):
             assert isinstance(policy, FixedSchedule)
-            computed = sorted(policy.computed_steps(self.steps))
+            noises = tuple(float(s) for s in np.linspace(1.0, 1 / self.steps, self.steps))
+            computed = sorted(policy.computed_steps(self.steps, noises))
             floors = {
                 "fewer uniform steps": self.images(guided=guided, num_inference_steps=len(computed)),
                 "same timesteps": self.images(guided=guided, **self.subset(computed)),

@@ -51,6 +51,7 @@ from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, Wron
         ([], {"quality": -1}, ConfigError, "quality must be a PSNR in dB above 0"),
         ([], {"tolerance": "5%"}, WrongTypeError, "write tolerance=0.05"),
         ([], {"computed_steps": 1}, ConfigError, "computed_steps must be at least 2 without a profile"),
+        ([], {"tolerance": 5}, ConfigError, "above 0 and below 1, such as 0.05 for 5 %, got 5"),
         ([], {"tolerance": 0}, ConfigError, "enable(tolerance=0): tolerance must be"),
         ([], {"profile": 3}, WrongTypeError, "profile must be what omnireuse.calibrate returned, or its file"),
         ([2.0], {}, WrongTypeError, "enable(pipeline, 2.0): the second argument must be the name of a cache backend"),

@@ -21,7 +21,7 @@ from omnireuse.errors import ConfigError, UnknownNameError
     ("name", "options", "policy"),
     [
         ("easy_cache", {"easy_thresh": 0.7, "easy_warmup_steps": 2}, EasyCache(threshold=0.7, warmup=2)),
-        ("error_control", {"error_tolerance": 50.0, "error_max_gap": 4}, ErrorControl(tolerance=50.0, max_gap=4)),
+        ("error_control", {"error_tolerance": 0.9, "error_max_gap": 4}, ErrorControl(tolerance=0.9, max_gap=4)),
         ("sea_cache", {"sea_thresh": 0.6, "sea_warmup_steps": 3}, SeaCache(threshold=0.6, warmup=3)),
         ("taylorseer", {"taylorseer_interval": 4, "taylorseer_warmup_steps": 2}, FixedSchedule(every=4, warmup=2)),
     ],
@@ -73,3 +73,9 @@ def test_every_backend_says_what_it_reads(name: str) -> None:
     assert set(BACKENDS[name].options) <= known
     with pytest.raises(UnknownNameError, match="unknown option of"):
         BACKENDS[name].check_options(known)
+
+
+@pytest.mark.parametrize("tolerance", [1, 5.0])
+def test_a_percentage_is_no_tolerance(tolerance: float) -> None:
+    with pytest.raises(ConfigError, match=r"error_tolerance must be below 1, got .*0\.05 is 5 %"):
+        DiffusionCacheConfig(error_tolerance=tolerance)

@@ -60,7 +60,7 @@ def test_what_is_not_known_or_not_a_number_computes(kind: type[EasyCache] | type
 
 def measured(error: float, order: int, steps: int, **options: Any) -> list[int]:
     """Gaps that error control takes where a forecast over d steps is off by error · d^(order + 1)."""
-    policy = ErrorControl(**options)
+    policy = ErrorControl(**{"max_gap": 6, "scale": 1.0} | options)
     state: Any = policy.start()
     last, known, computed = 0, None, []
     for index in range(steps):
@@ -87,11 +87,11 @@ def test_growth_safety_and_the_longest_gap_bound_the_gap() -> None:
     assert max(measured(1e-9, 0, 40, max_gap=3)) == 3
     assert max(measured(0.01, 0, 40, tolerance=0.05, safety=0.41, growth=8.0, max_gap=20)) == 3
     assert set(measured(0.01, 0, 40, tolerance=0.005)) == {1}
-    assert set(measured(0.01, 0, 40, tolerance=9.0, max_gap=1)) == {1}
+    assert set(measured(0.01, 0, 40, tolerance=0.9, max_gap=1)) == {1}
 
 
 def test_a_worse_forecast_brings_the_next_computed_step_nearer() -> None:
-    policy = ErrorControl(tolerance=0.02, safety=1.0)
+    policy = ErrorControl(tolerance=0.02, safety=1.0, scale=1.0)
     state: Any = None
     for index, at in ((0, 1.0), (4, 0.6)):
         state = policy.after(state, StepView(index=index, at=at), False)
@@ -101,8 +101,29 @@ def test_a_worse_forecast_brings_the_next_computed_step_nearer() -> None:
     assert [policy.wants_reuse(state, view) for view in worse] == [True, True, False, False, False]
 
 
+def test_errors_grow_with_the_third_power_of_the_distance_at_most() -> None:
+    gaps = {order: measured(0.01, order, 60, tolerance=0.0401, safety=1.0, growth=8.0, max_gap=20) for order in (2, 3)}
+    policy = ErrorControl(tolerance=0.5, scale=1.0, safety=1.0)
+    state: Any = None
+    for index, at in ((0, 1.0), (1, 0.9)):
+        state = policy.after(state, StepView(index=index, at=at), False)
+    for order, allowed in ((1, 0.12), (2, 0.06), (3, 0.06)):
+        for error, reused in ((allowed, True), (allowed * 1.1, False)):
+            assert policy.wants_reuse(state, StepView(index=3, at=0.7, error=error, order=order)) == reused
+    assert set(gaps[2][5:-1]) == {2}
+
+
+def test_the_scale_widens_the_bound_of_each_step() -> None:
+    state: Any = None
+    for index in (0, 1):
+        state = ErrorControl().after(state, StepView(index=index), False)
+    view = StepView(index=2, error=0.5, order=0)
+    assert ErrorControl(tolerance=0.05, safety=1.0, scale=10.0).wants_reuse(state, view)
+    assert not ErrorControl(tolerance=0.05, safety=1.0, scale=9.9).wants_reuse(state, view)
+
+
 def test_distance_is_what_the_axis_says() -> None:
-    policy = ErrorControl(tolerance=0.02, safety=1.0)
+    policy = ErrorControl(tolerance=0.02, safety=1.0, scale=1.0)
     state: Any = None
     for index, at in ((0, 1.0), (1, 0.9)):
         state = policy.after(state, StepView(index=index, at=at), False)
@@ -111,7 +132,7 @@ def test_distance_is_what_the_axis_says() -> None:
 
 
 def test_late_errors_weigh_more_because_less_noise_is_left_to_hide_them() -> None:
-    policy = ErrorControl(tolerance=0.1, safety=1.0)
+    policy = ErrorControl(tolerance=0.1, safety=1.0, scale=1.0)
     state: Any = None
     for index in (0, 1):
         state = policy.after(state, StepView(index=index), False)
@@ -121,7 +142,7 @@ def test_late_errors_weigh_more_because_less_noise_is_left_to_hide_them() -> Non
 
 @pytest.mark.parametrize("error", [None, math.nan, math.inf])
 def test_an_error_nobody_knows_computes(error: float | None) -> None:
-    policy = ErrorControl(tolerance=5.0)
+    policy = ErrorControl(tolerance=0.9)
     state: Any = None
     for index in range(2):
         state = policy.after(state, StepView(index=index), False)
@@ -136,6 +157,9 @@ def test_an_error_nobody_knows_computes(error: float | None) -> None:
         (SeaCache, {"threshold": math.nan}, "threshold must be a finite number above 0"),
         (SeaCache, {"warmup": 1.5}, "warmup must be a whole number"),
         (ErrorControl, {"tolerance": -1}, "tolerance must be a finite number above 0"),
+        (ErrorControl, {"tolerance": 1}, r"tolerance must be below 1, got 1; it is a share, not a percentage"),
+        (ErrorControl, {"tolerance": 15.0}, "0.05 is 5 %"),
+        (ErrorControl, {"scale": 0}, "scale must be a finite number above 0"),
         (ErrorControl, {"max_gap": 0}, "max_gap must be a whole number of at least 1"),
         (ErrorControl, {"safety": 1.1}, "safety must be above 0 and at most 1"),
         (ErrorControl, {"growth": 0.5}, "growth must be a finite number of at least 1"),
@@ -151,7 +175,7 @@ def test_options_out_of_range_are_refused(kind: type, options: dict[str, Any], m
 
 BOLD = {
     "easy_cache": EasyCache(threshold=5.0),
-    "error_control": ErrorControl(tolerance=50.0),
+    "error_control": ErrorControl(tolerance=0.99, scale=50.0),
     "sea_cache": SeaCache(threshold=5.0),
 }
 
@@ -251,7 +275,9 @@ def test_error_control_sees_the_relative_error_of_x0(
 
 
 def test_branches_keep_errors_of_their_own(flux: Tiny) -> None:
-    with omnireuse.enable(flux.pipe, policy=ErrorControl(tolerance=50.0, max_gap=3), region="call") as handle:
+    with omnireuse.enable(
+        flux.pipe, policy=ErrorControl(tolerance=0.99, scale=50.0, max_gap=3), region="call"
+    ) as handle:
         flux.run(steps=10)
     branches = {event.branch for event in handle.events}
     assert len(branches) == 2

@@ -144,7 +144,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "easy_cache": {"easy_thresh": 0.7},
     "sea_cache": {"sea_thresh": 0.6},
     "taylorseer": {},
-    "error_control": {"error_tolerance": 50.0},
+    "error_control": {"error_tolerance": 0.9},
 }
 
 

@@ -49,7 +49,7 @@ def _speedup(_: Subject, __: FullRun) -> Iterator[Setting]:
 
 def _error_control(_: Subject, __: FullRun) -> Iterator[Setting]:
     for forecaster in ("blend", "best_order"):
-        for tolerance in (0.03, 0.06, 0.12, 0.25, 0.5):
+        for tolerance in (0.01, 0.02, 0.05, 0.1, 0.2):
             policy = omnireuse.ErrorControl(tolerance=tolerance)
             options = {"policy": policy, "forecaster": forecaster}
             yield _setting(options, tolerance=tolerance, forecaster=forecaster)

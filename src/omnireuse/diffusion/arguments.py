@@ -24,7 +24,7 @@ __all__ = ["check_names", "check_options", "check_positional", "check_profile", 
 _CACHE_OPTIONS = tuple(field.name for field in fields(DiffusionCacheConfig))
 _POLICY_TYPES: tuple[Any, ...] = (*POLICIES.builtin.values(), MagCache)
 _FORECASTER_TYPES: tuple[Any, ...] = tuple(dict.fromkeys(FORECASTERS.builtin.values()))
-_TOLERANCE = "a relative error of the final latents above 0, such as 0.05"
+_TOLERANCE = "a relative error of the final latents above 0 and below 1, such as 0.05 for 5 %"
 _IN_A_SCHEDULE = {"speedup": "speedup", "computed_steps": "num_computed"}
 
 
@@ -106,7 +106,7 @@ def check_targets(
             )
     if quality is not None and _number("quality", quality, "a PSNR in dB, such as 40") <= 0:
         raise ConfigError(f"enable(quality={quality!r}): quality must be a PSNR in dB above 0, such as 40")
-    if tolerance is not None and _number("tolerance", tolerance, _TOLERANCE) <= 0:
+    if tolerance is not None and not 0 < _number("tolerance", tolerance, _TOLERANCE) < 1:
         raise ConfigError(f"enable(tolerance={tolerance!r}): tolerance must be {_TOLERANCE}, got {tolerance!r}")
 
 

@@ -63,8 +63,8 @@ class DiffusionCacheConfig:
         sea_thresh: SeaCache: accumulated change of the filtered latents at which a step computes, > 0. Raising it
             reuses more.
         sea_warmup_steps: SeaCache: first steps that always compute, ≥ 1.
-        error_tolerance: error control: relative L1 error that all reused steps together may be expected to leave in
-            the final latents, > 0. Raising it reuses more.
+        error_tolerance: error control: relative L1 error that reuse may leave in the final latents, above 0 and below
+            1. Raising it reuses more.
         error_max_gap: error control: most steps from one computed step to the next, ≥ 1.
 
     Raises:
@@ -104,6 +104,8 @@ class DiffusionCacheConfig:
     def __post_init__(self) -> None:
         for name in _POSITIVE:
             check_positive(self, name)
+        if self.error_tolerance >= 1:
+            raise field_error(self, "error_tolerance", "be below 1", do="it is a share, not a percentage: 0.05 is 5 %")
         ratio = self.mag_retention_ratio
         if not isinstance(ratio, numbers.Real) or isinstance(ratio, bool) or not 0 <= ratio < 1 or math.isnan(ratio):
             raise field_error(self, "mag_retention_ratio", "be at least 0 and below 1")

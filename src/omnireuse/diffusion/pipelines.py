@@ -127,9 +127,9 @@ def enable(
         speedup: all steps divided by computed steps, ≥ 1. Time follows as far as the denoiser takes it.
         computed_steps: how many steps compute, ≥ 1.
         quality: PSNR to the full run in dB that a mean over prompts shall reach; needs a profile.
-        tolerance: relative L1 error that all reused steps together may be expected to leave in the final latents, > 0:
-            0.05 is 5 % of them. Needs no profile: how far to reuse follows from the errors measured on the way
-            (`ErrorControl`).
+        tolerance: relative L1 error that reuse may leave in the final latents, above 0 and below 1: 0.05 is 5 % of
+            them. As a rule a third of it or more is used. Needs no profile: how far to reuse follows from the errors
+            measured on the way (`ErrorControl`).
         profile: what `omnireuse.calibrate` found for this pipeline, or its file; half of the steps unless `speedup`,
             `computed_steps` or `quality` is given. With the backend "tea_cache" or "mag_cache" it gives what was
             measured of its options.
