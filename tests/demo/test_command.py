@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 def test_demo_and_report(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    arguments = ["--model", str(model), "--out", str(out), "--steps", "6", "--prompts", "2", "--guidance", "3"]
+    arguments = ["--model", str(model), "--out", str(out), "--steps", "20", "--prompts", "2", "--guidance", "3"]
     assert main(["demo", *arguments]) == 0
     text = capsys.readouterr().out
     made = read_results(out / "results.json")
@@ -30,9 +30,9 @@ def test_demo_and_report(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     for cache in command.CACHES:
         assert cache.name in text
     best = made.highlighted
-    assert best.computed_steps < 6
+    assert best.computed_steps < 20
     assert best.psnr < float("inf"), "something must have been reused"
-    assert {mark.step for mark in best.samples[0].marks} == set(range(6))
+    assert {mark.step for mark in best.samples[0].marks} == set(range(20))
     assert all((sample.retained_bytes or 0) > 0 for sample in best.samples)
     assert all(not variant.samples[0].marks for variant in made.variants if variant.role != "cache")
 
@@ -60,12 +60,12 @@ def test_demo_and_report(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_demo_of_clips(video_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("skimage")
     out = tmp_path / "out"
-    arguments = ["--video", "--model", str(video_model), "--out", str(out), "--steps", "6", "--prompts", "1"]
+    arguments = ["--video", "--model", str(video_model), "--out", str(out), "--steps", "20", "--prompts", "1"]
     assert main(["demo", *arguments]) == 0
-    assert "untrained-clips: 6 steps" in capsys.readouterr().out
+    assert "untrained-clips: 20 steps" in capsys.readouterr().out
     made = read_results(out / "results.json")
     assert made.guidance == VIDEO_SAMPLING["guidance_scale"]
-    assert made.highlighted.computed_steps < 6
+    assert made.highlighted.computed_steps < 20
     assert set(made.reference.samples[0].attributes or {}) >= {"shape", "direction", "speed"}
     # The clips are animated files of their own, and play on the page without anything beside it.
     assert len(read_frames(out / made.reference.samples[0].image)) == VIDEO_SAMPLING["num_frames"]
