@@ -11,7 +11,7 @@ help: ## this list
 setup: $(VENV)/.stamp-project ## the virtual environment in .venv
 
 demo: setup ## one prompt set in full, cached and with fewer steps; writes out/demo/report.html
-	$(BIN)/omnireuse demo $(DEMO)
+	$(BIN)/python -m reference demo $(DEMO)
 
 test: setup ## the test suite, on all cores with one thread each (TEST="-k name" narrows it)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations=20 $(TEST)
@@ -22,7 +22,7 @@ coverage: setup ## the same with branch coverage, which takes longer
 lint: setup ## ruff check, ruff format, mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy --strict src reference
 
 bench: setup ## the committed benchmarks under bench/
 	$(BIN)/python -m bench $(BENCH)

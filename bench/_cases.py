@@ -10,9 +10,9 @@ import omnireuse
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
 from omnireuse.diffusion.calibration.tea_cache import fit_tea_cache
 from omnireuse.diffusion.data import DiffusionCacheConfig
-from omnireuse.reference.case import CLIPS, IMAGES
-from omnireuse.reference.drawing import Array
-from omnireuse.reference.evaluate import score
+from reference.case import CLIPS, IMAGES
+from reference.drawing import Array
+from reference.evaluate import score
 
 CASES = {"image": IMAGES, "video": CLIPS}
 CALIBRATION_PROMPTS = 4

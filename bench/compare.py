@@ -15,13 +15,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from omnireuse.compare.catalogue import catalogue
-from omnireuse.compare.command import compare_all, run_merge
-from omnireuse.compare.reference import reference_subject
-from omnireuse.compare.subject import Subject
-from omnireuse.demo.reference import load_quietly
 from omnireuse.errors import StateError
-from omnireuse.reference.case import CLIPS, IMAGES
+from omnireuse.evaluation.compare.catalogue import catalogue
+from omnireuse.evaluation.compare.command import compare_all, run_merge
+from omnireuse.evaluation.compare.subject import Subject
+from reference.case import CLIPS, IMAGES
+from reference.demo.reference import load_quietly
+from reference.subject import reference_subject
 
 CASES = {case.name: case for case in (IMAGES, CLIPS)}
 SEED = 9000

@@ -28,9 +28,9 @@ import omnireuse
 from bench._common import new_table, write_record
 from bench._manager_speed import VLLM
 from omnireuse.errors import ConfigError
-from omnireuse.replay.command import bound_in_words, scores_tables
-from omnireuse.replay.generate import KINDS, make_trace
-from omnireuse.replay.run import BOUND, replay
+from reference.replay.command import bound_in_words, scores_tables
+from reference.replay.generate import KINDS, make_trace
+from reference.replay.run import BOUND, replay
 
 TOP = Path(__file__).parents[1]
 DEFAULT_VENV = Path(os.environ.get("TMPDIR", tempfile.gettempdir())) / "omnireuse-vllm-venv"

@@ -20,9 +20,9 @@ from rich.progress import Progress
 
 import omnireuse
 from bench._common import new_table, write_record
-from omnireuse.reference.engine import Engine, EngineConfig, Result, TinyOmniModel
-from omnireuse.reference.engine.request import largest_difference
-from omnireuse.reference.engine.trace import random_trace, serve
+from reference.engine import Engine, EngineConfig, Result, TinyOmniModel
+from reference.engine.request import largest_difference
+from reference.engine.trace import random_trace, serve
 
 OFF = "caches off"
 RUNS: dict[str, dict[str, bool]] = {

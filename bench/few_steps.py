@@ -33,9 +33,9 @@ from bench._few_steps_figures import draw, show
 from omnireuse import FixedSchedule
 from omnireuse.diffusion.pipelines import DEFAULT
 from omnireuse.diffusion.wishes import NOISE_EXPONENT, POWER
-from omnireuse.reference.case import CLIPS, IMAGES
-from omnireuse.reference.drawing import Array
-from omnireuse.report.metrics import psnr
+from omnireuse.evaluation.metrics import psnr
+from reference.case import CLIPS, IMAGES
+from reference.drawing import Array
 
 CASES = {"image": IMAGES, "video": CLIPS}
 SHIFTS = ("1", "3", "6", "dynamic")

@@ -16,8 +16,8 @@ from pathlib import Path
 from rich.console import Console
 
 import omnireuse
-from omnireuse.reference.case import CLIPS, IMAGES
-from omnireuse.search.command import profile_table
+from omnireuse.diffusion.calibration.command import profile_table
+from reference.case import CLIPS, IMAGES
 
 CASES = {case.name: case for case in (IMAGES, CLIPS)}
 SEED = 3000

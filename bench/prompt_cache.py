@@ -36,8 +36,8 @@ from omnireuse.diffusion.cache.prompt_embed_cache import (
     uninstall_prompt_embed_cache,
 )
 from omnireuse.diffusion.prompts.keys import KeyRules, freeze
-from omnireuse.reference.captions import caption, held_out_scenes
-from omnireuse.reference.load import SAMPLING, load_image_pipeline
+from reference.captions import caption, held_out_scenes
+from reference.load import SAMPLING, load_image_pipeline
 
 PARTS = ("hits", "keys", "others", "tiers", "rollout", "encoders", "threads")
 CLIP_L = {"num_hidden_layers": 12, "intermediate_size": 3072, "num_attention_heads": 12}

@@ -26,9 +26,9 @@ import omnireuse
 from bench._common import environment, new_table, write_record
 from omnireuse import Blend, FixedSchedule, Hold, Polynomial
 from omnireuse.diffusion.pipelines import DEFAULT
-from omnireuse.reference.case import IMAGES
-from omnireuse.reference.evaluate import score
-from omnireuse.report.metrics import psnr
+from omnireuse.evaluation.metrics import psnr
+from reference.case import IMAGES
+from reference.evaluate import score
 
 FORECASTERS = {
     "hold": Hold(),

@@ -32,7 +32,7 @@ from bench._strategy_figures import FLOOR, FULL, draw, show
 from bench.step_reuse import environment
 from omnireuse.diffusion.reuse.summary import Summary
 from omnireuse.errors import ConfigError, UnknownNameError
-from omnireuse.report.metrics import IDENTICAL_DB, psnr, ssim
+from omnireuse.evaluation.metrics import IDENTICAL_DB, psnr, ssim
 
 Record = dict[str, Any]
 Rows = list[dict[str, Any]]

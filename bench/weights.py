@@ -17,13 +17,13 @@ from rich.progress import track
 
 import omnireuse
 from bench._common import environment, new_table, write_record
-from omnireuse.compare.front import bootstrap
-from omnireuse.demo.reference import load_quietly
-from omnireuse.reference.case import CLIPS, IMAGES
-from omnireuse.search import fit
-from omnireuse.search.candidate import FITTED, Candidate
-from omnireuse.search.judge import FullRun, Judge
-from omnireuse.search.starts import spread
+from omnireuse.diffusion.calibration import fit
+from omnireuse.diffusion.calibration.candidate import FITTED, Candidate
+from omnireuse.diffusion.calibration.judge import FullRun, Judge
+from omnireuse.diffusion.calibration.starts import spread
+from omnireuse.evaluation.compare.front import bootstrap
+from reference.case import CLIPS, IMAGES
+from reference.demo.reference import load_quietly
 
 CASES = {case.name: case for case in (IMAGES, CLIPS)}
 POWER = 1.7

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache
-from omnireuse.reference.captions import caption, held_out_scenes
-from omnireuse.reference.checker import check
-from omnireuse.reference.load import SAMPLING, load_image_pipeline
+from reference.captions import caption, held_out_scenes
+from reference.checker import check
+from reference.load import SAMPLING, load_image_pipeline
 
 
 class Rollouts:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from omnireuse.compare.front import FEWER
-from omnireuse.report.pareto import Case, Mean, Point, Spread, read_pareto
+from omnireuse.evaluation.compare.front import FEWER
+from omnireuse.evaluation.report.pareto import Case, Mean, Point, Spread, read_pareto
 
 SHORT = {
     "best of its own timesteps": "own timesteps",

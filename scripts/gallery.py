@@ -6,7 +6,7 @@
     python scripts/gallery.py images clips --again      # the pages only, of the demos' results in out/gallery
     python scripts/gallery.py pictures         # docs/images only, of the results in out/gallery and bench/results
 
-The pages are what `omnireuse demo` and `omnireuse report` write; nothing is added here but the list of them.
+The pages are what `python -m reference demo` and `omnireuse report` write; nothing is added here but the list of them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from pathlib import Path
 from PIL import Image
 
 from omnireuse.cli import main as omnireuse
-from omnireuse.compare.figure import comparison_figure
-from omnireuse.compare.figure import save_figure as save_comparison
-from omnireuse.report.clips import read_frames
-from omnireuse.report.figure import difference, grid_figure, save_figure
-from omnireuse.report.pareto import Case, Pareto, read_pareto, write_pareto
-from omnireuse.report.results import Comparison, read_results
-from omnireuse.report.style import DARK, LIGHT
+from omnireuse.evaluation.compare.figure import comparison_figure
+from omnireuse.evaluation.compare.figure import save_figure as save_comparison
+from omnireuse.evaluation.report.clips import read_frames
+from omnireuse.evaluation.report.figure import difference, grid_figure, save_figure
+from omnireuse.evaluation.report.pareto import Case, Pareto, read_pareto, write_pareto
+from omnireuse.evaluation.report.results import Comparison, read_results
+from omnireuse.evaluation.report.style import DARK, LIGHT
+from reference.commands import main as reference
 
 TOP = Path(__file__).parents[1]
 GALLERY = TOP / "docs" / "gallery"
@@ -110,7 +111,7 @@ def make(name: str, points: Path, *, again: bool) -> None:
 
 def run(*command: str) -> None:
     """A command of omnireuse, or the end of the script."""
-    if status := omnireuse(command):
+    if status := (reference if command[0] == "demo" else omnireuse)(command):
         raise SystemExit(status)
 
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 import omnireuse
 from omnireuse import BestOrder, Blend, ErrorControl, FixedSchedule, Hermite, Hold, Polynomial, ResidualDiff, TeaCache
-from omnireuse.reference.case import CLIPS, IMAGES
+from reference.case import CLIPS, IMAGES
 
 STEPS = 14
 SCHEDULE = FixedSchedule(steps=(0, 1, 2, 3, 5, 7, 10), made_for=STEPS)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
 PAGE = TOP / "docs" / "structures.md"
-SOURCE = TOP / "src" / "omnireuse"
+ROOMS = (TOP / "src" / "omnireuse", TOP / "reference")
 
 HEAD = """\
 # Structure
 
 This page has one line for each module, from its docstring. `python scripts/structures.py` writes it, and a test checks
-that it is complete. Imports point in one direction: errors, policies, forecasters, runtime, adapters, calibration,
-cache and `enable`, then report, search, demo and command line. `core` does not depend on denoising.
-`tests/test_imports.py` checks this.
+that it is complete. Imports point in one direction: errors, policies, forecasters, runtime, adapters, profiles, cache
+and `enable`, calibration, evaluation, command line. `core` does not depend on denoising, and the package does not
+depend on `reference`. `tests/test_imports.py` checks this.
 """
 
 
@@ -32,10 +32,11 @@ def summary(path: Path) -> str:
 def page() -> str:
     """The page as it should be."""
     lines = [HEAD]
-    folders = sorted({path.parent for path in SOURCE.rglob("*.py")})
+    folders = [folder for room in ROOMS for folder in sorted({path.parent for path in room.rglob("*.py")})]
     for folder in folders:
         init = folder / "__init__.py"
-        lines.append(f"## {folder.relative_to(SOURCE.parent).as_posix()}\n")
+        top = TOP / "src" if folder.is_relative_to(TOP / "src") else TOP
+        lines.append(f"## {folder.relative_to(top).as_posix()}\n")
         if init.is_file():
             lines.append(f"{summary(init)}\n")
         modules = [path for path in sorted(folder.glob("*.py")) if path != init]

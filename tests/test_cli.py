@@ -5,21 +5,31 @@ import logging
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 from rich.console import Console
 from rich.progress import TextColumn
-from typer.core import TyperGroup
 from typer.main import get_command
 
 import omnireuse
-from omnireuse.cli import app as cli
-from omnireuse.cli import main
+from omnireuse import cli
+from omnireuse.cli.parsing import Command
 from omnireuse.terminal import notes, progress_bar
+from reference import commands
 
-COMMANDS = ("demo", "calibrate", "compare", "report", "replay", "engine-demo")
+OWN = ("demo", "replay", "engine-demo")
+"""The commands of the repository, which are no part of the package."""
+PROGRAM = ("omnireuse", "python -m reference")
+COMMANDS = ("calibrate", "compare", "report", *OWN)
+
+
+def main(arguments: Sequence[str]) -> int:
+    own = any(each in OWN for each in arguments)
+    return (commands if own else cli).main(arguments)
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -44,12 +54,12 @@ def test_the_module_is_the_command() -> None:
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out = capsys.readouterr().out
-    assert "demo" in out
+    assert "calibrate" in out
     assert "report" in out
 
 
 def test_a_misspelt_command_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unknown command 'dmeo'; did you mean 'demo'?" in fails(capsys, "dmeo")
+    assert "unknown command 'comapre'; did you mean 'compare'?" in fails(capsys, "comapre")
 
 
 def test_a_misspelt_option_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,17 +75,22 @@ def test_an_unknown_short_option_lists_those_that_are_known(capsys: pytest.Captu
 
 
 def test_a_stray_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "got unexpected extra argument(s) (fast); see omnireuse demo --help" in fails(capsys, "demo", "fast")
+    assert "got unexpected extra argument(s) (fast); see python -m reference demo --help" in fails(
+        capsys, "demo", "fast"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("demo --steps many", "invalid value for '--steps': must be a valid integer, got 'many'; see omnireuse demo"),
-        ("demo --steps", "option '--steps' requires an argument; see omnireuse demo --help"),
+        (
+            "demo --steps many",
+            "invalid value for '--steps': must be a valid integer, got 'many'; see python -m reference demo",
+        ),
+        ("demo --steps", "option '--steps' requires an argument; see python -m reference demo --help"),
         ("calibrate folder", "missing option '--prompts'; see omnireuse calibrate --help"),
         ("calibrate folder --prompts x --call [1]", "invalid value for '--call': must be a JSON object, got '[1]'"),
-        ("replay", "missing argument 'TRACE'; see omnireuse replay --help"),
+        ("replay", "missing argument 'TRACE'; see python -m reference replay --help"),
         ("-q", "missing command; see omnireuse --help"),
     ],
 )
@@ -103,22 +118,23 @@ def test_help_is_whole_at_eighty_columns_and_has_examples(
     _, examples = shown.split("Examples:")
     written = [line.strip() for line in examples.splitlines() if line.strip()]
     assert written
-    assert all(line.startswith(f"$ omnireuse {command}") for line in written), "an example takes one line"
+    assert all(line.startswith(f"$ {PROGRAM[command in OWN]} {command}") for line in written), (
+        "an example takes one line"
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_examples_of_the_help_can_be_read(command: str) -> None:
-    app = get_command(cli.app)
-    assert isinstance(app, TyperGroup)
-    inner = app.commands[command]
-    assert inner.epilog is not None
-    for line in inner.epilog.splitlines()[1:]:
-        inner.make_context(command, shlex.split(line)[3:])
+    module = (commands if command in OWN else cli).COMMANDS[command]
+    app = typer.Typer()
+    app.command(cls=Command)(module.run)
+    for line in module.EXAMPLES.splitlines()[1:]:
+        get_command(app).make_context(command, shlex.split(line.partition(command)[2]))
 
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from omnireuse.cli import main; main(['--help']); main(['demo', '--help']);"
+        "import sys; from omnireuse.cli import main; main(['--help']); main(['calibrate', '--help']);"
         "print(sorted({'torch', 'diffusers', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -150,7 +166,7 @@ def test_quiet_and_verbose(
         notes.print("a notice")
         return (Path("page.html"),)
 
-    monkeypatch.setattr("omnireuse.report.files.rebuild", rebuild)
+    monkeypatch.setattr("omnireuse.evaluation.report.files.rebuild", rebuild)
     assert main(arguments) == 0
     out, err = capsys.readouterr()
     assert out == "wrote page.html\n", "results are shown always, on standard output"
@@ -175,7 +191,9 @@ def test_long_work_shows_a_bar_on_terminals_alone(is_terminal: bool, monkeypatch
 
 def test_several_values_come_with_or_without_the_option_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, object]] = []
-    monkeypatch.setattr("omnireuse.compare.command.run_compare", lambda *_, **given: asked.append(given) or True)
+    monkeypatch.setattr(
+        "omnireuse.evaluation.compare.command.run_compare", lambda *_, **given: asked.append(given) or True
+    )
     for steps in (["--steps", "28", "50"], ["--steps", "28", "--steps", "50"], ["--steps=28", "--steps", "50"]):
         assert main(["compare", "folder", *steps, "--only", "ours", "peer", "--prompts", "file", "-q"]) == 0
     assert [(given["steps"], given["only"], given["guidance"]) for given in asked] == [
@@ -231,7 +249,7 @@ def test_a_file_that_cannot_be_used_is_one_line(
     def rebuild(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "page.html")
 
-    monkeypatch.setattr("omnireuse.report.files.rebuild", rebuild)
+    monkeypatch.setattr("omnireuse.evaluation.report.files.rebuild", rebuild)
     assert fails(capsys, "report", "x") == "error: page.html: Permission denied\n"
 
 
@@ -239,6 +257,6 @@ def test_interrupt_before_anything_is_kept(monkeypatch: pytest.MonkeyPatch, caps
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("omnireuse.demo.command.IMAGES", SimpleNamespace(find=interrupt))
+    monkeypatch.setattr("reference.demo.command.IMAGES", SimpleNamespace(find=interrupt))
     assert main(["demo"]) == 130
     assert "nothing was kept" in capsys.readouterr().err

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from omnireuse.cli import main
-from omnireuse.compare.catalogue import catalogue
+from omnireuse import cli
 from omnireuse.errors import MissingExtraError
+from omnireuse.evaluation.compare.catalogue import catalogue
 from omnireuse.extras import MODULES, check_extra
+from reference import commands
 
 TOP = Path(__file__).parents[1]
+
+
+def main(arguments: list[str]) -> int:
+    return (commands if arguments[0] in commands.COMMANDS else cli).main(arguments)
 
 
 def test_every_extra_of_the_package_is_known() -> None:
@@ -30,11 +35,11 @@ def test_every_extra_of_the_package_is_known() -> None:
 @pytest.mark.parametrize(
     ("arguments", "module", "message"),
     [
-        (["demo"], "skimage", "omnireuse demo needs an optional dependency"),
-        (["engine-demo"], "matplotlib", "omnireuse engine-demo needs an optional dependency"),
+        (["demo"], "skimage", "python -m reference demo needs an optional dependency"),
+        (["engine-demo"], "matplotlib", "python -m reference engine-demo needs an optional dependency"),
         (["compare", "folder", "--prompts", "x"], "matplotlib", "omnireuse compare needs an optional dependency"),
         (["report", "results.json"], "jinja2", "omnireuse report needs an optional dependency"),
-        (["replay", "trace.csv"], "matplotlib", "omnireuse replay needs an optional dependency"),
+        (["replay", "trace.csv"], "matplotlib", "python -m reference replay needs an optional dependency"),
         (
             ["calibrate", "folder", "--prompts", "x", "--workers", "2"],
             "ray",

@@ -42,18 +42,28 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("diffusion.reuse.runtime", "diffusion.reuse"),
     ("diffusion.adapters",),
     ("diffusion.handle",),
-    ("diffusion.calibration", "diffusion.data"),
+    (
+        "diffusion.calibration.mag_cache",
+        "diffusion.calibration.measurements",
+        "diffusion.calibration.observer",
+        "diffusion.calibration.profile",
+        "diffusion.calibration.profile_file",
+        "diffusion.calibration.profile_html",
+        "diffusion.calibration.student",
+        "diffusion.calibration.tea_cache",
+        "diffusion.data",
+    ),
     ("diffusion.cache", "diffusion.prompts", "diffusion.pipelines", "diffusion"),
-    ("reference", "report", "pipelines"),
-    ("search",),
-    ("demo", "replay", "compare"),
+    ("pipelines", "evaluation.metrics"),
+    ("diffusion.calibration",),
+    ("evaluation",),
     ("testing",),
     ("cli", "__main__"),
 )
 #: `core` is a world of its own: the engine side knows nothing of denoising, nor denoising of it, but for the stores.
 CORE, STORES = "core", "core.stores"
-#: What uses the engine side: tools that play with it, the engine that it is proven in, and the contracts.
-ENGINE_TOOLS = ("replay", "reference.engine", "testing")
+#: What uses both sides: the contracts.
+ENGINE_TOOLS = ("testing",)
 
 #: What must work where torch is not installed.
 WITHOUT_TORCH = (
@@ -65,8 +75,7 @@ WITHOUT_TORCH = (
     "diffusion.data",
     "core.encoder_cache_manager",
     "core.shared_encoder_cache",
-    "report",
-    "replay",
+    "evaluation.report",
     "cli",
 )
 
@@ -307,3 +316,9 @@ def test_importing_the_package_is_light() -> None:
     code = "import sys, omnireuse; print(sorted({'torch', 'diffusers', 'transformers', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", modules())
+def test_the_package_knows_nothing_of_the_repository_around_it(name: str) -> None:
+    roots = {each.partition(".")[0] for each in imports(name)}
+    assert not roots & {"bench", "examples", "reference", "scripts", "tests"}

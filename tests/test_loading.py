@@ -9,7 +9,7 @@ import transformers
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 
 from omnireuse.loading import quiet_loading
-from omnireuse.reference.load import load_image_pipeline
+from reference.load import load_image_pipeline
 
 LOGS = (diffusers.utils.logging, transformers.utils.logging)
 

@@ -14,6 +14,10 @@ def test_every_module_has_its_line() -> None:
             folder = line.removeprefix("## ")
         elif found := re.match(r"- `(.+\.py)`: \S", line):
             listed.add(f"{folder}/{found[1]}")
-    source = TOP / "src"
-    modules = {p.relative_to(source).as_posix() for p in source.rglob("*.py") if p.name != "__init__.py"}
+    modules = {
+        path.relative_to(top).as_posix()
+        for top, room in ((TOP / "src", "omnireuse"), (TOP, "reference"))
+        for path in (top / room).rglob("*.py")
+        if path.name != "__init__.py"
+    }
     assert listed == modules, "run: python scripts/structures.py"

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from omnireuse import errors
 
 if TYPE_CHECKING:
-    from omnireuse.compare.pipelines import compare_pipeline
+    from omnireuse.diffusion.calibration.calibrate import calibrate
     from omnireuse.diffusion.calibration.profile import Profile
     from omnireuse.diffusion.calibration.tea_cache import fit_tea_cache
     from omnireuse.diffusion.handle import Handle, disable, handle_of
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from omnireuse.diffusion.reuse.policy import Policy, StepView
     from omnireuse.diffusion.reuse.strategy import Strategy
     from omnireuse.diffusion.reuse.summary import Summary
-    from omnireuse.search.calibrate import calibrate
+    from omnireuse.evaluation.compare.pipelines import compare_pipeline
 
 __version__ = "0.1.0"
 
@@ -114,8 +114,8 @@ __all__ = [
 _HOME = {
     "BestOrder": "omnireuse.diffusion.reuse.forecasters",
     "Blend": "omnireuse.diffusion.reuse.forecasters",
-    "calibrate": "omnireuse.search.calibrate",
-    "compare_pipeline": "omnireuse.compare.pipelines",
+    "calibrate": "omnireuse.diffusion.calibration.calibrate",
+    "compare_pipeline": "omnireuse.evaluation.compare.pipelines",
     "Choice": "omnireuse.diffusion.reuse.generation",
     "Decision": "omnireuse.diffusion.reuse.events",
     "disable": "omnireuse.diffusion.handle",

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from omnireuse.compare.reference import reference_subject
-from omnireuse.compare.subject import Subject
-from omnireuse.demo.reference import load_quietly
-from omnireuse.reference.case import CLIPS, IMAGES, Case
+from omnireuse.evaluation.compare.subject import Subject
+from reference.case import CLIPS, IMAGES, Case
+from reference.demo.reference import load_quietly
+from reference.subject import reference_subject
 
 Make = Callable[..., Subject]
 

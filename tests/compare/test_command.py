@@ -13,15 +13,15 @@ from rich.console import Console
 
 import omnireuse
 from omnireuse.cli import main
-from omnireuse.compare.catalogue import catalogue
-from omnireuse.compare.ours import warn_of_unused
-from omnireuse.compare.record import merged
-from omnireuse.compare.run import settings_of
-from omnireuse.compare.subject import Subject
-from omnireuse.compare.table import case_table
 from omnireuse.errors import ConfigError
-from omnireuse.reference.load import SAMPLING, find_image_pipeline
-from omnireuse.report.pareto import read_pareto, write_pareto
+from omnireuse.evaluation.compare.catalogue import catalogue
+from omnireuse.evaluation.compare.ours import warn_of_unused
+from omnireuse.evaluation.compare.record import merged
+from omnireuse.evaluation.compare.run import settings_of
+from omnireuse.evaluation.compare.subject import Subject
+from omnireuse.evaluation.compare.table import case_table
+from omnireuse.evaluation.report.pareto import read_pareto, write_pareto
+from reference.load import SAMPLING, find_image_pipeline
 
 CALL = json.dumps({"height": 64, "width": 64, "max_sequence_length": 20})
 PROMPT = "a large red circle in the top left on a plain gray background"
@@ -99,7 +99,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
 def test_ctrl_c_keeps_what_was_measured(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from omnireuse.compare import run
+    from omnireuse.evaluation.compare import run
 
     inner, calls = run._Bench._point, []
 

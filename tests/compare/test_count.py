@@ -11,8 +11,8 @@ from diffusers import FirstBlockCacheConfig
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
 
 import omnireuse
-from omnireuse.compare.count import Work, parts_of
-from omnireuse.compare.subject import Subject
+from omnireuse.evaluation.compare.count import Work, parts_of
+from omnireuse.evaluation.compare.subject import Subject
 
 KINDS = (FluxTransformerBlock, FluxSingleTransformerBlock)
 

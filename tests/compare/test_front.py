@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnireuse.compare.front import bootstrap, front, psnr_at, steps_at, targets
-from omnireuse.report.pareto import Case, Full, Mean, Point
+from omnireuse.evaluation.compare.front import bootstrap, front, psnr_at, steps_at, targets
+from omnireuse.evaluation.report.pareto import Case, Full, Mean, Point
 
 
 def point(steps: float, decibels: float, family: str = "peer", right: float | None = None, **given: Any) -> Point:

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from omnireuse.compare.catalogue import catalogue
-from omnireuse.compare.floors import stronger_solver
-from omnireuse.compare.methods import Kept, Method, Setting
-from omnireuse.compare.run import compare
-from omnireuse.compare.subject import Subject
-from omnireuse.compare.untouched import untouched
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, UnsupportedModelError
-from omnireuse.report.pareto import Case
+from omnireuse.evaluation.compare.catalogue import catalogue
+from omnireuse.evaluation.compare.floors import stronger_solver
+from omnireuse.evaluation.compare.methods import Kept, Method, Setting
+from omnireuse.evaluation.compare.run import compare
+from omnireuse.evaluation.compare.subject import Subject
+from omnireuse.evaluation.compare.untouched import untouched
+from omnireuse.evaluation.report.pareto import Case
 
 Make = Callable[..., Subject]
 METHODS = {method.key: method for method in catalogue() if method.key != "profile"}
@@ -180,7 +180,7 @@ def test_wall_clock_is_taken_of_one_setting_a_method(images: Make) -> None:
 
 @pytest.mark.parametrize("name", ["UniPCMultistepScheduler", "DPMSolverMultistepScheduler"])
 def test_stronger_solvers_go_to_the_same_picture(images: Make, name: str) -> None:
-    from omnireuse.report.metrics import psnr
+    from omnireuse.evaluation.metrics import psnr
 
     subject = images(guidance=1.0)
     limit = subject.pictures([0], 150)[0]

@@ -9,8 +9,8 @@ import torch
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the reference pipeline as it is before training."""
-    from omnireuse.reference.models import FlowModel, new_autoencoder
-    from omnireuse.reference.train.image import export_images
+    from reference.models import FlowModel, new_autoencoder
+    from reference.train.image import export_images
 
     torch.manual_seed(0)
     target = tmp_path_factory.mktemp("models") / "untrained"
@@ -21,8 +21,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def video_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same for the video pipeline."""
-    from omnireuse.reference.train.video import export_clips
-    from omnireuse.reference.video.models import VideoFlowModel, new_autoencoder
+    from reference.train.video import export_clips
+    from reference.video.models import VideoFlowModel, new_autoencoder
 
     torch.manual_seed(0)
     target = tmp_path_factory.mktemp("models") / "untrained-clips"

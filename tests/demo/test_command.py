@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from omnireuse.cli import main
-from omnireuse.demo import command
-from omnireuse.demo.config import DemoConfig
-from omnireuse.reference.case import IMAGES, Case
-from omnireuse.reference.load import VIDEO_SAMPLING
-from omnireuse.report.clips import read_frames
-from omnireuse.report.results import read_results
+from omnireuse.evaluation.report.clips import read_frames
+from omnireuse.evaluation.report.results import read_results
+from reference.case import IMAGES, Case
+from reference.commands import main
+from reference.demo import command
+from reference.demo.config import DemoConfig
+from reference.load import VIDEO_SAMPLING
 
 pytestmark = pytest.mark.integration
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import omnireuse
-from omnireuse.demo.compare import Cache, Image, Task, compare, generations, named
 from omnireuse.errors import StateError
-from omnireuse.report.results import Comparison, Sample, Variant, read_results, write_results
+from omnireuse.evaluation.report.results import Comparison, Sample, Variant, read_results, write_results
+from reference.demo.compare import Cache, Image, Task, compare, generations, named
 
 STEPS = 10
 CACHES = (Cache(name="half", backend="half"), Cache(name="third", backend="third", options={"keep": 0.5}))

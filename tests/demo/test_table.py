@@ -5,7 +5,7 @@ import io
 from report.make import comparison
 from rich.console import Console
 
-from omnireuse.demo.table import results_table
+from reference.demo.table import results_table
 
 
 def test_a_terminal_of_eighty_columns_holds_the_table() -> None:

@@ -96,7 +96,7 @@ def _parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -
         return
     if module == "omnireuse" and first.startswith("-"):  # acts while it is parsed, so it is looked up in the help
         asked = ["--help"]
-    elif CHOICES.intersection(arguments) or len(arguments) == (module in {"omnireuse", "bench"}):
+    elif CHOICES.intersection(arguments) or len(arguments) == (module in {"omnireuse", "bench", "reference"}):
         asked = [first, "--help"]
     said = io.StringIO()
     with monkeypatch.context() as patch, warnings.catch_warnings(), contextlib.redirect_stdout(said):

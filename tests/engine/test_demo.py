@@ -1,4 +1,4 @@
-"""``omnireuse engine-demo``: the table, the record and the picture of a small comparison."""
+"""``python -m reference engine-demo``: the table, the record and the picture of a small comparison."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ pytest.importorskip("matplotlib", reason="the timeline needs the extra 'report'"
 from PIL import Image
 from rich.console import Console
 
-from omnireuse.cli import main
-from omnireuse.demo.engine.command import comparison_table
-from omnireuse.demo.engine.record import EngineComparison, EngineRun
+from reference.commands import main
+from reference.demo.engine.command import comparison_table
+from reference.demo.engine.record import EngineComparison, EngineRun
 
 
 def test_the_demo_writes_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +79,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("omnireuse.demo.engine.command.TinyOmniModel", lambda **_: pytest.fail("work began"))
+    monkeypatch.setattr("reference.demo.engine.command.TinyOmniModel", lambda **_: pytest.fail("work began"))
     assert main(["engine-demo", "--out", str(tmp_path / "file")]) == 2
     assert "engine.json: cannot be written" in capsys.readouterr().err
 

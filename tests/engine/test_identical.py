@@ -7,12 +7,12 @@ import torch
 
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache
 from omnireuse.core.shared_encoder_cache.policies import POLICIES
-from omnireuse.reference.engine import Engine, EngineConfig, Request, Result, TinyOmniModel
-from omnireuse.reference.engine import request as request_module
-from omnireuse.reference.engine.conversation import converse, made_up_conversations
-from omnireuse.reference.engine.model import make_cache
-from omnireuse.reference.engine.request import Sequence, largest_difference
-from omnireuse.reference.engine.trace import PromptBuilder, Trace, random_trace, serve
+from reference.engine import Engine, EngineConfig, Request, Result, TinyOmniModel
+from reference.engine import request as request_module
+from reference.engine.conversation import converse, made_up_conversations
+from reference.engine.model import make_cache
+from reference.engine.request import Sequence, largest_difference
+from reference.engine.trace import PromptBuilder, Trace, random_trace, serve
 
 OFF = {"share_encodes": False, "share_prefixes": False}
 ROOMY = {"encoder_step_embeds": 10_000, "encoder_cache_embeds": 10_000, "num_blocks": 256}

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.reference.engine import Engine, EngineConfig, Request, TinyOmniModel, image_tokens
-from omnireuse.reference.engine.blocks import BlockPool
-from omnireuse.reference.engine.request import Image
+from reference.engine import Engine, EngineConfig, Request, TinyOmniModel, image_tokens
+from reference.engine.blocks import BlockPool
+from reference.engine.request import Image
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from omnireuse.reference.load import load_image_pipeline
+from reference.load import load_image_pipeline
 
 
 @pytest.fixture(scope="session")

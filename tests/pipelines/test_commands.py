@@ -10,8 +10,8 @@ import pytest
 
 from omnireuse import Profile
 from omnireuse.cli import main
-from omnireuse.reference.load import find_image_pipeline
-from omnireuse.report.pareto import read_pareto
+from omnireuse.evaluation.report.pareto import read_pareto
+from reference.load import find_image_pipeline
 
 HERE = Path(__file__).parent
 PROMPTS = ["a circle", "a square", "a cross", "a ring"]

@@ -13,7 +13,7 @@ from omnireuse.diffusion.reuse.runtime.placement import describe, device_of, dty
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.pipelines.hub import GATED, NO_PIPELINE, NOT_FOUND, OFFLINE, UNREACHED, why_not_loaded
 from omnireuse.pipelines.source import Source
-from omnireuse.reference.load import find_image_pipeline
+from reference.load import find_image_pipeline
 
 from .custom import Bare, make_bare, make_whole
 

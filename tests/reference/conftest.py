@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omnireuse.reference.train import __main__ as command
+from reference.train import __main__ as command
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("PIL")
-from omnireuse.reference.card import figures_table, write_card
-from omnireuse.reference.case import CLIPS, IMAGES, Case
-from omnireuse.reference.evaluate import Figures
-from omnireuse.report.clips import read_frames
+from omnireuse.evaluation.report.clips import read_frames
+from reference.card import figures_table, write_card
+from reference.case import CLIPS, IMAGES, Case
+from reference.evaluate import Figures
 
 WEIGHTS = Path(__file__).parents[2] / "models"
 SHAPES = {"image": (64, 64, 3), "clip": (9, 64, 64, 3)}

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from omnireuse.errors import ConfigError
-from omnireuse.reference.captions import held_out_scenes
-from omnireuse.reference.scenes import Scene, Thing, draw, sample_scene
+from reference.captions import held_out_scenes
+from reference.scenes import Scene, Thing, draw, sample_scene
 
 pytest.importorskip("skimage")
-from omnireuse.reference.checker import check, read
+from reference.checker import check, read
 
 PAIR = Scene(
     things=(Thing(shape="circle", colour="red", size="small"), Thing(shape="square", colour="green", size="large")),

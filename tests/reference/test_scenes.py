@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from omnireuse.reference.captions import caption, held_out_scenes, is_held_out, sample_split, vocabulary
-from omnireuse.reference.drawing import PATTERNS, SHAPES
-from omnireuse.reference.scenes import IMAGE_SIZE, RELATIONS, Scene, Thing, draw, sample_scene
+from reference.captions import caption, held_out_scenes, is_held_out, sample_split, vocabulary
+from reference.drawing import PATTERNS, SHAPES
+from reference.scenes import IMAGE_SIZE, RELATIONS, Scene, Thing, draw, sample_scene
 
 ONE = Scene(
     things=(Thing(shape="circle", colour="red", size="small"),),

@@ -9,15 +9,15 @@ import torch
 from diffusers import FluxPipeline
 
 from omnireuse.errors import ConfigError
-from omnireuse.reference import SAMPLING, load_image_pipeline
-from omnireuse.reference.captions import caption, held_out_scenes, vocabulary
-from omnireuse.reference.load import PATH_VARIABLE, find_image_pipeline
-from omnireuse.reference.models import TRAINING_SHIFT, FlowModel, new_autoencoder
-from omnireuse.reference.tokenizers import END_ID, MAX_SEQUENCE_LENGTH, PAD_ID, START_ID, load_tokenizer, save_tokenizer
-from omnireuse.reference.train.flow import new_optimizers, sample_sigmas, train_flow
-from omnireuse.reference.train.image import FLOW, export_images
-from omnireuse.reference.train.loop import Loop, averaged, learning_rate_factor
-from omnireuse.reference.train.text import QUESTIONS, answers
+from reference import SAMPLING, load_image_pipeline
+from reference.captions import caption, held_out_scenes, vocabulary
+from reference.load import PATH_VARIABLE, find_image_pipeline
+from reference.models import TRAINING_SHIFT, FlowModel, new_autoencoder
+from reference.tokenizers import END_ID, MAX_SEQUENCE_LENGTH, PAD_ID, START_ID, load_tokenizer, save_tokenizer
+from reference.train.flow import new_optimizers, sample_sigmas, train_flow
+from reference.train.image import FLOW, export_images
+from reference.train.loop import Loop, averaged, learning_rate_factor
+from reference.train.text import QUESTIONS, answers
 
 # torch says that bfloat16 activations over float32 RMSNorm weights take its slower kernel; the result is what is meant.
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
@@ -195,8 +195,8 @@ def test_a_directory_without_weights_is_refused(tmp_path, monkeypatch):
 @pytest.mark.skipif(not WEIGHTS.exists(), reason="the weights are in the repository, not in the package")
 def test_the_committed_pipeline_draws_what_captions_say():
     pytest.importorskip("skimage")
-    from omnireuse.reference.case import IMAGES
-    from omnireuse.reference.evaluate import score
+    from reference.case import IMAGES
+    from reference.evaluate import score
 
     pipeline = load_image_pipeline(WEIGHTS)
     pipeline.set_progress_bar_config(disable=True)

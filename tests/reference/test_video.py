@@ -9,14 +9,14 @@ import torch
 from diffusers import AutoencoderKLWan, WanPipeline
 
 from omnireuse.errors import ConfigError
-from omnireuse.reference import VIDEO_SAMPLING, load_video_pipeline
-from omnireuse.reference.load import VIDEO_PATH_VARIABLE
-from omnireuse.reference.scenes import IMAGE_SIZE, Thing
-from omnireuse.reference.tokenizers import load_tokenizer, token_ids
-from omnireuse.reference.train.autoencoder import train_autoencoder
-from omnireuse.reference.train.flow import new_optimizers, train_flow
-from omnireuse.reference.train.video import AUTOENCODER, FLOW
-from omnireuse.reference.video.captions import (
+from reference import VIDEO_SAMPLING, load_video_pipeline
+from reference.load import VIDEO_PATH_VARIABLE
+from reference.scenes import IMAGE_SIZE, Thing
+from reference.tokenizers import load_tokenizer, token_ids
+from reference.train.autoencoder import train_autoencoder
+from reference.train.flow import new_optimizers, train_flow
+from reference.train.video import AUTOENCODER, FLOW
+from reference.video.captions import (
     MAX_SEQUENCE_LENGTH,
     caption,
     held_out_scenes,
@@ -24,11 +24,11 @@ from omnireuse.reference.video.captions import (
     sample_split,
     vocabulary,
 )
-from omnireuse.reference.video.models import VideoFlowModel
-from omnireuse.reference.video.scenes import NUM_FRAMES, MovingScene, draw, sample_scene
+from reference.video.models import VideoFlowModel
+from reference.video.scenes import NUM_FRAMES, MovingScene, draw, sample_scene
 
 pytest.importorskip("skimage")
-from omnireuse.reference.video.checker import check, read
+from reference.video.checker import check, read
 
 # torch says that bfloat16 activations over float32 RMSNorm weights take its slower kernel; the result is what is meant.
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
@@ -210,8 +210,8 @@ def test_a_directory_without_weights_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not WEIGHTS.exists(), reason="the weights are in the repository, not in the package")
 def test_the_committed_pipeline_shows_what_captions_say():
-    from omnireuse.reference.case import CLIPS
-    from omnireuse.reference.evaluate import score
+    from reference.case import CLIPS
+    from reference.evaluate import score
 
     pipeline = load_video_pipeline(WEIGHTS)
     pipeline.set_progress_bar_config(disable=True)

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from omnireuse.cli import main
 from omnireuse.core.shared_encoder_cache.policies import POLICIES
 from omnireuse.errors import ConfigError, UnknownNameError
-from omnireuse.replay.command import scores_tables
-from omnireuse.replay.generate import make_trace
-from omnireuse.replay.oracles import interval_bound, lru_hits, min_hits
-from omnireuse.replay.run import BOUND, ORACLE, Score, manager_hits, replay
-from omnireuse.replay.traces import Access, requests_of, write_trace
+from reference.commands import main
+from reference.replay.command import scores_tables
+from reference.replay.generate import make_trace
+from reference.replay.oracles import interval_bound, lru_hits, min_hits
+from reference.replay.run import BOUND, ORACLE, Score, manager_hits, replay
+from reference.replay.traces import Access, requests_of, write_trace
 
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 1, "e": 5, "f": 2, "g": 4, "h": 1}
 

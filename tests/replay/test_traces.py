@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from omnireuse.errors import ConfigError, UnknownNameError
-from omnireuse.replay.generate import KINDS, make_trace
-from omnireuse.replay.traces import Access, read_trace, requests_of, write_trace
+from reference.replay.generate import KINDS, make_trace
+from reference.replay.traces import Access, read_trace, requests_of, write_trace
 
 
 def read(folder: Path, text: str) -> list[Access]:

@@ -20,7 +20,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
-    from omnireuse.report.page import render_page
+    from omnireuse.evaluation.report.page import render_page
 
     save_images(comparison(), folder)
     (folder / "page.html").write_text(render_page(comparison(), folder, pareto=pareto()), encoding="utf-8")
@@ -30,7 +30,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clips")
-    from omnireuse.report.page import render_page
+    from omnireuse.evaluation.report.page import render_page
 
     save_clips(comparison(), folder)
     (folder / "page.html").write_text(render_page(comparison(), folder), encoding="utf-8")

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from omnireuse.report.clips import save_clip
-from omnireuse.report.pareto import Case, Full, Mean, Pareto, Point, Spread
-from omnireuse.report.results import Comparison, Mark, Sample, Variant
+from omnireuse.evaluation.report.clips import save_clip
+from omnireuse.evaluation.report.pareto import Case, Full, Mean, Pareto, Point, Spread
+from omnireuse.evaluation.report.results import Comparison, Mark, Sample, Variant
 
 PROMPTS = (
     "a large red circle in the centre on a plain teal background",
@@ -58,7 +58,7 @@ def _variant(index: int, name: str, role: str, computed: set[int], psnr: float, 
 def comparison() -> Comparison:
     every = set(range(STEPS))
     return Comparison(
-        title="omnireuse demo",
+        title="python -m reference demo",
         model="shapes-flux",
         steps=STEPS,
         guidance=5.0,

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from omnireuse.compare.figure import PEERS, comparison_figure
-from omnireuse.demo.engine.record import EngineComparison, EngineRun
-from omnireuse.demo.engine.timeline import timeline_figure
-from omnireuse.replay.figure import hit_ratio_figure
-from omnireuse.replay.generate import make_trace
-from omnireuse.replay.run import replay
-from omnireuse.report.figure import quality_figure
-from omnireuse.report.pareto import Case, Full, Pareto
+from omnireuse.evaluation.compare.figure import PEERS, comparison_figure
+from omnireuse.evaluation.report.figure import quality_figure
+from omnireuse.evaluation.report.pareto import Case, Full, Pareto
+from reference.demo.engine.record import EngineComparison, EngineRun
+from reference.demo.engine.timeline import timeline_figure
+from reference.replay.figure import hit_ratio_figure
+from reference.replay.generate import make_trace
+from reference.replay.run import replay
 
 from .make import comparison, pareto, point
 

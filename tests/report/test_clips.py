@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from omnireuse.errors import ConfigError
-from omnireuse.report.clips import FRAME_MILLISECONDS, read_frames, save_clip
-from omnireuse.report.figure import grid_figure
-from omnireuse.report.page import render_page
+from omnireuse.evaluation.report.clips import FRAME_MILLISECONDS, read_frames, save_clip
+from omnireuse.evaluation.report.figure import grid_figure
+from omnireuse.evaluation.report.page import render_page
 
 from .make import PROMPTS, comparison, save_clips
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from omnireuse.errors import ConfigError
-from omnireuse.report.figure import grid_figure, quality_figure, save_figure
+from omnireuse.evaluation.report.figure import grid_figure, quality_figure, save_figure
 
 from .make import comparison, save_images
 

@@ -9,9 +9,9 @@ import pytest
 
 from omnireuse.cli import main
 from omnireuse.errors import ConfigError
-from omnireuse.report.files import rebuild
-from omnireuse.report.pareto import write_pareto
-from omnireuse.report.results import write_results
+from omnireuse.evaluation.report.files import rebuild
+from omnireuse.evaluation.report.pareto import write_pareto
+from omnireuse.evaluation.report.results import write_results
 
 from .make import comparison, pareto, save_images
 
@@ -61,7 +61,7 @@ def test_both_together_make_one_page_where_it_is_asked_for(
 
 
 def test_two_of_a_kind_are_refused(demo: Path) -> None:
-    with pytest.raises(ConfigError, match="one of `omnireuse demo`, one of `omnireuse compare` or both"):
+    with pytest.raises(ConfigError, match="one of `python -m reference demo`, one of `omnireuse compare` or both"):
         rebuild([demo, demo])
 
 

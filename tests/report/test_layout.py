@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from omnireuse.report.clips import save_clip
-from omnireuse.report.page import render_page
+from omnireuse.evaluation.report.clips import save_clip
+from omnireuse.evaluation.report.page import render_page
 
 from .browser import CHROMIUM, Browser
 from .make import comparison, save_clips, save_images

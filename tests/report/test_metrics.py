@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omnireuse.errors import ConfigError
-from omnireuse.report.metrics import IDENTICAL_DB, mean_psnr, psnr, ssim
+from omnireuse.evaluation.metrics import IDENTICAL_DB, mean_psnr, psnr, ssim
 
 GREY = np.full((16, 16, 3), 0.5)
 

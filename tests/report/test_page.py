@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from omnireuse.errors import ConfigError
-from omnireuse.report.page import COLUMNS, columns_of, render_page
-from omnireuse.report.results import Comparison
-from omnireuse.report.style import DARK, LIGHT, strip, tones
+from omnireuse.evaluation.report.page import COLUMNS, columns_of, render_page
+from omnireuse.evaluation.report.results import Comparison
+from omnireuse.evaluation.report.style import DARK, LIGHT, strip, tones
 
 from .make import PROMPTS, STEPS, comparison, pareto, save_images
 

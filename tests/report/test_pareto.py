@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from omnireuse.errors import ConfigError
-from omnireuse.report.pareto import Case, Full, Mean, Pareto, Point, Spread, read_pareto, write_pareto
+from omnireuse.evaluation.report.pareto import Case, Full, Mean, Pareto, Point, Spread, read_pareto, write_pareto
 
 
 def made() -> Pareto:

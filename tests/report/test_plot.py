@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from omnireuse.report.curves import curves
-from omnireuse.report.metrics import bootstrap
-from omnireuse.report.pareto import Mean
-from omnireuse.report.plot import plot_case
-from omnireuse.report.points import case_of
-from omnireuse.report.style import tones
+from omnireuse.evaluation.metrics import bootstrap
+from omnireuse.evaluation.report.curves import curves
+from omnireuse.evaluation.report.pareto import Mean
+from omnireuse.evaluation.report.plot import plot_case
+from omnireuse.evaluation.report.points import case_of
+from omnireuse.evaluation.report.style import tones
 
 from .make import STEPS, comparison, pareto, point
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from omnireuse.errors import ConfigError
-from omnireuse.report.results import Comparison, Mark, Sample, Variant, read_results, write_results
+from omnireuse.evaluation.report.results import Comparison, Mark, Sample, Variant, read_results, write_results
 
 from .make import comparison
 

@@ -12,8 +12,8 @@ from tiny import flux as tiny_flux
 from torch import Tensor
 
 import omnireuse
-from omnireuse.search.branches import Shares, branch_outputs
-from omnireuse.search.fit import WeightFit, recorded_path
+from omnireuse.diffusion.calibration.branches import Shares, branch_outputs
+from omnireuse.diffusion.calibration.fit import WeightFit, recorded_path
 
 STEPS = 4
 

@@ -12,11 +12,11 @@ import pytest
 import omnireuse
 from omnireuse import Profile
 from omnireuse.cli import main
+from omnireuse.diffusion.calibration.candidate import Candidate
+from omnireuse.diffusion.calibration.judge import Judge
+from omnireuse.diffusion.calibration.standing import Standing
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.reference.load import SAMPLING, find_image_pipeline, load_image_pipeline
-from omnireuse.search.candidate import Candidate
-from omnireuse.search.judge import Judge
-from omnireuse.search.standing import Standing
+from reference.load import SAMPLING, find_image_pipeline, load_image_pipeline
 
 PROMPTS = [
     "a large red circle in the top left on a plain gray background",

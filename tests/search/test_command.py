@@ -13,8 +13,8 @@ from test_profile_file import PLAN, PROFILE
 
 from omnireuse import Profile
 from omnireuse.cli import main
+from omnireuse.diffusion.calibration.command import profile_table
 from omnireuse.errors import StateError
-from omnireuse.search.command import profile_table
 
 JOURNAL = '{"format": 2, "setup": {}}\n'
 
@@ -45,7 +45,7 @@ def search(monkeypatch: pytest.MonkeyPatch, found: Profile | BaseException) -> l
             raise found
         return found
 
-    monkeypatch.setattr("omnireuse.search.command.calibrate", calibrate)
+    monkeypatch.setattr("omnireuse.diffusion.calibration.command.calibrate", calibrate)
     return seen
 
 

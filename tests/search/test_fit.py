@@ -19,9 +19,9 @@ from diffusers import (
 )
 
 import omnireuse
+from omnireuse.diffusion.calibration.fit import Path, WeightFit, recorded_path
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.errors import UnsupportedModelError
-from omnireuse.search.fit import Path, WeightFit, recorded_path
 from tests.diffusion.tiny import flux as tiny_flux
 
 SCHEDULERS = [

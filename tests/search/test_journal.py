@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from omnireuse.diffusion.calibration.candidate import Candidate
+from omnireuse.diffusion.calibration.evaluator import Scores
+from omnireuse.diffusion.calibration.journal import Journal, Remembered
 from omnireuse.errors import ConfigError
-from omnireuse.search.candidate import Candidate
-from omnireuse.search.evaluator import Scores
-from omnireuse.search.journal import Journal, Remembered
 
 SETUP = {"steps": "8", "seed": "0"}
 ONE = Candidate(steps=(0, 3, 7), forecaster="hold")

@@ -16,12 +16,12 @@ from prompted import Prompted, spoiled
 import omnireuse
 from omnireuse import Profile
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
+from omnireuse.diffusion.calibration.judge import Judge
+from omnireuse.diffusion.calibration.measure import forecast_errors
 from omnireuse.diffusion.calibration.observer import NotFiniteError
+from omnireuse.diffusion.calibration.record import DistanceRecorder
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.search.judge import Judge
-from omnireuse.search.measure import forecast_errors
-from omnireuse.search.record import DistanceRecorder
 
 PROMPTS = ["a circle", "a square", "a cross"]
 STEPS = 9

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnireuse import Blend, Hold, Polynomial
+from omnireuse.diffusion.calibration.intervals import SLOPES, gap_costs
+from omnireuse.diffusion.calibration.paths import best_paths
+from omnireuse.diffusion.calibration.record import DistanceRecorder, Distances
 from omnireuse.errors import StateError
-from omnireuse.search.intervals import SLOPES, gap_costs
-from omnireuse.search.paths import best_paths
-from omnireuse.search.record import DistanceRecorder, Distances
 
 FORECASTERS = {"hold": Hold(), "blend": Blend(), "polynomial": Polynomial(order=1)}
 

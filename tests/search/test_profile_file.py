@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 
 from omnireuse import Profile
+from omnireuse.diffusion.calibration.command import profile_table
 from omnireuse.diffusion.calibration.measurements import Measurements, TeaCacheFit
 from omnireuse.diffusion.calibration.profile import Plan
 from omnireuse.diffusion.calibration.profile_file import check_writable
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.search.command import profile_table
 
 MEASURED = Measurements(
     quantity="x0",

@@ -120,7 +120,7 @@ def test_a_tolerance_that_makes_no_sense_is_refused(tolerance: float) -> None:
 
 
 def test_a_tolerance_holds_for_the_final_latents_and_a_larger_one_computes_less() -> None:
-    from omnireuse.reference.load import SAMPLING, load_image_pipeline
+    from reference.load import SAMPLING, load_image_pipeline
 
     pipeline = load_image_pipeline()
     pipeline.set_progress_bar_config(disable=True)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnireuse.search.candidate import Candidate, from_record, to_record
-from omnireuse.search.evaluator import Scores
-from omnireuse.search.moves import moves
-from omnireuse.search.refine import refine, sure_gain
+from omnireuse.diffusion.calibration.candidate import Candidate, from_record, to_record
+from omnireuse.diffusion.calibration.evaluator import Scores
+from omnireuse.diffusion.calibration.moves import moves
+from omnireuse.diffusion.calibration.refine import refine, sure_gain
 
 TOTAL = 20
 FORECASTERS = ("hold", "blend")

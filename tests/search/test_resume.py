@@ -14,9 +14,9 @@ import torch
 
 import omnireuse
 from omnireuse import Profile
+from omnireuse.diffusion.calibration.standing import Standing
 from omnireuse.errors import ConfigError, MissingExtraError
-from omnireuse.reference.load import SAMPLING, find_image_pipeline, load_image_pipeline
-from omnireuse.search.standing import Standing
+from reference.load import SAMPLING, find_image_pipeline, load_image_pipeline
 
 PROMPTS = [f"a large {colour} circle on a plain gray background" for colour in ("red", "green", "blue", "white")]
 OPTIONS: dict[str, Any] = {**SAMPLING, "true_cfg_scale": 1.0, "negative_prompt": None, "steps": 6}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from omnireuse.diffusion.calibration.ray_workers import DEATHS, RayWorkers, WorkersLostError
 from omnireuse.errors import ConfigError
-from omnireuse.search.ray_workers import DEATHS, RayWorkers, WorkersLostError
 
 pytest.importorskip("ray", reason="the extra omnireuse[ray] is not installed")
 

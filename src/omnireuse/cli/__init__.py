@@ -1,7 +1,26 @@
-"""The command line: ``omnireuse demo``, ``calibrate``, ``compare``, ``report``, ``replay`` and ``engine-demo``."""
+"""The command line: ``omnireuse calibrate``, ``compare`` and ``report``."""
 
 from __future__ import annotations
 
-from omnireuse.cli.app import main
+from collections.abc import Sequence
 
-__all__ = ["main"]
+from omnireuse.cli import calibrate, compare, report
+from omnireuse.cli.program import program
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {"calibrate": calibrate, "compare": compare, "report": report}
+
+_main = program("omnireuse", "Reuse for diffusion pipelines: calibrate, compare, and see what it gives.", COMMANDS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments; those of the process by default.
+
+    Returns:
+        Exit status: 0 done, 2 a mistake in the arguments, 130 interrupted.
+    """
+    return _main(argv)

@@ -70,7 +70,7 @@ def run(
     """
     if workers:
         check_extra("omnireuse calibrate --workers", "ray")
-    from omnireuse.search.command import run_calibrate
+    from omnireuse.diffusion.calibration.command import run_calibrate
 
     profile = run_calibrate(
         the_source("calibrate", model, pipeline),

@@ -71,7 +71,7 @@ def run(
     with "..." take several values.
     """
     check_extra("omnireuse compare", "report")
-    from omnireuse.compare.command import run_compare, run_merge
+    from omnireuse.evaluation.compare.command import run_compare, run_merge
 
     if merge:
         run_merge(merge, out, Console())

@@ -19,7 +19,8 @@ $ omnireuse report results.json compare.json --out page.html"""
 
 def run(
     files: Annotated[
-        list[Path], typer.Argument(metavar="RESULTS.json", help="What omnireuse demo or omnireuse compare has written.")
+        list[Path],
+        typer.Argument(metavar="RESULTS.json", help="Results of a demo or of omnireuse compare."),
     ],
     out: Annotated[
         Path | None,
@@ -33,7 +34,7 @@ def run(
     Takes the results of a demo, those of a comparison, or one file of each.
     """
     check_extra("omnireuse report", "report")
-    from omnireuse.report.files import rebuild
+    from omnireuse.evaluation.report.files import rebuild
 
     for path in rebuild(files, out):
         typer.echo(f"wrote {path}")

@@ -1,0 +1,61 @@
+"""The model card beside the weights, written from measured figures only; what it says besides lies in ``cards/``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from omnireuse.evaluation.report.clips import save_clip
+from reference.case import Case
+from reference.drawing import Array
+from reference.evaluate import Figures
+
+TEMPLATES = Path(__file__).parent / "cards"
+GRID_COLUMNS = 8
+#: A clip's samples are an animation, and large.
+GRID_ROWS = {"image": 4, "clip": 2}
+
+
+def figures_table(case: Case, figures: Figures) -> str:
+    """The figures as a Markdown table."""
+    steps, guidance = case.sampling["num_inference_steps"], case.sampling[case.guidance]
+    threads = "1 thread" if figures.num_threads == 1 else f"{figures.num_threads} threads"
+    halved = f"{steps // 2} steps against {steps}"
+    rows = [
+        ("held-out captions", f"{figures.num_captions}"),
+        ("attributes right", f"{figures.attributes_right:.1%}"),
+        ("captions wholly right", f"{figures.captions_right:.1%}"),
+        *((f"- {name} right", f"{share:.1%}") for name, share in figures.right_by_attribute.items()),
+        (f"seconds {'an' if case.unit == 'image' else 'a'} {case.unit}, {threads}", f"{figures.seconds_each:.2f}"),
+        (f"{halved}, guidance {guidance:g}, PSNR", f"{figures.psnr_guided:.1f} dB"),
+        (f"{halved}, no guidance, PSNR", f"{figures.psnr_unguided:.1f} dB"),
+        ("prompts behind each PSNR", f"{figures.num_psnr_prompts}"),
+        ("weights", f"{figures.weight_bytes / 1e6:.1f} MB"),
+    ]
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def sample_grid(made: Array, rows: int, columns: int) -> Array:
+    """The first rows * columns of images (B, H, W, 3) or clips (B, F, H, W, 3) side by side."""
+    shown = made[: rows * columns]
+    return np.concatenate(
+        [np.concatenate(list(shown[row * columns :][:columns]), axis=-2) for row in range(rows)], axis=-3
+    )
+
+
+def write_card(case: Case, folder: Path, figures: Figures, made: Array) -> None:
+    """Write README.md and samples.png into ``folder``."""
+    columns = min(GRID_COLUMNS, len(made))
+    rows = min(GRID_ROWS[case.unit], max(len(made) // GRID_COLUMNS, 1))
+    save_clip(sample_grid(made, rows, columns), folder / "samples.png")
+    card = (TEMPLATES / f"{case.name}.md").read_text(encoding="utf-8")
+    values = {
+        "prompt": case.caption(case.held_out(1)[0]),
+        "arguments": "\n".join(f"    {name}={value!r}," for name, value in case.sampling.items()),
+        "length": case.sampling["max_sequence_length"],
+        "guidance": case.sampling[case.guidance],
+        "table": figures_table(case, figures),
+        "num_samples": rows * columns,
+    }
+    (folder / "README.md").write_text(card.format(**values), encoding="utf-8")

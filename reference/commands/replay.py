@@ -1,0 +1,64 @@
+"""``python -m reference replay``: its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from omnireuse.cli.options import Quiet, Verbose
+from omnireuse.cli.parsing import names, whole_numbers
+from omnireuse.extras import check_extra
+from reference.replay.config import ReplayConfig
+
+__all__ = ["EXAMPLES", "run"]
+
+EXAMPLES = """Examples:
+$ python -m reference replay trace.csv --make zipf
+$ python -m reference replay trace.csv
+$ python -m reference replay trace.csv --capacity 8192,16384"""
+
+
+def run(
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="CSV or JSON lines of accesses: key, size, and maybe cost, request.")
+    ],
+    capacity: Annotated[
+        Any,
+        typer.Option(
+            parser=whole_numbers,
+            metavar="N,N,...",
+            help="Sizes of the cache in embeddings (default: shares of what all items take).",
+        ),
+    ] = None,
+    policy: Annotated[
+        Any, typer.Option(parser=names, metavar="NAME,NAME,...", help="Eviction policies (default: all).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results (default: out/replay).")] = None,
+    make: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Write TRACE instead: zipf, scan or multi-turn.")
+    ] = None,
+    accesses: Annotated[int | None, typer.Option(help="Accesses of a trace to make (default: 20000).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of a trace to make (default: 0).")] = None,
+    size: Annotated[
+        int | None, typer.Option(help="Embeddings of every item of a trace to make (default: a mix).")
+    ] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> int:
+    """Replay a trace of accesses through the shared encoder cache, with each eviction policy.
+
+    Shows the hit ratio of each policy beside LRU and the best possible one.
+    With --make, a trace is written instead.
+    """
+    config = ReplayConfig(
+        trace=trace, capacity=capacity, policy=policy, out=out, make=make, accesses=accesses, seed=seed, size=size
+    )
+    if make is None:
+        check_extra("python -m reference replay", "report")
+    from reference.replay.command import run_replay
+
+    run_replay(config, Console())
+    return 0

@@ -1,0 +1,99 @@
+"""Finds and loads the weights, which live in the repository and not in the wheel."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omnireuse.errors import ConfigError
+
+if TYPE_CHECKING:
+    from diffusers import FluxPipeline, WanPipeline
+
+#: Each names a directory with the weights of its pipeline when no path is given.
+PATH_VARIABLE, VIDEO_PATH_VARIABLE = "OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_WAN"
+
+#: What the image pipeline is called with. Batches need one negative prompt for each prompt. The guidance is the weakest
+#: that still lets a good cache be told from a bad one: half of the steps stay below 38 dB of all of them.
+SAMPLING: dict[str, Any] = {
+    "height": 64,
+    "width": 64,
+    "num_inference_steps": 28,
+    "max_sequence_length": 20,
+    "negative_prompt": "",
+    "true_cfg_scale": 6.0,
+}
+
+
+#: What the video pipeline is called with. The guidance is chosen as that of the images is.
+VIDEO_SAMPLING: dict[str, Any] = {
+    "height": 64,
+    "width": 64,
+    "num_frames": 9,
+    "num_inference_steps": 30,
+    "max_sequence_length": 12,
+    "negative_prompt": "",
+    "guidance_scale": 6.0,
+}
+
+
+def _find(path: str | Path | None, *, loader: str, variable: str, name: str) -> Path:
+    if path is not None:
+        origin, folder = "path", Path(path)
+    elif os.environ.get(variable):
+        origin, folder = variable, Path(os.environ[variable])
+    else:
+        origin, folder = "path", Path(__file__).resolve().parents[1] / "models" / name
+    if not (folder / "model_index.json").is_file():
+        raise ConfigError(
+            f"{loader}({origin}={str(folder)!r}): {origin} must be a directory with a model_index.json; the weights "
+            f"are in models/{name} of the repository and not in the wheel: clone it, or point {variable} at them"
+        )
+    return folder
+
+
+def find_image_pipeline(path: str | Path | None = None) -> Path:
+    """The directory of the weights: ``path``, else the environment's, else that of the checkout this file is part of.
+
+    Raises:
+        ConfigError: when the directory does not hold a pipeline.
+    """
+    return _find(path, loader="load_image_pipeline", variable=PATH_VARIABLE, name="shapes-flux")
+
+
+def find_video_pipeline(path: str | Path | None = None) -> Path:
+    """As `find_image_pipeline`, for the clips."""
+    return _find(path, loader="load_video_pipeline", variable=VIDEO_PATH_VARIABLE, name="shapes-wan")
+
+
+def load_image_pipeline(path: str | Path | None = None, **kwargs: Any) -> FluxPipeline:
+    """The reference image pipeline, in float32 unless told otherwise.
+
+    Args:
+        path: directory of the weights; see `find_image_pipeline` for the default.
+        kwargs: passed on to ``FluxPipeline.from_pretrained``.
+
+    Raises:
+        ConfigError: when there are no weights.
+    """
+    from diffusers import FluxPipeline
+
+    pipeline: FluxPipeline = FluxPipeline.from_pretrained(find_image_pipeline(path), **kwargs)
+    return pipeline
+
+
+def load_video_pipeline(path: str | Path | None = None, **kwargs: Any) -> WanPipeline:
+    """The reference video pipeline, in float32 unless told otherwise.
+
+    Args:
+        path: directory of the weights; see `find_image_pipeline` for the default.
+        kwargs: passed on to ``WanPipeline.from_pretrained``.
+
+    Raises:
+        ConfigError: when there are no weights.
+    """
+    from diffusers import WanPipeline
+
+    pipeline: WanPipeline = WanPipeline.from_pretrained(find_video_pipeline(path), **kwargs)
+    return pipeline

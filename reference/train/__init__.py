@@ -1,0 +1,1 @@
+"""Training of the reference pipelines from scratch: ``python -m reference.train --help``."""

@@ -1,0 +1,112 @@
+"""What no cache may lose to: fewer steps of the same solver, its own timesteps chosen well, and stronger solvers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import omnireuse
+from omnireuse.errors import UnsupportedModelError
+from omnireuse.evaluation.compare.methods import Kept, Method, Setting, call_text
+from omnireuse.evaluation.compare.run import FullRun
+from omnireuse.evaluation.compare.subject import Subject
+
+__all__ = ["FLOORS", "stronger_solver"]
+
+SHARES = (0.72, 0.5, 0.36, 1 / 3, 0.25)
+POWERS = (1.0, 1.35, 1.7, 2.2)
+
+
+def counts(steps: int, shares: tuple[float, ...] = SHARES) -> list[int]:
+    """These shares of `steps` in whole steps, at least two."""
+    return sorted({max(round(steps * share), 2) for share in shares}, reverse=True)
+
+
+@contextmanager
+def _as_it_is(_: Any) -> Iterator[Kept]:
+    yield lambda: 0
+
+
+def _fewer_steps(subject: Subject, _: FullRun) -> Iterator[Setting]:
+    for count in counts(subject.steps):
+        yield Setting(
+            settings={"num_inference_steps": count},
+            call=call_text("pipe", "prompt", num_inference_steps=count),
+            enable=_as_it_is,
+            steps=count,
+        )
+
+
+def _own_timesteps(subject: Subject, _: FullRun) -> Iterator[Setting]:
+    # Holding the raw output is Euler's method on the computed timesteps alone.
+    @contextmanager
+    def enable(pipeline: Any, policy: omnireuse.FixedSchedule) -> Iterator[Kept]:
+        with omnireuse.enable(pipeline, policy=policy, forecaster="hold", quantity="output"):
+            yield lambda: 0
+
+    for count in counts(subject.steps):
+        for power in POWERS:
+            policy = omnireuse.FixedSchedule(num_computed=count, power=power)
+            timesteps = sorted(policy.computed_steps(subject.steps))
+            yield Setting(
+                settings={"num_timesteps": count, "power": power, "steps": " ".join(map(str, timesteps))},
+                call=call_text("pipe", "prompt", sigmas=f"those of steps {timesteps}"),
+                enable=partial(enable, policy=policy),
+            )
+
+
+def stronger_solver(scheduler: Any, name: str) -> Any:
+    """A multistep solver of diffusers, of second order, for the same trajectories as `scheduler`'s, shift included.
+
+    Args:
+        scheduler: of a flow-matching pipeline.
+        name: "UniPCMultistepScheduler" or "DPMSolverMultistepScheduler".
+
+    Raises:
+        UnsupportedModelError: a scheduler that is not one of flow matching.
+    """
+    import diffusers
+
+    config = dict(scheduler.config)
+    if "FlowMatch" not in type(scheduler).__name__ and config.get("prediction_type") != "flow_prediction":
+        raise UnsupportedModelError(f"{name}: the pipeline's {type(scheduler).__name__} is not one of flow matching")
+
+    class Solver(getattr(diffusers, name)):  # type: ignore[misc]  # a base by its name
+        def set_timesteps(self, num_inference_steps: int, device: Any = None, mu: float | None = None) -> None:
+            # Flux tells every scheduler its mu; one without dynamic shifting refuses it.
+            shift = {"mu": mu} if self.config.use_dynamic_shifting else {}
+            super().set_timesteps(num_inference_steps, device=device, **shift)
+
+    kept = ("num_train_timesteps", "use_dynamic_shifting", "time_shift_type")
+    return Solver(
+        **{key: config[key] for key in kept if key in config},
+        prediction_type="flow_prediction",
+        use_flow_sigmas=True,
+        flow_shift=config.get("flow_shift", config.get("shift", 1.0)),
+    )
+
+
+def _solver(name: str, subject: Subject, _: FullRun) -> Iterator[Setting]:
+    @contextmanager
+    def enable(pipeline: Any) -> Iterator[Kept]:
+        pipeline.scheduler = stronger_solver(pipeline.scheduler, name)
+        yield lambda: 0
+
+    for count in counts(subject.steps):
+        yield Setting(
+            settings={"num_inference_steps": count, "solver_order": 2},
+            call=f"pipe.scheduler = {name}(prediction_type='flow_prediction', use_flow_sigmas=True, "
+            f"flow_shift=…); pipe(prompt, num_inference_steps={count})",
+            enable=enable,
+            steps=count,
+        )
+
+
+FLOORS = (
+    Method(key="fewer-steps", name="fewer uniform steps", family="floor", grid=_fewer_steps),
+    Method(key="own-timesteps", name="best of its own timesteps", family="floor", grid=_own_timesteps),
+    Method(key="unipc", name="UniPC", family="floor", grid=partial(_solver, "UniPCMultistepScheduler")),
+    Method(key="dpm-solver", name="DPM-Solver++", family="floor", grid=partial(_solver, "DPMSolverMultistepScheduler")),
+)

@@ -1,0 +1,131 @@
+"""Means with their intervals, Pareto fronts, and what two fronts say of each other."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from omnireuse.evaluation.report.pareto import Case, Mean, Point
+
+__all__ = ["bootstrap", "front", "psnr_at", "steps_at", "targets"]
+
+RESAMPLES = 2000
+DECIBELS = tuple(np.arange(30.0, 50.25, 0.5).tolist())
+"""Where steps are compared at equal PSNR."""
+FEWER = (2, 3, 4)
+"""Where PSNR is compared at equal steps: so many times fewer than the full run's."""
+
+
+def bootstrap(values: Sequence[float]) -> Mean:
+    """The mean of `values` with the interval that 95 % of the means of their resamples lie in.
+
+    Source: Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979; percentile interval.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    picks = np.random.default_rng(0).integers(len(array), size=(RESAMPLES, len(array)))
+    low, high = np.quantile(array[picks].mean(axis=1), (0.025, 0.975))
+    return Mean(mean=float(array.mean()), low=float(low), high=float(high))
+
+
+def front(points: Iterable[Point]) -> list[Point]:
+    """The points that no other beats in both computed steps and PSNR, cheapest first."""
+    kept: list[Point] = []
+    for point in sorted(
+        (point for point in points if point.error is None), key=lambda each: (_steps(each), -_psnr(each))
+    ):
+        if not kept or _psnr(point) > _psnr(kept[-1]):
+            kept.append(point)
+    return kept
+
+
+def steps_at(points: Sequence[Point], decibels: float, *, below: bool = False) -> float | None:
+    """Computed steps that a front needs for a PSNR, on straight lines between its points; None outside of it.
+
+    Args:
+        points: a front.
+        below: count the cheapest point where it is already better than asked.
+    """
+    if below and points and decibels < _psnr(points[0]):
+        return _steps(points[0])
+    return _between(points, decibels, _psnr, _steps)
+
+
+def psnr_at(points: Sequence[Point], steps: float) -> float | None:
+    """PSNR that a front reaches within so many computed steps, on straight lines between its points.
+
+    None where its cheapest point costs more; where its dearest costs less, that one's.
+    """
+    if points and steps > _steps(points[-1]):
+        return _psnr(points[-1])
+    return _between(points, steps, _steps, _psnr)
+
+
+def targets(case: Case) -> dict[str, float | None]:
+    """The questions that a comparison is for, by name; None where it has no answer.
+
+    Between two settings of a method stands a straight line; between settings of two methods there is nothing.
+
+    - ``steps_over_best_peer_worst`` and ``…_median``: over 30..50 dB, our computed steps divided by the best peer's at
+      equal PSNR; ``…_share`` of that range has an answer on both fronts.
+    - ``db_over_best_peer_at_2x``, ``db_over_best_floor_at_2x``, and at 3x and 4x: our PSNR less theirs at equal steps.
+    - ``attributes_over_full_at_2x`` and 3x: of our best point within as many steps, less the full run's.
+    """
+    ours, peers, floors = (_fronts(case, family) for family in ("ours", "peer", "floor"))
+    asked = [(_fewest_steps(ours, level, below=True), _fewest_steps(peers, level)) for level in DECIBELS]
+    ratios = [own / other for own, other in asked if own is not None and other is not None]
+    found: dict[str, float | None] = {
+        "steps_over_best_peer_worst": max(ratios, default=None),
+        "steps_over_best_peer_median": statistics.median(ratios) if ratios else None,
+        "steps_over_best_peer_share": len(ratios) / len(asked),
+    }
+    for fewer in FEWER:
+        own = _best_psnr(ours, case.steps / fewer)
+        for name, others in (("peer", peers), ("floor", floors)):
+            other = _best_psnr(others, case.steps / fewer)
+            found[f"db_over_best_{name}_at_{fewer}x"] = None if own is None or other is None else own - other
+    for fewer in FEWER[:2]:
+        able = front(point for each in ours for point in each)
+        best = [point.attributes for point in able if _steps(point) <= case.steps / fewer + 1e-9]
+        full, own_mean = case.full.attributes, best[-1] if best else None
+        found[f"attributes_over_full_at_{fewer}x"] = None if full is None or own_mean is None else own_mean.mean - full
+    return found
+
+
+def _fronts(case: Case, family: str) -> list[list[Point]]:
+    """The front of each method of a family."""
+    methods = dict.fromkeys(point.method for point in case.points if point.family == family)
+    return [front(point for point in case.points if point.method == method) for method in methods]
+
+
+def _fewest_steps(fronts: Sequence[Sequence[Point]], decibels: float, *, below: bool = False) -> float | None:
+    cheapest = front(point for points in fronts for point in points)[:1]
+    if not below and (not cheapest or decibels < _psnr(cheapest[0])):
+        return None
+    # A method whose cheapest setting is better than asked serves with that.
+    found = [steps_at(points, decibels, below=True) for points in fronts]
+    return min((steps for steps in found if steps is not None), default=None)
+
+
+def _best_psnr(fronts: Sequence[Sequence[Point]], steps: float) -> float | None:
+    found = [psnr_at(points, steps) for points in fronts]
+    return max((decibels for decibels in found if decibels is not None), default=None)
+
+
+def _between(
+    points: Sequence[Point], at: float, along: Callable[[Point], float], value: Callable[[Point], float]
+) -> float | None:
+    if not points or not along(points[0]) - 1e-9 <= at <= along(points[-1]) + 1e-9:
+        return None
+    return float(np.interp(at, [along(point) for point in points], [value(point) for point in points]))
+
+
+def _steps(point: Point) -> float:
+    assert point.computed_steps is not None
+    return point.computed_steps
+
+
+def _psnr(point: Point) -> float:
+    assert point.psnr is not None
+    return point.psnr.mean
