@@ -69,6 +69,7 @@ def _show_exponents(record: Row, console: Console) -> None:
     for case, mean in means.items():
         table.add_row(f"{case}: mean", "", *(f"{mean.get(each, float('nan')):.1f}" for each in exponents))
     console.print(table)
+    means = {case: mean for case, mean in means.items() if mean}
     for case, mean in means.items():
         best = max(mean, key=lambda exponent: mean[exponent])
         for other, judged in means.items():
@@ -80,10 +81,14 @@ def _show_exponents(record: Row, console: Console) -> None:
 
 
 def exponent_means(record: Row, case: str) -> dict[float, float]:
-    """Mean PSNR over shifts and guidance for each exponent."""
-    rows = [row for row in record["exponents"] if row["case"] == case]
-    exponents = sorted({row["exponent"] for row in rows})
-    return {each: statistics.fmean(row["psnr"] for row in rows if row["exponent"] == each) for each in exponents}
+    """Mean PSNR for each exponent over the parts (shift and guidance) that were tried with all of them."""
+    by_part: dict[tuple[bool, str], dict[float, float]] = {}
+    for row in record["exponents"]:
+        if row["case"] == case:
+            by_part.setdefault((row["guided"], row["shift"]), {})[row["exponent"]] = row["psnr"]
+    exponents = sorted({exponent for part in by_part.values() for exponent in part})
+    whole = [part for part in by_part.values() if len(part) == len(exponents)]
+    return {each: statistics.fmean(part[each] for part in whole) for each in exponents} if whole else {}
 
 
 def words(case: str, guided: bool) -> str:

@@ -58,8 +58,8 @@ class ErrorControl(Policy):
     tolerance: float = 0.05
     max_gap: int = 30
     safety: float = 0.8
-    scale: float = 14.0
-    growth: float = 2.0
+    scale: float = 16.5
+    growth: float = 4.0
 
     needs_error: ClassVar[bool] = True
 

@@ -1,0 +1,54 @@
+import json
+
+import pytest
+
+from bench import few_steps, tolerance
+from bench._few_steps_figures import exponent_means, losses, margin
+
+
+@pytest.mark.integration
+def test_a_part_is_measured_once_drawn_and_gone_on_from(tmp_path, monkeypatch, capsys):
+    part = ["--case", "image", "--shift", "dynamic", "--guidance", "unguided", "--images", "1", "--exponents"]
+    few_steps.main([*part, "--steps", "3", "20", "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "few_steps.json").read_text())
+    short, long = record["lengths"]
+    assert (short["default"]["computed"], short["half"]["computed"]) == (3, 2)
+    assert margin(short["default"]) is None
+    assert (long["default"]["computed"], long["half"]["computed"]) == (12, 10)
+    assert margin(long["default"]) == long["default"]["psnr"] - long["default"]["fewer"]
+    assert len(long["default"]["at"]) == 12
+    assert (tmp_path / "few-steps.png").stat().st_size > 10_000
+    assert "the default loses more than 0.3 dB" in capsys.readouterr().out
+    monkeypatch.setattr(few_steps.Player, "length", None)
+    few_steps.main([*part, "--steps", "3", "20", "--out", str(tmp_path)])
+    assert json.loads((tmp_path / "few_steps.json").read_text())["lengths"] == record["lengths"]
+
+
+def test_losses_beyond_the_noise_are_found():
+    rows = [{"default": {"psnr": 40.0, "fewer": 40.0 + lost}} for lost in (-1.0, 0.2, 0.4)]
+    rows.append({"default": {"psnr": 100.0}})
+    assert losses({"lengths": rows}) == [rows[2]]
+
+
+def test_exponents_are_compared_over_the_same_runs_alone():
+    rows = [
+        {"case": "image", "guided": guided, "shift": "1", "exponent": exponent, "psnr": psnr}
+        for guided, exponent, psnr in ((True, 0.4, 50.0), (True, 0.7, 40.0), (False, 0.7, 90.0))
+    ]
+    assert exponent_means({"exponents": rows}, "image") == {0.4: 50.0, 0.7: 40.0}
+
+
+@pytest.mark.integration
+def test_a_tolerance_is_measured_in_the_final_latents(tmp_path, capsys):
+    part = ["--case", "image", "--guidance", "unguided", "--images", "1", "--tolerances", "0.05", "--steps", "20"]
+    tolerance.main([*part, "--out", str(tmp_path)])
+    (row,) = json.loads((tmp_path / "tolerance.json").read_text())["rows"]
+    assert 2 < row["computed"] < 20
+    assert 0 < row["errors"][0] < 0.15
+    assert (tmp_path / "tolerance.png").stat().st_size > 5_000
+    assert "kept in" in capsys.readouterr().out
+
+
+def test_a_tolerance_is_kept_between_a_third_of_it_and_all_of_it():
+    found = [tolerance.is_kept({"tolerance": 0.3, "errors": [0.0, error, 9.0]}) for error in (0.09, 0.11, 0.29, 0.31)]
+    assert found == [False, True, True, False]
