@@ -38,9 +38,9 @@ class ErrorControl(Policy):
     of the output, and s is 1.
 
     Computed steps correct most of what reused steps leave, so the bound on each of them is far wider than what reaches
-    the final latents. `scale` is how much wider. It is calibrated: chosen on clips with guidance, region "step" and
-    `BestOrder`, such that the error of the final latents lies between a third of the tolerance and the tolerance, and
-    judged on other pipelines (``python -m bench tolerance``).
+    the final latents. `scale` is how much wider. It is calibrated on the reference cases, in region "step" with
+    `BestOrder`, such that the median error of the final latents lies between a third of the tolerance and the tolerance
+    (``python -m bench tolerance``). It is no guarantee for a single prompt, or for another model.
 
     Args:
         tolerance: relative L1 error that reuse may leave in the final latents, above 0 and below 1: 0.05 is 5 % of
