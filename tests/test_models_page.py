@@ -12,7 +12,7 @@ import pytest
 from packaging.version import Version
 
 from omnireuse.diffusion.adapters import BLOCK_STACKS, UNSUPPORTED
-from omnireuse.diffusion.reuse.runtime.session import DENOISERS
+from omnireuse.diffusion.reuse.runtime.denoisers import DENOISERS
 
 TOP = Path(__file__).parents[1]
 NEWEST = "0.42"

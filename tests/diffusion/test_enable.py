@@ -141,6 +141,11 @@ def test_who_passes_the_model_is_told_to_pass_the_pipeline(flux: Tiny, wrap: Any
             function(model)
 
 
+def test_who_passes_another_part_is_told_to_pass_the_pipeline(flux: Tiny) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"AutoencoderKL is a model.*pass the pipeline"):
+        omnireuse.enable(flux.pipe.vae)
+
+
 @pytest.mark.parametrize(
     ("positional", "options", "error", "message"),
     [

@@ -17,7 +17,7 @@ from tiny import Tiny
 import omnireuse
 from omnireuse import FixedSchedule, Polynomial, TeaCache
 from omnireuse.diffusion.reuse.noise import noise_levels
-from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.errors import UnsupportedModelError
 
 PIPELINES = {**unet.PIPELINES, **image.PIPELINES, **image_later.PIPELINES, **video.PIPELINES, **conditioned.PIPELINES}

@@ -14,12 +14,13 @@ from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.present import summary_html
 from omnireuse.diffusion.reuse.runtime.compilation import is_compiled_whole
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.regions.base import Region
 from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion
 from omnireuse.diffusion.reuse.runtime.regions.call import CallRegion
 from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
 from omnireuse.diffusion.reuse.runtime.regions.tail import TailRegion
-from omnireuse.diffusion.reuse.runtime.session import RegionFactory, Session, denoisers_of, session_of
+from omnireuse.diffusion.reuse.runtime.session import RegionFactory, Session, session_of
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped, wrapped_modules
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Ledger, Promise, Summary

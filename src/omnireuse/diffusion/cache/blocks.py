@@ -10,7 +10,7 @@ from omnireuse.diffusion.cache.extracted import ExtractedRegion
 from omnireuse.diffusion.cache.teacache.extractors import has_extractor
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
-from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 

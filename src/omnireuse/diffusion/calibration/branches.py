@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.interception import intercept
-from omnireuse.diffusion.reuse.runtime.session import denoisers_of
 
 __all__ = ["BranchOutputs", "Shares", "branch_outputs"]
 

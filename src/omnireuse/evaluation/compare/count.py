@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 
 __all__ = ["Work"]
 

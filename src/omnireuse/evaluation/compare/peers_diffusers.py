@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.evaluation.compare.methods import Kept, Method, Setting, call_text
 from omnireuse.evaluation.compare.retained import bytes_of, hook_states

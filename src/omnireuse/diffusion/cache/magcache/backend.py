@@ -13,7 +13,7 @@ from omnireuse.diffusion.cache.published import checkpoint_of
 from omnireuse.diffusion.calibration.mag_cache import MagnitudeRecorder
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
-from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.errors import StateError
 

@@ -10,7 +10,7 @@ from omnireuse.diffusion.adapters import block_stack_for
 from omnireuse.diffusion.cache.blocks import is_extracted
 from omnireuse.diffusion.cache.published import choose_row, published_rows
 from omnireuse.diffusion.calibration.mag_cache import MagnitudeRecorder
-from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
 

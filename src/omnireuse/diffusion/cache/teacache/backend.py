@@ -10,7 +10,7 @@ from omnireuse.diffusion.cache.published import checkpoint_of
 from omnireuse.diffusion.cache.teacache.config import TeaCacheConfig, published_coefficients
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
-from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 
 __all__ = ["TeaCacheBackend"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.reuse.runtime.session import denoisers_of
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 
 __all__ = ["describe", "device_of", "dtype_of"]
 

@@ -16,22 +16,19 @@ from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.generation import Emit
 from omnireuse.diffusion.reuse.runtime.callers import calling_pipeline
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.gradients import refuse_gradients
 from omnireuse.diffusion.reuse.runtime.inert import InertRuns, no_run, no_step_ended, no_steps
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, is_bypassed
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Region
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.runs import MOST_CALLS_A_STEP, Runs
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import UnsupportedModelError
 
-__all__ = ["DENOISERS", "Session", "denoisers_of", "previous_sample", "session_of"]
+__all__ = ["Session", "previous_sample", "session_of"]
 
 logger = logging.getLogger("omnireuse")
-
-DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet", "prior", "decoder")
-"""Attributes of a pipeline that hold a denoiser."""
 
 # Reentrant, because a collection of garbage within may end a session.
 _lock = threading.RLock()
@@ -40,26 +37,6 @@ _kept: set[Session] = set()
 """Those whose pipelines are held weakly."""
 
 RegionFactory = Callable[[Strategy, Sequence[torch.nn.Module], object], Region]
-
-
-def denoisers_of(pipeline: Any) -> list[torch.nn.Module]:
-    """The pipeline's denoisers, in the order of `DENOISERS`.
-
-    Raises:
-        UnsupportedModelError: a pipeline without any, or the denoiser itself.
-    """
-    found = [getattr(pipeline, name, None) for name in DENOISERS]
-    denoisers = [module for module in found if isinstance(module, torch.nn.Module)]
-    if not denoisers:
-        if isinstance(pipeline, torch.nn.Module):
-            raise UnsupportedModelError(
-                f"{type(unwrapped(pipeline)).__name__} is a model, and reuse is enabled on the pipeline that holds it: "
-                "pass the pipeline, as in omnireuse.enable(pipe)"
-            )
-        raise UnsupportedModelError(
-            f"{type(pipeline).__name__} has no denoiser: looked for a torch module at {', '.join(DENOISERS)}"
-        )
-    return denoisers
 
 
 def session_of(pipeline: Any) -> Session | None:
