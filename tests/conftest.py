@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SHARED = {"demo", "compare", "pipelines", "docs"}
+SHARED = {"demo", "compare", "sources", "docs"}
 """Folders whose files share a fixture that takes longer than their tests."""
 
 

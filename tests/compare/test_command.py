@@ -39,7 +39,7 @@ def asked(tmp_path: Path) -> list[str]:
 def test_a_comparison_writes_record_table_and_picture(
     asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*asked, "--only", "fewer-steps", "default"]) == 0
+    assert main([*asked, "--only", "fewer-steps", "default-call"]) == 0
     pareto = read_pareto(tmp_path / "out" / "compare.json")
     assert pareto.complete
     (case,) = pareto.cases
@@ -51,7 +51,7 @@ def test_a_comparison_writes_record_table_and_picture(
     shown, notes = capsys.readouterr()
     assert "Loading" not in notes, "the libraries are quiet while they load"
     assert "dB above the best without a cache, 2x fewer steps" in shown
-    assert "omnireuse, default" in shown
+    assert "omnireuse, default by call" in shown
     assert "fewer uniform steps" in shown
 
 
@@ -119,20 +119,20 @@ def test_ctrl_c_keeps_what_was_measured(
 
 def test_parts_are_merged_and_the_questions_answered_anew(asked: list[str], tmp_path: Path) -> None:
     parts = []
-    for key in ("fewer-steps", "default"):
+    for key in ("fewer-steps", "default-call"):
         out = tmp_path / key
         assert main([*asked, "--only", key, "--out", str(out)]) == 0
         parts.append(out / "compare.json")
     assert main(["compare", "--merge", *map(str, parts), "--out", str(tmp_path / "whole")]) == 0
     whole = read_pareto(tmp_path / "whole" / "compare.json")
-    assert {point.method for point in whole.cases[0].points} == {"fewer uniform steps", "omnireuse, default"}
+    assert {point.method for point in whole.cases[0].points} == {"fewer uniform steps", "omnireuse, default by call"}
     assert whole.cases[0].targets["db_over_best_floor_at_2x"] is not None
     # The same part twice changes nothing.
     assert len(merged([*parts, *parts]).cases[0].points) == len(whole.cases[0].points)
 
 
 def test_parts_of_unlike_comparisons_are_refused(asked: list[str], tmp_path: Path) -> None:
-    assert main([*asked, "--only", "default"]) == 0
+    assert main([*asked, "--only", "default-call"]) == 0
     part = tmp_path / "out" / "compare.json"
     pareto = read_pareto(part)
     other = tmp_path / "other.json"

@@ -71,7 +71,7 @@ def test_what_caches_keep_is_counted(images: Make, key: str) -> None:
 
 
 def test_caches_of_every_kind_save_work(images: Make) -> None:
-    keys = ("taylorseer", "db-cache", "scm", "default", "fewer-steps")
+    keys = ("taylorseer", "db-cache", "scm", "default-call", "fewer-steps")
     case = compare(images(steps=12, prompts=1), [short(METHODS[key], 8) for key in keys])
     for method in {point.method for point in case.points}:
         assert min(p.computed_steps or 12.0 for p in case.points if p.method == method) < 11
@@ -167,11 +167,11 @@ def test_pictures_that_are_not_finite_count_as_nothing_alike(images: Make) -> No
 
 
 def test_wall_clock_is_taken_of_one_setting_a_method(images: Make) -> None:
-    case = compare(images(), [short(METHODS["fewer-steps"], 4), short(METHODS["default"])], timed=1)
+    case = compare(images(), [short(METHODS["fewer-steps"], 4), short(METHODS["default-call"])], timed=1)
     timed = [point for point in case.points if point.speedup is not None]
     assert [(point.method, point.computed_steps) for point in timed] == [
         ("fewer uniform steps", pytest.approx(3)),
-        ("omnireuse, default", pytest.approx(3)),
+        ("omnireuse, default by call", pytest.approx(3)),
     ]
     assert all(point.loop_speedup is not None and point.loop_speedup.low > 0 for point in timed)
     assert case.full.seconds is not None

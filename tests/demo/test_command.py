@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from omnireuse import cli
 from omnireuse.evaluation.report.clips import read_frames
 from omnireuse.evaluation.report.results import read_results
 from reference.case import IMAGES, Case
@@ -40,7 +41,7 @@ def test_demo_and_report(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     for name in ("report.html", "report.png", "quality.png"):
         assert f"wrote {out / name}" in text
         (out / name).unlink()
-    assert main(["report", str(out / "results.json")]) == 0
+    assert cli.main(["report", str(out / "results.json")]) == 0
     assert (out / "report.html").read_text() == page
     assert (out / "report.png").is_file()
 

@@ -374,7 +374,7 @@ JOINING = BlockStack(
 @pytest.mark.parametrize("first", [0, 1, 2, 3, 4])
 @torch.no_grad()
 def test_streams_that_join_may_be_split_anywhere(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BLOCK_STACKS, "Joining", JOINING)
+    monkeypatch.setitem(BLOCK_STACKS.builtin, "Joining", JOINING)
     torch.manual_seed(0)
     model = Joining()
     still, text = torch.randn(1, 3, 4), torch.randn(1, 2, 4)

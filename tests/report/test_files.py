@@ -61,7 +61,7 @@ def test_both_together_make_one_page_where_it_is_asked_for(
 
 
 def test_two_of_a_kind_are_refused(demo: Path) -> None:
-    with pytest.raises(ConfigError, match="one of `python -m reference demo`, one of `omnireuse compare` or both"):
+    with pytest.raises(ConfigError, match="one of a demo, one of `omnireuse compare` or both"):
         rebuild([demo, demo])
 
 
