@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import TINY, Tiny
@@ -159,7 +158,8 @@ def test_the_specified_defaults_and_the_published_table() -> None:
     assert (config.num_inference_steps, config.mag_calibrate) == (28, False)
     assert config.mag_ratios == published_ratios("FluxTransformer2DModel")
     assert len(config.mag_ratios) == 1
-    assert config.mag_ratios[0] == tuple(FLUX_MAG_RATIOS.to(torch.float64).numpy().round(5))
+    theirs = pytest.importorskip("diffusers.hooks.mag_cache", reason="this version of diffusers has no MagCache")
+    assert config.mag_ratios[0] == tuple(theirs.FLUX_MAG_RATIOS.to(torch.float64).numpy().round(5))
     first, second = published_ratios("WanTransformer3DModel")
     assert len(first) == len(second) == 50
     assert (first[:2], second[:2]) == ((1.0, 1.02504), (1.0, 1.03017))

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers.hooks import MagCacheConfig, apply_mag_cache
-from diffusers.hooks.mag_cache import nearest_interp
 from pipelines import image, video
 from tiny import TINY, Tiny
 
@@ -19,6 +17,13 @@ from omnireuse.diffusion.adapters import block_stack_for
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.reuse.policies.mag_cache import resampled
+
+mag_cache = pytest.importorskip("diffusers.hooks.mag_cache", reason="this version of diffusers has no MagCache")
+MagCacheConfig, apply_mag_cache, nearest_interp = (
+    mag_cache.MagCacheConfig,
+    mag_cache.apply_mag_cache,
+    mag_cache.nearest_interp,
+)
 
 # Those whose blocks diffusers' hook knows, and which tell it the branch: by a context, or by a single call a step.
 PIPELINES: dict[str, Callable[[], Tiny]] = {
