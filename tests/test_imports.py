@@ -34,7 +34,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "diffusion.reuse.strategy",
+        "diffusion.reuse.choice",
         "diffusion.reuse.generation",
+        "diffusion.reuse.guards",
+        "diffusion.reuse.measuring",
+        "diffusion.reuse.position",
         "diffusion.reuse.branch_state",
         "diffusion.reuse.outputs",
         "diffusion.reuse.batch",

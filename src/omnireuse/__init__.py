@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from omnireuse.diffusion.pipelines import enable
     from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
     from omnireuse.diffusion.reuse.branch_state import layout_of
+    from omnireuse.diffusion.reuse.choice import Choice
     from omnireuse.diffusion.reuse.events import Decision
     from omnireuse.diffusion.reuse.forecasters import (
         BestOrder,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
         Memory,
         Polynomial,
     )
-    from omnireuse.diffusion.reuse.generation import Choice, Generation
+    from omnireuse.diffusion.reuse.generation import Generation
     from omnireuse.diffusion.reuse.noise import noise_levels
     from omnireuse.diffusion.reuse.policies import (
         EasyCache,
@@ -116,7 +117,7 @@ _HOME = {
     "Blend": "omnireuse.diffusion.reuse.forecasters",
     "calibrate": "omnireuse.diffusion.calibration.calibrate",
     "compare_pipeline": "omnireuse.evaluation.compare.pipelines",
-    "Choice": "omnireuse.diffusion.reuse.generation",
+    "Choice": "omnireuse.diffusion.reuse.choice",
     "Decision": "omnireuse.diffusion.reuse.events",
     "disable": "omnireuse.diffusion.handle",
     "EasyCache": "omnireuse.diffusion.reuse.policies",

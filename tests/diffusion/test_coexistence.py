@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import omnireuse
 from omnireuse import FixedSchedule
 from omnireuse.diffusion.reuse.forecasters import FORECASTERS
-from omnireuse.diffusion.reuse.generation import Generation
 from omnireuse.diffusion.reuse.runtime.interception import intercept
 
 
@@ -282,9 +281,8 @@ class NoReading(TorchDispatchMode):
 def unread_steps(flux: Tiny, monkeypatch: pytest.MonkeyPatch, **choice: Any) -> omnireuse.Handle:
     """A run whose steps behind the first, which reads the schedule, read nothing; as if on an accelerator."""
     monkeypatch.setattr(
-        Generation,
-        "measures",
-        lambda self, _value: self.strategy.measure_errors or self.strategy.policy.needs_error,
+        "omnireuse.diffusion.reuse.generation.measures_errors",
+        lambda strategy, _value: strategy.measure_errors or strategy.policy.needs_error,
     )
     transformer, scheduler = flux.pipe.transformer, flux.pipe.scheduler
     given = {"encoder_hidden_states": torch.ones(1, 6, 32), "pooled_projections": torch.ones(1, 32)}

@@ -17,8 +17,10 @@ from typing import TypeVar
 import torch
 
 from omnireuse.diffusion.reuse.branch_state import BranchState
+from omnireuse.diffusion.reuse.choice import Choice
 from omnireuse.diffusion.reuse.forecasters.base import Combination, Memory
-from omnireuse.diffusion.reuse.generation import CUT, Choice, Generation
+from omnireuse.diffusion.reuse.generation import CUT, Generation
+from omnireuse.diffusion.reuse.measuring import measures_errors
 from omnireuse.diffusion.reuse.quantities import can_denoise
 from omnireuse.errors import StateError
 
@@ -192,7 +194,9 @@ def candidate_forecasts(combinations: Sequence[Combination]) -> torch.Tensor:
 
 def _compare(works: Sequence[_Work], values: torch.Tensor) -> None:
     """Measure the error of the forecasts that these values make known, with one read of the device for each group."""
-    known = [(i, w) for i, w in enumerate(works) if w.state.primed and w.row.generation.measures(values)]
+    known = [
+        (i, w) for i, w in enumerate(works) if w.state.primed and measures_errors(w.row.generation.strategy, values)
+    ]
     for _, work in known:
         work.combination = work.memory.combination(work.row.generation.at)
     for group in _grouped(known, lambda work: _form(_combination(work))):

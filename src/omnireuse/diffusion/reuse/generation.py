@@ -18,25 +18,33 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
 import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.branch_state import BranchState
+from omnireuse.diffusion.reuse.choice import Choice
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.forecasters import Blend, Memory
+from omnireuse.diffusion.reuse.guards import guard
+from omnireuse.diffusion.reuse.measuring import (
+    Scales,
+    drift_of,
+    measure_error,
+    measure_rate,
+    measures_errors,
+    own_magnitude,
+)
 from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.outputs import OutputAlgebra
 from omnireuse.diffusion.reuse.policy import StepView
-from omnireuse.diffusion.reuse.signals import change_of, magnitude
+from omnireuse.diffusion.reuse.position import Position
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
 
-__all__ = ["CUT", "Choice", "Emit", "Generation"]
+__all__ = ["CUT", "Emit", "Generation"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -46,39 +54,9 @@ CUT = (
 )
 
 Emit = Callable[[Decision], None]
-Scales = Callable[[], tuple[torch.Tensor, torch.Tensor]]
-"""Gives the mean magnitudes of the output and of x0, in the units of what is remembered."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Choice:
-    """What to do with one branch at one step, and why. Nothing has been done yet.
-
-    Attributes:
-        reuse: forecast instead of computing.
-        reason: "policy", "together", or the guard that made the step compute ("first", "last", "unprimed", …).
-        branch, denoiser, sample: whose choice it is; sample is a row of the batch, or None for all rows.
-        view: what the policy saw.
-        layout: of the inputs.
-        is_changed: whether the layout differs from that of what is remembered, which is dropped then.
-        signal: a copy of what was watched.
-        host_seconds: what the decision took.
-    """
-
-    reuse: bool
-    reason: str
-    branch: str
-    denoiser: int
-    sample: int | None
-    order: int
-    view: StepView
-    layout: Hashable
-    is_changed: bool
-    signal: torch.Tensor | None
-    host_seconds: float
-
-
-class Generation:
+class Generation(Position):
     """The state of one generation. No tensors at first; `Strategy.start` makes one.
 
     It can be kept in an engine's own request, copied, moved between devices and freed. One thread at a time uses it;
@@ -103,14 +81,10 @@ class Generation:
         number: int = 1,
         emit: Emit | None = None,
     ) -> None:
-        self.strategy = strategy
-        self.total = total
-        self.index = 0
-        """The current step, counted from 0."""
+        super().__init__(strategy, levels, total)
         self.number = number
         self.outputs = OutputAlgebra(strategy)
         """Between the model's outputs and what is remembered of them."""
-        self._levels = tuple(levels)
         self._forecaster = strategy.forecaster
         self._agreement = agreement or Agreement()
         self.emit = emit or _ignore
@@ -120,38 +94,6 @@ class Generation:
         """Denoisers and branches whose choices were carried out at this step, in order."""
         self._leads: dict[tuple[int, int | None], bool] = {}
         """What the first branch of each denoiser and sample has done at this step."""
-        known = total is not None and 0 < total <= len(levels)
-        known = known and all(level.sample_weight is not None for level in levels[:total])
-        self.noises = tuple(level.at for level in levels[:total]) if known else None
-        """Share of noise at each step; None where the scheduler's algebra is not known."""
-
-    # -- where it stands ----------------------------------------------------------------------------------------------
-
-    @property
-    def level(self) -> NoiseLevel:
-        """The noise level of the current step; the step index stands in where the schedule is unknown."""
-        if self.index < len(self._levels):
-            return self._levels[self.index]
-        return NoiseLevel(sigma=None, at=float(self.index))
-
-    @property
-    def at(self) -> float:
-        """Where forecasters stand now, on the strategy's axis."""
-        return float(self.index) if self.strategy.axis == "steps" else self.level.at
-
-    @property
-    def finished(self) -> bool:
-        """Whether all steps are done."""
-        return self.total is not None and self.index >= self.total
-
-    @property
-    def schedule(self) -> frozenset[int] | None:
-        """The steps that the policy computes, where it knows them ahead of the run; None where it measures, or where
-        the number of steps is unknown.
-
-        Guards may compute more: a step whose inputs changed shape computes.
-        """
-        return None if self.total is None else self.strategy.policy.schedule(self.total, self.noises)
 
     @property
     def kept_bytes(self) -> int:
@@ -200,7 +142,7 @@ class Generation:
         leader = self._leads.get((denoiser, sample)) if strategy.together else None
         if leader is not None or strategy.chosen_signal == "none":
             signal = None
-        drift = None if signal is None else self._drift(state, signal)
+        drift = None if signal is None else drift_of(strategy, self._agreement, state, signal)
         view = StepView(
             index=self.index,
             total=self.total,
@@ -216,12 +158,12 @@ class Generation:
         is_changed = state.layout is not None and layout != state.layout
         # The policy is asked first and always, so that one that cannot serve this run says so at its first step.
         wanted = policy.wants_reuse(policy.start() if is_changed else state.policy, view) if leader is None else leader
-        guard = self._guard(state, view, is_changed)
-        if guard is None and wanted and strategy.remembers_outputs:
-            guard = self.outputs.veto(self.level)
+        must = guard(strategy, state, view, is_changed=is_changed)
+        if must is None and wanted and strategy.remembers_outputs:
+            must = self.outputs.veto(self.level)
         return Choice(
-            reuse=wanted and guard is None,
-            reason=guard or ("policy" if leader is None else "together"),
+            reuse=wanted and must is None,
+            reason=must or ("policy" if leader is None else "together"),
             branch=branch,
             denoiser=denoiser,
             sample=sample,
@@ -357,8 +299,9 @@ class Generation:
             raise StateError(CUT)
         state = self.begin(choice)
         error = None
-        if state.primed and self.measures(values[0]):
-            error = self._compare(state, state.predict(self.at), values, scales or _own_magnitude(values))
+        if state.primed and measures_errors(self.strategy, values[0]):
+            forecasts, scales = state.predict(self.at), scales or own_magnitude(values)
+            error = measure_error(self.strategy, self._agreement, state, forecasts, values, scales)
         self._remember(choice, state, values)
         corrected = state.corrected(self.at)
         took = perf_counter() - started + seconds
@@ -458,67 +401,15 @@ class Generation:
     def _new_state(self, order: int) -> BranchState:
         return BranchState(order=order, policy=self.strategy.policy.start())
 
-    def _drift(self, state: BranchState, signal: torch.Tensor) -> float | None:
-        before = state.signal
-        if before is None or (before.shape, before.dtype, before.device) != (signal.shape, signal.dtype, signal.device):
-            return None
-        if self.strategy.chosen_signal != "expected_output":
-            return self._agreement.ratio(change_of(signal, before))
-        # The output is not known before it is computed: its change is expected from that of the latents.
-        return None if state.rate is None else self._agreement.ratio(change_of(signal, before)) * state.rate
-
-    def _guard(self, state: BranchState, view: StepView, is_changed: bool) -> str | None:
-        longest = self.strategy.max_consecutive
-        if view.index == 0:
-            return "first"
-        if view.total is not None and view.index >= view.total - 1 and self.strategy.policy.compute_last:
-            return "last"
-        if is_changed:
-            return "layout"
-        if not state.primed:
-            return "unprimed"
-        if view.drift is not None and not math.isfinite(view.drift):
-            return "nonfinite"
-        if longest is not None and state.consecutive >= longest:
-            return "longest"
-        return None
-
-    def measures(self, value: torch.Tensor) -> bool:
-        """Whether the forecast's error is measured: where asked for or needed, and where reading it stalls nothing."""
-        return self.strategy.measure_errors or self.strategy.policy.needs_error or value.device.type == "cpu"
-
-    def _compare(
-        self,
-        state: BranchState,
-        forecasts: Sequence[torch.Tensor],
-        values: Sequence[torch.Tensor],
-        scales: Scales,
-    ) -> float | None:
-        """Measure the forecasts' error for the policy; returns the event's, relative to the output."""
-        if len(forecasts) != len(values) or any(f.shape != v.shape for f, v in zip(forecasts, values, strict=True)):
-            return None
-        of_output, of_x0 = scales()
-        off = magnitude(*(f.float() - v.float() for f, v in zip(forecasts, values, strict=True)))
-        if self.strategy.policy.needs_error:
-            # Equal on all ranks, whatever the sizes of their shards.
-            count = sum(value.numel() for value in values)
-            state.error = self._agreement.ratio(torch.stack((off, of_x0)) * count)
-        else:
-            state.error = float(off / of_x0)
-        numerator, denominator = torch.stack((off, of_output)).tolist()
-        return numerator / denominator if denominator else None
-
     def _remember(self, choice: Choice, state: BranchState, values: Sequence[torch.Tensor]) -> None:
         memories = self.memories_of(state, values)
-        kept = [self.as_kept(value) for value in values]
-        self._measure_rate(choice, state, kept)
+        dtype = self.strategy.history_dtype
+        is_cast = isinstance(dtype, torch.dtype)
+        kept = [value.to(dtype) if is_cast and value.is_floating_point() else value for value in values]
+        signal = choice.signal if choice.signal is not None else state.signal
+        measure_rate(self.strategy, self._agreement, state, signal, kept)
         for memory, value in zip(memories, kept, strict=True):
             memory.observe(self.at, value)
-
-    def as_kept(self, value: torch.Tensor) -> torch.Tensor:
-        """A value in the dtype that it is remembered in."""
-        dtype = self.strategy.history_dtype
-        return value.to(dtype) if isinstance(dtype, torch.dtype) and value.is_floating_point() else value
 
     def memories_of(self, state: BranchState, values: Sequence[torch.Tensor]) -> list[Memory]:
         """The memory of each value, started where there is none."""
@@ -527,17 +418,6 @@ class Generation:
             state.memories = [self._forecaster.start(branch) for _ in values]
         state.dtypes = [value.dtype for value in values]
         return state.memories
-
-    def _measure_rate(self, choice: Choice, state: BranchState, values: Sequence[torch.Tensor]) -> None:
-        signal = choice.signal if choice.signal is not None else state.signal
-        if self.strategy.chosen_signal != "expected_output" or signal is None:
-            return
-        if state.computed is not None:
-            before, computed = state.computed
-            moved = self._agreement.ratio(change_of(signal, before))
-            changed = torch.stack([change_of(now, old) for now, old in zip(values, computed, strict=True)]).sum(0)
-            state.rate = self._agreement.ratio(changed) / moved if moved else None
-        state.computed = (signal, values)
 
     def _check_branches(self, branches: int) -> None:
         """Weights for each branch are of no use where others are called than were fitted, from the start or from some
@@ -553,14 +433,6 @@ class Generation:
             )
             self._forecaster = Blend()
             self._states.clear()
-
-
-def _own_magnitude(values: Sequence[torch.Tensor]) -> Scales:
-    def scales() -> tuple[torch.Tensor, torch.Tensor]:
-        size = magnitude(*values)
-        return size, size
-
-    return scales
 
 
 def _ignore(decision: Decision) -> None:

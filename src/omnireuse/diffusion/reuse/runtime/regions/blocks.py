@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from omnireuse.diffusion.reuse.branch_state import layout_of
-from omnireuse.diffusion.reuse.generation import Choice
+from omnireuse.diffusion.reuse.choice import Choice
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
 from omnireuse.diffusion.reuse.runtime.regions.stack import Block, Stack

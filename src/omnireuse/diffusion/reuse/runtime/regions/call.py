@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.diffusion.reuse.branch_state import layout_of
-from omnireuse.diffusion.reuse.generation import Choice
+from omnireuse.diffusion.reuse.choice import Choice
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, bytes_of, watched
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.samples import row_of
