@@ -10,6 +10,7 @@ import matplotlib as mpl
 from rich.console import Console
 
 from bench._common import new_table
+from omnireuse.evaluation.report.style import explain
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -109,7 +110,9 @@ def _cell(row: Row | None, kind: str) -> str:
 def draw(record: Row, path: Path) -> None:
     """Margins over fewer steps against the number of steps: solid the default, dotted half of the steps."""
     parts = [part for part in PARTS if any((row["case"], row["guided"]) == part for row in record["lengths"])]
-    figure, panels = plt.subplots(1, len(parts), figsize=(4 * len(parts), 3.6), sharey=True, squeeze=False)
+    figure, panels = plt.subplots(
+        1, len(parts), figsize=(4 * len(parts), 3.9), sharey=True, squeeze=False, layout="constrained"
+    )
     shifts = list(dict.fromkeys(row["shift"] for row in record["lengths"]))
     for panel, part in zip(panels[0], parts, strict=True):
         for number, shift in enumerate(shifts):
@@ -129,7 +132,11 @@ def draw(record: Row, path: Path) -> None:
         panel.set_xlabel("steps of the run")
     panels[0][0].set_ylabel("dB above fewer steps\n(same number computed)")
     panels[0][0].legend(fontsize=8, title="solid: default\ndotted: half of the steps", title_fontsize=8)
-    figure.tight_layout()
+    explain(
+        figure,
+        "How much closer to the full run than fewer steps of the same solver, for as many computed steps: above the "
+        "line is better. Runs of fewer than 20 steps are computed whole by default.",
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
