@@ -26,6 +26,7 @@ from rich.progress import Progress
 import omnireuse
 from bench._common import environment, new_table, write_record
 from bench.few_steps import CASES, SEED, SHIFTS, shifted
+from omnireuse.evaluation.report.style import explain
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -134,7 +135,7 @@ def show(record: Row, console: Console) -> None:
 
 def draw(record: Row, path: Path) -> None:
     """The true error against the tolerance, with the band it is held to."""
-    figure, panel = plt.subplots(figsize=(5.2, 4.2))
+    figure, panel = plt.subplots(figsize=(5.2, 4.4), layout="constrained")
     tolerances = sorted({row["tolerance"] for row in record["rows"]})
     panel.fill_between(tolerances, [each / 3 for each in tolerances], tolerances, color="0.9", label="a third to one")
     for number, case in enumerate(dict.fromkeys(map(words, record["rows"]))):
@@ -143,7 +144,7 @@ def draw(record: Row, path: Path) -> None:
         panel.plot([row["tolerance"] for row in rows], medians, "o-", color=f"C{number}", ms=4, label=case)
     panel.set(xscale="log", yscale="log", xlabel="tolerance", ylabel="relative L1 error of the final latents, median")
     panel.legend(fontsize=8)
-    figure.tight_layout()
+    explain(figure, "What a tolerance leaves: a line inside the grey band keeps it.")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
