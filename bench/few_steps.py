@@ -59,8 +59,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--clips", type=int, default=3, help="captions of clips")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
+    library = logging.getLogger("omnireuse")
+    level = library.level
     # What the library says about short runs is what is measured here.
-    logging.getLogger("omnireuse").setLevel(logging.ERROR)
+    library.setLevel(logging.ERROR)
+    try:
+        measure(options)
+    finally:
+        library.setLevel(level)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Run what is missing, and write and show the record."""
     kept = options.out / "few_steps.json"
     record: Row = json.loads(kept.read_text()) if kept.is_file() else {"lengths": [], "exponents": []}
     record |= {"command": "python -m bench few_steps", "environment": environment()}
