@@ -10,7 +10,9 @@ SHARED = {"demo", "compare", "sources", "docs"}
 """Folders whose files share a fixture that takes longer than their tests."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
     tests = Path(__file__).parent
     for item in items:
         file = item.path.relative_to(tests)
