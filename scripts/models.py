@@ -15,7 +15,7 @@ from omnireuse.diffusion.cache.published import published_rows
 
 TOP = Path(__file__).resolve().parents[1]
 PAGE = TOP / "docs" / "models.md"
-TRIED = (TOP / "tests" / "diffusion" / "tiny.py", *sorted((TOP / "tests" / "diffusion" / "pipelines").glob("*.py")))
+TRIED = (TOP / "tests/helpers/tiny.py", *sorted((TOP / "tests/models/diffusion/pipelines").glob("*.py")))
 
 HEAD = """\
 # Models

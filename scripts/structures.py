@@ -19,7 +19,7 @@ HEAD = """\
 This page has one line for each module, from its docstring. `python scripts/structures.py` writes it, and a test checks
 that it is complete. Imports point in one direction: errors, policies, forecasters, runtime, adapters, profiles, cache
 and `enable`, calibration, evaluation, command line. `core` does not depend on denoising, and the package does not
-depend on `reference`. `tests/test_imports.py` checks this.
+depend on `reference`. `tests/unit/test_imports.py` checks this.
 """
 
 

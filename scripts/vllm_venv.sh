@@ -28,4 +28,4 @@ fi
 "$venv/bin/python" -c 'import vllm.v1.core.sched.scheduler'
 PYTHONPATH=src "$venv/bin/python" -m pytest -c /dev/null --rootdir . -p no:cacheprovider -q -s \
     --strict-markers -o 'markers=integration: runs an external service' \
-    tests/integration/test_vllm_scheduler.py
+    tests/hosts/test_vllm_scheduler.py

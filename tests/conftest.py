@@ -1,13 +1,24 @@
-"""How the suite is dealt out to parallel workers: a file stays whole, and so does a folder with costly fixtures."""
+"""What all tests share, and how the suite is dealt out to parallel workers."""
 
 from __future__ import annotations
 
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import settings
 
-SHARED = {"demo", "compare", "sources", "docs"}
-"""Folders whose files share a fixture that takes longer than their tests."""
+SHARED = {"system/demo", "system/compare", "system/sources", "system/docs"}
+"""Folders whose files share a fixture that takes longer than their tests; elsewhere a file stays whole."""
+
+# How long an example takes says nothing about whether it holds.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -16,5 +27,44 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests = Path(__file__).parent
     for item in items:
         file = item.path.relative_to(tests)
-        group = file.parts[0] if file.parts[0] in SHARED else file.as_posix()
-        item.add_marker(pytest.mark.xdist_group(group))
+        folder = file.parent.as_posix()
+        item.add_marker(pytest.mark.xdist_group(folder if folder in SHARED else file.as_posix()))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    # Tiny models are slower on several threads, and bit-equality must not depend on how a sum is split.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real server on a free loopback port, without persistence."""
+    server = shutil.which("redis-server") or shutil.which("valkey-server")
+    if server is None:
+        pytest.skip("neither redis-server nor valkey-server is installed")
+    pytest.importorskip("redis", reason="the redis package (omnireuse[redis]) is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path_factory.mktemp("redis"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    pytest.fail("redis-server did not start")
+                time.sleep(0.05)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        process.wait(10)

@@ -1,3 +1,0 @@
-"""Tiny real diffusers pipelines beyond the four of `tiny`: other guidance, other inputs, other schedulers."""
-
-from denoisers import NEWEST as NEWEST  # skips where diffusers is older

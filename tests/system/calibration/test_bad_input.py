@@ -1,0 +1,125 @@
+"""What goes wrong around a search is said at once, and what was found is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import omnireuse
+from omnireuse import Profile
+from omnireuse.cli import main
+from omnireuse.diffusion.calibration.standing import Standing
+from omnireuse.errors import ConfigError, StateError
+from reference.load import find_image_pipeline
+from tests.helpers.prompted import Prompted
+from tests.unit.calibration.test_profile_file import PROFILE
+
+PROMPTS = ["a circle", "a square", "a cross"]
+
+
+def arguments(tmp_path: Path, out: Path) -> list[str]:
+    prompts = tmp_path / "prompts.txt"
+    if not prompts.exists():
+        prompts.write_text("\n".join(PROMPTS))
+    return ["calibrate", str(find_image_pipeline()), "--prompts", str(prompts), "--out", str(out)]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"one prompt\n", b"\xff\xfe\x00\n"])
+def test_a_file_without_prompts_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    (tmp_path / "prompts.txt").write_bytes(content)
+    monkeypatch.setattr("diffusers.DiffusionPipeline.from_pretrained", lambda *_: pytest.fail("work began"))
+    assert main(arguments(tmp_path, tmp_path / "profile.json")) == 2
+    assert "prompts.txt" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("diffusers.DiffusionPipeline.from_pretrained", lambda *_: pytest.fail("work began"))
+    assert main(arguments(tmp_path, tmp_path / "file" / "profile.json")) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_prompts_that_are_no_texts_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at least two texts"):
+        omnireuse.calibrate(Prompted(), ["a circle", None, "a cross"], steps=4)  # type: ignore[list-item]
+
+
+def test_the_command_says_where_an_interrupted_search_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = replace(PROFILE, complete=False, plans={3: replace(PROFILE.plans[3], held_out=())})
+    monkeypatch.setattr("omnireuse.diffusion.calibration.command.calibrate", lambda *_, **__: partial)
+    assert main(arguments(tmp_path, tmp_path / "profile.json")) == 130
+    assert Profile.load(tmp_path / "profile.json") == partial
+    said = capsys.readouterr().out
+    assert "interrupted; what was found so far, 1 plan, is in" in said
+    assert str(tmp_path / "profile.json") in said
+    assert "not judged" in said
+
+
+def test_the_command_shows_a_profile_that_the_disk_does_not_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "profile.json"
+    monkeypatch.setattr("omnireuse.diffusion.calibration.command.calibrate", lambda *_, **__: PROFILE)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert main(arguments(tmp_path, out)) == 2
+    said = capsys.readouterr()
+    assert "No space left on device" in said.err
+    out.write_text(said.out[said.out.index("{") :])
+    assert Profile.load(out) == PROFILE, "nothing is lost: the text on the console is the file"
+
+
+def test_an_interrupt_while_plans_are_judged_keeps_them(caplog: pytest.LogCaptureFixture) -> None:
+    judged = []
+
+    def interrupt(standing: Standing) -> None:
+        if standing.doing == "held-out prompts":
+            judged.append(standing)
+            if len(judged) == 1:
+                raise KeyboardInterrupt
+
+    profile = omnireuse.calibrate(Prompted(), PROMPTS, steps=5, computed_steps=[3, 4], evaluations=1, watch=interrupt)
+    assert not profile.complete
+    assert [len(plan.held_out) for _, plan in sorted(profile.plans.items())] == [1, 0]
+    assert "promises nothing" in caplog.text
+
+
+def test_an_interrupt_before_anything_was_found_leaves_no_trace() -> None:
+    pipeline = Prompted()
+
+    def interrupt(standing: Standing) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        omnireuse.calibrate(pipeline, PROMPTS, steps=5, watch=interrupt)
+    omnireuse.enable(pipeline).disable()
+
+
+def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
+    profile = omnireuse.calibrate(Prompted(), PROMPTS, steps=4, computed_steps=[3], evaluations=1)
+    profile.save(tmp_path / "profile.json")
+    with pytest.raises(StateError, match="FluxTransformer2DModel, but the pipeline has WanTransformer3DModel"):
+        omnireuse.enable(Prompted("wan"), profile=tmp_path / "profile.json")
+
+
+def test_a_profile_grants_no_step_count_that_it_does_not_reach() -> None:
+    pipeline = Prompted()
+    profile = omnireuse.calibrate(pipeline, PROMPTS, steps=4, computed_steps=[3], evaluations=1)
+    with pytest.raises(ConfigError, match=r"no plan grants it.*has 3 computed steps"):
+        omnireuse.enable(pipeline, profile=profile, computed_steps=2)
+    for steps in (1, 2, 3):
+        with omnireuse.enable(pipeline, profile=profile, computed_steps=3) as handle:
+            pipeline("a circle", num_inference_steps=steps, output_type="latent")
+        assert handle.summary().computed_steps >= min(steps, 2), "short runs compute their first and last step"

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import omnireuse
+from omnireuse.cli import main
+from omnireuse.errors import ConfigError
+from omnireuse.evaluation.compare.catalogue import catalogue
+from omnireuse.evaluation.compare.ours import warn_of_unused
+from omnireuse.evaluation.compare.record import merged
+from omnireuse.evaluation.compare.run import settings_of
+from omnireuse.evaluation.compare.subject import Subject
+from omnireuse.evaluation.compare.table import case_table
+from omnireuse.evaluation.report.pareto import read_pareto, write_pareto
+from reference.load import SAMPLING, find_image_pipeline
+from tests.helpers.comparisons import pareto
+
+CALL = json.dumps({"height": 64, "width": 64, "max_sequence_length": 20})
+PROMPT = "a large red circle in the top left on a plain gray background"
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> list[str]:
+    (tmp_path / "prompts.txt").write_text(f"\n{PROMPT}\n\n")
+    return [
+        *("compare", str(find_image_pipeline()), "--prompts", str(tmp_path / "prompts.txt"), "--steps", "6"),
+        *("--guidance", "3", "--call", CALL, "--out", str(tmp_path / "out")),
+    ]
+
+
+def test_a_comparison_writes_record_table_and_picture(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*asked, "--only", "fewer-steps", "default-call"]) == 0
+    pareto = read_pareto(tmp_path / "out" / "compare.json")
+    assert pareto.complete
+    (case,) = pareto.cases
+    assert (case.pipeline, case.steps, case.guidance, case.prompts) == ("shapes-flux", 6, 3.0, (PROMPT,))
+    assert {point.family for point in case.points} == {"floor", "ours"}
+    assert case.full.attributes is None
+    assert case.targets["db_over_best_floor_at_2x"] is not None
+    assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
+    shown, notes = capsys.readouterr()
+    assert "Loading" not in notes, "the libraries are quiet while they load"
+    assert "dB above the best without a cache, 2x fewer steps" in shown
+    assert "omnireuse, default by call" in shown
+    assert "fewer uniform steps" in shown
+
+
+def test_the_table_is_whole_at_eighty_columns() -> None:
+    made = pareto().cases[0]
+    long = replace(
+        made.points[0],
+        method="cache-dit DBCache + TaylorSeer",
+        settings={"residual_diff_threshold": 0.24, "max_continuous_cached_steps": 12, "steps": " ".join("0123456789")},
+    )
+    target = io.StringIO()
+    Console(file=target, width=80).print(case_table(replace(made, points=(*made.points, long))))
+    text = target.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    words = text.replace(",", " ").replace(";", " ").split()
+    for word in ("computed", "PSNR", "SSIM", "attributes", "speed-up", "loop", "KiB", "51.0", "0.900", "1.60×", "3072"):
+        assert word in words
+    for word in (
+        "residual_diff_threshold=0.24",
+        "max_continuous_cached_steps=12",
+        "49.0–53.0",
+        "DBCache",
+        "TaylorSeer",
+    ):
+        assert word in words
+    assert "no such block" in text
+    # What nobody measured takes no column.
+    bare = replace(made.points[0], attributes=None, speedup=None, loop_speedup=None)
+    target = io.StringIO()
+    Console(file=target, width=80).print(case_table(replace(made, points=(bare,))))
+    assert "attributes" not in target.getvalue()
+    assert "speed-up" not in target.getvalue()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("diffusers.DiffusionPipeline.from_pretrained", lambda *_: pytest.fail("work began"))
+    assert main([*asked, "--out", str(tmp_path / "file")]) == 2
+    assert "compare.json: cannot be written" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_was_measured(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from omnireuse.evaluation.compare import run
+
+    inner, calls = run._Bench._point, []
+
+    def point(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return inner(*args)
+
+    monkeypatch.setattr(run._Bench, "_point", point)
+    assert main([*asked, "--only", "fewer-steps"]) == 130
+    pareto = read_pareto(tmp_path / "out" / "compare.json")
+    assert not pareto.complete
+    assert len(pareto.cases[0].points) == 2
+    assert "interrupted: what was measured is kept" in capsys.readouterr().err
+
+
+def test_parts_are_merged_and_the_questions_answered_anew(asked: list[str], tmp_path: Path) -> None:
+    parts = []
+    for key in ("fewer-steps", "default-call"):
+        out = tmp_path / key
+        assert main([*asked, "--only", key, "--out", str(out)]) == 0
+        parts.append(out / "compare.json")
+    assert main(["compare", "--merge", *map(str, parts), "--out", str(tmp_path / "whole")]) == 0
+    whole = read_pareto(tmp_path / "whole" / "compare.json")
+    assert {point.method for point in whole.cases[0].points} == {"fewer uniform steps", "omnireuse, default by call"}
+    assert whole.cases[0].targets["db_over_best_floor_at_2x"] is not None
+    # The same part twice changes nothing.
+    assert len(merged([*parts, *parts]).cases[0].points) == len(whole.cases[0].points)
+
+
+def test_parts_of_unlike_comparisons_are_refused(asked: list[str], tmp_path: Path) -> None:
+    assert main([*asked, "--only", "default-call"]) == 0
+    part = tmp_path / "out" / "compare.json"
+    pareto = read_pareto(part)
+    other = tmp_path / "other.json"
+    write_pareto(replace(pareto, environment={"torch": "0"}), other)
+    with pytest.raises(ConfigError, match="environment must be that of"):
+        merged([part, other])
+    write_pareto(replace(pareto, cases=(replace(pareto.cases[0], prompts=("another",)),)), other)
+    with pytest.raises(ConfigError, match="must have the prompts of the other parts"):
+        merged([part, other])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--prompts": "/nowhere.txt"}, "cannot be read"),
+        ({"--only": "fewer-stepz"}, "did you mean 'fewer-steps'"),
+        ({"--profile": "/nowhere.json"}, "cannot be read"),
+    ],
+)
+def test_mistakes_are_told(
+    asked: list[str], change: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [each for name, value in change.items() for each in (name, value)]
+    assert main([*asked, *options]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_empty_file_of_prompts_is_refused(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.txt").write_text(" \n\n")
+    assert main(asked) == 2
+    assert "must hold one prompt a line, got none" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_pipeline_and_no_folder_at_all(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked[1] = str(tmp_path)
+    assert main(asked) == 2
+    assert "must be the folder of a diffusers pipeline" in " ".join(capsys.readouterr().err.split())
+    assert main(["compare"]) == 2
+    assert "MODEL, a folder or an id, or --pipeline must be given, unless --merge is" in capsys.readouterr().err
+
+
+def test_a_profile_serves_the_case_that_it_was_searched_at(
+    images: Callable[..., Subject], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = images(guidance=6.0)
+    call = {name: value for name, value in SAMPLING.items() if name != "num_inference_steps"}
+    profile = omnireuse.calibrate(
+        subject.pipeline, [PROMPT, PROMPT, PROMPT], steps=6, computed_steps=[3], evaluations=1, **call
+    )
+    profile.save(tmp_path / "p.json")
+    (method,) = catalogue([tmp_path / "p.json"], ["profile"])
+    full: Any = None
+    found = settings_of([method], subject, full)
+    assert [setting.settings for _, setting in found if not isinstance(setting, Exception)] == [
+        {"profile": "p.json", "computed_steps": 3}
+    ]
+    assert not settings_of([method], replace(subject, steps=7), full)
+    warn_of_unused([tmp_path / "p.json"], [replace(subject, steps=7), subject])
+    assert "is not compared" not in caplog.text
+    warn_of_unused([tmp_path / "p.json"], [replace(subject, steps=7)])
+    assert "p.json is not compared: it was searched at 6 steps and serves none of the cases" in caplog.text
+    assert not settings_of([method], images(guidance=3.0), full)

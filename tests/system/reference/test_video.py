@@ -1,0 +1,221 @@
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKLWan, WanPipeline
+
+from omnireuse.errors import ConfigError
+from reference import VIDEO_SAMPLING, load_video_pipeline
+from reference.load import VIDEO_PATH_VARIABLE
+from reference.scenes import IMAGE_SIZE, Thing
+from reference.tokenizers import load_tokenizer, token_ids
+from reference.train.autoencoder import train_autoencoder
+from reference.train.flow import new_optimizers, train_flow
+from reference.train.video import AUTOENCODER, FLOW
+from reference.video.captions import (
+    MAX_SEQUENCE_LENGTH,
+    caption,
+    held_out_scenes,
+    is_held_out,
+    sample_split,
+    vocabulary,
+)
+from reference.video.models import VideoFlowModel
+from reference.video.scenes import NUM_FRAMES, MovingScene, draw, sample_scene
+from tests import TOP
+
+pytest.importorskip("skimage")
+from reference.video.checker import check, read
+
+# torch says that bfloat16 activations over float32 RMSNorm weights take its slower kernel; the result is what is meant.
+pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+
+WEIGHTS = TOP / "models" / "shapes-wan"
+SCENE = MovingScene(
+    thing=Thing(shape="circle", colour="red", size="small"), direction="left", speed="quickly", background="gray"
+)
+
+
+@pytest.fixture(scope="module")
+def trained(train):
+    return train(
+        "--video",
+        "--flow-steps=3",
+        autoencoder={"batch_size": 1, "num_measured": 32},
+        flow={"batch_size": 4, "checkpoint_every": 2},
+        decoder={"batch_size": 1},
+    )
+
+
+@pytest.fixture(scope="module")
+def run_folder(trained):
+    return trained[0]
+
+
+@pytest.fixture(scope="module")
+def exported(trained):
+    return trained[1]
+
+
+def test_a_drawing_is_a_clip_and_the_same_for_the_same_seed():
+    first, again = (draw(SCENE, np.random.default_rng(3)) for _ in range(2))
+    assert first.shape == (NUM_FRAMES, IMAGE_SIZE, IMAGE_SIZE, 3)
+    assert first.dtype == np.float32
+    assert 0.0 <= first.min() < first.max() <= 1.0
+    np.testing.assert_array_equal(first, again)
+
+
+def test_captions_name_every_attribute_in_words_with_tokens(run_folder):
+    assert caption(SCENE) == "a small red circle moving left quickly on a gray background"
+    rng = np.random.default_rng(0)
+    captions = {caption(sample_scene(rng), rng) for _ in range(500)}
+    assert {word for text in captions for word in text.split()} == set(vocabulary())
+    tokenizer = load_tokenizer(run_folder / "tokenizer")
+    ids = tokenizer(sorted(captions)).input_ids
+    assert max(len(row) for row in ids) <= MAX_SEQUENCE_LENGTH == VIDEO_SAMPLING["max_sequence_length"]
+    assert not any(tokenizer.unk_token_id in row for row in ids)
+
+
+def test_the_two_sides_of_the_split_never_meet():
+    rng = np.random.default_rng(1)
+    for held_out in (True, False):
+        assert all(is_held_out(sample_split(rng, held_out=held_out)) == held_out for _ in range(30))
+    assert is_held_out(SCENE) == is_held_out(replace(SCENE, background="black"))
+    scenes = held_out_scenes(132)
+    assert len(set(scenes)) == 132
+    assert scenes[:5] == held_out_scenes(5)
+    with pytest.raises(ConfigError, match=r"held_out_scenes\(count=133\): count must be at most 132"):
+        held_out_scenes(133)
+
+
+def test_drawn_clips_are_read_back_right():
+    rng = np.random.default_rng(5)
+    wrong = [scene for scene in held_out_scenes(40) if not all(check(scene, draw(scene, rng)).values())]
+    assert not wrong
+
+
+def test_noise_satisfies_nothing_whole():
+    rng = np.random.default_rng(0)
+    verdicts = [check(sample_scene(rng), rng.random((9, 64, 64, 3), dtype=np.float32)) for _ in range(3)]
+    assert not any(all(verdict.values()) for verdict in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"background": "teal"}, {"background"}),
+        ({"direction": "right"}, {"direction"}),
+        ({"direction": "up"}, {"direction"}),
+        ({"speed": "slowly"}, {"speed"}),
+        ({"thing": replace(SCENE.thing, colour="blue")}, {"colour"}),
+        ({"thing": replace(SCENE.thing, shape="cross")}, {"shape"}),
+        ({"thing": replace(SCENE.thing, size="large")}, {"size"}),
+    ],
+)
+def test_one_wrong_attribute_is_named(change, wrong):
+    verdict = check(replace(SCENE, **change), draw(SCENE, np.random.default_rng(2)))
+    assert {name for name, right in verdict.items() if not right} == wrong
+
+
+def test_motion_is_read_from_the_order_of_the_frames():
+    clip = draw(SCENE, np.random.default_rng(2))
+    assert read(clip[::-1]).direction == "right"
+    assert (read(clip[[4] * 9]).direction, read(clip[[4] * 9]).speed) == ("still", "still")
+    assert read(clip[[0, 8, 1, 7, 2, 6, 3, 5, 4]]).direction == "unknown"
+
+
+def test_a_frame_without_the_thing_is_a_wrong_number():
+    clip = draw(SCENE, np.random.default_rng(2))
+    clip[3] = clip[3, 0, 0]
+    assert [name for name, right in check(SCENE, clip).items() if not right] == ["number"]
+
+
+def test_a_clip_of_another_size_is_refused():
+    with pytest.raises(ConfigError, match=r"read\(clip.shape=\(9, 32, 32, 3\)\)"):
+        read(np.zeros((9, 32, 32, 3), np.float32))
+
+
+def test_the_model_encodes_captions_as_the_pipeline_does(exported):
+    pipeline = load_video_pipeline(exported)
+    flow = VideoFlowModel().eval()
+    flow.text_encoder.load_state_dict(pipeline.text_encoder.state_dict())
+    flow.transformer.load_state_dict(pipeline.transformer.state_dict())
+    captions = [caption(SCENE), ""]
+    ids = token_ids(pipeline.tokenizer, captions)
+    noise, sigma = torch.randn(2, 12, 3, 8, 8), torch.tensor([0.3, 0.9])
+    with torch.no_grad():
+        states, _ = pipeline.encode_prompt(captions, None, False, max_sequence_length=MAX_SEQUENCE_LENGTH)
+        expected = pipeline.transformer(noise, 1000.0 * sigma, states, return_dict=False)[0]
+        torch.testing.assert_close(flow(noise, sigma, ids), expected)
+
+
+def test_every_parameter_has_one_optimizer():
+    model = VideoFlowModel()
+    held = [id(p) for optimizer in new_optimizers(model) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
+
+
+def test_a_stopped_run_goes_on_from_its_checkpoints(run_folder, tmp_path):
+    folder = tmp_path / "again"
+    shutil.copytree(run_folder, folder)
+    train_autoencoder(AUTOENCODER, folder, num_steps=2, batch_size=1, num_measured=32)
+    train_flow(FLOW, folder, num_steps=4, num_scenes=32, batch_size=4, compile_model=False)
+    for name, step in (("autoencoder-resume.pt", 2), ("flow-resume.pt", 4)):
+        state = torch.load(folder / name, weights_only=True)
+        assert (state["step"], int(state["average"]["n_averaged"])) == (step, step)
+
+
+def test_refining_the_decoder_leaves_the_latents_alone(run_folder, exported):
+    before, after = (AutoencoderKLWan.from_pretrained(run_folder / name) for name in ("vae", "vae-refined"))
+    assert before.config.latents_std == after.config.latents_std
+    changed = {name for name, value in before.state_dict().items() if not value.equal(after.state_dict()[name])}
+    assert {name.split(".")[0] for name in changed} == {"decoder", "post_quant_conv"}
+    exported_vae = load_video_pipeline(exported).vae.state_dict()
+    name = "decoder.conv_in.weight"
+    torch.testing.assert_close(exported_vae[name], after.state_dict()[name].half().float())
+
+
+def test_the_export_is_a_wan_pipeline_in_float32(exported):
+    pipeline = load_video_pipeline(exported)
+    assert type(pipeline) is WanPipeline
+    assert {m.dtype for m in (pipeline.transformer, pipeline.vae, pipeline.text_encoder)} == {torch.float32}
+    pipeline.set_progress_bar_config(disable=True)
+    frames = pipeline(
+        ["a red circle", "a"],
+        **VIDEO_SAMPLING | {"num_inference_steps": 2, "negative_prompt": ["", ""]},
+        output_type="np",
+    ).frames
+    assert frames.shape == (2, NUM_FRAMES, IMAGE_SIZE, IMAGE_SIZE, 3)
+
+
+def test_the_export_keeps_the_trained_weights_and_no_path(run_folder, exported):
+    trained = torch.load(run_folder / "flow.pt", weights_only=True)
+    pipeline = load_video_pipeline(exported)
+    for part in ("text_encoder", "transformer"):
+        for name, value in getattr(pipeline, part).state_dict().items():
+            torch.testing.assert_close(value, trained[f"{part}.{name}"].half().float(), msg=f"{part}.{name}")
+    assert not any(str(run_folder) in path.read_text() for path in exported.rglob("*.json"))
+    index = json.loads((exported / "model_index.json").read_text())
+    assert index["tokenizer"] == ["transformers", "PreTrainedTokenizerFast"]
+
+
+def test_a_directory_without_weights_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv(VIDEO_PATH_VARIABLE, str(tmp_path))
+    with pytest.raises(ConfigError, match=rf"{VIDEO_PATH_VARIABLE} must be a directory with a model_index\.json"):
+        load_video_pipeline()
+
+
+@pytest.mark.skipif(not WEIGHTS.exists(), reason="the weights are in the repository, not in the package")
+def test_the_committed_pipeline_shows_what_captions_say():
+    from reference.case import CLIPS
+    from reference.evaluate import score
+
+    pipeline = load_video_pipeline(WEIGHTS)
+    pipeline.set_progress_bar_config(disable=True)
+    scenes = held_out_scenes(4)
+    clips = CLIPS.generate(pipeline, [caption(scene) for scene in scenes], range(4))
+    attributes_right, _, _ = score(scenes, clips, check)
+    assert attributes_right >= 0.7

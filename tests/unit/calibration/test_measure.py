@@ -1,0 +1,221 @@
+"""What a profile measures on the runs that a search begins with, beside the caches' own definitions."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import omnireuse
+from omnireuse import Profile
+from omnireuse.diffusion.cache.magcache import MagCacheBackend
+from omnireuse.diffusion.calibration.judge import Judge
+from omnireuse.diffusion.calibration.measure import forecast_errors
+from omnireuse.diffusion.calibration.observer import NotFiniteError
+from omnireuse.diffusion.calibration.record import DistanceRecorder
+from omnireuse.diffusion.data import DiffusionCacheConfig
+from omnireuse.errors import ConfigError, StateError
+from tests.helpers.prompted import Prompted, spoiled
+
+PROMPTS = ["a circle", "a square", "a cross"]
+STEPS = 9
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return omnireuse.calibrate(Prompted(), PROMPTS, steps=STEPS, computed_steps=[5], evaluations=1)
+
+
+def run(pipeline: Any, place: int) -> None:
+    pipeline(
+        PROMPTS[place],
+        num_inference_steps=STEPS,
+        generator=torch.Generator().manual_seed(place),
+        output_type="latent",
+    )
+
+
+def drifts(place: int, **strategy: Any) -> list[float | None]:
+    pipeline = Prompted()
+    with omnireuse.enable(pipeline, policy="never", **strategy) as handle:
+        run(pipeline, place)
+    return [event.drift for event in handle.events if event.branch in ("step", "cond")]
+
+
+def test_signals_change_as_policies_see_them(profile: Profile) -> None:
+    judge = Judge(Prompted(), PROMPTS, first_seed=0, call={"num_inference_steps": STEPS})
+    (series,) = judge.full_run(range(1), record=True, keep_path=False).seen.runs
+    for name, branch, strategy in (
+        ("latents", "step", {"signal": "latents"}),
+        ("filtered_latents", "step", {"signal": "filtered_latents"}),
+        ("modulated_input", "cond", {"signal": "modulated_input", "region": "blocks"}),
+        ("first_residual", "cond", {"signal": "first_residual", "region": "tail"}),
+    ):
+        first, *expected = drifts(0, **strategy)
+        assert first is None
+        assert [series[name, branch][step] for step in range(1, STEPS)] == pytest.approx(expected, rel=1e-5), name
+    assert profile.measured is not None
+    assert profile.measured.quantity == "x0"
+    for name, changes in profile.measured.changes.items():
+        assert len(changes) == STEPS
+        assert changes[0] is None
+        assert all(change is not None and change > 0 for change in changes[2:]), name
+    assert profile.measured.changes["expected_output"][1] is None, "a rate takes two changes"
+
+
+def test_the_polynomial_is_that_of_a_calibration_by_hand(profile: Profile) -> None:
+    pipeline = Prompted()
+    strategy: dict[str, Any] = {"policy": "never", "region": "blocks", "signal": "modulated_input"}
+    with omnireuse.enable(pipeline, **strategy, measure_errors=True) as handle:
+        for place in (0, 1):
+            run(pipeline, place)
+    by_hand = omnireuse.fit_tea_cache(handle.events)
+    assert profile.measured is not None
+    fit = profile.measured.tea_cache
+    assert fit is not None
+    at = np.linspace(*np.percentile([event.drift for event in handle.events if event.drift], [10, 90]), 5)
+    np.testing.assert_allclose(np.polyval(fit.coefficients, at), np.polyval(by_hand, at), rtol=1e-3)
+    assert fit.pairs == 2 * 2 * (STEPS - 1), "two prompts to search with, two branches"
+    assert fit.r2 is not None
+    assert 0 <= fit.r2 <= 1
+    assert fit.r2_held_out is not None
+    assert fit.r2_held_out != fit.r2
+
+
+def test_the_ratios_are_those_of_a_calibration_by_hand(profile: Profile) -> None:
+    pipeline = Prompted()
+    backend = MagCacheBackend(DiffusionCacheConfig(mag_calibrate=True))
+    backend.enable(pipeline)
+    for place in range(len(PROMPTS)):
+        run(pipeline, place)
+    assert profile.measured is not None
+    assert profile.measured.mag_ratios is not None
+    for ratios, by_hand in zip(profile.measured.mag_ratios, backend.calibrated_ratios(), strict=True):
+        assert ratios == pytest.approx(by_hand, rel=1e-4)
+
+
+@pytest.mark.parametrize(("backend", "options"), [("tea_cache", {"rel_l1_thresh": 0.3}), ("mag_cache", {})])
+def test_caches_run_with_what_was_measured(profile: Profile, backend: str, options: dict[str, Any]) -> None:
+    pipeline = Prompted()
+    assert profile.measured is not None
+    with omnireuse.enable(pipeline, backend, profile=profile, **options) as handle:
+        run(pipeline, 0)
+    policy: Any = handle.strategy.policy
+    if backend == "tea_cache":
+        assert profile.measured.tea_cache is not None
+        assert policy.coefficients == profile.measured.tea_cache.coefficients
+        assert policy.rel_l1_thresh == 0.3
+    else:
+        assert policy.ratios == profile.measured.mag_ratios
+    assert handle.summary().calls == 2 * STEPS
+    with pytest.raises(ConfigError, match="must be 'tea_cache' or 'mag_cache' with a profile"):
+        omnireuse.enable(pipeline, "easy_cache", profile=profile)
+
+
+def test_forecast_errors_are_those_of_the_forecasters() -> None:
+    steps = 12
+    values = torch.randn(steps, 2, 5, generator=torch.Generator().manual_seed(1)).cumsum(0).double()
+    at = [1.0 - (index / steps) ** 1.3 for index in range(steps)]
+    recorder = DistanceRecorder()
+    memory = recorder.start()
+    for where, value in zip(at, values, strict=True):
+        memory.observe(where, value)
+    errors = forecast_errors(recorder.distances(steps))
+    for order, forecaster in enumerate([omnireuse.Hold(), *(omnireuse.Polynomial(order=p) for p in (1, 2, 3))]):
+        for gap, step in ((1, 4), (2, 9), (3, 11)):
+            nodes = range(step - gap * (order + 1), step, gap)
+            if nodes[0] < 0:
+                assert errors[order][gap][step] is None
+                continue
+            own = forecaster.start()
+            for node in nodes:
+                own.observe(at[node], values[node])
+            off = (own.predict(at[step]) - values[step]).norm(dim=1) / values[-1].norm(dim=1)
+            assert errors[order][gap][step] == pytest.approx(float(off.mean()), rel=1e-2)
+
+
+def test_a_model_that_nobody_declared_shows_its_whole_denoiser_only(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = Prompted("stable_diffusion")
+    with caplog.at_level(logging.INFO, logger="omnireuse"):
+        profile = omnireuse.calibrate(pipeline, PROMPTS, steps=5, computed_steps=[3], evaluations=1)
+    assert "blocks are not measured" in caplog.text
+    assert profile.measured is not None
+    assert set(profile.measured.changes) == {"latents", "filtered_latents", "remembered", "expected_output"}
+    assert profile.measured.tea_cache is None
+    assert profile.measured.mag_ratios is None
+    with pytest.raises(ConfigError, match="UNet2DConditionModel"):
+        profile.options_for("tea_cache")
+
+
+def test_a_batch_is_measured_too() -> None:
+    profile = omnireuse.calibrate(Prompted(), PROMPTS, steps=6, computed_steps=[3], evaluations=1, batch_size=2)
+    assert profile.measured is not None
+    assert profile.measured.tea_cache is not None
+
+
+def test_measuring_changes_nothing_and_leaves_no_trace() -> None:
+    pipeline = Prompted()
+    judge = Judge(pipeline, PROMPTS, first_seed=0, call={"num_inference_steps": 4})
+    plain = pipeline(
+        PROMPTS[0], num_inference_steps=4, generator=torch.Generator().manual_seed(0), output_type="np"
+    ).images
+    classes = [type(module) for module in pipeline.transformer.modules()]
+    (picture,) = judge.full_run(range(1), record=True, keep_path=False).pictures
+    np.testing.assert_array_equal(picture, plain[0])
+    assert [type(module) for module in pipeline.transformer.modules()] == classes
+
+
+def test_memory_does_not_grow_with_the_number_of_runs() -> None:
+    def peak(prompts: list[str]) -> int:
+        pipeline, most, calls = Prompted(), 0, itertools.count(1)
+
+        def weigh(*_: Any) -> None:
+            nonlocal most
+            if next(calls) % (2 * 4):
+                return  # most is kept at a run's last call
+            # Sparse ones, which other tests may have left, have no bytes of their own.
+            tensors = (each for each in gc.get_objects() if type(each) is torch.Tensor)
+            alive = {id(each): each.nbytes for each in tensors if each.layout is torch.strided}
+            most = max(most, sum(alive.values()))
+
+        judge = Judge(pipeline, prompts, first_seed=0, call={"num_inference_steps": 4})
+        pipeline.transformer.register_forward_hook(weigh)
+        for place in range(len(prompts)):
+            judge.full_run(range(place, place + 1), record=True, keep_path=False)
+        return most
+
+    gc.collect()
+    few = peak(PROMPTS[:2])
+    gc.collect()
+    assert peak([f"prompt {number}" for number in range(6)]) <= few * 1.05
+
+
+def test_a_run_that_is_not_finite_names_prompt_and_step() -> None:
+    pipeline = Prompted()
+    calls_a_run = 2 * 5
+    spoiled(pipeline.transformer, lambda call: call == calls_a_run + 2 * 3)
+    with pytest.raises(StateError, match=r"'a square' is not finite from step 3 on"):
+        omnireuse.calibrate(pipeline, PROMPTS, steps=5, computed_steps=[3], evaluations=1)
+    omnireuse.enable(pipeline).disable()
+
+
+def test_a_batch_that_is_not_finite_names_the_row_that_is_not() -> None:
+    pipeline = Prompted()
+    spoiled(pipeline.transformer, lambda call: call == 2)
+    with pytest.raises(StateError, match=r"'a square' is not finite from step 1 on") as raised:
+        omnireuse.calibrate(pipeline, PROMPTS, steps=5, computed_steps=[3], evaluations=1, batch_size=2)
+    assert isinstance(raised.value.__cause__, NotFiniteError)

@@ -1,0 +1,216 @@
+"""The file of a profile: whole or not at all, and read back only when whole."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from omnireuse import Profile
+from omnireuse.diffusion.calibration.command import profile_table
+from omnireuse.diffusion.calibration.measurements import Measurements, TeaCacheFit
+from omnireuse.diffusion.calibration.profile import Plan
+from omnireuse.diffusion.calibration.profile_file import check_writable
+from omnireuse.errors import ConfigError, StateError
+from tests import TOP
+
+MEASURED = Measurements(
+    quantity="x0",
+    changes={"latents": (None, 0.5, 0.25)},
+    forecast_errors={0: {1: (None, 0.1, 0.05)}},
+    tea_cache=TeaCacheFit(coefficients=(1.0, 0.0, -2.5e-5, 3.0, 0.0), pairs=40, r2=0.9, r2_held_out=None),
+    mag_ratios=((1.0, 0.98), (1.0, 0.97)),
+    unmeasured={},
+)
+PLAN = Plan(steps=(0, 2, 7), forecaster="blend", psnr=31.5, held_out=(30.0, 33.0, 31.0))
+PROFILE = Profile(
+    model="FluxTransformer2DModel",
+    config_digest="0123456789abcdef",
+    scheduler="FlowMatchEulerDiscreteScheduler",
+    num_inference_steps=8,
+    call={"true_cfg_scale": "6.0", "sizes": "[64, 64]"},
+    prompts_digest="fedcba9876543210",
+    num_prompts=(4, 3),
+    seed=0,
+    created="2026-01-01",
+    versions={"omnireuse": "0.1.0"},
+    cost_in_runs=19.5,
+    complete=True,
+    plans={3: PLAN, 5: replace(PLAN, steps=(0, 1, 2, 4, 7))},
+    at=(1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1),
+    measured=MEASURED,
+    dtype="float32",
+)
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    PROFILE.save(tmp_path / "new" / "profile.json")
+    assert Profile.load(tmp_path / "new" / "profile.json") == PROFILE
+    text = (tmp_path / "new" / "profile.json").read_text()
+    assert '"steps": [0, 2, 7]' in text, "a list takes one line, so that a person can read the file"
+    assert '"latents": [null, 0.5, 0.25]' in text
+    assert '"sizes": "[64, 64]"' in text
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["profile.json"]
+
+
+def test_a_profile_from_before_the_first_step_had_a_ratio_is_read(tmp_path: Path) -> None:
+    record = json.loads(PROFILE.as_text())
+    assert record["format"] == 4
+    assert PROFILE.measured is not None
+    assert PROFILE.measured.mag_ratios == ((1.0, 0.98), (1.0, 0.97))
+    record["format"], record["measured"]["mag_ratios"] = 3, [[0.98], [0.97]]
+    (tmp_path / "profile.json").write_text(json.dumps(record))
+    assert Profile.load(tmp_path / "profile.json") == PROFILE
+    record["measured"] = None
+    (tmp_path / "profile.json").write_text(json.dumps(record))
+    assert Profile.load(tmp_path / "profile.json") == replace(PROFILE, measured=None)
+
+
+COMMITTED = sorted((TOP / "models").glob("*/profiles/*.json"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_the_committed_profiles_have_a_ratio_for_each_step(path: Path) -> None:
+    assert json.loads(path.read_text(encoding="utf-8"))["format"] == 4
+    profile = Profile.load(path)
+    assert profile.measured is not None
+    assert profile.measured.mag_ratios is not None
+    for branch in profile.measured.mag_ratios:
+        assert len(branch) == profile.num_inference_steps
+        assert branch[0] == 1.0
+
+
+def test_there_are_committed_profiles() -> None:
+    assert COMMITTED
+
+
+def test_a_file_that_was_cut_off_is_refused_wherever_it_was(tmp_path: Path) -> None:
+    text = PROFILE.as_text()
+    for end in range(0, len(text.rstrip()), 7):
+        (tmp_path / "profile.json").write_text(text[:end])
+        with pytest.raises(ConfigError, match="not a whole profile"):
+            Profile.load(tmp_path / "profile.json")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda record: record.pop("seed"), "lacks the field 'seed'"),
+        (lambda record: record.update(sede=1), "unknown field 'sede'"),
+        (lambda record: record.update(num_inference_steps="8"), "num_inference_steps is of another type: '8'"),
+        (lambda record: record.update(complete=1), "complete is of another type"),
+        (lambda record: record.update(num_prompts=[4]), "num_prompts must have 2 entries"),
+        (lambda record: record["plans"]["3"].update(steps=[0, "2"]), "steps is of another type"),
+        (lambda record: record["plans"]["3"].update(steps=[0, True]), "steps is of another type"),
+        (lambda record: record["plans"]["3"].update(psnr=float("nan")), "psnr must be finite"),
+        (lambda record: record["plans"].update(x=record["plans"]["3"]), "'x'"),
+        (lambda record: record.update(plans=[]), "plans is of another type"),
+    ],
+)
+def test_a_value_that_does_not_belong_is_named(tmp_path: Path, spoil: Any, complaint: str) -> None:
+    record = json.loads(PROFILE.as_text())
+    spoil(record)
+    (tmp_path / "profile.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match=complaint):
+        Profile.load(tmp_path / "profile.json")
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not a whole profile"):
+        Profile.load(tmp_path / "profile.json")
+
+
+@pytest.mark.parametrize("name", ["write", "fsync", "replace"])
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    path = tmp_path / "profile.json"
+    PROFILE.save(path)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if name == "write":
+        monkeypatch.setattr(Path, "open", full)
+    elif name == "fsync":
+        monkeypatch.setattr(os, "fsync", full)
+    else:
+        monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(StateError, match=r"No space left on device.*untouched"):
+        replace(PROFILE, seed=1).save(path)
+    monkeypatch.undo()
+    assert Profile.load(path) == PROFILE
+    assert [each.name for each in tmp_path.iterdir()] == ["profile.json"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = shutil.which("mount")
+    if (
+        mount is None
+        or subprocess.run(
+            [mount, "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(place)], capture_output=True, check=False
+        ).returncode
+    ):
+        pytest.skip("a small file system cannot be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_is_really_full_leaves_the_old_file(small_disk: Path) -> None:
+    path = small_disk / "profile.json"
+    PROFILE.save(path)
+    longer = replace(PROFILE, call={"filler": "x" * 40_000})
+    with pytest.raises(StateError, match=r"No space left on device.*untouched"):
+        longer.save(path)
+    assert Profile.load(path) == PROFILE
+    assert [each.name for each in small_disk.iterdir()] == ["profile.json"]
+
+
+def test_a_place_where_nothing_can_be_written_is_found_out_beforehand(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "profile.json", tmp_path, Path("/proc/profile.json")):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            check_writable(place)
+    with pytest.raises(StateError, match="nothing was left there"):
+        PROFILE.save(tmp_path / "file" / "profile.json")
+    check_writable(tmp_path / "new" / "profile.json")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_plan_that_was_not_judged_promises_nothing() -> None:
+    unjudged = replace(PROFILE, plans={3: replace(PLAN, held_out=()), 5: PLAN})
+    assert unjudged.best(quality=1) == PLAN
+    assert unjudged.best(computed_steps=3).held_out == ()
+
+
+@pytest.mark.parametrize("held_out", [(), (30.0,), (30.0, 33.0)])
+def test_a_quality_takes_three_held_out_prompts(held_out: tuple[float, ...]) -> None:
+    few = replace(PROFILE, plans={3: replace(PLAN, held_out=held_out)})
+    with pytest.raises(
+        ConfigError, match=f"at least 3 held-out prompts, and this profile was judged on {len(held_out)}"
+    ):
+        few.best(quality=1)
+    with pytest.raises(ConfigError, match=r"has 3 computed steps \(2.67x\) with no promise"):
+        few.best(computed_steps=2)
+    shown = Console(width=200)
+    with shown.capture() as capture:
+        shown.print(profile_table(few))
+    assert capture.get().splitlines()[-1].split()[4 + (not held_out)] == "none"
+
+
+def test_a_profile_that_does_not_say_its_dtype_is_read(tmp_path: Path) -> None:
+    record = json.loads(PROFILE.as_text())
+    assert record.pop("dtype") == "float32"
+    (tmp_path / "profile.json").write_text(json.dumps(record))
+    assert Profile.load(tmp_path / "profile.json") == replace(PROFILE, dtype=None)

@@ -1,0 +1,784 @@
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from omnireuse.core import prefix_cache
+from omnireuse.core.prefix_cache import OmniTensorPrefixCache, PrefixCacheOptions, writer
+from omnireuse.errors import ConfigError, StateError, UnknownNameError, UnsupportedModelError, WrongTypeError
+
+from .prefix_batch import make_batch, slots_of
+
+BLOCKS, SIZE, WIDTH = 10, 4, 3
+
+
+def make_cache(**options: object) -> OmniTensorPrefixCache:
+    return OmniTensorPrefixCache(BLOCKS, SIZE, WIDTH, torch.float32, options=PrefixCacheOptions(**options))
+
+
+def rows(count: int, width: int = WIDTH, start: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.arange(start, start + count * width).reshape(count, width).to(dtype)
+
+
+def merge_hidden(cache: OmniTensorPrefixCache, batch: object, new: torch.Tensor, **scheduled: int) -> dict:
+    starts = torch.tensor([0, *scheduled.values()]).cumsum(0)
+    return cache.get_merged_hidden_states(starts, batch, new, scheduled)
+
+
+def merge_mm(cache: OmniTensorPrefixCache, batch: object, outputs: dict | None, **scheduled: int) -> dict:
+    starts = [0]
+    for count in scheduled.values():
+        starts.append(starts[-1] + count)
+    return cache.get_merged_multimodal_states(starts, batch, outputs, scheduled)
+
+
+# --- shape and storage
+
+
+def test_attributes_have_the_specified_shapes() -> None:
+    cache = make_cache()
+    assert (cache.num_blocks, cache.block_size, cache.default_hidden_size) == (BLOCKS, SIZE, WIDTH)
+    assert cache.hidden_states_cache.shape == (BLOCKS, SIZE, WIDTH)
+    assert cache.hidden_states_cache.dtype == torch.float32
+    assert cache.mm_outputs_cache == {}
+    assert cache.mm_cache_keys == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "word"),
+    [
+        ((0, 4, 3, torch.float32), ConfigError, "num_blocks"),
+        ((10, -1, 3, torch.float32), ConfigError, "block_size"),
+        ((10, 4, 1.5, torch.float32), WrongTypeError, "hidden_size"),
+        ((10, 4, 3, "bf16"), WrongTypeError, "hs_dtype"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(arguments: tuple, error: type[Exception], word: str) -> None:
+    with pytest.raises(error, match=word):
+        OmniTensorPrefixCache(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"absent": "zero"}, UnknownNameError),
+        ({"num_kv_groups": 2}, UnsupportedModelError),
+        ({"max_pending_writes": 0}, ConfigError),
+        ({"mm_keys": {"codes": 8}}, WrongTypeError),
+        ({"mm_keys": {"codes": (0, torch.long)}}, ConfigError),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict, error: type[Exception]) -> None:
+    with pytest.raises(error, match=re.escape(next(iter(options))) + "|absent"):
+        PrefixCacheOptions(**options)
+
+
+def resident_kib() -> int:
+    with open("/proc/self/status", encoding="ascii") as status:  # noqa: PTH123 - a kernel file
+        return int(re.search(r"VmRSS:\s+(\d+)", status.read()).group(1))
+
+
+def test_memory_follows_the_blocks_in_use_and_comes_back() -> None:
+    before = resident_kib()
+    cache = OmniTensorPrefixCache(4096, 16, 2048, torch.bfloat16)  # 256 MiB of address space
+    block_bytes = 16 * 2048 * 2
+    assert cache.stats()["bytes_in_use"] == 0
+    assert resident_kib() - before < 8 * 1024
+    tokens = torch.ones(16 * 512, 2048, dtype=torch.bfloat16)
+    before = resident_kib()
+    cache.update_omni_tensor_prefix_cache(tokens, None, len(tokens), torch.arange(len(tokens)))
+    assert cache.stats()["bytes_in_use"] == 512 * block_bytes
+    assert resident_kib() - before > 28 * 1024  # of 32 MiB: the process allocates and frees beside
+    full = resident_kib()
+    cache.free_blocks(range(512))
+    assert cache.stats()["bytes_in_use"] == 0
+    assert full - resident_kib() > 28 * 1024
+    assert not cache.hidden_states_cache[:512].any()
+
+
+def test_small_blocks_that_share_a_page_keep_their_neighbours() -> None:
+    cache = OmniTensorPrefixCache(64, 4, 3, torch.float32)
+    data = rows(256)
+    cache.update_omni_tensor_prefix_cache(data, None, 256, torch.arange(256))
+    cache.free_blocks([*range(5), *range(6, 64)])
+    assert torch.equal(cache.hidden_states_cache[5].reshape(-1, 3), data[20:24])
+
+
+# --- writing
+
+
+def test_rows_land_at_their_slots() -> None:
+    cache, data = make_cache(), rows(6)
+    slots = torch.tensor([8, 9, 2, 3, 39, 20])
+    cache.update_omni_tensor_prefix_cache(data, {"codes": data[:, :2].long()}, 6, slots)
+    assert torch.equal(cache.hidden_states_cache.view(-1, WIDTH)[slots], data)
+    assert torch.equal(cache.mm_outputs_cache["codes"].view(-1, 2)[slots], data[:, :2].long())
+    assert cache.mm_outputs_cache["codes"].shape == (BLOCKS, SIZE, 2)
+    assert cache.stats()["rows_written"] == 12
+
+
+def test_rows_past_the_unpadded_count_are_not_written() -> None:
+    cache = make_cache()
+    cache.update_omni_tensor_prefix_cache(rows(8), {"a": rows(8, 2)}, 5, torch.arange(8), num_tokens_padded=8)
+    assert cache.mm_cache_keys == {"a"}
+    assert not cache.hidden_states_cache.view(-1, WIDTH)[5:].any()
+    assert not cache.mm_outputs_cache["a"].view(-1, 2)[5:].any()
+
+
+def test_either_input_may_be_none() -> None:
+    cache = make_cache()
+    cache.update_omni_tensor_prefix_cache(None, {"a": rows(4, 2)}, 4, torch.arange(4))
+    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))
+    cache.update_omni_tensor_prefix_cache(None, None, 4, torch.arange(4))
+    assert cache.stats()["rows_written"] == 8
+
+
+def test_padding_slots_write_nothing() -> None:
+    cache = make_cache()
+    slots = torch.tensor([0, -1, 1, -1])
+    cache.update_omni_tensor_prefix_cache(rows(4), {"a": rows(4, 2)}, 4, slots)
+    assert torch.equal(cache.hidden_states_cache.view(-1, WIDTH)[:2], rows(4)[[0, 2]])
+    assert not cache.hidden_states_cache.view(-1, WIDTH)[2:].any()
+    assert not cache.mm_outputs_cache["a"][-1].any()
+    cache.update_omni_tensor_prefix_cache(rows(2), None, 2, torch.tensor([-1, -1]))
+    assert cache.stats()["padding_rows"] == 4
+
+
+@pytest.mark.parametrize("slot", [40, -2])
+def test_a_slot_outside_the_pool_is_refused_and_nothing_is_written(slot: int) -> None:
+    cache = make_cache()
+    with pytest.raises(StateError, match=rf"\[0, 40\).*got {slot}"):
+        cache.update_omni_tensor_prefix_cache(rows(2), None, 2, torch.tensor([0, slot]))
+    assert cache.stats()["rows_written"] == 0
+
+
+@pytest.mark.parametrize(
+    ("hidden", "slots", "match"),
+    [
+        (rows(3), torch.arange(4), "must cover 4 tokens, got 3 rows"),
+        (rows(4, 2), torch.arange(4), r"\(3,\).*\(2,\)"),
+        (rows(4, dtype=torch.float16), torch.arange(4), "float16"),
+        (rows(4), torch.arange(3), "slot_mapping"),
+    ],
+)
+def test_hidden_states_that_do_not_fit_are_refused(hidden: torch.Tensor, slots: torch.Tensor, match: str) -> None:
+    with pytest.raises(StateError, match=match):
+        make_cache().update_omni_tensor_prefix_cache(hidden, None, 4, slots)
+
+
+def test_the_cpu_copy_is_the_source() -> None:
+    cache = make_cache()
+    cache.update_omni_tensor_prefix_cache(torch.zeros(4, 3), None, 4, torch.arange(4), hidden_states_cpu=rows(5))
+    assert torch.equal(cache.hidden_states_cache[0], rows(4))
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [rows(3), rows(4, dtype=torch.float16), rows(4, 4), rows(3, 4).t(), torch.zeros(4, 3, device="meta")],
+    ids=["short", "dtype", "width", "strided", "device"],
+)
+def test_a_cpu_copy_that_cannot_be_the_source_is_refused(copy: torch.Tensor) -> None:
+    cache = make_cache()
+    with pytest.raises(RuntimeError, match="hidden_states_cpu"):
+        cache.update_omni_tensor_prefix_cache(rows(4), {"a": rows(4)}, 4, torch.arange(4), hidden_states_cpu=copy)
+    with pytest.raises(RuntimeError, match="hidden_states_cpu"):
+        cache.get_merged_hidden_states([0, 4], make_batch([0], [[0]]), rows(4), {"r0": 4}, hidden_states_cpu=copy)
+    assert cache.stats()["rows_written"] == 0
+
+
+def test_a_cpu_copy_without_hidden_states_is_refused() -> None:
+    with pytest.raises(StateError, match="must come with"):
+        make_cache().update_omni_tensor_prefix_cache(None, None, 4, torch.arange(4), hidden_states_cpu=rows(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
+def test_any_dtype_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
+    cache = OmniTensorPrefixCache(4, 4, 6, dtype)
+    data = torch.randn(8, 6).to(dtype)
+    cache.update_omni_tensor_prefix_cache(data, None, 8, torch.arange(8))
+    cache.add_prefix_cached_new_req_id("r0")
+    merged = merge_hidden(cache, make_batch([8], [[0, 1]]), data[:1], r0=1)["r0"]
+    assert torch.equal(merged.view(torch.uint8), torch.cat([data, data[:1]]).view(torch.uint8))
+
+
+# --- which outputs become keys
+
+
+def test_init_makes_keys_of_tensors_with_a_row_per_token_and_is_idempotent() -> None:
+    cache = make_cache()
+    outputs = {
+        "a": torch.ones(5, 7, dtype=torch.float16), "deep": torch.ones(5, 2, 3), "flat": torch.ones(5),
+        "other": torch.ones(4, 7), "text": "x", "list": [torch.ones(5, 7)],
+    }  # fmt: skip
+    cache.maybe_init_missing_mm_cache_keys(outputs, 5)
+    assert cache.mm_cache_keys == {"a", "deep"}
+    assert cache.mm_outputs_cache["a"].shape == (BLOCKS, SIZE, 7)
+    assert cache.mm_outputs_cache["a"].dtype == torch.float16
+    cache.mm_outputs_cache["a"].fill_(1)
+    cache.maybe_init_missing_mm_cache_keys(outputs, 5)
+    assert cache.mm_outputs_cache["a"].all()
+
+
+def test_rows_of_more_dimensions_keep_their_shape() -> None:
+    cache = make_cache()
+    deep = torch.arange(48).reshape(8, 2, 3)
+    cache.update_omni_tensor_prefix_cache(rows(8), {"deep": deep}, 8, torch.arange(8))
+    cache.add_prefix_cached_new_req_id("r0")
+    assert torch.equal(merge_mm(cache, make_batch([8], [[0, 1]]), {"deep": deep[:1]}, r0=1)["deep"]["r0"][:8], deep)
+
+
+def test_a_chance_match_is_given_up_at_the_first_contradiction(caplog: pytest.LogCaptureFixture) -> None:
+    cache = make_cache()
+    table = torch.ones(4, 9)
+    cache.update_omni_tensor_prefix_cache(rows(4), {"table": table}, 4, torch.arange(4))
+    with caplog.at_level(logging.WARNING):
+        cache.update_omni_tensor_prefix_cache(rows(3), {"table": table}, 3, torch.arange(4, 7))
+    assert cache.mm_cache_keys == set()
+    assert "not per-token" in caplog.text
+    cache.update_omni_tensor_prefix_cache(rows(4), {"table": table}, 4, torch.arange(8, 12))
+    assert cache.mm_cache_keys == set()
+    assert cache.stats()["keys_revoked"] == 1
+    merged = merge_mm(cache, make_batch([0], [[0]]), {"table": table}, r0=3)
+    assert torch.equal(merged["table"]["r0"], table)
+
+
+def test_a_key_that_followed_two_token_counts_must_keep_following() -> None:
+    cache = make_cache()
+    for count in (4, 3):
+        cache.update_omni_tensor_prefix_cache(None, {"a": rows(count, 2)}, count, torch.arange(count))
+    with pytest.raises(StateError, match="must cover 5 tokens, got 4 rows"):
+        cache.update_omni_tensor_prefix_cache(None, {"a": rows(4, 2)}, 5, torch.arange(5))
+    with pytest.raises(StateError, match="must stay a tensor"):
+        cache.update_omni_tensor_prefix_cache(None, {"a": [rows(4, 2)]}, 4, torch.arange(4))
+    assert cache.mm_cache_keys == {"a"}
+
+
+def test_declared_keys_are_the_only_ones() -> None:
+    cache = make_cache(mm_keys={"codes": (2, torch.float32)})
+    cache.update_omni_tensor_prefix_cache(None, {"codes": rows(4, 2), "b": rows(4, 2)}, 4, torch.arange(4))
+    assert cache.mm_cache_keys == {"codes"}
+    with pytest.raises(StateError, match="must cover 4 tokens"):
+        cache.update_omni_tensor_prefix_cache(None, {"codes": rows(3, 2)}, 4, torch.arange(4))
+
+
+@pytest.mark.parametrize("changed", [rows(4, 5), rows(4, 2, dtype=torch.float16)], ids=["width", "dtype"])
+def test_a_known_key_may_change_neither_width_nor_dtype(changed: torch.Tensor) -> None:
+    cache = make_cache()
+    cache.update_omni_tensor_prefix_cache(None, {"a": rows(4, 2)}, 4, torch.arange(4))
+    with pytest.raises(StateError, match="as cached"):
+        cache.update_omni_tensor_prefix_cache(rows(4), {"a": changed}, 4, torch.arange(4))
+    assert cache.stats()["rows_written"] == 4
+
+
+# --- reading
+
+
+def test_a_hit_gets_its_full_blocks_and_then_this_steps_rows() -> None:
+    cache = make_cache()
+    old, blocks = rows(10), [2, 7, 5]
+    cache.update_omni_tensor_prefix_cache(old, {"a": old[:, :2].long()}, 10, slots_of(blocks, 0, 10, SIZE))
+    cache.reset_prefix_cached_new_req_ids()
+    cache.add_prefix_cached_new_req_id("r0")
+    new = rows(5, start=1000)
+    batch = make_batch([10, 0], [blocks, [1]])
+    merged = merge_hidden(cache, batch, new, r0=3, r1=2)
+    assert torch.equal(merged["r0"], torch.cat([old[:8], new[:3]]))
+    assert torch.equal(merged["r1"], new[3:])
+    merged_mm = merge_mm(cache, batch, {"a": new[:, :2].long()}, r0=3, r1=2)
+    assert torch.equal(merged_mm["a"]["r0"], torch.cat([old[:8, :2].long(), new[:3, :2].long()]))
+    assert torch.equal(merged_mm["a"]["r1"], new[3:, :2].long())
+
+
+def test_hits_last_for_the_step() -> None:
+    cache = make_cache()
+    assert not cache.has_prefix_cached_new_req_ids()
+    cache.add_prefix_cached_new_req_id("r0")
+    assert cache.has_prefix_cached_new_req_ids()
+    cache.reset_prefix_cached_new_req_ids()
+    assert not cache.has_prefix_cached_new_req_ids()
+
+
+def test_a_hit_below_one_block_gets_this_steps_rows() -> None:
+    cache = make_cache()
+    cache.add_prefix_cached_new_req_id("r0")
+    assert torch.equal(merge_hidden(cache, make_batch([3], [[0]]), rows(2), r0=2)["r0"], rows(2))
+
+
+def test_the_write_of_a_step_is_visible_to_a_hit_in_the_same_step() -> None:
+    cache, batch = make_cache(), make_batch([0, 4], [[3], [3, 6]])
+    cache.reset_prefix_cached_new_req_ids()
+    cache.add_prefix_cached_new_req_id("r1", block_ids=[3])
+    now = rows(6)
+    cache.update_omni_tensor_prefix_cache(now, None, 6, torch.tensor([12, 13, 14, 15, 24, 25]))
+    assert torch.equal(merge_hidden(cache, batch, now, r0=4, r1=2)["r1"], now)
+
+
+def test_a_request_that_is_not_scheduled_has_no_rows() -> None:
+    merged = merge_hidden(make_cache(), make_batch([0, 0], [[0], [1]]), rows(2), r0=2)
+    assert merged["r1"].shape == (0, WIDTH)
+
+
+@pytest.mark.parametrize("which", ["hidden", "mm"])
+def test_results_survive_the_next_step_over_the_same_buffers(which: str) -> None:
+    cache, batch, live = make_cache(), make_batch([0], [[0]]), rows(2)
+    if which == "mm":
+        cache.maybe_init_missing_mm_cache_keys({"a": live}, 2)
+        merged = merge_mm(cache, batch, {"a": live}, r0=2)["a"]["r0"]
+    else:
+        merged = merge_hidden(cache, batch, live, r0=2)["r0"]
+    live.zero_()
+    assert torch.equal(merged, rows(2))
+
+
+# --- absent rows
+
+
+def half_written(**options: object) -> tuple[OmniTensorPrefixCache, object]:
+    cache = make_cache(**options)
+    cache.update_omni_tensor_prefix_cache(rows(6), None, 6, torch.arange(6))
+    cache.add_prefix_cached_new_req_id("r0")
+    return cache, make_batch([8], [[0, 1]])
+
+
+def test_an_absent_row_raises_by_default() -> None:
+    cache, batch = half_written()
+    with pytest.raises(StateError, match=r"request='r0', key='hidden_states'.*2 of 8 cached rows"):
+        merge_hidden(cache, batch, rows(1), r0=1)
+
+
+def test_an_absent_row_can_be_a_miss() -> None:
+    cache, batch = half_written(absent="miss")
+    assert torch.equal(merge_hidden(cache, batch, rows(1), r0=1)["r0"], rows(1))
+    assert cache.stats()["misses"] == 1
+    assert cache.stats()["absent_rows"] == 2
+
+
+def test_an_absent_row_can_be_zeros_even_where_other_content_lies() -> None:
+    cache, batch = half_written(absent="zeros")
+    cache.hidden_states_cache[1].fill_(9)
+    merged = merge_hidden(cache, batch, rows(1), r0=1)["r0"]
+    assert torch.equal(merged[:4], rows(4))
+    assert not merged[6:8].any()
+    assert cache.stats()["absent_rows"] == 2
+
+
+def test_presence_is_told_per_key() -> None:
+    cache = make_cache()
+    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))
+    cache.maybe_init_missing_mm_cache_keys({"a": rows(4, 2)}, 4)
+    cache.add_prefix_cached_new_req_id("r0")
+    batch = make_batch([4], [[0]])
+    assert merge_hidden(cache, batch, rows(1), r0=1)["r0"].shape == (5, WIDTH)
+    with pytest.raises(StateError, match="'a'"):
+        merge_mm(cache, batch, {"a": rows(1, 2)}, r0=1)
+
+
+def test_new_content_in_a_slot_makes_the_old_rows_of_other_keys_absent() -> None:
+    cache, batch = make_cache(), make_batch([4], [[0]])
+    cache.update_omni_tensor_prefix_cache(rows(4), {"a": rows(4, 2)}, 4, torch.arange(4))
+    cache.reset_prefix_cached_new_req_ids()
+    cache.update_omni_tensor_prefix_cache(rows(4), {"a": rows(4, 2)}, 4, torch.arange(4), skip_mm_cache_keys={"a"})
+    cache.add_prefix_cached_new_req_id("r0")
+    with pytest.raises(StateError, match="never written for what their slots now hold"):
+        merge_mm(cache, batch, {"a": rows(1, 2)}, r0=1)
+
+
+@pytest.mark.parametrize("hidden_first", [True, False])
+def test_the_parts_of_a_step_may_be_written_in_any_order(hidden_first: bool) -> None:
+    cache, batch = make_cache(), make_batch([4], [[0]])
+    parts = [(rows(4), None), (None, {"a": rows(4, 2)})]
+    for hidden, outputs in parts if hidden_first else parts[::-1]:
+        cache.update_omni_tensor_prefix_cache(hidden, outputs, 4, torch.arange(4))
+    cache.add_prefix_cached_new_req_id("r0")
+    assert torch.equal(merge_mm(cache, batch, {"a": rows(1, 2)}, r0=1)["a"]["r0"][:4], rows(4, 2))
+
+
+def test_a_freed_block_is_absent() -> None:
+    cache, batch = make_cache(), make_batch([4], [[0]])
+    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))
+    cache.free_blocks([0])
+    cache.add_prefix_cached_new_req_id("r0")
+    with pytest.raises(StateError, match="4 of 4"):
+        merge_hidden(cache, batch, rows(1), r0=1)
+
+
+@pytest.mark.parametrize("absent", ["raise", "miss", "zeros"])
+def test_a_block_reused_between_the_plan_and_the_read_is_not_served(absent: str) -> None:
+    cache, batch = make_cache(absent=absent), make_batch([4], [[0]])
+    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))
+    cache.reset_prefix_cached_new_req_ids()
+    cache.add_prefix_cached_new_req_id("r0", block_ids=[0])
+    cache.free_blocks([0])
+    cache.update_omni_tensor_prefix_cache(rows(4, start=500), None, 4, torch.arange(4))
+    if absent == "raise":
+        with pytest.raises(StateError, match="block 0 was freed after the hit was planned"):
+            merge_hidden(cache, batch, rows(1), r0=1)
+    else:
+        merged = merge_hidden(cache, batch, rows(1), r0=1)["r0"]
+        expected = rows(1) if absent == "miss" else torch.cat([torch.zeros(4, WIDTH), rows(1)])
+        assert torch.equal(merged, expected)
+
+
+# --- several groups, bad batches
+
+
+def test_several_kv_groups_are_refused_when_seen() -> None:
+    batch = make_batch([0], [[0]], num_groups=2)
+    with pytest.raises(UnsupportedModelError, match="got 2"):
+        merge_hidden(make_cache(), batch, rows(1), r0=1)
+
+
+def test_a_batch_that_does_not_fit_is_refused() -> None:
+    cache = make_cache()
+    cache.add_prefix_cached_new_req_id("r0")
+    with pytest.raises(StateError, match="must have 3 blocks"):
+        merge_hidden(cache, make_batch([12], [[0, 1]]), rows(1), r0=1)
+    with pytest.raises(StateError, match=r"\[0, 10\), got 10"):
+        merge_hidden(cache, make_batch([4], [[10]]), rows(1), r0=1)
+    with pytest.raises(ConfigError, match="query_start_loc"):
+        cache.get_merged_hidden_states([0], make_batch([0, 0], [[0], [1]]), rows(2), {"r0": 1, "r1": 1})
+    with pytest.raises(WrongTypeError, match="num_scheduled_tokens"):
+        cache.get_merged_hidden_states([0], make_batch([0], [[0]]), rows(1), [1])
+    with pytest.raises(StateError, match="block id"):
+        cache.free_blocks([10])
+
+
+# --- what passes through
+
+
+def test_uncached_values_pass_through_per_request() -> None:
+    token_aligned, other, nested = torch.arange(5), torch.ones(7, 2), torch.arange(10).reshape(5, 2)
+    shared = object()
+    outputs = {
+        "aligned": token_aligned, "other": other, "text": "x", "none": None, "shared": shared,
+        "list": [nested, "y"], "dict": {"in": nested, "deep": {"list": [other]}}, "scalar": torch.tensor(3),
+    }  # fmt: skip
+    cache = make_cache(mm_keys={})
+    cache.add_prefix_cached_new_req_id("r0")
+    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))
+    merged = merge_mm(cache, make_batch([4, 0], [[0], [1]]), outputs, r0=3, r1=2)
+    assert merged["aligned"]["r0"].tolist() == [0, 1, 2]
+    assert merged["aligned"]["r1"].tolist() == [3, 4]
+    assert torch.equal(merged["other"]["r1"], other)
+    assert merged["text"] == {"r0": "x", "r1": "x"}
+    assert "none" not in merged
+    assert merged["shared"]["r0"] is shared
+    assert torch.equal(merged["list"]["r0"][0], nested)
+    assert merged["list"]["r0"][1] == "y"
+    assert torch.equal(merged["dict"]["r1"]["in"], nested[3:])
+    assert torch.equal(merged["dict"]["r1"]["deep"]["list"][0], other)
+    assert merged["scalar"]["r0"] == 3
+    for name, before in (("aligned", [0, 1, 2]), ("other", None)):
+        outputs[name].fill_(77)
+        assert (merged[name]["r0"] != 77).all(), (name, before)
+    nested.fill_(77)
+    assert (merged["list"]["r0"][0] != 77).all()
+    assert (merged["dict"]["r0"]["in"] != 77).all()
+
+
+def test_no_outputs_count_as_none_at_all() -> None:
+    assert merge_mm(make_cache(), make_batch([0], [[0]]), None, r0=1) == {}
+
+
+# --- deferred outputs
+
+
+def stage(cache: OmniTensorPrefixCache, batch: object, value: object, **kw: object) -> None:
+    count = value.shape[0] if isinstance(value, torch.Tensor) else 4
+    cache.stage_deferred_mm_outputs([0, count], batch, {"codes": value}, {"r0": count}, {"codes"}, **kw)
+
+
+def test_deferred_chunks_are_written_when_their_request_finishes() -> None:
+    cache, data, blocks = make_cache(), rows(8, 2).long(), [2, 6]
+    for start in (0, 4):
+        chunk = data[start : start + 4]
+        slots = slots_of(blocks, start, 4, SIZE)
+        cache.update_omni_tensor_prefix_cache(rows(4), {"codes": chunk}, 4, slots, skip_mm_cache_keys={"codes"})
+        stage(cache, make_batch([start + 4], [blocks]), chunk)
+        cache.reset_prefix_cached_new_req_ids()
+    assert cache.mm_cache_keys == {"codes"}
+    assert not cache.mm_outputs_cache["codes"].any()
+    assert cache.stats()["deferred_bytes"] == 8 * 2 * 8
+    batch = make_batch([8], [blocks])
+    cache.commit_deferred_mm_outputs({"r0"}, batch)
+    cache.commit_deferred_mm_outputs({"r0"}, batch)
+    cache.add_prefix_cached_new_req_id("r0")
+    assert torch.equal(merge_mm(cache, batch, {"codes": data[:1]}, r0=1)["codes"]["r0"][:8], data)
+    assert cache.stats()["deferred_bytes"] == 0
+
+
+def test_a_counter_read_before_the_step_says_so() -> None:
+    cache, batch, data = make_cache(), make_batch([0], [[1]]), rows(4, 2)
+    stage(cache, batch, data, counter_includes_step=False)
+    batch.num_computed_tokens_cpu = [4]
+    late = rows(2, 2, start=90)
+    stage(cache, make_batch([4], [[1, 3]]), late, counter_includes_step=False)
+    cache.commit_deferred_mm_outputs(["r0"], make_batch([6], [[1, 3]]))
+    flat = cache.mm_outputs_cache["codes"].view(-1, 2)
+    assert torch.equal(flat[4:8], data)
+    assert torch.equal(flat[12:14], late)
+
+
+def test_staged_chunks_survive_a_reused_buffer() -> None:
+    cache, live = make_cache(), rows(4, 2)
+    stage(cache, make_batch([4], [[0]]), live)
+    live.fill_(-7)
+    cache.commit_deferred_mm_outputs(["r0"], make_batch([4], [[0]]))
+    assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
+
+
+def test_a_preempted_request_keeps_what_it_computed_last() -> None:
+    cache = make_cache()
+    stage(cache, make_batch([4], [[0, 1]]), rows(4, 2, start=100))
+    stage(cache, make_batch([6], [[0, 1]]), rows(6, 2))
+    cache.commit_deferred_mm_outputs(["r0"], make_batch([6], [[0, 1]]))
+    assert torch.equal(cache.mm_outputs_cache["codes"].view(-1, 2)[:6], rows(6, 2))
+
+
+def test_a_late_commit_does_not_overwrite_a_slot_given_to_other_content() -> None:
+    cache, batch = make_cache(), make_batch([8], [[0, 1]])
+    cache.update_omni_tensor_prefix_cache(rows(8), None, 8, torch.arange(8))
+    stage(cache, batch, rows(8, 2))
+    cache.reset_prefix_cached_new_req_ids()
+    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))  # block 0 is another request's now
+    cache.commit_deferred_mm_outputs(["r0"], batch)
+    assert cache.stats()["stale_rows_dropped"] == 4
+    cache.add_prefix_cached_new_req_id("r0")
+    with pytest.raises(StateError, match="4 of 8"):
+        merge_mm(cache, batch, {"codes": rows(1, 2)}, r0=1)
+
+
+def test_new_content_after_a_commit_makes_the_committed_rows_absent() -> None:
+    """Finished requests commit at the start of the step in which their blocks are already given away."""
+    cache, batch = make_cache(), make_batch([4], [[0]])
+    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))
+    stage(cache, batch, rows(4, 2))
+    cache.reset_prefix_cached_new_req_ids()
+    cache.commit_deferred_mm_outputs(["r0"], batch)
+    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))
+    cache.add_prefix_cached_new_req_id("r0")
+    with pytest.raises(StateError, match="4 of 4"):
+        merge_mm(cache, batch, {"codes": rows(1, 2)}, r0=1)
+
+
+def test_discarded_chunks_are_gone_and_the_id_may_be_used_again() -> None:
+    cache, batch = make_cache(), make_batch([4], [[0]])
+    stage(cache, batch, rows(4, 2, start=50))
+    cache.discard_deferred_mm_outputs("r0")
+    cache.discard_deferred_mm_outputs("r0")
+    cache.commit_deferred_mm_outputs(["r0"], batch)
+    assert cache.mm_cache_keys == set()
+    stage(cache, batch, rows(4, 2))
+    cache.commit_deferred_mm_outputs(["r0"], batch)
+    assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
+
+
+def test_requests_that_left_the_batch_or_never_came_commit_without_an_error() -> None:
+    cache, batch = make_cache(), make_batch([4], [[3]])
+    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, slots_of([3], 0, 4, SIZE))
+    stage(cache, batch, rows(4, 2))
+    cache.commit_deferred_mm_outputs(["unknown", "r0", "r0"], make_batch([], []))
+    assert cache.stats()["deferred_bytes"] == 0
+    cache.add_prefix_cached_new_req_id("r0")
+    assert torch.equal(merge_mm(cache, batch, {"codes": rows(1, 2)}, r0=1)["codes"]["r0"][:4], rows(4, 2))
+    cache.commit_deferred_mm_outputs(["r0"], make_batch([], []))
+    assert cache.stats()["deferred_rows_dropped"] == 0
+
+
+def test_rows_of_a_request_that_left_are_dropped_where_its_slots_are_not_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache, batch = make_cache(), make_batch([4], [[3]])
+    del batch.block_table
+    stage(cache, batch, rows(4, 2))
+    with caplog.at_level(logging.INFO, logger="omnireuse.core.prefix_cache"):
+        cache.commit_deferred_mm_outputs(["r0"], make_batch([], []))
+    assert "4 deferred rows of request 'r0' dropped: the slots of these rows of 'codes' are not known" in caplog.text
+    assert cache.mm_cache_keys == set()
+    assert (cache.stats()["deferred_rows_dropped"], cache.stats()["deferred_bytes"]) == (4, 0)
+
+
+def test_rows_beyond_the_blocks_of_a_request_are_dropped_and_the_others_written() -> None:
+    cache = make_cache()
+    stage(cache, make_batch([8], [[0, 1]]), rows(8, 2))
+    cache.commit_deferred_mm_outputs(["r0"], make_batch([4], [[6]]))
+    assert torch.equal(cache.mm_outputs_cache["codes"][6], rows(4, 2))
+    assert cache.stats()["deferred_rows_dropped"] == 4
+
+
+def test_rows_that_no_longer_fit_their_key_are_dropped() -> None:
+    cache, batch = make_cache(), make_batch([4], [[0]])
+    stage(cache, batch, rows(4, 2))
+    cache.update_omni_tensor_prefix_cache(None, {"codes": rows(4, 5)}, 4, torch.arange(8, 12))
+    cache.commit_deferred_mm_outputs(["r0"], batch)
+    assert cache.stats()["deferred_rows_dropped"] == 4
+    stage(cache, batch, rows(4, 5))
+    with pytest.raises(StateError, match="as cached"):
+        stage(cache, batch, rows(4, 2))
+    other = make_cache()
+    stage(other, batch, rows(4, 2))
+    with pytest.raises(StateError, match=r"must stay \(2,\) torch.float32, got \(5,\) torch.float32"):
+        stage(other, batch, rows(4, 5))
+
+
+def test_a_block_freed_after_the_rows_were_staged_does_not_get_them() -> None:
+    cache, batch = make_cache(), make_batch([8], [[0, 1]])
+    stage(cache, batch, rows(8, 2))
+    cache.free_blocks([1])
+    cache.commit_deferred_mm_outputs(["r0"], batch)
+    assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
+    assert not cache.mm_outputs_cache["codes"][1].any()
+    assert cache.stats()["stale_rows_dropped"] == 4
+
+
+def test_a_late_commit_does_not_overwrite_newer_rows_of_its_own_key() -> None:
+    cache, batch = make_cache(), make_batch([4], [[0]])
+    stage(cache, batch, rows(4, 2, start=100))
+    cache.reset_prefix_cached_new_req_ids()
+    cache.stage_deferred_mm_outputs(
+        [0, 4],
+        SimpleNamespace(**{**vars(batch), "req_id_to_index": {"r1": 0}}),
+        {"codes": rows(4, 2)},
+        {"r1": 4},
+        {"codes"},
+    )
+    cache.commit_deferred_mm_outputs(["r1", "r0"], make_batch([], []))
+    assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
+    assert cache.stats()["stale_rows_dropped"] == 4
+
+
+def test_an_output_that_is_none_counts_as_not_given() -> None:
+    cache, batch = make_cache(), make_batch([4], [[0]])
+    cache.update_omni_tensor_prefix_cache(rows(4), {"codes": rows(4, 2)}, 4, torch.arange(4))
+    cache.update_omni_tensor_prefix_cache(rows(3), {"codes": None}, 3, torch.arange(4, 7))
+    assert cache.mm_cache_keys == {"codes"}
+    assert cache.stats()["keys_revoked"] == 0
+    cache.stage_deferred_mm_outputs([0, 4], batch, {"codes": None}, {"r0": 4}, {"codes"})
+    assert cache.stats()["deferred_bytes"] == 0
+    cache.add_prefix_cached_new_req_id("r0")
+    assert merge_mm(cache, batch, {"codes": None, "text": None}, r0=3) == {}
+
+
+def test_the_package_has_the_logger_of_its_modules(caplog: pytest.LogCaptureFixture) -> None:
+    assert prefix_cache.logger.name == "omnireuse.core.prefix_cache"
+    with caplog.at_level(logging.INFO, logger=prefix_cache.logger.name):
+        make_cache().maybe_init_missing_mm_cache_keys({"a": rows(4)}, 4)
+    assert [record.name for record in caplog.records] == [prefix_cache.logger.name]
+
+
+@pytest.mark.parametrize("value", [[1, 2, 3, 4], torch.ones(4)], ids=["list", "flat"])
+def test_a_deferred_key_must_have_rows(value: object) -> None:
+    with pytest.raises(StateError, match="a deferred key must be a tensor"):
+        stage(make_cache(), make_batch([4], [[0]]), value)
+
+
+def test_a_deferred_key_must_fit_what_is_cached() -> None:
+    cache = make_cache(mm_keys={"codes": (2, torch.float32)})
+    with pytest.raises(StateError, match="as cached"):
+        stage(cache, make_batch([4], [[0]]), rows(4, 5))
+
+
+# --- copies off the critical path: the device is played by an event that a test sets
+
+
+class PlayedDevice:
+    """Host copies that become readable only when told, as from a busy device."""
+
+    def __init__(self) -> None:
+        self.copies: list[tuple[threading.Event, list[torch.Tensor], list[torch.Tensor]]] = []
+
+    def start(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], PlayedDevice.Copy]:
+        snapshots, host = [t.clone() for t in tensors], [torch.empty_like(t) for t in tensors]
+        copy = PlayedDevice.Copy(snapshots, host)
+        self.copies.append(copy)
+        return host, copy
+
+    class Copy:
+        def __init__(self, snapshots: list[torch.Tensor], host: list[torch.Tensor]) -> None:
+            self.done, self.snapshots, self.host = threading.Event(), snapshots, host
+
+        def finish(self) -> None:
+            for target, source in zip(self.host, self.snapshots, strict=True):
+                target.copy_(source)
+            self.done.set()
+
+        def synchronize(self) -> None:
+            assert self.done.wait(timeout=30)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> PlayedDevice:
+    played = PlayedDevice()
+    monkeypatch.setattr(writer, "start_host_copies", played.start)
+    return played
+
+
+def test_update_returns_before_the_copy_is_done_and_a_hit_waits_for_it(device: PlayedDevice) -> None:
+    cache, live = make_cache(), rows(4)
+    slots = torch.arange(4)
+    cache.update_omni_tensor_prefix_cache(live, None, 4, slots)
+    live.zero_()
+    slots.fill_(39)
+    assert not device.copies[0].done.is_set()
+    cache.add_prefix_cached_new_req_id("r0")
+    threading.Timer(0.05, device.copies[0].finish).start()
+    merged = merge_hidden(cache, make_batch([4], [[0]]), rows(1), r0=1)["r0"]
+    assert torch.equal(merged[:4], rows(4))
+
+
+def test_writes_in_flight_land_in_order(device: PlayedDevice) -> None:
+    cache = make_cache()
+    for k in range(3):
+        cache.update_omni_tensor_prefix_cache(rows(4, start=100 * k), None, 4, torch.arange(4))
+    for copy in reversed(device.copies):
+        copy.finish()
+    assert torch.equal(cache.hidden_states_cache[0], rows(4, start=200))
+
+
+def test_a_full_queue_waits_and_counts_it(device: PlayedDevice) -> None:
+    cache = make_cache(max_pending_writes=1)
+    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))
+    threading.Timer(0.05, device.copies[0].finish).start()
+    cache.update_omni_tensor_prefix_cache(rows(4, start=50), None, 4, torch.arange(4))
+    device.copies[1].finish()
+    assert torch.equal(cache.hidden_states_cache[0], rows(4, start=50))
+    assert cache.stats()["stalls"] == 1
+
+
+def test_a_write_that_failed_in_the_background_is_raised_by_the_next_call(device: PlayedDevice) -> None:
+    cache = make_cache()
+    cache.update_omni_tensor_prefix_cache(rows(2), None, 2, torch.tensor([0, 99]))
+    device.copies[0].finish()
+    with pytest.raises(StateError, match="got 99"):
+        cache.stats()
+
+
+def test_deferred_rows_are_copied_off_the_critical_path_too(device: PlayedDevice) -> None:
+    cache, batch = make_cache(), make_batch([4], [[0]])
+    stage(cache, batch, rows(4, 2))
+    cache.commit_deferred_mm_outputs(["r0"], batch)
+    device.copies[0].finish()
+    assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_step_is_cached_without_synchronising() -> None:
+    cache, live = OmniTensorPrefixCache(64, 16, 256, torch.bfloat16), torch.randn(512, 256).bfloat16().cuda()
+    expected, slots = live.cpu(), torch.arange(512, device="cuda")
+    cache.update_omni_tensor_prefix_cache(live, {"a": live[:, :8]}, 512, slots)  # allocates pinned memory
+    cache.stats()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        cache.update_omni_tensor_prefix_cache(live, {"a": live[:, :8]}, 512, slots)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    live.zero_()
+    assert torch.equal(cache.hidden_states_cache.view(-1, 256)[:512], expected)
+    assert torch.equal(cache.mm_outputs_cache["a"].view(-1, 8)[:512], expected[:, :8])

@@ -1,0 +1,180 @@
+"""Mistakes in a call of `omnireuse.enable` are told in words of the argument that was given, with what to write."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+import torch
+
+import omnireuse
+from omnireuse import Blend, FixedSchedule, Never
+from omnireuse.diffusion import choices
+from omnireuse.diffusion.cache.selector import BACKENDS
+from omnireuse.diffusion.data import DiffusionCacheConfig
+from omnireuse.diffusion.reuse.forecasters import FORECASTERS
+from omnireuse.diffusion.reuse.policies import POLICIES
+from omnireuse.diffusion.reuse.quantities import QUANTITIES
+from omnireuse.diffusion.reuse.signals import SIGNALS
+from omnireuse.diffusion.reuse.strategy import AXES, REGIONS, Strategy
+from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
+from tests import TOP
+
+
+@pytest.mark.parametrize(
+    ("positional", "keywords", "error", "says"),
+    [
+        ([], {"speed_up": 2}, UnknownNameError, "unknown option of enable 'speed_up'; did you mean 'speedup'"),
+        ([], {"computed_step": 5}, UnknownNameError, "did you mean 'computed_steps'"),
+        ([], {"tolerence": 0.1}, UnknownNameError, "did you mean 'tolerance'"),
+        ([], {"regoin": "call"}, UnknownNameError, "did you mean 'region'"),
+        ([], {"rel_l1_tresh": 0.2}, UnknownNameError, "did you mean 'rel_l1_thresh'"),
+        ([], {"rel_l1_thresh": 0.2}, ConfigError, "write enable(pipeline, 'tea_cache', rel_l1_thresh=0.2)"),
+        ([], {"num_inference_steps": 9}, ConfigError, "told its number of steps when it is called"),
+        ([], {"speedup": "2"}, WrongTypeError, "speedup='2'): speedup must be a number"),
+        ([], {"speedup": "2x"}, WrongTypeError, "got the text '2x'; write speedup=2"),
+        ([], {"speedup": "fast"}, WrongTypeError, "got the text 'fast'"),
+        ([], {"speedup": True}, WrongTypeError, "got a bool"),
+        ([], {"speedup": 0.5}, ConfigError, "speedup must be at least 1, got 0.5"),
+        ([], {"speedup": float("nan")}, ConfigError, "got nan"),
+        ([], {"computed_steps": 0}, ConfigError, "enable(computed_steps=0): computed_steps must be at least 1, got 0"),
+        ([], {"computed_steps": -2}, ConfigError, "computed_steps must be at least 1, got -2"),
+        ([], {"computed_steps": 5.5}, ConfigError, "computed_steps must be a whole number, got 5.5"),
+        ([], {"computed_steps": "5"}, WrongTypeError, "write computed_steps=5"),
+        ([], {"quality": "40 dB"}, WrongTypeError, "quality must be a PSNR in dB, such as 40, got the text '40 dB'"),
+        ([], {"quality": -1}, ConfigError, "quality must be a PSNR in dB above 0"),
+        ([], {"tolerance": "5%"}, WrongTypeError, "write tolerance=0.05"),
+        ([], {"computed_steps": 1}, ConfigError, "computed_steps must be at least 2 without a profile"),
+        ([], {"tolerance": 5}, ConfigError, "above 0 and below 1, such as 0.05 for 5 %, got 5"),
+        ([], {"tolerance": 0}, ConfigError, "enable(tolerance=0): tolerance must be"),
+        ([], {"profile": 3}, WrongTypeError, "profile must be what omnireuse.calibrate returned, or its file"),
+        ([2.0], {}, WrongTypeError, "enable(pipeline, 2.0): the second argument must be the name of a cache backend"),
+        ([2.0], {}, WrongTypeError, "write speedup=2.0"),
+        ([True], {}, WrongTypeError, "got a bool; known: cache_dit"),
+        ([Path("a.json")], {}, WrongTypeError, "write profile='a.json'"),
+        (["a.json"], {}, ConfigError, "write profile='a.json'"),
+        ([Never()], {}, WrongTypeError, "write policy=Never()"),
+        ([Blend()], {}, WrongTypeError, "write forecaster=Blend(order=1)"),
+        ([Strategy(policy=Never())], {}, WrongTypeError, "give its fields: policy="),
+        ([{"rel_l1_thresh": 0.2}], {}, WrongTypeError, "its options as keywords"),
+        (["fixed"], {}, ConfigError, "'fixed' is a policy, no cache backend; write policy='fixed'"),
+        (
+            [],
+            {"policy": "mag_cache"},
+            ConfigError,
+            "'mag_cache' is a cache backend, no policy; write backend='mag_cache'",
+        ),
+        ([], {"policy": "taylorseer"}, ConfigError, "write backend='taylorseer' or forecaster='taylorseer'"),
+        ([], {"policy": FixedSchedule}, WrongTypeError, "got the class; write policy=FixedSchedule()"),
+        ([], {"policy": "fixed", "forecaster": Blend}, WrongTypeError, "got the class; write forecaster=Blend()"),
+        ([], {"policy": "fixed", "warmup": 2}, ConfigError, "write policy=FixedSchedule(warmup=2)"),
+        ([], {"policy": "fixed", "speedup": 2}, ConfigError, "policy=FixedSchedule(speedup=2)"),
+        ([], {"policy": "fixed", "computed_steps": 5}, ConfigError, "policy=FixedSchedule(num_computed=5)"),
+        ([], {"policy": "error_control", "tolerance": 0.1}, ConfigError, "policy=ErrorControl(tolerance=0.1)"),
+        ([], {"policy": "tea_cache", "rel_l1_thresh": 0.3}, ConfigError, "write policy=TeaCache(rel_l1_thresh=0.3)"),
+        ([], {"policy": FixedSchedule(), "warmup": 2}, ConfigError, "write policy=FixedSchedule(warmup=2)"),
+        (
+            [],
+            {"policy": "fixed", "forecaster": "polynomial", "order": 2},
+            ConfigError,
+            "forecaster=Polynomial(order=2)",
+        ),
+        ([], {"warmup": 2}, ConfigError, "warmup is a field of the policy EasyCache or FixedSchedule or SeaCache"),
+        ([], {"speedup": 2, "quantity": "x0"}, ConfigError, "so quantity cannot be given with it"),
+        (["tea_cache"], {"speedup": 2}, ConfigError, "so a backend cannot be given with it"),
+        (["tea_cache"], {"region": "call"}, ConfigError, "the backend 'tea_cache' chooses its region itself"),
+        (["tea_cache"], {"threshold": 0.2}, UnknownNameError, "did you mean 'rel_l1_thresh'"),
+        (["tea_cache"], {"mag_threshold": 0.2}, UnknownNameError, "'mag_cache' has it"),
+    ],
+)
+def test_a_mistake_names_its_remedy(
+    positional: list[Any], keywords: dict[str, Any], error: type[OmniReuseError], says: str
+) -> None:
+    pipe = SimpleNamespace(transformer=torch.nn.Linear(2, 2))
+    with pytest.raises(error) as caught:
+        omnireuse.enable(pipe, *positional, **keywords)
+    assert says in str(caught.value)
+    assert type(pipe.transformer) is torch.nn.Linear
+
+
+def test_a_name_in_place_of_a_pipeline_is_told_to_be_loaded() -> None:
+    with pytest.raises(WrongTypeError, match=r"pipeline must be a loaded pipeline.*from_pretrained"):
+        omnireuse.enable("black-forest-labs/FLUX.1-dev")
+
+
+def test_an_error_of_many_names_lists_few_and_survives_pickle() -> None:
+    error = UnknownNameError("option", "speed_up", ["speedup", "sea_thresh"], listed=["speedup"])
+    for each in (error, pickle.loads(pickle.dumps(error))):
+        assert str(each) == "unknown option 'speed_up'; did you mean 'speedup'?; known: speedup"
+
+
+@pytest.mark.parametrize(
+    ("literal", "registry"),
+    [
+        (choices.BackendName, BACKENDS),
+        (choices.PolicyName, POLICIES),
+        (choices.ForecasterName, FORECASTERS),
+        (choices.Region, REGIONS),
+        (choices.Quantity, QUANTITIES),
+        (choices.Signal, SIGNALS),
+        (choices.Axis, AXES),
+    ],
+)
+def test_the_types_name_what_the_registries_hold(literal: Any, registry: dict[str, Any]) -> None:
+    assert sorted(get_args(literal)) == sorted(registry)
+
+
+def test_the_options_in_the_types_are_those_of_the_config_and_of_the_strategy() -> None:
+    assert set(choices.CacheOptions.__annotations__) == {field.name for field in fields(DiffusionCacheConfig)}
+    parameters = inspect.signature(omnireuse.enable).parameters
+    assert {field.name for field in fields(Strategy)} <= set(parameters)
+
+
+GOOD = """
+import omnireuse
+pipe: object = None
+omnireuse.enable(pipe)
+omnireuse.enable(pipe, speedup=2)
+omnireuse.enable(pipe, profile="a.json", quality=40, region="call")
+omnireuse.enable(pipe, "tea_cache", rel_l1_thresh=0.2, profile="a.json")
+omnireuse.enable(pipe, policy="fixed", forecaster="hold", region="tail", signal="none", first_blocks=2)
+omnireuse.enable(pipe, policy=omnireuse.FixedSchedule(every=2), forecaster=omnireuse.Blend())
+omnireuse.errors.ConfigError("")
+"""
+BAD = """\
+omnireuse.enable(pipe, speed_up=2)
+omnireuse.enable(pipe, speedup="2")
+omnireuse.enable(pipe, 2.0)
+omnireuse.enable(pipe, "teacache")
+omnireuse.enable(pipe, "tea_cache", rel_l1_tresh=0.2)
+omnireuse.enable(pipe, policy="fixed", warmup=2)
+omnireuse.enable(pipe, policy="fixed", region="block")
+omnireuse.enable(pipe, speedup=2, region="blocks")
+"""
+
+
+def test_a_type_checker_finds_the_same_mistakes(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    file = tmp_path / "calls.py"
+    file.write_text(GOOD + BAD)
+    top = TOP
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--no-error-summary",
+        "--config-file",
+        str(top / "pyproject.toml"),
+    ]
+    done = subprocess.run([*command, str(file)], cwd=top, capture_output=True, text=True, check=False)
+    wrong = {int(line.split(":")[1]) for line in done.stdout.splitlines() if "error:" in line and file.name in line}
+    first = GOOD.count("\n") + 1
+    assert wrong == set(range(first, first + BAD.count("\n"))), done.stdout + done.stderr

@@ -1,0 +1,388 @@
+"""Reuse beside ControlNets, adapters, threads and faults: each does its work as it would alone."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from diffusers import (
+    ControlNetModel,
+    FluxControlNetModel,
+    FluxControlNetPipeline,
+    StableDiffusionControlNetPipeline,
+)
+from peft import LoraConfig, get_peft_model
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import omnireuse
+from omnireuse import FixedSchedule
+from omnireuse.diffusion.reuse.forecasters import FORECASTERS
+from omnireuse.diffusion.reuse.runtime.interception import intercept
+from tests.helpers.tiny import TINY, Tiny
+
+from .test_hooks import FORCED, REGIONS, traces
+
+
+def varied(module: torch.nn.Module) -> Any:
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.15)
+    return module.eval()
+
+
+def returned(tiny: Tiny, into: dict[str, list[torch.Tensor]]) -> Any:
+    """Notes what each branch's calls give to the pipeline, reused or not; to be set up after enabling."""
+    names = [""]
+
+    def entering(proceed: Callable[..., Any], name: str) -> Any:
+        names.append(name)
+        return proceed(name)
+
+    def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = proceed(*args, **kwargs)
+        into.setdefault(names[-1], []).append(result[0].clone())
+        return result
+
+    return intercept(tiny.pipe.transformer, object(), {"__call__": called, "cache_context": entering})
+
+
+# -- ControlNet ---------------------------------------------------------------------------------------------------
+
+
+def flux_control() -> Tiny:
+    tiny = TINY["flux"]()
+    control = FluxControlNetModel(
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        pooled_projection_dim=32,
+        axes_dims_rope=(4, 4, 8),
+    )
+    parts = {name: getattr(tiny.pipe, name) for name in ("scheduler", "vae", "transformer")}
+    absent = dict.fromkeys(("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))
+    pipe = FluxControlNetPipeline(**parts, **absent, controlnet=varied(control))
+    pipe.set_progress_bar_config(disable=True)
+    image = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    return Tiny(pipe, lambda **given: tiny.inputs(**given) | {"control_image": image})
+
+
+def stable_diffusion_control() -> Tiny:
+    tiny = TINY["stable_diffusion"]()
+    control = ControlNetModel.from_unet(tiny.pipe.unet, conditioning_embedding_out_channels=(4,))
+    parts = {name: getattr(tiny.pipe, name) for name in ("scheduler", "vae", "unet")}
+    absent = dict.fromkeys(("text_encoder", "tokenizer", "safety_checker", "feature_extractor"))
+    pipe = StableDiffusionControlNetPipeline(
+        **parts, **absent, controlnet=varied(control), requires_safety_checker=False
+    )
+    pipe.set_progress_bar_config(disable=True)
+    image = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    return Tiny(pipe, lambda **given: tiny.inputs(**given) | {"image": image})
+
+
+CONTROLLED = [(flux_control, region) for region in REGIONS]
+CONTROLLED += [(stable_diffusion_control, region) for region in ("step", "call")]
+
+
+@pytest.mark.filterwarnings("ignore:.*FluxPosEmbed")  # deprecated, and used by the ControlNet of diffusers
+@pytest.mark.parametrize(("make", "region"), CONTROLLED)
+def test_a_controlnet_beside_reuse(make: Callable[[], Tiny], region: str) -> None:
+    tiny = make()
+    scale = {"controlnet_conditioning_scale": 1.0}
+    full, uncontrolled = tiny.run(**scale), tiny.run(controlnet_conditioning_scale=0.0)
+    assert not torch.equal(full, uncontrolled)
+    with omnireuse.enable(tiny.pipe, policy="never", region=region):
+        assert torch.equal(tiny.run(**scale), full)
+    with omnireuse.enable(tiny.pipe, **FORCED, region=region) as handle:
+        reused = tiny.run(**scale)
+        assert torch.isfinite(reused).all()
+        # The ControlNet is heard, also where all that is reused was computed with it.
+        assert not torch.equal(reused, tiny.run(controlnet_conditioning_scale=0.0))
+        # A ControlNet that ends in the middle of the run ends.
+        assert not torch.equal(reused, tiny.run(**scale, control_guidance_end=0.4))
+    assert handle.summary().reused_calls > 0
+    assert torch.equal(tiny.run(**scale), full)
+
+
+@pytest.mark.filterwarnings("ignore:.*FluxPosEmbed")  # as above
+def test_a_reused_call_beside_a_controlnet_is_the_remembered_output() -> None:
+    tiny = flux_control()
+    seen: dict[str, list[torch.Tensor]] = {}
+    with omnireuse.enable(tiny.pipe, **FORCED, region="call", quantity="output"):
+        spy = returned(tiny, seen)
+        tiny.run(guided=False)
+        spy.undo()
+    (outputs,) = seen.values()
+    assert len(outputs) == 6
+    assert [torch.equal(output, outputs[1]) for output in outputs] == [False, True, True, True, True, False]
+
+
+# -- branches -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("region", ["call", "blocks", "tail"])
+def test_branches_with_prompts_of_other_lengths_keep_apart(region: str) -> None:
+    tiny = TINY["qwen_image"]()
+    full = tiny.run()
+    with omnireuse.enable(tiny.pipe, policy="never", region=region):
+        assert torch.equal(tiny.run(), full)
+    with omnireuse.enable(tiny.pipe, **FORCED, region=region, quantity="output") as handle:
+        seen: dict[str, list[torch.Tensor]] = {}
+        spy = returned(tiny, seen)
+        tiny.run()
+        spy.undo()
+    assert {event.branch for event in handle.events} == {"cond", "uncond"}
+    assert [e.reason for e in handle.events if not e.reused] == ["first"] * 2 + ["policy"] * 2 + ["last"] * 2
+    if region == "call":
+        for outputs in seen.values():
+            assert all(torch.equal(output, outputs[1]) for output in outputs[2:5])
+        assert not torch.equal(seen["cond"][2], seen["uncond"][2])
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_two_threads_in_lockstep_on_one_transformer(region: str) -> None:
+    pair = [TINY["flux"](), TINY["flux"]()]
+    pair[1].pipe.transformer = pair[0].pipe.transformer
+    choice = {"policy": FixedSchedule(every=2), "forecaster": "polynomial", "region": region}
+    alone = []
+    for seed, tiny in enumerate(pair):
+        with omnireuse.enable(tiny.pipe, **choice):
+            alone.append(tiny.run(seed=seed))
+    handles = [omnireuse.enable(tiny.pipe, **choice) for tiny in pair]
+    barrier = threading.Barrier(2, timeout=60)
+
+    def together(*_: Any) -> dict[str, Any]:
+        barrier.wait()
+        return {}
+
+    # Both wait for each other in the middle of every forward that runs, and at the end of every step.
+    def waiting(*_: Any) -> None:
+        barrier.wait()
+
+    hook = pair[0].pipe.transformer.x_embedder.register_forward_pre_hook(waiting)
+    results: dict[int, torch.Tensor] = {}
+
+    def work(seed: int) -> None:
+        results[seed] = pair[seed].run(seed=seed, callback_on_step_end=together)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    hook.remove()
+    for handle in handles:
+        assert handle.summary().reused_calls > 0
+        handle.disable()
+    assert torch.equal(results[0], alone[0])
+    assert torch.equal(results[1], alone[1])
+
+
+# -- adapters -----------------------------------------------------------------------------------------------------
+
+LORA = LoraConfig(r=2, target_modules=["to_q", "to_v"], init_lora_weights=False)
+
+
+def lora_life(tiny: Tiny) -> list[torch.Tensor]:
+    """Results without, with, with a scaled, and again without a LoRA."""
+    transformer = tiny.pipe.transformer
+    results = [tiny.run()]
+    torch.manual_seed(0)
+    transformer.add_adapter(LORA, adapter_name="a")
+    results.append(tiny.run())
+    transformer.set_adapters(["a"], [0.3])
+    results.append(tiny.run())
+    results.append(tiny.run(joint_attention_kwargs={"scale": 0.5}))
+    transformer.delete_adapters("a")
+    tiny.pipe.unload_lora_weights()
+    results.append(tiny.run())
+    return results
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_a_lora_comes_and_goes_under_reuse(region: str) -> None:
+    untouched = TINY["flux"]()
+    plain = lora_life(untouched)
+    assert torch.equal(plain[0], plain[-1])
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(plain))
+    flux = TINY["flux"]()
+    with omnireuse.enable(flux.pipe, policy="never", region=region):
+        assert all(torch.equal(a, b) for a, b in zip(lora_life(flux), plain, strict=True))
+    with omnireuse.enable(flux.pipe, policy="fixed", region=region) as handle:
+        reused = lora_life(flux)
+    assert handle.summary().reused_calls > 0
+    assert torch.equal(reused[0], reused[-1])
+    assert not any(torch.equal(a, b) for a, b in itertools.pairwise(reused))
+    assert [kind for kind, *_ in traces(flux)] == [kind for kind, *_ in traces(untouched)]
+    assert [names for _, names, _ in traces(flux)] == [names for _, names, _ in traces(untouched)]
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_a_transformer_wrapped_by_peft_is_served(flux: Tiny, region: str) -> None:
+    torch.manual_seed(0)
+    flux.pipe.transformer = get_peft_model(flux.pipe.transformer, LORA).eval()
+    full = flux.run()
+    with omnireuse.enable(flux.pipe, policy="never", region=region):
+        assert torch.equal(flux.run(), full)
+    with omnireuse.enable(flux.pipe, policy="fixed", region=region) as handle:
+        assert not torch.equal(flux.run(), full)
+    assert {event.branch for event in handle.events} == ({"step"} if region == "step" else {"cond", "uncond"})
+    assert torch.equal(flux.run(), full)
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_a_transformer_wrapped_for_data_parallelism_is_served_in_a_loop_of_ones_own(flux: Tiny, region: str) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    given = {"encoder_hidden_states": torch.ones(1, 6, 32), "pooled_projections": torch.ones(1, 32)}
+    given |= {"img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(6, 3), "return_dict": False}
+
+    @torch.no_grad()
+    def sample() -> torch.Tensor:
+        flux.pipe.scheduler.set_timesteps(6)
+        latents = torch.ones(1, 16, 16)
+        for t in flux.pipe.scheduler.timesteps:
+            output = flux.pipe.transformer(hidden_states=latents, timestep=t[None] / 1000, **given)[0]
+            latents = flux.pipe.scheduler.step(output, t, latents).prev_sample
+        return latents
+
+    try:
+        full = sample()
+        flux.pipe.transformer = DistributedDataParallel(flux.pipe.transformer)
+        with omnireuse.enable(flux.pipe, policy="never", region=region):
+            assert torch.equal(sample(), full)
+        with omnireuse.enable(flux.pipe, policy="fixed", region=region) as handle:
+            assert not torch.equal(sample(), full)
+        assert handle.summary().reused_calls > 0
+        assert torch.equal(sample(), full)
+    finally:
+        dist.destroy_process_group()
+
+
+# -- the host -----------------------------------------------------------------------------------------------------
+
+
+class NoReading(TorchDispatchMode):
+    """Fails where a value is read back to the host, which would wait for an accelerator."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket.__name__ not in {"_local_scalar_dense", "nonzero", "equal", "is_nonzero"}, func
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def unread_steps(flux: Tiny, monkeypatch: pytest.MonkeyPatch, **choice: Any) -> omnireuse.Handle:
+    """A run whose steps behind the first, which reads the schedule, read nothing; as if on an accelerator."""
+    monkeypatch.setattr(
+        "omnireuse.diffusion.reuse.generation.measures_errors",
+        lambda strategy, _value: strategy.measure_errors or strategy.policy.needs_error,
+    )
+    transformer, scheduler = flux.pipe.transformer, flux.pipe.scheduler
+    given = {"encoder_hidden_states": torch.ones(1, 6, 32), "pooled_projections": torch.ones(1, 32)}
+    given |= {"img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(6, 3), "return_dict": False}
+    with omnireuse.enable(flux.pipe, **choice) as handle, monkeypatch.context() as patch:
+        scheduler.set_timesteps(8)
+        scheduler.set_begin_index(0)
+        timesteps = list(scheduler.timesteps)
+        latents = torch.ones(1, 16, 16)
+
+        def step(index: int, latents: torch.Tensor) -> torch.Tensor:
+            output = transformer(hidden_states=latents, timestep=timesteps[index][None] / 1000, **given)[0]
+            return scheduler.step(output, timesteps[index], latents).prev_sample
+
+        latents = step(0, latents)
+
+        def fail(*_: Any) -> None:
+            raise AssertionError("read back to the host")
+
+        for name in ("tolist", "item", "numpy", "cpu", "__bool__", "__float__", "__int__"):
+            patch.setattr(torch.Tensor, name, fail)
+        with NoReading():
+            for index in range(1, 8):
+                latents = step(index, latents)
+    return handle
+
+
+@pytest.mark.parametrize("forecaster", sorted(FORECASTERS))
+@pytest.mark.parametrize("region", REGIONS)
+def test_a_schedule_reads_nothing_back(
+    flux: Tiny, monkeypatch: pytest.MonkeyPatch, region: str, forecaster: str
+) -> None:
+    choice = {"policy": FixedSchedule(every=2), "forecaster": forecaster, "region": region}
+    assert unread_steps(flux, monkeypatch, **choice).summary().reused_calls == 3
+
+
+def test_what_measures_reads_back(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError):
+        unread_steps(flux, monkeypatch, policy=FixedSchedule(every=2), measure_errors=True)
+
+
+# -- faults -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("region", REGIONS)
+def test_ctrl_c_in_the_middle_leaves_nothing(flux: Tiny, region: str, at: int) -> None:
+    # Where nothing is left to interrupt on a reused step, the interrupt comes between steps.
+    where = flux.pipe.transformer.single_transformer_blocks[0] if region == "blocks" else flux.pipe.transformer
+    choice = {"policy": FixedSchedule(steps=(0, 2)), "forecaster": "polynomial", "region": region}
+    with omnireuse.enable(flux.pipe, **choice) as handle:
+        expected = flux.run()
+        calls: list[int] = []
+
+        def interrupt(*_: Any) -> None:
+            calls.append(1)
+            if len(calls) == at + 1:
+                raise KeyboardInterrupt
+
+        hook = where.register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            flux.run()
+        hook.remove()
+        assert handle._session.runs.current is None
+        assert torch.equal(flux.run(), expected)
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_callbacks_may_change_the_latents(flux: Tiny, region: str) -> None:
+    def in_place(_pipe: Any, _index: int, _t: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        tensors["latents"].mul_(0.9)
+        return {}
+
+    def replaced(_pipe: Any, _index: int, _t: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        return {"latents": tensors["latents"] * 0.9}
+
+    full = flux.run(callback_on_step_end=replaced)
+    with omnireuse.enable(flux.pipe, policy="never", region=region):
+        assert torch.equal(flux.run(callback_on_step_end=in_place), full)
+        assert torch.equal(flux.run(callback_on_step_end=replaced), full)
+    with omnireuse.enable(flux.pipe, policy="fixed", forecaster="polynomial", region=region) as handle:
+        reused = flux.run(callback_on_step_end=replaced)
+        assert torch.equal(flux.run(callback_on_step_end=in_place), reused)
+        assert handle.summary().reused_calls > 0
+    assert not torch.equal(reused, full)
+
+
+@pytest.mark.parametrize("region", ["step", "call"])
+def test_what_the_loop_writes_into_an_output_does_not_spoil_what_is_remembered(flux: Tiny, region: str) -> None:
+    # Guidance that works in place, on the very tensors that the denoiser returned.
+    class Writing(type(flux.pipe.scheduler)):  # type: ignore[misc]  # a base that the pipeline chose
+        def step(self, model_output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            result = super().step(model_output, *args, **kwargs)
+            model_output.zero_()
+            return result
+
+    results = []
+    for kind in (type(flux.pipe.scheduler), Writing):
+        flux.pipe.scheduler = kind.from_config(flux.pipe.scheduler.config)
+        with omnireuse.enable(flux.pipe, policy="fixed", region=region, quantity="output"):
+            results.append(flux.run(guided=False))
+    assert torch.equal(*results)

@@ -1,0 +1,266 @@
+"""`omnireuse.enable`: three ways to say how, and a clear error for everything else before any step runs."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+
+import omnireuse
+from omnireuse import Blend, FixedSchedule, Never, Polynomial, TeaCache
+from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.errors import (
+    ConfigError,
+    OmniReuseError,
+    StateError,
+    UnknownNameError,
+    UnsupportedModelError,
+    WrongTypeError,
+)
+from tests.helpers.tiny import TINY, Tiny
+
+
+def test_the_default_halves_the_steps_of_any_pipeline(tiny: Tiny) -> None:
+    with omnireuse.enable(tiny.pipe) as handle:
+        tiny.run(steps=24)
+    assert handle.summary().computed_steps == 12
+    assert handle.summary().name == "default"
+
+
+def test_the_default_computes_short_runs_whole_and_says_so_once(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    full = flux.run(steps=8)
+    with caplog.at_level(logging.WARNING, "omnireuse"), omnireuse.enable(flux.pipe):
+        for _ in range(2):
+            assert torch.equal(flux.run(steps=8), full)
+        (told,) = caplog.messages
+    assert "all 8 steps are computed" in told
+    assert "lower num_inference_steps" in told
+
+
+def test_a_speedup_is_granted_on_short_runs_with_a_warning(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "omnireuse"), omnireuse.enable(flux.pipe, speedup=2) as handle:
+        for _ in range(2):
+            flux.run(steps=7)
+        (told,) = caplog.messages
+    assert handle.summary().computed_steps == 4
+    assert "compare with num_inference_steps=4" in told
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0, 6.0])
+def test_the_default_computes_where_as_much_noise_is_left_whatever_the_shift(flux: Tiny, shift: float) -> None:
+    flux.pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+    with omnireuse.enable(flux.pipe) as handle:
+        flux.run(steps=28)
+    computed = sorted({event.step for event in handle.events if not event.reused})
+    noises = [event.noise for event in handle.events]
+    places = [(1 - (noises[step] or 0.0)) ** 0.4 for step in computed]
+    widest = max((1 - (b or 0.0)) ** 0.4 - (1 - (a or 0.0)) ** 0.4 for a, b in pairwise(noises))
+    assert len(computed) == 14
+    # No gap is wider than an even one by more than the widest single step.
+    assert max(b - a for a, b in pairwise(places)) < (places[-1] - places[0]) / 13 + widest
+
+
+def test_a_backend_by_name_equals_its_strategy(flux: Tiny) -> None:
+    coefficients = (0.0, 0.0, 0.0, 0.3, 0.0)
+    with omnireuse.enable(flux.pipe, "tea_cache", rel_l1_thresh=0.6, coefficients=coefficients) as handle:
+        named = flux.run(steps=10)
+    assert handle.summary().reused_calls > 0
+    policy = TeaCache(rel_l1_thresh=0.6, coefficients=coefficients)
+    with omnireuse.enable(flux.pipe, policy=policy, region="blocks"):
+        assert torch.equal(flux.run(steps=10), named)
+
+
+@pytest.mark.parametrize("region", ["step", "call", "blocks"])
+@pytest.mark.parametrize("forecaster", ["hold", "polynomial", "blend", Polynomial(order=3), Blend(order=2)])
+@pytest.mark.parametrize("policy", ["fixed", TeaCache(rel_l1_thresh=0.9, coefficients=(0, 0, 0, 0.3, 0))])
+def test_any_combination_runs(flux: Tiny, region: str, forecaster: Any, policy: Any) -> None:
+    for quantity in ("residual", "output") if region == "blocks" else ("x0", "output"):
+        with omnireuse.enable(
+            flux.pipe, policy=policy, forecaster=forecaster, region=region, quantity=quantity
+        ) as handle:
+            assert torch.isfinite(flux.run(steps=8)).all()
+        assert handle.summary().reused_calls > 0
+
+
+def test_leaving_the_context_disables_even_after_an_error(flux: Tiny) -> None:
+    full = flux.run()
+    with pytest.raises(KeyError), omnireuse.enable(flux.pipe) as handle:
+        raise KeyError
+    assert not handle.enabled
+    assert torch.equal(flux.run(), full)
+
+
+def test_enabling_twice_is_an_error_and_changes_nothing(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe, speedup=2) as handle:
+        first = flux.run()
+        with pytest.raises(
+            StateError,
+            match=r"this FluxPipeline \(2x fewer steps\), so FixedSchedule × Hold on blocks .*disable\(pipeline\)",
+        ):
+            omnireuse.enable(flux.pipe, policy="fixed", region="blocks")
+        assert torch.equal(flux.run(), first)
+        assert handle.summary().runs == 2
+    omnireuse.enable(flux.pipe).disable()
+
+
+def test_who_kept_no_handle_asks_the_pipeline_for_it_and_ends_reuse_on_the_pipeline(flux: Tiny) -> None:
+    full = flux.run()
+    assert omnireuse.handle_of(flux.pipe) is None
+    omnireuse.enable(flux.pipe)
+    reused = flux.run()
+    gc.collect()
+    handle = omnireuse.handle_of(flux.pipe)
+    assert handle is not None
+    assert handle.summary().runs == 1
+    assert omnireuse.handle_of(TINY["flux"]().pipe) is None
+    assert torch.equal(flux.run(), reused)
+    omnireuse.disable(flux.pipe)
+    assert not handle.enabled
+    assert omnireuse.handle_of(flux.pipe) is None
+    assert torch.equal(flux.run(), full)
+    omnireuse.disable(flux.pipe)
+    backend = omnireuse.enable(flux.pipe, "taylorseer")
+    assert omnireuse.handle_of(flux.pipe) is backend
+    omnireuse.disable(flux.pipe)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda model: model, lambda model: torch.compile(model, backend="eager")], ids=["plain", "compiled"]
+)
+def test_who_passes_the_model_is_told_to_pass_the_pipeline(flux: Tiny, wrap: Any) -> None:
+    model = wrap(flux.pipe.transformer)
+    for function in (omnireuse.enable, omnireuse.disable):
+        with pytest.raises(UnsupportedModelError, match=r"FluxTransformer2DModel is a model.*pass the pipeline"):
+            function(model)
+
+
+def test_who_passes_another_part_is_told_to_pass_the_pipeline(flux: Tiny) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"AutoencoderKL is a model.*pass the pipeline"):
+        omnireuse.enable(flux.pipe.vae)
+
+
+@pytest.mark.parametrize(
+    ("positional", "options", "error", "message"),
+    [
+        (["teacache"], {}, UnknownNameError, "unknown cache backend 'teacache'; did you mean 'tea_cache'"),
+        (["tea_cache"], {"rel_l1_tresh": 0.2}, UnknownNameError, "did you mean 'rel_l1_thresh'"),
+        (["tea_cache"], {"rel_l1_thresh": math.nan}, ConfigError, "rel_l1_thresh must be a finite number above 0"),
+        (["tea_cache"], {"rel_l1_thresh": -1}, ConfigError, "rel_l1_thresh must"),
+        (["tea_cache"], {"coefficients": [1, 2, 3, 4]}, ConfigError, "exactly 5 finite numbers"),
+        (["tea_cache"], {"policy": "fixed"}, ConfigError, "either a backend or a policy"),
+        ([], {"policy": "fixd"}, UnknownNameError, "did you mean 'fixed'"),
+        ([], {"policy": "fixed", "forecaster": "hald"}, UnknownNameError, "did you mean 'hold'"),
+        ([], {"policy": "fixed", "region": "block"}, UnknownNameError, "did you mean 'blocks'"),
+        ([], {"policy": "fixed", "quantity": "x1"}, UnknownNameError, "did you mean 'x0'"),
+        ([], {"policy": "fixed", "signal": "latent"}, UnknownNameError, "did you mean 'latents'"),
+        (
+            [],
+            {"policy": "fixed", "quantity": "residual"},
+            ConfigError,
+            "quantity must be x0 or output in region 'step'",
+        ),
+        (
+            [],
+            {"policy": "fixed", "region": "blocks", "quantity": "x0"},
+            ConfigError,
+            "quantity must be residual or output",
+        ),
+        ([], {"policy": TeaCache(), "signal": "none"}, ConfigError, "signal must not be 'none'"),
+        ([], {"policy": "fixed", "max_consecutive": 0}, ConfigError, "max_consecutive must be a whole number"),
+        ([], {"policy": "fixed", "max_consectutive": 1}, UnknownNameError, "did you mean 'max_consecutive'"),
+        ([], {"policy": Never}, WrongTypeError, "policy must be a policy"),
+        ([], {"policy": 7}, WrongTypeError, "policy must be a policy"),
+        ([], {"policy": "fixed", "forecaster": Never()}, WrongTypeError, "forecaster must be a forecaster"),
+        ([], {"forecaster": "hold"}, ConfigError, "a policy or a backend must be given"),
+        ([], {"region": "step"}, ConfigError, "a policy or a backend must be given"),
+    ],
+)
+def test_bad_choices_are_refused_before_anything_happens(
+    flux: Tiny, positional: list[str], options: dict[str, Any], error: type[OmniReuseError], message: str
+) -> None:
+    before = type(flux.pipe), type(flux.pipe.transformer)
+    with pytest.raises(error, match=message):
+        omnireuse.enable(flux.pipe, *positional, **options)
+    assert (type(flux.pipe), type(flux.pipe.transformer)) == before
+
+
+def test_a_pipeline_without_a_denoiser_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="no denoiser: looked for a torch module at transformer"):
+        omnireuse.enable(SimpleNamespace(vae=torch.nn.Identity()))
+
+
+@pytest.mark.parametrize("region", ["blocks", "tail"])
+def test_an_undeclared_model_is_refused_in_a_region_of_blocks_and_served_elsewhere(region: str) -> None:
+    pipe = SimpleNamespace(transformer=torch.nn.Linear(2, 2))
+    with pytest.raises(
+        UnknownNameError, match=rf"model for region '{region}'.*regions 'step' and 'call' serve any denoiser"
+    ):
+        omnireuse.enable(pipe, policy="fixed", region=region)
+    assert type(pipe.transformer) is torch.nn.Linear
+    omnireuse.enable(pipe, policy="fixed", region="call").disable()
+
+
+def test_a_schedule_for_more_steps_than_the_run_has_is_an_error_before_the_first_step(flux: Tiny) -> None:
+    full = flux.run(steps=8)
+    calls: list[int] = []
+    hook = flux.pipe.transformer.register_forward_hook(lambda *_: calls.append(1))
+    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=(0, 20))), pytest.raises(StateError, match="8 steps"):
+        flux.run(steps=8)
+    assert calls == []
+    hook.remove()
+    assert torch.equal(flux.run(steps=8), full)
+
+
+def test_zero_steps_are_the_pipelines_own_error_and_leave_it_usable(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe, speedup=2):
+        expected = flux.run()
+        with pytest.raises((ValueError, IndexError, RuntimeError, ZeroDivisionError)):
+            flux.run(steps=0)
+        assert torch.equal(flux.run(), expected)
+
+
+def test_x0_promised_on_an_unknown_scheduler_raises_and_by_default_falls_back_audibly(
+    flux: Tiny, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omnireuse.diffusion.reuse.noise._FLOW", set())
+    with (
+        omnireuse.enable(flux.pipe, policy="fixed", quantity="x0"),
+        pytest.raises(UnsupportedModelError, match="'output'"),
+    ):
+        flux.run()
+    with omnireuse.enable(flux.pipe, policy="fixed") as handle:
+        fallen = flux.run()
+    assert "raw output instead of x0" in caplog.text
+    assert handle.summary().reused_calls > 0
+    with omnireuse.enable(flux.pipe, policy="fixed", quantity="output"):
+        assert torch.equal(flux.run(), fallen)
+
+
+def test_strategies_are_frozen_and_keyword_only() -> None:
+    strategy = Strategy.of("fixed")
+    with pytest.raises(AttributeError):
+        strategy.region = "call"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Strategy(Never())  # type: ignore[misc]
+
+
+def test_a_summary_before_any_run_is_readable(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe) as handle:
+        assert str(handle.summary()) == "default: nothing was decided yet"
+
+
+@pytest.mark.parametrize("wish", [{"speedup": 2}, {"computed_steps": 3}, {"tolerance": 0.99}])
+def test_a_wish_is_granted_in_either_region(flux: Tiny, wish: dict[str, Any]) -> None:
+    with omnireuse.enable(flux.pipe, **wish, region="call") as handle:
+        flux.run(steps=6)
+    assert {event.branch for event in handle.events} == {"cond", "uncond"}
+    assert handle.summary().reused_calls > 0
+    with pytest.raises(ConfigError, match="region must be 'step' or 'call' beside a wish, got 'blocks'"):
+        omnireuse.enable(flux.pipe, **wish, region="blocks")

@@ -1,0 +1,186 @@
+"""Forecasters of higher kinds, the axis they measure distance on, and the dtype that they remember in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import omnireuse
+from omnireuse import BestOrder, Blend, FixedSchedule, Hermite, Polynomial, Strategy
+from omnireuse.diffusion.reuse.forecasters.hermite import hermite_weights
+from omnireuse.errors import ConfigError, UnknownNameError
+from tests.helpers.tiny import Tiny
+
+from .test_forecasters import poly, uneven_nodes
+
+coefficient = st.floats(-3, 3)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@given(data=st.data())
+def test_the_best_order_is_exact_on_every_lower_polynomial(order: int, data: st.DataObject) -> None:
+    degree = data.draw(st.integers(0, order))
+    coefficients = data.draw(st.lists(coefficient, min_size=degree + 1, max_size=degree + 1))
+    *known, at = data.draw(uneven_nodes(order + 3))
+    memory = BestOrder(order=order).start()
+    for node in known:
+        memory.observe(node, poly(coefficients, node))
+    torch.testing.assert_close(memory.predict(at), poly(coefficients, at), rtol=1e-5, atol=1e-5)
+
+
+def test_the_order_is_the_one_that_would_have_been_best() -> None:
+    # After 0, 1, 2 the line is trusted; after the turn back to 2 holding is.
+    memory = BestOrder(order=1).start()
+    for at, value in ((1.0, 0.0), (0.9, 1.0), (0.8, 2.0)):
+        memory.observe(at, torch.tensor([value], dtype=torch.float64))
+    assert memory.predict(0.7).item() == pytest.approx(3.0)
+    memory.observe(0.7, torch.tensor([2.0], dtype=torch.float64))
+    assert memory.predict(0.6).item() == 2.0
+
+
+def test_the_order_depends_on_how_far_the_forecast_reaches() -> None:
+    # Over 0.4 holding was off by 1 and the line by 2: over a quarter of that 1/4 and 2/16 are expected.
+    memory = BestOrder(order=1).start()
+    for at, value in ((1.0, 0.0), (0.8, 1.5), (0.4, 2.5)):
+        memory.observe(at, torch.tensor([value], dtype=torch.float64))
+    assert memory.predict(0.3).item() == pytest.approx(2.5 + 2.5 * 0.1)
+    assert memory.predict(0.0).item() == 2.5
+
+
+def test_the_blend_trusts_the_slope_more_over_a_shorter_distance() -> None:
+    # Half of the line's step was true over 0.2: three quarters are expected over 0.1, and nothing over 0.4.
+    memory = Blend().start()
+    for at, value in ((1.0, 0.0), (0.8, 1.0), (0.6, 1.5)):
+        memory.observe(at, torch.tensor([value], dtype=torch.float64))
+    assert memory.predict(0.5).item() == pytest.approx(1.5 + 0.75 * 0.25)
+    assert memory.predict(0.2).item() == pytest.approx(1.5)
+
+
+def test_a_value_seen_twice_teaches_nothing() -> None:
+    memories = [Blend().start(), BestOrder().start()]
+    for memory in memories:
+        for at, value in ((1.0, 0.0), (0.8, 1.0), (0.6, 2.0), (0.6, 2.0)):
+            memory.observe(at, torch.tensor([value], dtype=torch.float64))
+        assert memory.predict(0.4).item() == pytest.approx(3.0)
+
+
+def test_each_sample_has_an_order_of_its_own() -> None:
+    paths = torch.randn(5, 3, 2, 4, generator=torch.Generator().manual_seed(0))
+    paths[:, 0] = torch.arange(5.0)[:, None, None]
+    together, alone = BestOrder().start(), [BestOrder().start() for _ in range(3)]
+    for at, value in zip((1.0, 0.8, 0.6, 0.4, 0.2), paths, strict=True):
+        together.observe(at, value)
+        for sample, memory in enumerate(alone):
+            memory.observe(at, value[sample : sample + 1])
+    forecast = together.predict(0.1)
+    for sample, memory in enumerate(alone):
+        torch.testing.assert_close(forecast[sample : sample + 1], memory.predict(0.1))
+    torch.testing.assert_close(forecast[0], torch.full((2, 4), 4.5))
+
+
+def test_a_broken_sample_holds_and_leaves_the_others_alone() -> None:
+    memory = BestOrder(order=1).start()
+    for step in range(4):
+        memory.observe(1 - step / 10, torch.tensor([[float(step)], [float("nan")]]))
+    assert memory.predict(0.6)[0].item() == pytest.approx(4.0)
+
+
+@given(nodes=uneven_nodes(3), x=st.floats(0.1, 4), sigma=st.floats(0.05, 0.95), data=st.data())
+def test_hermite_follows_its_formula(nodes: list[float], x: float, sigma: float, data: st.DataObject) -> None:
+    c0, c1, c2 = data.draw(st.lists(coefficient, min_size=3, max_size=3))
+    unit = nodes[-2] - nodes[-1]
+
+    def value(at: float) -> float:
+        s = (at - nodes[-1]) / unit
+        return c0 + c1 * s + c2 * s * s
+
+    at = nodes[-1] - x * unit
+    # H1(y) = 2y and H2(y) = 4y² − 2 at y = σ x, times σ and σ²; x counts from the last node, here downwards.
+    expected = c0 + c1 * sigma * 2 * sigma * -x + c2 * sigma**2 * (4 * (sigma * x) ** 2 - 2)
+    weights = hermite_weights(nodes, at, contraction=sigma)
+    assert sum(weights) == pytest.approx(1.0, abs=1e-6)
+    assert sum(w * value(node) for w, node in zip(weights, nodes, strict=True)) == pytest.approx(expected, abs=1e-3)
+
+
+def test_hermite_of_order_one_takes_a_share_of_the_slope() -> None:
+    memory = Hermite(order=1, contraction=0.5).start()
+    for at in (1.0, 0.8):
+        memory.observe(at, torch.tensor([at], dtype=torch.float64))
+    assert memory.predict(0.6).item() == pytest.approx(0.8 - 0.5 * 0.2)
+
+
+@pytest.mark.parametrize("contraction", [0, 1, -0.5, True, "0.5", float("nan")])
+def test_a_contraction_out_of_range_is_refused(contraction: float) -> None:
+    with pytest.raises(ConfigError, match="contraction must be a number between 0 and 1"):
+        Hermite(contraction=contraction)
+
+
+@pytest.mark.parametrize("kind", [Hermite, BestOrder])
+@pytest.mark.parametrize("order", [0, 4, 1.5, True])
+def test_orders_out_of_range_are_refused(kind: type, order: object) -> None:
+    with pytest.raises(ConfigError, match="order must be 1, 2 or 3"):
+        kind(order=order)
+
+
+def test_the_axis_is_the_noise_level_or_the_steps(flux: Tiny) -> None:
+    sigmas = [1.0, 0.9, 0.7, 0.3, 0.1]
+    seen: list[torch.Tensor] = []
+    flux.pipe.transformer.register_forward_hook(lambda _m, _a, out: seen.append(out[0].clone()))
+    for axis, width in (("noise", (0.9 - 0.7) / (1.0 - 0.9)), ("steps", 1.0)):
+        seen.clear()
+        latents: list[torch.Tensor] = []
+
+        def note(
+            _pipe: Any, _step: int, _time: Any, given: dict[str, Any], into: list[Any] = latents
+        ) -> dict[str, Any]:
+            into.append(given["latents"].clone())
+            return given
+
+        strategy = {"policy": FixedSchedule(steps=(0, 1, 3)), "forecaster": Polynomial(), "quantity": "output"}
+        with omnireuse.enable(flux.pipe, region="call", axis=axis, **strategy):
+            flux.run(steps=None, sigmas=sigmas, guided=False, callback_on_step_end=note)
+        reused = (latents[2] - latents[1]) / (sigmas[3] - sigmas[2])
+        torch.testing.assert_close(reused, seen[1] + width * (seen[1] - seen[0]), rtol=1e-3, atol=1e-4)
+
+
+def test_an_unknown_axis_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'steps'"):
+        Strategy.of("fixed", axis="step")
+
+
+def test_history_in_fewer_bits_takes_fewer_bytes_and_comes_back_in_the_values_dtype(flux: Tiny) -> None:
+    kept, results = {}, {}
+    for dtype in (None, "bfloat16", torch.float16):
+        with omnireuse.enable(
+            flux.pipe, policy="fixed", forecaster="polynomial", region="step", history_dtype=dtype
+        ) as handle:
+            results[dtype] = flux.run(steps=8)
+        kept[dtype] = handle.summary().kept_bytes
+        assert results[dtype].dtype == torch.float32
+    assert kept["bfloat16"] == kept[torch.float16] < kept[None]
+    for dtype in ("bfloat16", torch.float16):
+        assert not torch.equal(results[dtype], results[None])
+        torch.testing.assert_close(results[dtype], results[None], rtol=0.1, atol=0.1)
+
+
+def test_kept_bytes_count_history_and_signals_once(flux: Tiny) -> None:
+    kept = {}
+    for signal in ("none", "latents", "expected_output"):
+        strategy = {"policy": FixedSchedule(steps=(0, 1, 2)), "region": "call", "quantity": "output"}
+        with omnireuse.enable(flux.pipe, signal=signal, **strategy) as handle:
+            latents = flux.run(steps=6, guided=False)
+        kept[signal] = handle.summary().kept_bytes
+    assert kept["none"] == latents.nbytes
+    assert kept["latents"] == 2 * latents.nbytes
+    # The signal of the last computed step is that of the last step here.
+    assert kept["expected_output"] == 2 * latents.nbytes
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat", torch.int32, 16, "nn", "float8_e4m3fn"])
+def test_dtypes_that_hold_no_history_are_refused(dtype: object) -> None:
+    with pytest.raises(ConfigError, match="history_dtype must be a floating-point dtype"):
+        Strategy.of("fixed", history_dtype=dtype)

@@ -1,0 +1,301 @@
+"""MagCache: the policy against its definition, the published table, and ratios measured on a model's own steps."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import omnireuse
+from omnireuse.diffusion.cache.magcache import (
+    MagCacheBackend,
+    MagCacheConfig,
+    apply_mag_cache_hook,
+    load_ratios,
+    published_ratios,
+)
+from omnireuse.diffusion.cache.published import published_rows
+from omnireuse.diffusion.calibration.mag_cache import magnitude_ratio
+from omnireuse.diffusion.data import DiffusionCacheConfig
+from omnireuse.diffusion.reuse.policies.mag_cache import MagCache, MagCacheState, resampled
+from omnireuse.diffusion.reuse.policy import StepView
+from omnireuse.errors import ConfigError, StateError, UnknownNameError
+from tests import TOP
+from tests.helpers.tiny import TINY, Tiny
+
+
+def play(policy: MagCache, total: int, branch: int = 0) -> list[bool]:
+    state, wanted = policy.start(), []
+    for index in range(total):
+        view = StepView(index=index, total=total, branch=branch)
+        reuse = index > 0 and policy.wants_reuse(state, view)
+        state = policy.after(state, view, reuse)
+        wanted.append(reuse)
+    return wanted
+
+
+@given(
+    ratios=st.lists(st.floats(0.5, 1.5), min_size=1, max_size=60),
+    threshold=st.floats(0.01, 1),
+    most=st.integers(1, 8),
+    retention=st.floats(0, 0.9),
+)
+def test_the_policy_follows_its_definition(ratios: list[float], threshold: float, most: int, retention: float) -> None:
+    total = len(ratios)
+    policy = MagCache(ratios=[ratios], threshold=threshold, max_skip_steps=most, retention_ratio=retention)
+    expected, ratio, skipped, error = [False], 1.0, 0, 0.0
+    for index in range(1, total):
+        reuse = False
+        if index >= int(retention * total + 0.5):
+            ratio, skipped = ratio * ratios[index], skipped + 1
+            error += abs(1 - ratio)
+            reuse = error <= threshold and skipped <= most
+        if not reuse:
+            ratio, skipped, error = 1.0, 0, 0.0
+        expected.append(reuse)
+    assert play(policy, total) == expected
+
+
+@given(ratios=st.lists(st.floats(0.5, 1.5), min_size=1, max_size=60).map(tuple))
+def test_ratios_of_as_many_steps_are_used_as_they_are(ratios: tuple[float, ...]) -> None:
+    assert resampled(ratios, len(ratios)) == ratios
+    assert resampled((1.0, 1.5, 2.0, 1.2), 4) == (1.0, 1.5, 2.0, 1.2)
+
+
+@given(ratios=st.lists(st.floats(0.5, 1.5), min_size=1, max_size=60), total=st.integers(1, 200))
+def test_ratios_for_another_step_count_are_taken_from_the_nearest_step(ratios: list[float], total: int) -> None:
+    found = resampled(tuple(ratios), total)
+    assert len(found) == total
+    assert found[0] == ratios[0]
+    if total > 1:
+        assert found[-1] == ratios[-1]
+        assert list(found) == [ratios[round(i * (len(ratios) - 1) / (total - 1))] for i in range(total)]
+
+
+FLAT, NESTED = [1.0, 1.5, 0.75, 1.25], [[1.0, 1.5, 0.75, 1.25], [1.0, 0.5, 2.0, 1.125]]
+
+
+@pytest.mark.parametrize("ratios", [FLAT, NESTED], ids=["for all branches", "for each"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        torch.tensor,
+        lambda ratios: torch.tensor(ratios, dtype=torch.bfloat16, requires_grad=True),
+        np.array,
+        lambda ratios: np.array(ratios, dtype=np.float32),
+        list,
+        tuple,
+        lambda ratios: [torch.tensor(each) for each in ratios],
+        lambda ratios: tuple(np.array(each) for each in ratios),
+    ],
+)
+def test_ratios_may_be_a_tensor_an_array_a_list_or_a_tuple(flux: Tiny, ratios: list[Any], form: Any) -> None:
+    given = form(ratios)
+    expected = tuple(map(tuple, NESTED)) if ratios is NESTED else (tuple(FLAT),)
+    assert MagCache(ratios=given).ratios == expected
+    assert MagCacheConfig(mag_ratios=given).policy.ratios == expected
+    config = DiffusionCacheConfig(mag_ratios=given)
+    assert MagCacheConfig(mag_ratios=config.mag_ratios).policy.ratios == expected
+    assert DiffusionCacheConfig.from_dict({"mag_ratios": given}) == config
+    with omnireuse.enable(flux.pipe, "mag_cache", mag_ratios=given) as handle:
+        assert handle.strategy.policy.ratios == expected
+
+
+def test_a_config_keeps_a_list_of_its_own() -> None:
+    given = [1.0, 0.9]
+    configs = [DiffusionCacheConfig(mag_ratios=given), MagCacheConfig(mag_ratios=given)]
+    given[1] = -1
+    assert [config.mag_ratios for config in configs] == [[1.0, 0.9], [1.0, 0.9]]
+
+
+@pytest.mark.parametrize("given", [FLAT, tuple(FLAT), NESTED, tuple(map(tuple, NESTED)), [tuple(FLAT)]], ids=repr)
+def test_ratios_read_back_equal_to_those_given(given: Any) -> None:
+    assert MagCacheConfig(mag_ratios=given).mag_ratios == given
+    assert DiffusionCacheConfig(mag_ratios=given).mag_ratios == given
+
+
+def test_each_branch_has_its_own_ratios_and_a_third_takes_the_last() -> None:
+    policy = MagCache(ratios=[[1.0] * 10, [0.5] * 10], retention_ratio=0)
+    assert any(play(policy, 10, branch=0))
+    assert not any(play(policy, 10, branch=1))
+    assert play(policy, 10, branch=2) == play(policy, 10, branch=1)
+
+
+def test_an_unknown_step_count_is_an_error() -> None:
+    with pytest.raises(StateError, match="number of steps"):
+        MagCache(ratios=[[1.0]]).wants_reuse(MagCacheState(), StepView(index=1, total=None))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threshold": 0}, "threshold must"),
+        ({"threshold": math.nan}, "threshold must"),
+        ({"max_skip_steps": 0}, "max_skip_steps must"),
+        ({"retention_ratio": 1.0}, "retention_ratio must"),
+        ({"retention_ratio": math.nan}, "retention_ratio must"),
+        ({"mag_ratios": [1.0, 0.0]}, "ratios must"),
+        ({"mag_ratios": [[1.0], []]}, "ratios must"),
+        ({"mag_ratios": [math.inf]}, "ratios must"),
+        ({"mag_ratios": "1"}, "ratios must"),
+        ({"num_inference_steps": 0}, "num_inference_steps must"),
+    ],
+)
+def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MagCacheConfig(**options)
+
+
+def test_the_specified_defaults_and_the_published_table() -> None:
+    config = MagCacheConfig()
+    assert (config.threshold, config.max_skip_steps, config.retention_ratio) == (0.24, 5, 0.1)
+    assert (config.num_inference_steps, config.mag_calibrate) == (28, False)
+    assert config.mag_ratios == published_ratios("FluxTransformer2DModel")
+    assert len(config.mag_ratios) == 1
+    theirs = pytest.importorskip("diffusers.hooks.mag_cache", reason="this version of diffusers has no MagCache")
+    assert config.mag_ratios[0] == tuple(theirs.FLUX_MAG_RATIOS.to(torch.float64).numpy().round(5))
+    first, second = published_ratios("WanTransformer3DModel")
+    assert len(first) == len(second) == 50
+    assert (first[:2], second[:2]) == ((1.0, 1.02504), (1.0, 1.03017))
+    with pytest.raises(UnknownNameError, match=r"known: .*FluxTransformer2DModel.*mag_calibrate=True"):
+        MagCacheConfig(transformer_type="Unheard")
+
+
+def test_every_published_row_has_one_ratio_for_each_step_of_each_branch() -> None:
+    for row in published_rows("magcache_ratios"):
+        ratios = published_ratios(row["transformer_class"], row["checkpoint"].split(" (")[0])
+        assert {len(branch) for branch in ratios} <= {len(row["ratios"]) // row["branches"] + 1}, row["checkpoint"]
+        assert len(row["ratios"]) == row["branches"] * (row["steps"] - 1), "the table leaves out the first step's 1.0"
+        assert all(branch[0] == 1.0 for branch in ratios)
+
+
+def test_the_table_is_shipped_unchanged() -> None:
+    facts = TOP.parent / "shared" / "facts" / "magcache_ratios.json"
+    if not facts.exists():
+        pytest.skip("the table of facts lies beside the project only where it is developed")
+    import omnireuse.diffusion.cache as package
+
+    shipped = Path(package.__path__[0]) / "data" / "magcache_ratios.json"
+    assert json.loads(shipped.read_text()) == json.loads(facts.read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("black-forest-labs/FLUX.1-dev", 1.21094),
+        ("black-forest-labs/FLUX.1-Kontext-dev", 1.19531),
+        ("/somewhere/FLUX.1-Kontext-dev/", 1.19531),
+        ("my-own-flux", 1.21094),
+    ],
+)
+def test_figures_are_borrowed_by_checkpoint_and_not_only_by_class(name: str, first: float) -> None:
+    assert published_ratios("FluxTransformer2DModel", name)[0][:2] == (1.0, first)
+
+
+def test_a_pipelines_own_name_chooses_the_row(flux: Tiny) -> None:
+    flux.pipe.register_to_config(_name_or_path="black-forest-labs/FLUX.1-Kontext-dev")
+    with omnireuse.enable(flux.pipe, "mag_cache") as handle:
+        flux.run(steps=28, guided=False)
+    assert handle.strategy.policy.ratios[0][:2] == (1.0, 1.19531)
+    assert handle.summary().reused_calls > 0
+
+
+def test_the_backend_serves_any_step_count(flux: Tiny) -> None:
+    backend = MagCacheBackend(DiffusionCacheConfig(mag_threshold=0.5, mag_ratios=[1.0] + [0.98] * 27))
+    full = flux.run(steps=12)
+    backend.enable(flux.pipe)
+    for steps in (12, 28, 40):
+        flux.run(steps=steps)
+        last = backend.handle.events[-1]
+        assert (last.step, last.total) == (steps - 1, steps)
+        assert any(event.reused for event in backend.handle.events if event.total == steps)
+    backend.disable(flux.pipe)
+    assert torch.equal(flux.run(steps=12), full)
+
+
+@pytest.mark.parametrize("name", ["flux", "qwen_image", "wan"])
+def test_calibration_measures_each_branch_without_changing_anything(name: str, tmp_path: Path) -> None:
+    tiny = TINY[name]()
+    full = tiny.run(steps=8)
+    backend = MagCacheBackend(DiffusionCacheConfig(mag_calibrate=True))
+    backend.enable(tiny.pipe)
+    with pytest.raises(StateError, match="generate"):
+        backend.calibrated_ratios()
+    assert torch.equal(tiny.run(steps=8), full)
+    one = backend.calibrated_ratios()
+    assert torch.equal(tiny.run(steps=8), full)
+    assert backend.calibrated_ratios() == one
+    assert [len(branch) for branch in one] == [8, 8]
+    assert one[0][0] == one[1][0] == 1.0
+    assert one[0] != one[1]
+    backend.save_ratios(tmp_path / "ratios.json")
+    backend.disable(tiny.pipe)
+    measured = load_ratios(tmp_path / "ratios.json")
+    assert measured == one
+    with omnireuse.enable(tiny.pipe, policy=MagCache(ratios=measured, threshold=0.5), region="blocks") as handle:
+        tiny.run(steps=8)
+    assert handle.summary().reused_calls > 0
+
+
+def test_a_ratio_is_the_mean_over_tokens() -> None:
+    before = torch.tensor([[[3.0, 4.0], [1.0, 0.0]]])
+    now = torch.tensor([[[6.0, 8.0], [0.0, 4.0]]])
+    assert magnitude_ratio(now, before) == pytest.approx((2 + 4) / 2)
+
+
+def test_asking_for_ratios_that_were_not_measured_is_an_error(flux: Tiny) -> None:
+    backend = MagCacheBackend(DiffusionCacheConfig())
+    backend.enable(flux.pipe)
+    with pytest.raises(StateError, match="mag_calibrate=True"):
+        backend.calibrated_ratios()
+    backend.disable(flux.pipe)
+
+
+def test_files_from_before_the_first_step_had_a_ratio_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "ratios.json"
+    path.write_text('{"transformer_class": "X", "ratios": [[0.9, 0.8], [1.1, 1.2]], "source": "measured"}')
+    assert load_ratios(path) == ((1.0, 0.9, 0.8), (1.0, 1.1, 1.2))
+    path.write_text('{"format": 3, "ratios": [[1.0]]}')
+    with pytest.raises(ConfigError, match="format 3 is not 2"):
+        load_ratios(path)
+
+
+@pytest.mark.parametrize("text", ["", '{"ratios": [[1.0, 0.9', '{"other": 1}', '{"ratios": [["x"]]}', "[1]"])
+def test_broken_files_are_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "ratios.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="not a file of MagCache ratios"):
+        load_ratios(path)
+
+
+def test_a_bare_module_is_told_its_step_count_by_the_config(flux: Tiny) -> None:
+    transformer = flux.pipe.transformer
+    given = {
+        "encoder_hidden_states": torch.ones(1, 6, 32),
+        "pooled_projections": torch.ones(1, 32),
+        "img_ids": torch.zeros(16, 3),
+        "txt_ids": torch.zeros(6, 3),
+        "return_dict": False,
+    }
+
+    @torch.no_grad()
+    def sample() -> torch.Tensor:
+        latents = torch.ones(1, 16, 16)
+        for t in torch.linspace(1, 0.1, 10):
+            latents = latents - transformer(hidden_states=latents, timestep=t[None], **given)[0] / 10
+        return latents
+
+    full = sample()
+    config = MagCacheConfig(num_inference_steps=10, mag_ratios=[1.0] + [0.99] * 8 + [0.5])
+    with apply_mag_cache_hook(transformer, config) as handle:
+        assert not torch.equal(sample(), full)
+    assert [event.reused for event in handle.events] == [False] + [True] * 5 + [False] + [True] * 2 + [False]
+    assert {event.total for event in handle.events} == {10}
+    assert torch.equal(sample(), full)

@@ -1,0 +1,169 @@
+"""What people see of a handle, a summary and a profile: short in a console, with strips and figures in a notebook."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+import omnireuse
+from omnireuse import FixedSchedule, Profile, Summary
+from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.present import counted, step_strip
+from omnireuse.diffusion.reuse.summary import Ledger, Promise
+from tests import TOP
+from tests.helpers.tiny import Tiny
+
+PROFILE = TOP / "models/shapes-flux/profiles/shapes-flux-28-unguided.json"
+
+
+class Elements(HTMLParser):
+    """Checks that every element is closed, and keeps texts and names."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.names: list[str] = []
+        self.text = ""
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.names.append(tag)
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def summary_of(*reused: bool, runs: int = 1, branches: int = 1, error: float | None = None) -> Summary:
+    ledger = Ledger("my strategy")
+    for run in range(1, runs + 1):
+        for step, each in enumerate(reused):
+            for branch in range(branches):
+                ledger.record(
+                    Decision(
+                        run=run,
+                        step=step,
+                        total=len(reused),
+                        branch=str(branch),
+                        reused=each and not branch,
+                        reason="policy" if step else "first",
+                        sigma=None,
+                        drift=None,
+                        error=None if each else error,
+                        host_seconds=0.001,
+                    )
+                )
+    return ledger.summary(kept_bytes=2**20, calls_outside=0)
+
+
+def test_counts_have_their_plural() -> None:
+    assert [counted(number, "run") for number in (0, 1, 2, 1200)] == ["0 runs", "1 run", "2 runs", "1,200 runs"]
+    assert "in 1 run\n" in str(summary_of(False, True))
+    assert "in 2 runs, on average\n" in str(summary_of(False, True, runs=2))
+    assert "computed 1 time: " in str(summary_of(False, True))
+    assert "1 denoiser call belonged" in str(replace(summary_of(False, True), calls_outside=1))
+    assert "2 denoiser calls belonged" in str(replace(summary_of(), calls_outside=2))
+
+
+def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
+    text = str(summary_of(False, True, False, True, error=1.2))
+    assert text.splitlines() == [
+        "my strategy: 2 of 4 steps computed (2.00x fewer) in 1 run",
+        "  reused 2 times: as the policy chose",
+        "  computed 2 times: 1 at the first step, 1 as the policy chose",
+        "  a decision and its forecast took 1.000 ms; values kept for forecasts took 1.00 MiB at most",
+        "  computed steps show how far forecasts for them would have been off: 120.0% on average",
+        "    (the computed values were used, so this is not the error of the result)",
+    ]
+    assert "none reused" in str(summary_of(False, False))
+
+
+def test_short_forms_fit_a_line(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe, policy=FixedSchedule(num_computed=3)) as handle:
+        assert repr(handle).endswith("on step: nothing decided yet>>")
+        flux.run(steps=6)
+        done = "<Summary of FixedSchedule × Hold on step: 3 of 6 steps computed (2.00x fewer), 1 run>"
+        assert repr(handle.summary()) == done
+        assert repr(handle) == f"<Handle on FluxPipeline: {done}>"
+    assert repr(handle) == f"<Handle on FluxPipeline (disabled): {done}>"
+    profile = Profile.load(PROFILE)
+    assert repr(profile) == (
+        "<Profile of FluxTransformer2DModel: 28 steps, plans for 4 or 5 or 7 or 9 or 11 or 14 computed>"
+    )
+    assert repr(replace(profile, complete=False)).endswith("computed, search not finished>")
+
+
+def test_a_notebook_shows_the_steps_of_the_latest_run(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=(0, 3))) as handle:
+        empty = Elements(handle._repr_html_())
+        assert "svg" not in empty.names
+        assert "Nothing was decided yet." in empty.text
+        flux.run(steps=6)
+        summary = handle.summary()
+        assert summary.last_run == (1, 0, 0, 1, 0, 1)
+        shown = Elements(handle._repr_html_())
+    assert "FixedSchedule × Hold on step on FluxPipeline, enabled" in shown.text
+    assert "3 of 6steps computed a run" in shown.text
+    assert shown.names.count("rect") == 6
+    assert shown.names.count("svg") == 1
+    assert "disabled" in handle._repr_html_()
+    assert Elements(summary._repr_html_()).text.startswith("FixedSchedule × Hold on step3 of 6")
+
+
+def test_a_strip_has_a_box_for_each_step() -> None:
+    drawing = ET.fromstring(step_strip([1.0, 0.0, 0.5, None]))
+    assert drawing.attrib["aria-label"] == "2 of 4 steps computed"
+    titles = [title.text for title in drawing.iter("title")]
+    assert titles == ["step 0: computed", "step 1: forecast", "step 2: 50% computed", "step 3: nothing decided"]
+    boxes = list(drawing)
+    assert boxes[0].attrib["fill"] != boxes[1].attrib["fill"]
+    right = [float(box.attrib["x"]) + float(box.attrib["width"]) for box in boxes]
+    assert all(a < float(b.attrib["x"]) for a, b in zip(right[:-1], boxes[1:], strict=True))
+    assert right[-1] <= float(drawing.attrib["width"])
+    assert step_strip([]) == ""
+    assert len(list(ET.fromstring(step_strip([1.0] * 500 + [0.0] * 500)))) == 2
+
+
+def test_branches_that_decide_apart_are_told(flux: Tiny) -> None:
+    summary = summary_of(False, True, True, branches=2)
+    assert summary.last_run == (1, 0.5, 0.5)
+    assert "fainter: by some of its branches" in summary._repr_html_()
+    assert "fainter" not in summary_of(False, True)._repr_html_()
+
+
+def test_names_cannot_break_the_page() -> None:
+    summary = replace(summary_of(False, True), name="<script>&")
+    assert "<script>" not in summary._repr_html_()
+    assert Elements(summary._repr_html_()).text.startswith("<script>&")
+
+
+@pytest.mark.parametrize("promise", [None, Promise(quality=-math.inf, expected=math.nan, prompts=0, at=(1.0, 0.5))])
+def test_what_is_promised_is_in_both_forms(promise: Promise | None) -> None:
+    summary = replace(summary_of(False, True), promise=promise, promise_holds=promise is None)
+    for shown in (str(summary).lower(), Elements(summary._repr_html_()).text.lower()):
+        assert ("nothing is promised: the plan was not judged" in shown) == (promise is not None)
+        assert ("not promised here: runs differed from the profile's 2 steps" in shown) == (promise is not None)
+
+
+def test_a_profile_shows_its_plans() -> None:
+    profile = Profile.load(PROFILE)
+    shown = Elements(profile._repr_html_())
+    assert shown.names.count("tr") == 1 + len(profile.plans)
+    assert shown.names.count("svg") == len(profile.plans)
+    assert shown.names.count("rect") == 28 * len(profile.plans)
+    plan = profile.plans[14]
+    assert f"14 of 282.00×{sum(plan.held_out) / len(plan.held_out):.1f} dB{plan.promised:.1f} dB" in shown.text
+    one = replace(profile, plans={5: replace(profile.plans[5], held_out=())}, complete=False, num_prompts=(1, 0))
+    text = Elements(one._repr_html_()).text
+    assert "not judgednone" in text
+    assert "searched with 1 prompt and judged on 0 held out" in text
+    assert "the search was not finished" in text

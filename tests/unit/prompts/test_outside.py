@@ -1,0 +1,134 @@
+"""Embeddings outlive the process, belong to the very weights that made them, and no tier can hurt a request."""
+
+import asyncio
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from omnireuse.core.stores.disk import DiskTier
+from omnireuse.core.stores.redis import RedisTier
+from omnireuse.diffusion.cache.prompt_embed_cache import PromptCacheOptions, install_prompt_embed_cache
+from omnireuse.diffusion.prompts.fingerprint import fingerprint, tensor_checksum
+from tests import TOP
+
+from .conftest import Pipeline
+
+
+def installed(tier, **kwargs):
+    pipeline = Pipeline()
+    return pipeline, install_prompt_embed_cache(pipeline, options=PromptCacheOptions(outside=tier), **kwargs)
+
+
+@pytest.fixture(params=["disk", "redis"])
+def tier(request, tmp_path):
+    if request.param == "disk":
+        yield DiskTier(tmp_path, max_bytes=1 << 20, namespace="t")
+    else:
+        made = RedisTier(request.getfixturevalue("redis_url"), namespace=request.node.name, timeout_s=5.0)
+        yield made
+        made.close()
+
+
+def test_another_pipeline_of_the_same_weights_starts_warm(tier):
+    first, _ = installed(tier, model_tag="tiny")
+    want = first.encode_prompt("abc", "bad")
+    second, cache = installed(tier, model_tag="tiny")
+    got = second.encode_prompt("abc", "bad")
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+    assert second.num_encodes == 0
+    assert (cache.hits, cache.misses, cache.details()["outside_hits"]) == (1, 0, 1)
+    assert second.encode_prompt("abc", "bad")[0] is second.encode_prompt("abc", "bad")[0]
+    assert all(key.startswith("tiny:") for key in tier.stored_keys())
+
+
+@pytest.mark.parametrize("change", ["weights", "dtype", "style", "tag"])
+def test_other_weights_dtype_settings_or_tag_do_not_meet(tier, change):
+    first, _ = installed(tier, model_tag="tiny")
+    first.encode_prompt("abc")
+    second, _ = installed(tier, model_tag="other" if change == "tag" else "tiny")
+    if change == "weights":
+        with torch.no_grad():
+            second.text_encoder.table.weight[77, 2] += 1e-3
+    elif change == "dtype":
+        second.text_encoder.double()
+    elif change == "style":
+        second.style = "x"
+    second.encode_prompt("abc")
+    assert second.num_encodes == 1
+
+
+def test_a_second_process_starts_warm(tmp_path):
+    code = (
+        "import sys, json\n"
+        "sys.path.insert(0, sys.argv[2])\n"
+        "from tests.unit.prompts.test_outside import installed\n"
+        "from omnireuse.core.stores.disk import DiskTier\n"
+        "pipeline, cache = installed(DiskTier(sys.argv[1], max_bytes=1 << 20))\n"
+        "print(json.dumps([pipeline.encode_prompt('abc')[0].tolist(), pipeline.num_encodes]))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), str(TOP)]
+    first, second = [subprocess.run(command, check=True, capture_output=True, timeout=300).stdout for _ in range(2)]
+    assert first.endswith(b"1]\n")
+    assert second == first[:-3] + b"0]\n"
+
+
+def test_a_corrupt_file_is_encoded_again(tmp_path, caplog):
+    tier = DiskTier(tmp_path, max_bytes=1 << 20)
+    first, _ = installed(tier)
+    want = first.encode_prompt("abc")[0]
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-5])
+    second, _ = installed(tier)
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(second.encode_prompt("abc")[0], want)
+    assert second.num_encodes == 1
+    assert "checksum differs" in caplog.text
+
+
+def test_a_dead_tier_costs_a_miss_and_no_more(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    tier = DiskTier(tmp_path / "file", max_bytes=1 << 20)
+    pipeline, cache = installed(tier)
+    for prompt in "abcabc":
+        pipeline.encode_prompt(prompt)
+    assert (cache.hits, cache.misses) == (3, 3)
+    assert tier.counts["failed_read"] + tier.counts["failed_write"] == 3
+
+
+def test_a_coroutine_uses_the_store_too(tmp_path):
+    class Async(Pipeline):
+        async def encode_prompt(self, prompt):
+            self.num_encodes += 1
+            return self.text_encoder(prompt).detach()
+
+    results = []
+    for _ in range(2):
+        pipeline = Async()
+        options = PromptCacheOptions(outside=DiskTier(tmp_path, max_bytes=1 << 20))
+        cache = install_prompt_embed_cache(pipeline, options=options)
+        results.append(asyncio.run(pipeline.encode_prompt("abc")))
+    assert torch.equal(*results)
+    assert (pipeline.num_encodes, cache.details()["outside_hits"]) == (0, 1)
+
+
+def test_the_fingerprint_is_of_content():
+    one, other = Pipeline().text_encoder, Pipeline().text_encoder
+    assert fingerprint({"e": one}) == fingerprint({"e": other})
+    with torch.no_grad():
+        other.out.weight[0, 0], other.out.weight[0, 1] = other.out.weight[0, 1].clone(), other.out.weight[0, 0].clone()
+    assert fingerprint({"e": one}) != fingerprint({"e": other})
+
+
+def test_the_checksum_sees_order_and_every_byte():
+    base = torch.arange(30, dtype=torch.uint8)
+    sums = {tensor_checksum(base), tensor_checksum(base.flip(0))}
+    for i in range(30):
+        changed = base.clone()
+        changed[i] += 1
+        sums.add(tensor_checksum(changed))
+    assert len(sums) == 32
+    assert tensor_checksum(base[1:]) == tensor_checksum(base[1:].clone())

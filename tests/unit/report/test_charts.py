@@ -1,0 +1,98 @@
+"""Every chart that a command or a benchmark draws has a legend, and a sentence that says how to read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnireuse.evaluation.compare.figure import PEERS, comparison_figure
+from omnireuse.evaluation.report.figure import quality_figure
+from omnireuse.evaluation.report.pareto import Case, Full, Pareto
+from reference.demo.engine.record import EngineComparison, EngineRun
+from reference.demo.engine.timeline import timeline_figure
+from reference.replay.figure import hit_ratio_figure
+from reference.replay.generate import make_trace
+from reference.replay.run import replay
+from tests import TOP
+from tests.helpers.comparisons import comparison, pareto, point
+
+
+def _timeline() -> Any:
+    marks = [
+        (0, "user 1, turn 1", "prefill", 5),
+        (1, "user 1, turn 1", "encode", 1),
+        (2, "user 1, turn 1", "decode", 1),
+    ]
+    counts = {"finish": 1, "prefill": 5, "encode": 1, "decode": 1}
+    run = EngineRun(name="caches off", num_steps=3, seconds=1.0, counts=counts, marks=marks)
+    return timeline_figure(EngineComparison(off=run, on=run, identical=True, largest_difference=0.0))
+
+
+def _replay() -> Any:
+    trace = make_trace("zipf", num_accesses=200, seed=0)
+    return hit_ratio_figure("trace", replay(trace, capacities=[1000, 5000], policies=("lru",)))
+
+
+CHARTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "quality": (lambda: quality_figure(comparison()), ("omnireuse", "fewer steps", "full")),
+    "compare": (lambda: comparison_figure(pareto()), ("omnireuse default", "other peer", "fewer steps")),
+    "timeline": (_timeline, ("prefill", "decode", "encode")),
+    "replay": (_replay, ("lru",)),
+}
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_chart_explains_itself(name: str) -> None:
+    make, expected = CHARTS[name]
+    figure = make()
+    _explained(figure, expected)
+
+
+def _explained(figure: Any, expected: tuple[str, ...]) -> None:
+    sentence = figure.get_suptitle()
+    assert sentence.startswith("Each ")
+    assert sentence.endswith(".")
+    legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
+    assert {text.get_text() for legend in legends for text in legend.get_texts()} >= set(expected)
+    # Drawn, nothing of the text lies beyond the picture.
+    figure.canvas.draw()
+    box = figure._suptitle.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    for legend in legends:
+        assert not box.overlaps(legend.get_window_extent()), "text and legend cover each other"
+
+
+def test_the_benchmark_of_strategies_explains_its_charts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench import _strategy_figures
+
+    kept: list[Any] = []
+    monkeypatch.setattr(_strategy_figures.plt, "close", kept.append)
+    record = json.loads((TOP / "bench" / "results" / "strategies.json").read_text(encoding="utf-8"))
+    record["quality"] = [row for row in record["quality"] if row["steps"] == 50]
+    _strategy_figures.draw(record, lambda steps: tmp_path / f"{steps}.png")
+    _explained(kept[0], ("fewer steps", "hold", "polynomial"))
+
+
+def test_no_two_methods_look_alike() -> None:
+    points = tuple(
+        point(f"peer {number}", "peer", steps, 30.0 + steps) for number in range(len(PEERS) + 3) for steps in (7, 9)
+    )
+    case = Case(pipeline="p", steps=28, guidance=1.0, prompts=("a", "b"), full=Full(), points=points)
+    made = Pareto(command="c", created="now", environment={}, complete=True, cases=(case,))
+    (axes,) = comparison_figure(made).axes
+    looks = {(line.get_color(), str(line.get_linestyle()), str(line._unscaled_dash_pattern)) for line in axes.lines}
+    assert len(looks) == len(PEERS) + 3
+
+
+def test_the_places_of_a_replay_have_labels_that_do_not_collide() -> None:
+    figure = hit_ratio_figure(
+        "trace", replay(make_trace("zipf", num_accesses=200, seed=0), capacities=[20_000, 40_000], policies=("lru",))
+    )
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["20k", "40k"]
+    assert list(axes.get_xticks(minor=True)) == []

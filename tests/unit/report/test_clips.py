@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import base64
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from omnireuse.errors import ConfigError
+from omnireuse.evaluation.report.clips import FRAME_MILLISECONDS, read_frames, save_clip
+from omnireuse.evaluation.report.figure import grid_figure
+from omnireuse.evaluation.report.page import render_page
+from tests.helpers.comparisons import PROMPTS, comparison, save_clips
+
+CLIP = np.random.default_rng(0).random((4, 16, 16, 3), dtype=np.float32)
+
+
+def test_a_clip_is_kept_to_the_bit(tmp_path: Path) -> None:
+    save_clip(CLIP, tmp_path / "clip.png")
+    frames = np.stack([np.asarray(frame) for frame in read_frames(tmp_path / "clip.png")])
+    np.testing.assert_array_equal(frames, np.rint(CLIP * 255).astype(np.uint8))
+
+
+def test_an_image_is_one_frame(tmp_path: Path) -> None:
+    save_clip(CLIP[0], tmp_path / "image.png")
+    (frame,) = read_frames(tmp_path / "image.png")
+    np.testing.assert_array_equal(np.asarray(frame), np.rint(CLIP[0] * 255).astype(np.uint8))
+
+
+def test_no_image_says_where_it_belongs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="images belong beside their results"):
+        read_frames(tmp_path / "none.png")
+
+
+def test_the_grid_shows_four_frames_of_a_clip(tmp_path: Path) -> None:
+    made = comparison()
+    save_clips(made, tmp_path, frames=7)
+    figure = grid_figure(made, tmp_path, rows=1)
+    picture = next(image for axes in figure.axes for image in axes.get_images())
+    # A corner of each quarter: frames 1, 3, 5 and 7 of 7, each of one brightness.
+    corners = [picture.get_array()[y, x, 0] for y in (0, -1) for x in (0, -1)]
+    assert corners == [round(255 * frame / 8) for frame in (1, 3, 5, 7)]
+
+
+def test_the_page_holds_the_frames_of_a_clip_side_by_side_and_to_the_bit(tmp_path: Path) -> None:
+    made = comparison()
+    (tmp_path / "images").mkdir()
+    for variant in made.variants:
+        for sample in variant.samples:
+            save_clip(CLIP, tmp_path / sample.image)
+    page = render_page(made, tmp_path)
+    assert page.count('<div class="frame clip"><img src="data:image/webp') == len(made.variants) * len(PROMPTS)
+    assert "--frames: 4;" in page
+    assert f'data-frames="4" data-milliseconds="{FRAME_MILLISECONDS}"' in page
+    held = re.search(r"data:image/webp;base64,([^\"]+)", page)
+    assert held
+    joined = np.asarray(Image.open(io.BytesIO(base64.b64decode(held[1]))))
+    np.testing.assert_array_equal(joined, np.concatenate(list(np.rint(CLIP * 255).astype(np.uint8)), axis=1))

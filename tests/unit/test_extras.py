@@ -1,0 +1,83 @@
+"""What is not installed is said before the work begins."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnireuse import cli
+from omnireuse.errors import MissingExtraError
+from omnireuse.evaluation.compare.catalogue import catalogue
+from omnireuse.extras import MODULES, check_extra
+from reference import commands
+from tests import TOP
+
+
+def main(arguments: list[str]) -> int:
+    return (commands if arguments[0] in commands.COMMANDS else cli).main(arguments)
+
+
+def test_every_extra_of_the_package_is_known() -> None:
+    text = (TOP / "pyproject.toml").read_text(encoding="utf-8")
+    section = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    extras = {
+        name: re.findall(r'"([a-z-]+)', rest) for name, rest in re.findall(r"^([a-z-]+) = \[(.*?)\]", section, re.M)
+    }
+    assert {name: len(modules) for name, modules in MODULES.items()} == {
+        name: len(packages) for name, packages in extras.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "message"),
+    [
+        (["demo"], "skimage", "python -m reference demo needs an optional dependency"),
+        (["engine-demo"], "matplotlib", "python -m reference engine-demo needs an optional dependency"),
+        (["compare", "folder", "--prompts", "x"], "matplotlib", "omnireuse compare needs an optional dependency"),
+        (["report", "results.json"], "jinja2", "omnireuse report needs an optional dependency"),
+        (["replay", "trace.csv"], "matplotlib", "python -m reference replay needs an optional dependency"),
+        (
+            ["calibrate", "folder", "--prompts", "x", "--workers", "2"],
+            "ray",
+            "omnireuse calibrate --workers needs an optional dependency",
+        ),
+    ],
+)
+def test_a_command_names_the_extra_before_the_work(
+    arguments: list[str],
+    module: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert f"omnireuse[{'ray' if module == 'ray' else 'report'}]" in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_needs_no_extra_runs_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["replay", str(tmp_path / "trace.csv"), "--make", "zipf", "--accesses", "10"]) == 0
+
+
+def test_cache_dit_is_left_out_where_it_is_not_installed_unless_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "cache_dit", None)
+    methods = catalogue(only=["peer"])
+    assert methods
+    assert not [method.name for method in methods if "cache-dit" in method.name]
+    assert "cache-dit is left out, it is not installed" in caplog.text
+    with pytest.raises(MissingExtraError, match=r"omnireuse\[cache-dit\]"):
+        catalogue(only=["peer", "scm"])
+    with pytest.raises(MissingExtraError, match="this needs an optional dependency"):
+        check_extra("this", "cache-dit")
