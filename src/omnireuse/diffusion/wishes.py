@@ -100,7 +100,7 @@ def fitting(strategy: Strategy, pipeline: Any, region: str | None = None) -> Str
     if strategy.region == "call":
         return strategy
     models = [type(unwrapped(denoiser)).__name__ for denoiser in denoisers_of(pipeline)]
-    several = [model for model in models if model in BLOCK_STACKS and not BLOCK_STACKS[model].makes_one_output]
+    several = [model for model in models if model in BLOCK_STACKS and not BLOCK_STACKS[model].has_one_output]
     if not several:
         return strategy
     logger.info("%s makes several kinds of latents, and its calls are forecast instead of its steps", several[0])

@@ -6,33 +6,25 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.adapters.reading import normed
-from omnireuse.diffusion.adapters.spec import Arguments, BlockStack
+from omnireuse.diffusion.adapters.block_stack import Arguments, BlockStack, modulated, norm_output
 
-__all__ = ["ACE_STEP", "STABLE_AUDIO", "STABLE_AUDIO_3"]
+__all__ = ["STACKS"]
 
-# Time enters as the first token, not by modulation.
-STABLE_AUDIO = BlockStack(
-    model="StableAudioDiTModel",
-    lists=("transformer_blocks",),
-    signal=normed("norm1"),
-    signal_name="normalised input of block 0",
+
+def _stable_audio_3(block: Any, given: Arguments) -> torch.Tensor:
+    scale, shift = (block.to_scale_shift_gate + given["global_modulation"])[:, None].chunk(6, dim=-1)[:2]
+    return modulated(block.pre_norm(given["hidden_states"]), scale, shift)
+
+
+def _ace_step(block: Any, given: Arguments) -> torch.Tensor:
+    shift, scale = (block.scale_shift_table + given["temb"]).chunk(6, dim=1)[:2]
+    return modulated(block.self_attn_norm(given["hidden_states"]), scale, shift)
+
+
+STACKS = (
+    BlockStack(  # time enters as the first token, not by modulation
+        "StableAudioDiTModel", signal=norm_output("hidden_states"), signal_name="normalised input of block 0"
+    ),
+    BlockStack("StableAudio3DiTModel", signal=_stable_audio_3),
+    BlockStack("AceStepTransformer1DModel", lists=("layers",), signal=_ace_step),
 )
-
-
-def _stable_audio_3_input(block: Any, arguments: Arguments) -> torch.Tensor:
-    scale, shift = (block.to_scale_shift_gate + arguments["global_modulation"])[:, None].chunk(6, dim=-1)[:2]
-    modulated: torch.Tensor = block.pre_norm(arguments["hidden_states"]) * (1 + scale) + shift
-    return modulated
-
-
-STABLE_AUDIO_3 = BlockStack(model="StableAudio3DiTModel", lists=("transformer_blocks",), signal=_stable_audio_3_input)
-
-
-def _ace_step_input(block: Any, arguments: Arguments) -> torch.Tensor:
-    shift, scale = (block.scale_shift_table + arguments["temb"]).chunk(6, dim=1)[:2]
-    modulated: torch.Tensor = block.self_attn_norm(arguments["hidden_states"]) * (1 + scale) + shift
-    return modulated
-
-
-ACE_STEP = BlockStack(model="AceStepTransformer1DModel", lists=("layers",), signal=_ace_step_input)

@@ -1,4 +1,4 @@
-"""Flux and its kin: double-stream blocks, then single-stream blocks; both carry text and image tokens."""
+"""Flux and its relatives: double-stream blocks, then single-stream blocks; both carry text and image tokens."""
 
 from __future__ import annotations
 
@@ -6,45 +6,36 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.adapters.reading import adaptive_norm
-from omnireuse.diffusion.adapters.spec import Arguments, BlockStack
+from omnireuse.diffusion.adapters.block_stack import TEXT_FIRST, Arguments, BlockStack, modulated, norm_output
 
-__all__ = ["BRIA", "BRIA_FIBO", "CHROMA", "FLUX", "FLUX_2", "LONGCAT_IMAGE", "OVIS_IMAGE"]
+__all__ = ["STACKS"]
 
 _LISTS = ("transformer_blocks", "single_transformer_blocks")
-_STREAMS = ("encoder_hidden_states", "hidden_states")
-
-FLUX = BlockStack(model="FluxTransformer2DModel", lists=_LISTS, streams=_STREAMS, signal=adaptive_norm)
-LONGCAT_IMAGE = BlockStack(model="LongCatImageTransformer2DModel", lists=_LISTS, streams=_STREAMS, signal=adaptive_norm)
-OVIS_IMAGE = BlockStack(model="OvisImageTransformer2DModel", lists=_LISTS, streams=_STREAMS, signal=adaptive_norm)
-BRIA = BlockStack(model="BriaTransformer2DModel", lists=_LISTS, streams=_STREAMS, signal=adaptive_norm)
-# Between its blocks half of the text channels are exchanged; on reuse nobody reads them.
-BRIA_FIBO = BlockStack(
-    model="BriaFiboTransformer2DModel", lists=_LISTS, streams=_STREAMS, joined=_LISTS[1:], signal=adaptive_norm
-)
+_SINGLE = ("single_transformer_blocks",)
+_ADAPTIVE = norm_output("hidden_states", emb="temb")
 
 
-def _flux_2_input(block: Any, arguments: Arguments) -> torch.Tensor:
+def _flux_2(block: Any, given: Arguments) -> torch.Tensor:
     # One modulation for all blocks; with cached reference tokens it has a row for each token.
-    modulation: torch.Tensor = arguments["temb_mod_img"]
+    modulation: torch.Tensor = given["temb_mod_img"]
     if modulation.ndim == 2:
         modulation = modulation.unsqueeze(1)
     shift, scale = modulation.chunk(6, dim=-1)[:2]
-    modulated: torch.Tensor = (1 + scale) * block.norm1(arguments["hidden_states"]) + shift
-    return modulated
+    return modulated(block.norm1(given["hidden_states"]), scale, shift)
 
 
-FLUX_2 = BlockStack(
-    model="Flux2Transformer2DModel", lists=_LISTS, streams=_STREAMS, joined=_LISTS[1:], signal=_flux_2_input
-)
-
-
-def _chroma_input(block: Any, arguments: Arguments) -> torch.Tensor:
+def _chroma(block: Any, given: Arguments) -> torch.Tensor:
     # Six rows of modulation for the image, then six for the text.
-    modulated: torch.Tensor = block.norm1(arguments["hidden_states"], emb=arguments["temb"][:, :6])[0]
-    return modulated
+    return _ADAPTIVE(block, {**given, "temb": given["temb"][:, :6]})
 
 
-CHROMA = BlockStack(
-    model="ChromaTransformer2DModel", lists=_LISTS, streams=_STREAMS, joined=_LISTS[1:], signal=_chroma_input
+STACKS = (
+    BlockStack("FluxTransformer2DModel", lists=_LISTS, streams=TEXT_FIRST, signal=_ADAPTIVE),
+    BlockStack("LongCatImageTransformer2DModel", lists=_LISTS, streams=TEXT_FIRST, signal=_ADAPTIVE),
+    BlockStack("OvisImageTransformer2DModel", lists=_LISTS, streams=TEXT_FIRST, signal=_ADAPTIVE),
+    BlockStack("BriaTransformer2DModel", lists=_LISTS, streams=TEXT_FIRST, signal=_ADAPTIVE),
+    # Half of the text channels are exchanged between the blocks; no reused step reads them.
+    BlockStack("BriaFiboTransformer2DModel", lists=_LISTS, streams=TEXT_FIRST, joined=_SINGLE, signal=_ADAPTIVE),
+    BlockStack("Flux2Transformer2DModel", lists=_LISTS, streams=TEXT_FIRST, joined=_SINGLE, signal=_flux_2),
+    BlockStack("ChromaTransformer2DModel", lists=_LISTS, streams=TEXT_FIRST, joined=_SINGLE, signal=_chroma),
 )
