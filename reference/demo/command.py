@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from omnireuse.diffusion.calibration.profile import Profile
-from omnireuse.diffusion.calibration.profile_file import check_writable
 from omnireuse.errors import ConfigError
 from omnireuse.evaluation.report.files import REPORT, write_report
 from omnireuse.evaluation.report.results import read_results, write_results
+from omnireuse.records import check_writable
 from omnireuse.terminal import notes, progress_bar
 from reference.case import CLIPS, IMAGES, Case
 from reference.demo.compare import Cache, compare, generations

@@ -13,8 +13,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from omnireuse.core.shared_encoder_cache.policies import POLICIES
-from omnireuse.diffusion.calibration.profile_file import check_writable
 from omnireuse.evaluation.report.figure import save_figure
+from omnireuse.records import check_writable
 from omnireuse.terminal import progress_bar
 from reference.replay.config import ReplayConfig
 from reference.replay.figure import hit_ratio_figure

@@ -17,7 +17,7 @@ SOURCE = TOP / "src" / "omnireuse"
 #: Layers from the bottom up. A module belongs to the longest name that it begins with and may import its own layer and
 #: those below it.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "extras", "lazy", "loading", "registry", "terminal"),
+    ("errors", "extras", "lazy", "loading", "records", "registry", "terminal"),
     (
         "diffusion.reuse.policy",
         "diffusion.reuse.events",
@@ -52,7 +52,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "diffusion.calibration.measurements",
         "diffusion.calibration.observer",
         "diffusion.calibration.profile",
-        "diffusion.calibration.profile_file",
         "diffusion.calibration.profile_html",
         "diffusion.calibration.student",
         "diffusion.calibration.tea_cache",

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from omnireuse.diffusion.calibration.profile_file import check_writable
 from omnireuse.evaluation.report.figure import save_figure
+from omnireuse.records import check_writable
 from omnireuse.terminal import notes, progress_bar
 from reference.demo.engine.config import EngineDemoConfig
 from reference.demo.engine.record import EngineComparison, EngineRun, write_comparison

@@ -8,19 +8,19 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from omnireuse import Profile
 from omnireuse.diffusion.calibration.command import profile_table
 from omnireuse.diffusion.calibration.measurements import Measurements, TeaCacheFit
 from omnireuse.diffusion.calibration.profile import Plan
-from omnireuse.diffusion.calibration.profile_file import check_writable
 from omnireuse.errors import ConfigError, StateError
+from omnireuse.records import check_writable
 from tests import TOP
 
 MEASURED = Measurements(
@@ -104,16 +104,20 @@ def test_a_file_that_was_cut_off_is_refused_wherever_it_was(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
-        (lambda record: record.pop("seed"), "lacks the field 'seed'"),
-        (lambda record: record.update(sede=1), "unknown field 'sede'"),
-        (lambda record: record.update(num_inference_steps="8"), "num_inference_steps is of another type: '8'"),
-        (lambda record: record.update(complete=1), "complete is of another type"),
-        (lambda record: record.update(num_prompts=[4]), "num_prompts must have 2 entries"),
-        (lambda record: record["plans"]["3"].update(steps=[0, "2"]), "steps is of another type"),
-        (lambda record: record["plans"]["3"].update(steps=[0, True]), "steps is of another type"),
-        (lambda record: record["plans"]["3"].update(psnr=float("nan")), "psnr must be finite"),
-        (lambda record: record["plans"].update(x=record["plans"]["3"]), "'x'"),
-        (lambda record: record.update(plans=[]), "plans is of another type"),
+        (lambda record: record.pop("seed"), "missing required field `seed`"),
+        (lambda record: record.update(sede=1), "unknown field `sede`"),
+        (lambda record: record.update(num_inference_steps="8"), r"Expected `int`, got `str` - at `\$.num_inference_st"),
+        (lambda record: record.update(complete=1), r"Expected `bool`, got `int` - at `\$.complete`"),
+        (lambda record: record.update(num_prompts=[4]), r"Expected `array` of length 2, got 1 - at `\$.num_prompts`"),
+        (lambda record: record["plans"]["3"].update(steps=[0, "2"]), r"got `str` - at `\$.plans\[...\].steps\[1\]`"),
+        (lambda record: record["plans"]["3"].update(steps=[0, True]), r"got `bool` - at `\$.plans\[...\].steps\[1\]`"),
+        (lambda record: record["plans"]["3"].update(psnr="nan"), r"got `str` - at `\$.plans\[...\].psnr`"),
+        (lambda record: record["plans"]["3"].update(psnr=float("nan")), "malformed"),
+        (lambda record: record["plans"].update(x=record["plans"]["3"]), r"at `key` in `\$.plans`"),
+        (lambda record: record.update(plans=[]), r"Expected `object`, got `array` - at `\$.plans`"),
+        (lambda record: record.update(format=3, measured=[]), "measured"),
+        (lambda record: record.update(format=3, measured={}), "missing required field `quantity`"),
+        (lambda record: record.update(format=2), "format of a profile must be 4, got 2; calibrate anew"),
     ],
 )
 def test_a_value_that_does_not_belong_is_named(tmp_path: Path, spoil: Any, complaint: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from msgspec import structs
 
 import omnireuse
 from omnireuse import FixedSchedule, Profile, Summary
@@ -99,7 +100,7 @@ def test_short_forms_fit_a_line(flux: Tiny) -> None:
     assert repr(profile) == (
         "<Profile of FluxTransformer2DModel: 28 steps, plans for 4 or 5 or 7 or 9 or 11 or 14 computed>"
     )
-    assert repr(replace(profile, complete=False)).endswith("computed, search not finished>")
+    assert repr(structs.replace(profile, complete=False)).endswith("computed, search not finished>")
 
 
 def test_a_notebook_shows_the_steps_of_the_latest_run(flux: Tiny) -> None:
@@ -162,7 +163,9 @@ def test_a_profile_shows_its_plans() -> None:
     assert shown.names.count("rect") == 28 * len(profile.plans)
     plan = profile.plans[14]
     assert f"14 of 282.00×{sum(plan.held_out) / len(plan.held_out):.1f} dB{plan.promised:.1f} dB" in shown.text
-    one = replace(profile, plans={5: replace(profile.plans[5], held_out=())}, complete=False, num_prompts=(1, 0))
+    one = structs.replace(
+        profile, plans={5: structs.replace(profile.plans[5], held_out=())}, complete=False, num_prompts=(1, 0)
+    )
     text = Elements(one._repr_html_()).text
     assert "not judgednone" in text
     assert "searched with 1 prompt and judged on 0 held out" in text

@@ -17,10 +17,10 @@ from omnireuse.diffusion.calibration.arguments import check_call
 from omnireuse.diffusion.calibration.calibrate import calibrate
 from omnireuse.diffusion.calibration.journal import remove_journal
 from omnireuse.diffusion.calibration.profile import Profile
-from omnireuse.diffusion.calibration.profile_file import check_writable
 from omnireuse.diffusion.calibration.standing import Standing
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.pipelines.source import Source, function_named
+from omnireuse.records import check_writable
 from omnireuse.terminal import notes, progress_bar
 
 __all__ = ["profile_table", "run_calibrate"]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from omnireuse.errors import ConfigError
+from omnireuse.records import Record
 
-__all__ = ["Measurements", "TeaCacheFit", "with_first_ratios"]
+__all__ = ["Measurements", "TeaCacheFit"]
 
 Steps = tuple[float | None, ...]
 """A figure for each step; None where it is not defined, as a change at the first one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TeaCacheFit:
+class TeaCacheFit(Record, frozen=True, kw_only=True):
     """TeaCache's polynomial from the change of the modulated input to that of what the blocks add.
 
     Attributes:
@@ -31,8 +30,7 @@ class TeaCacheFit:
     r2_held_out: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurements:
+class Measurements(Record, frozen=True, kw_only=True):
     """Means over the full runs that a search begins with.
 
     Attributes:
@@ -70,10 +68,3 @@ class Measurements:
             return {"mag_ratios": self.mag_ratios}
         reason = self.unmeasured.get(backend) or self.unmeasured.get("blocks") or "its runs were too few"
         raise ConfigError(f"profile(backend={backend!r}): nothing was measured for it: {reason}")
-
-
-def with_first_ratios(record: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The measurements of a profile of format 3, whose MagCache ratios begin at the second step, as in format 4."""
-    if record is None or record["mag_ratios"] is None:
-        return record
-    return record | {"mag_ratios": [[1.0, *branch] for branch in record["mag_ratios"]]}

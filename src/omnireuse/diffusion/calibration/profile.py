@@ -8,13 +8,10 @@ import logging
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from omnireuse.diffusion.calibration.measurements import Measurements, with_first_ratios
-from omnireuse.diffusion.calibration.profile_file import decoded, encoded, write_whole
+from omnireuse.diffusion.calibration.measurements import Measurements
 from omnireuse.diffusion.calibration.profile_html import profile_html
 from omnireuse.diffusion.calibration.student import student
 from omnireuse.diffusion.reuse.forecasters import Fitted, forecaster_named
@@ -23,18 +20,18 @@ from omnireuse.diffusion.reuse.runtime.placement import dtype_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Promise
 from omnireuse.errors import ConfigError, StateError
+from omnireuse.records import Record, as_text, read_record, write_text
 
 __all__ = ["FEWEST_HELD_OUT", "Plan", "Profile", "fingerprint"]
 
 logger = logging.getLogger("omnireuse")
 
-FORMAT = 4
+HEAD = {"format": 4}
 FEWEST_HELD_OUT = 3
 """Held-out prompts that a promise takes: of fewer, Student's t bounds nothing that anybody could use."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Record, frozen=True, kw_only=True):
     """One schedule and what it was worth.
 
     Attributes:
@@ -82,8 +79,7 @@ class Plan:
         return mean - student(len(self.held_out) - 1) * math.sqrt(spread / len(self.held_out))
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Profile:
+class Profile(Record, frozen=True, kw_only=True):
     """The best schedules that were found for a pipeline, one for each number of computed steps.
 
     Attributes:
@@ -247,11 +243,11 @@ class Profile:
         Raises:
             StateError: it cannot be written; a file that was there before is untouched.
         """
-        write_whole(path, self.as_text())
+        write_text(path, self.as_text())
 
     def as_text(self) -> str:
         """What `save` writes."""
-        return encoded(self, format=FORMAT)
+        return as_text(self, HEAD)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
@@ -260,20 +256,15 @@ class Profile:
         Raises:
             ConfigError: no such file, or not a whole profile of this format.
         """
-        try:
-            record = json.loads(Path(path).read_text(encoding="utf-8"))
-            if (given := record.pop("format")) not in (3, FORMAT):
-                raise ConfigError(f"{path}: format {given!r} is not {FORMAT}; calibrate anew")
-            if given == 3:
-                record["measured"] = with_first_ratios(record["measured"])
-            profile: Profile = decoded(cls, record)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror}); calibrate writes it") from error
-        except ConfigError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}: not a whole profile ({error}); calibrate anew") from error
-        return profile
+        return read_record(cls, path, HEAD, what="profile", remedy="calibrate anew", upgrade=_upgrade)
+
+
+def _upgrade(document: dict[str, Any]) -> None:
+    """Format 3: MagCache ratios begin at the second step."""
+    if document.get("format") == 3:
+        document["format"] = 4
+        if (measured := document.get("measured")) and measured["mag_ratios"] is not None:
+            measured["mag_ratios"] = [[1.0, *branch] for branch in measured["mag_ratios"]]
 
 
 def fingerprint(pipeline: Any) -> tuple[str, str, str]:

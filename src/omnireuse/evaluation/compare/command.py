@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from omnireuse.diffusion.calibration.profile_file import check_writable
 from omnireuse.diffusion.reuse.runtime.placement import describe
 from omnireuse.errors import ConfigError
 from omnireuse.evaluation.compare.catalogue import catalogue
@@ -26,6 +25,7 @@ from omnireuse.evaluation.compare.table import case_table, targets_table
 from omnireuse.evaluation.report.pareto import Pareto, write_pareto
 from omnireuse.extras import check_extra
 from omnireuse.pipelines.source import Source, function_named
+from omnireuse.records import check_writable
 from omnireuse.terminal import notes, progress_bar
 
 __all__ = ["compare_all", "read_prompts", "run_compare", "run_merge", "show"]
