@@ -97,7 +97,7 @@ class Bench:
         for name, policy in track(SCHEDULES.items(), f"quality, {'guided' if guided else 'unguided'}"):
             assert isinstance(policy, FixedSchedule)
             noises = tuple(float(s) for s in np.linspace(1.0, 1 / self.steps, self.steps))
-            computed = sorted(policy.computed_steps(self.steps, noises))
+            computed = sorted(policy.schedule(self.steps, noises))
             floors = {
                 "fewer uniform steps": self.images(guided=guided, num_inference_steps=len(computed)),
                 "same timesteps": self.images(guided=guided, **self.subset(computed)),
@@ -153,7 +153,7 @@ class Bench:
                 if handle is not None:
                     reused = [event.host_seconds for event in handle.events if event.reused]
                     notes[name] = {
-                        "steps_over_computed": handle.summary().speedup,
+                        "steps_over_computed": handle.summary().step_ratio,
                         "host_ms_a_reused_decision": statistics.median(reused) * 1e3 if reused else None,
                         "kept_bytes": handle.summary().kept_bytes,
                     }

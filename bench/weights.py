@@ -94,7 +94,7 @@ class Bench:
         )
         weights = fit.WeightFit(candidate.steps, self._steps, kept=kept)
         self._judge.lead(weights, path, batch, candidate)
-        return omnireuse.Fitted(at=_at(full), weights=weights.weights, computed=candidate.steps)
+        return omnireuse.Fitted(coordinates=_at(full), weights=weights.weights, computed=candidate.steps)
 
 
 def _at(full: FullRun) -> tuple[float, ...]:

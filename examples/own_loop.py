@@ -32,7 +32,7 @@ def sample(strategy: Strategy) -> tuple[torch.Tensor, int]:
         if choice.reuse:
             output = generation.predict(choice, latents)
         else:
-            output = generation.observe(choice, denoiser(latents, generation.level.at), latents)
+            output = generation.observe(choice, denoiser(latents, generation.level.coordinate), latents)
             computed += 1
         latents = scheduler.step(output, timestep, latents, return_dict=False)[0]
         generation.advance()

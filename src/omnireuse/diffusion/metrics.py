@@ -18,7 +18,7 @@ METRICS = {
     f"{_PREFIX}_decisions_total": "Decisions, by strategy, by what was done (computed, reused) and by who decided",
     f"{_PREFIX}_calls_outside_total": "Denoiser calls that belonged to no run and were passed on",
     f"{_PREFIX}_host_seconds_total": "Host time of decisions and forecasts",
-    f"{_PREFIX}_speedup": "Decisions divided by computed ones: what reuse can give at most",
+    f"{_PREFIX}_step_ratio": "Decisions divided by computed ones: what reuse can give at most",
     f"{_PREFIX}_forecast_error": "Mean relative L1 error of the forecasts that could be compared with the truth",
     f"{_PREFIX}_kept_bytes": "Most bytes of tensors that one run held",
 }
@@ -39,7 +39,7 @@ class StepReuseCollector(Collector[Handle]):
             "steps_total": summary.steps,
             "calls_outside_total": summary.calls_outside,
             "host_seconds_total": summary.host_seconds * summary.calls,
-            "speedup": summary.speedup,
+            "step_ratio": summary.step_ratio,
             "kept_bytes": summary.kept_bytes,
         }
         for name, value in values.items():

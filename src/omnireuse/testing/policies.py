@@ -66,7 +66,7 @@ def _run(policy: Policy, total: int, *, seed: int) -> list[bool]:
             error=draw.choice(FIGURES) if step and policy.needs_error else None,
             noise=noises[step],
             noises=noises,
-            at=noises[step],
+            coordinate=noises[step],
             order=1,
         )
         before, was = copy.deepcopy(state), repr(policy)

@@ -51,7 +51,7 @@ def test_a_profile_holds_a_plan_for_each_budget(profile: Profile) -> None:
 
 def test_a_search_is_never_worse_than_what_it_starts_from(pipeline: Any, profile: Profile) -> None:
     judge = Judge(pipeline, PROMPTS[:2], first_seed=0, call={"num_inference_steps": 8, **CALL})
-    schedule = omnireuse.FixedSchedule(num_computed=4, power=1.7).computed_steps(8)
+    schedule = omnireuse.FixedSchedule(num_computed=4, power=1.7).schedule(8)
     default = Candidate(steps=tuple(sorted(schedule)), forecaster="blend")
     given = judge.psnr(range(2), default, "blend", judge.full_run(range(2), False, False).pictures)
     assert profile.plans[4].psnr >= sum(given) / 2 - 1e-6

@@ -114,7 +114,7 @@ def test_weights_come_closer_to_the_full_run_than_holding_and_judge_as_they_were
         held = tiny.run(steps=8)
     assert (led - full).norm() < (held - full).norm()
     at = tuple(tiny.pipe.scheduler.sigmas[:-1].tolist())
-    fitted = omnireuse.Fitted(at=at, weights=fit.weights, computed=computed)
+    fitted = omnireuse.Fitted(coordinates=at, weights=fit.weights, computed=computed)
     # Its guidance calls two branches, so that weights are of calls.
     assert fitted.branches == 2
     with omnireuse.enable(tiny.pipe, policy=policy, forecaster=fitted, region="call"):

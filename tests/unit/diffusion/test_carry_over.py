@@ -21,24 +21,24 @@ schedules = st.sets(st.integers(1, 26), min_size=1, max_size=20).map(lambda inne
 
 @given(steps=schedules, shift=st.floats(0.3, 5))
 def test_the_run_that_it_was_made_for_gets_the_very_steps(steps: tuple[int, ...], shift: float) -> None:
-    policy = FixedSchedule(steps=steps, made_for=28, made_at=noises(28, shift))
-    assert policy.computed_steps(28, noises(28, shift)) == set(steps)
-    assert policy.computed_steps(28) == set(steps), "without noise levels it goes by number"
+    policy = FixedSchedule(steps=steps, made_for=28, made_for_noises=noises(28, shift))
+    assert policy.schedule(28, noises(28, shift)) == set(steps)
+    assert policy.schedule(28) == set(steps), "without noise levels it goes by number"
 
 
 @given(steps=schedules, total=st.integers(2, 60), shift=st.floats(0.3, 5))
 def test_any_other_run_gets_as_large_a_share(steps: tuple[int, ...], total: int, shift: float) -> None:
-    policy = FixedSchedule(steps=steps, made_for=28, made_at=noises(28, 3.0))
-    computed = policy.computed_steps(total, noises(total, shift))
+    policy = FixedSchedule(steps=steps, made_for=28, made_for_noises=noises(28, 3.0))
+    computed = policy.schedule(total, noises(total, shift))
     assert len(computed) == min(max(round(len(steps) * total / 28), 2), total)
     assert {0, total - 1} <= computed <= set(range(total))
 
 
 def test_another_shift_computes_where_as_much_noise_is_left() -> None:
     made_at, steps = noises(28, 3.0), (0, 4, 8, 14, 20, 27)
-    policy = FixedSchedule(steps=steps, made_for=28, made_at=made_at)
+    policy = FixedSchedule(steps=steps, made_for=28, made_for_noises=made_at)
     elsewhere = noises(28, 1.0)
-    computed = sorted(policy.computed_steps(28, elsewhere))
+    computed = sorted(policy.schedule(28, elsewhere))
     assert computed != list(steps)
     for step, known in zip(computed[1:-1], steps[1:-1], strict=True):
         nearest = min(range(28), key=lambda each: abs(elsewhere[each] - made_at[known]))
@@ -48,9 +48,9 @@ def test_another_shift_computes_where_as_much_noise_is_left() -> None:
 
 def test_another_length_computes_where_as_much_noise_is_left() -> None:
     made_at, steps = noises(28, 3.0), tuple(range(0, 28, 3))
-    policy = FixedSchedule(steps=steps, made_for=28, made_at=made_at)
+    policy = FixedSchedule(steps=steps, made_for=28, made_for_noises=made_at)
     twice = noises(56, 3.0)
-    computed = sorted(policy.computed_steps(56, twice))
+    computed = sorted(policy.schedule(56, twice))
     assert len(computed) == 20
     # Every known step's noise is close to that of one of the computed ones, but for the last: longer runs end lower.
     for step in steps[:-1]:
@@ -59,5 +59,5 @@ def test_another_length_computes_where_as_much_noise_is_left() -> None:
 
 @pytest.mark.parametrize("made_at", [(1.0, 0.5), (0.1, 0.5, 1.0), (1.0, float("nan"), 0.5)])
 def test_noise_that_does_not_fit_is_refused(made_at: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError, match="made_at must be"):
-        FixedSchedule(steps=(0, 2), made_for=3, made_at=made_at)
+    with pytest.raises(ConfigError, match="made_for_noises must be"):
+        FixedSchedule(steps=(0, 2), made_for=3, made_for_noises=made_at)

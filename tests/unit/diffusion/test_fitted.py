@@ -24,7 +24,7 @@ MENDED: tuple[tuple[float, ...], ...] = ((), (), (1.5, -0.5), (1.2, 0.1, -0.3), 
 
 
 def fitted(weights: tuple[tuple[float, ...], ...], computed: tuple[int, ...] = COMPUTED) -> Fitted:
-    return Fitted(at=AT, weights=(weights,), computed=computed)
+    return Fitted(coordinates=AT, weights=(weights,), computed=computed)
 
 
 def handed_on(tiny: Tiny, steps: int = STEPS, **choices: Any) -> tuple[list[torch.Tensor], Any]:
@@ -74,21 +74,23 @@ def test_both_regions_hand_on_the_same_after_guidance(flux: Tiny) -> None:
 def test_branches_with_weights_of_their_own_are_each_handed_on_with_theirs(flux: Tiny) -> None:
     choices: dict[str, Any] = {"policy": FixedSchedule(steps=COMPUTED), "region": "call"}
     alike, _ = handed_on(flux, forecaster=fitted(MENDED), **choices)
-    twice, _ = handed_on(flux, forecaster=Fitted(at=AT, weights=(MENDED, MENDED), computed=COMPUTED), **choices)
+    twice, _ = handed_on(
+        flux, forecaster=Fitted(coordinates=AT, weights=(MENDED, MENDED), computed=COMPUTED), **choices
+    )
     assert all(torch.equal(a, b) for a, b in zip(alike, twice, strict=True))
     # The unconditional branch holds, the conditional one holds half of its output: what is handed on tells which.
     halved = tuple(tuple(0.5 * weight for weight in weights) for weights in HELD)
     held, _ = handed_on(flux, forecaster=fitted(HELD), **choices)
-    parts, _ = handed_on(flux, forecaster=Fitted(at=AT, weights=(halved, HELD), computed=COMPUTED), **choices)
+    parts, _ = handed_on(flux, forecaster=Fitted(coordinates=AT, weights=(halved, HELD), computed=COMPUTED), **choices)
     none = tuple(tuple(0.0 * weight for weight in weights) for weights in HELD)
-    without, _ = handed_on(flux, forecaster=Fitted(at=AT, weights=(none, HELD), computed=COMPUTED), **choices)
+    without, _ = handed_on(flux, forecaster=Fitted(coordinates=AT, weights=(none, HELD), computed=COMPUTED), **choices)
     torch.testing.assert_close(parts[2], (held[2] + without[2]) / 2)
     assert not torch.allclose(held[2], without[2])
 
 
 def test_weights_of_two_branches_end_where_one_is_called(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
     schedule = FixedSchedule(steps=(0, 1, 2, 4, 5))
-    both = Fitted(at=AT, weights=(HELD, MENDED), computed=COMPUTED)
+    both = Fitted(coordinates=AT, weights=(HELD, MENDED), computed=COMPUTED)
     with (
         caplog.at_level(logging.WARNING, "omnireuse"),
         omnireuse.enable(flux.pipe, policy=schedule, forecaster=both, region="call"),
@@ -100,7 +102,7 @@ def test_weights_of_two_branches_end_where_one_is_called(flux: Tiny, caplog: pyt
 
 
 def test_weights_of_two_branches_end_at_the_step_where_guidance_does(caplog: pytest.LogCaptureFixture) -> None:
-    both = Fitted(at=AT, weights=(HELD, MENDED), computed=COMPUTED)
+    both = Fitted(coordinates=AT, weights=(HELD, MENDED), computed=COMPUTED)
     generation = Strategy.where_it_fits(FixedSchedule(steps=COMPUTED), both).start(total=STEPS)
 
     def step(*branches: str) -> None:
@@ -167,7 +169,7 @@ def test_a_step_that_a_guard_computes_ends_the_weights_of_this_run(
 )
 def test_weights_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Fitted(**{"at": AT, "weights": (HELD,), "computed": COMPUTED, **change})
+        Fitted(**{"coordinates": AT, "weights": (HELD,), "computed": COMPUTED, **change})
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_weights_that_cannot_be_are_refused(change: dict[str, Any], message: str
     [
         ({"region": "blocks"}, "region must be step or call with Fitted"),
         (
-            {"forecaster": Fitted(at=AT, weights=(HELD, HELD), computed=COMPUTED)},
+            {"forecaster": Fitted(coordinates=AT, weights=(HELD, HELD), computed=COMPUTED)},
             "region must be call with Fitted, got 'step'",
         ),
         ({"quantity": "x0"}, "quantity must be output with the forecaster Fitted"),

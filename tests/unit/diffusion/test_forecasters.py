@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from omnireuse import Blend, Hold, Polynomial
 from omnireuse.diffusion.reuse.forecasters import FORECASTERS, forecaster_named
-from omnireuse.diffusion.reuse.forecasters.polynomial import lagrange_weights
+from omnireuse.diffusion.reuse.forecasters.base import lagrange_weights
 from omnireuse.errors import ConfigError, UnknownNameError
 
 coefficient = st.floats(-3, 3)

@@ -47,7 +47,7 @@ def levels_of(steps: int) -> list[NoiseLevel]:
 
 def model(latents: torch.Tensor, level: NoiseLevel) -> torch.Tensor:
     """A velocity whose path bends."""
-    noise = level.at
+    noise = level.coordinate
     return torch.sin(3 * latents) * (0.3 + noise) + latents.roll(1, -1) * noise**2
 
 
@@ -73,8 +73,8 @@ class Request:
     def go_on(self, output: torch.Tensor) -> None:
         self.handed_on.append(output)
         index = self.generation.index
-        after = self.levels[index + 1].at if index + 1 < len(self.levels) else 0.0
-        self.latents = self.latents + (after - self.levels[index].at) * output
+        after = self.levels[index + 1].coordinate if index + 1 < len(self.levels) else 0.0
+        self.latents = self.latents + (after - self.levels[index].coordinate) * output
         self.generation.advance()
 
     def step_alone(self) -> None:
@@ -261,7 +261,7 @@ def test_a_batch_of_one_is_the_solo_call(forecaster: Forecaster) -> None:
 def test_corrections_are_made_in_batches() -> None:
     levels = levels_of(6)
     weights = ((), (0.8,), (0.9, 0.2), (1.2, -0.2), (1.0, 0.1, -0.1), (0.7, 0.3))
-    fitted = Fitted(at=tuple(level.at for level in levels), weights=(weights,), computed=(0, 2, 4, 5))
+    fitted = Fitted(coordinates=tuple(level.coordinate for level in levels), weights=(weights,), computed=(0, 2, 4, 5))
     strategy = Strategy(policy=FixedSchedule(steps=(0, 2, 4)), forecaster=fitted)
     joined = [request(strategy, 6, seed) for seed in range(3)]
     events: list[Decision] = []

@@ -78,7 +78,7 @@ def test_the_output_is_won_back(make: type, prediction: str) -> None:
 def test_the_coordinate_falls_from_noise_to_data(make: type, prediction: str) -> None:
     scheduler = make(prediction_type=prediction, **({"use_flow_sigmas": True} if "flow" in prediction else {}))
     scheduler.set_timesteps(12)
-    at = [level.at for level in noise_levels(scheduler)]
+    at = [level.coordinate for level in noise_levels(scheduler)]
     assert len(at) == 12
     assert all(0 <= b < a <= 1 for a, b in pairwise(at))
 
@@ -87,7 +87,7 @@ def test_flow_matching_is_its_own_coordinate() -> None:
     scheduler = FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(sigmas=[1.0, 0.6, 0.3])
     levels = noise_levels(scheduler)
-    assert [level.at for level in levels] == pytest.approx([1.0, 0.6, 0.3])
+    assert [level.coordinate for level in levels] == pytest.approx([1.0, 0.6, 0.3])
     assert [level.sigma for level in levels] == pytest.approx([1.0, 0.6, 0.3])
     assert [level.output_weight for level in levels] == pytest.approx([-1.0, -0.6, -0.3])
 
@@ -106,5 +106,5 @@ def test_an_unknown_scheduler_counts_steps_and_denoises_nothing() -> None:
         timesteps = torch.tensor([3, 2, 1])
 
     levels = noise_levels(Unheard())
-    assert [level.at for level in levels] == [0, 1, 2]
+    assert [level.coordinate for level in levels] == [0, 1, 2]
     assert not can_denoise(levels[0], torch.zeros(1), torch.zeros(1))

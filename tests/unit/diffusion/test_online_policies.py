@@ -64,7 +64,7 @@ def measured(error: float, order: int, steps: int, **options: Any) -> list[int]:
     state: Any = policy.start()
     last, known, computed = 0, None, []
     for index in range(steps):
-        view = StepView(index=index, total=steps, at=1 - index / steps, error=known, order=order)
+        view = StepView(index=index, total=steps, coordinate=1 - index / steps, error=known, order=order)
         if policy.wants_reuse(state, view):
             state = policy.after(state, view, True)
             continue
@@ -94,10 +94,10 @@ def test_a_worse_forecast_brings_the_next_computed_step_nearer() -> None:
     policy = ErrorControl(tolerance=0.02, safety=1.0, scale=1.0)
     state: Any = None
     for index, at in ((0, 1.0), (4, 0.6)):
-        state = policy.after(state, StepView(index=index, at=at), False)
-    views = [StepView(index=index, at=1 - index / 10, error=0.02, order=1) for index in range(5, 10)]
+        state = policy.after(state, StepView(index=index, coordinate=at), False)
+    views = [StepView(index=index, coordinate=1 - index / 10, error=0.02, order=1) for index in range(5, 10)]
     assert [policy.wants_reuse(state, view) for view in views] == [True] * 4 + [False]
-    worse = [StepView(index=index, at=1 - index / 10, error=0.08, order=1) for index in range(5, 10)]
+    worse = [StepView(index=index, coordinate=1 - index / 10, error=0.08, order=1) for index in range(5, 10)]
     assert [policy.wants_reuse(state, view) for view in worse] == [True, True, False, False, False]
 
 
@@ -106,10 +106,10 @@ def test_errors_grow_with_the_third_power_of_the_distance_at_most() -> None:
     policy = ErrorControl(tolerance=0.5, scale=1.0, safety=1.0)
     state: Any = None
     for index, at in ((0, 1.0), (1, 0.9)):
-        state = policy.after(state, StepView(index=index, at=at), False)
+        state = policy.after(state, StepView(index=index, coordinate=at), False)
     for order, allowed in ((1, 0.12), (2, 0.06), (3, 0.06)):
         for error, reused in ((allowed, True), (allowed * 1.1, False)):
-            assert policy.wants_reuse(state, StepView(index=3, at=0.7, error=error, order=order)) == reused
+            assert policy.wants_reuse(state, StepView(index=3, coordinate=0.7, error=error, order=order)) == reused
     assert set(gaps[2][5:-1]) == {2}
 
 
@@ -126,9 +126,9 @@ def test_distance_is_what_the_axis_says() -> None:
     policy = ErrorControl(tolerance=0.02, safety=1.0, scale=1.0)
     state: Any = None
     for index, at in ((0, 1.0), (1, 0.9)):
-        state = policy.after(state, StepView(index=index, at=at), False)
-    assert policy.wants_reuse(state, StepView(index=2, at=0.8, error=0.01, order=0))
-    assert not policy.wants_reuse(state, StepView(index=2, at=0.5, error=0.01, order=0))
+        state = policy.after(state, StepView(index=index, coordinate=at), False)
+    assert policy.wants_reuse(state, StepView(index=2, coordinate=0.8, error=0.01, order=0))
+    assert not policy.wants_reuse(state, StepView(index=2, coordinate=0.5, error=0.01, order=0))
 
 
 def test_late_errors_weigh_more_because_less_noise_is_left_to_hide_them() -> None:

@@ -68,7 +68,7 @@ def test_a_schedule_never_reuses_the_first_or_last_step_or_the_warmup_and_is_det
     assert not wanted[-1]
     assert not any(wanted[: schedule.warmup])
     assert wanted == play(schedule, total, noises=noises)
-    assert [i for i, reuse in enumerate(wanted) if not reuse] == sorted(schedule.computed_steps(total, noises))
+    assert [i for i, reuse in enumerate(wanted) if not reuse] == sorted(schedule.schedule(total, noises))
 
 
 @given(run=runs(), count=st.integers(2, 200), warmup=warmups, spread=spreads)
@@ -76,7 +76,7 @@ def test_the_number_of_computed_steps_is_exact(
     run: tuple[int, tuple[float, ...] | None], count: int, warmup: int, spread: dict[str, float]
 ) -> None:
     count = max(count, warmup + 1)
-    computed = FixedSchedule(num_computed=count, warmup=warmup, **spread).computed_steps(*run)
+    computed = FixedSchedule(num_computed=count, warmup=warmup, **spread).schedule(*run)
     assert len(computed) == min(count, run[0])
     assert computed <= set(range(run[0]))
 
@@ -87,7 +87,7 @@ def test_every_budget_of_every_run_is_exact() -> None:
         for count in range(2, total + 1, max(total // 20, 1)):
             for given_noises in (None, noises):
                 schedule = FixedSchedule(num_computed=count, power=1.7, noise_exponent=0.5)
-                assert len(schedule.computed_steps(total, given_noises)) == count
+                assert len(schedule.schedule(total, given_noises)) == count
 
 
 @given(run=runs(), speedup=st.floats(1, 20), warmup=warmups, spread=spreads)
@@ -96,7 +96,7 @@ def test_a_speedup_computes_the_nearest_number_of_steps_and_the_warmup(
 ) -> None:
     total = run[0]
     schedule = FixedSchedule(speedup=speedup, warmup=warmup, **spread)
-    computed = len(schedule.computed_steps(*run))
+    computed = len(schedule.schedule(*run))
     always = min(max(warmup, 1) + 1, total)
     if computed > always:
         assert abs(computed - total / speedup) <= 0.5
@@ -106,16 +106,16 @@ def test_a_speedup_computes_the_nearest_number_of_steps_and_the_warmup(
 
 
 def test_halves_are_rounded_up() -> None:
-    counts = {total: len(FixedSchedule(speedup=2.0).computed_steps(total)) for total in (7, 9, 11, 25, 28)}
+    counts = {total: len(FixedSchedule(speedup=2.0).schedule(total)) for total in (7, 9, 11, 25, 28)}
     assert counts == {7: 4, 9: 5, 11: 6, 25: 13, 28: 14}
-    assert len(FixedSchedule(speedup=1.5).computed_steps(28)) == 19
+    assert len(FixedSchedule(speedup=1.5).schedule(28)) == 19
 
 
 @given(run=runs(), budgets=st.lists(st.integers(2, 100), min_size=2, max_size=2), spread=spreads)
 def test_a_larger_budget_computes_each_step_no_later(
     run: tuple[int, tuple[float, ...] | None], budgets: list[int], spread: dict[str, float]
 ) -> None:
-    few, many = (sorted(FixedSchedule(num_computed=count, **spread).computed_steps(*run)) for count in sorted(budgets))
+    few, many = (sorted(FixedSchedule(num_computed=count, **spread).schedule(*run)) for count in sorted(budgets))
     assert len(few) <= len(many)
     assert all(a >= b for a, b in zip(few, many, strict=False))
 
@@ -123,7 +123,7 @@ def test_a_larger_budget_computes_each_step_no_later(
 @given(total=st.integers(1, 199), speedup=st.floats(1, 20))
 def test_a_longer_run_and_a_smaller_speedup_compute_no_fewer_steps(total: int, speedup: float) -> None:
     def count(total: int, speedup: float) -> int:
-        return len(FixedSchedule(speedup=speedup).computed_steps(total))
+        return len(FixedSchedule(speedup=speedup).schedule(total))
 
     assert count(total, speedup) <= count(total + 1, speedup) <= count(total + 1, max(speedup / 1.3, 1.0))
 
@@ -131,19 +131,19 @@ def test_a_longer_run_and_a_smaller_speedup_compute_no_fewer_steps(total: int, s
 def test_steps_spread_in_noise_stand_where_as_much_noise_is_left_whatever_the_shift() -> None:
     schedule = FixedSchedule(num_computed=6, noise_exponent=0.5)
     even = tuple(1 - i / 200 for i in range(200))
-    at_one = sorted(even[step] for step in schedule.computed_steps(200, even))
+    at_one = sorted(even[step] for step in schedule.schedule(200, even))
     shifted = tuple(6 * s / (1 + 5 * s) for s in even)
-    at_six = sorted(shifted[step] for step in schedule.computed_steps(200, shifted))
+    at_six = sorted(shifted[step] for step in schedule.schedule(200, shifted))
     # From 1 to 1/200 in five steps that are even in the square root of what is left.
     assert at_one[1:] == pytest.approx([1 - (k / 5) ** 2 for k in range(4, -1, -1)], abs=0.02)
     assert at_six[1:] == pytest.approx(at_one[1:], abs=0.05)
-    assert schedule.computed_steps(200) == FixedSchedule(num_computed=6).computed_steps(200)
+    assert schedule.schedule(200) == FixedSchedule(num_computed=6).schedule(200)
 
 
 def test_noise_that_does_not_fall_is_not_gone_by() -> None:
     schedule = FixedSchedule(num_computed=4, noise_exponent=0.5, power=1.7)
-    assert schedule.computed_steps(8, (0.9, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)) == schedule.computed_steps(8)
-    assert schedule.computed_steps(8, tuple(i / 8 for i in range(8))) == schedule.computed_steps(8)
+    assert schedule.schedule(8, (0.9, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)) == schedule.schedule(8)
+    assert schedule.schedule(8, tuple(i / 8 for i in range(8))) == schedule.schedule(8)
 
 
 def test_a_budget_that_warmup_and_last_step_exceed_is_refused() -> None:
@@ -155,7 +155,7 @@ def test_a_budget_that_warmup_and_last_step_exceed_is_refused() -> None:
 
 def test_short_runs_compute_everything_and_say_what_to_do_instead() -> None:
     schedule = FixedSchedule(speedup=2.0, min_computed=12, min_steps=20)
-    assert [len(schedule.computed_steps(total)) for total in (1, 4, 19, 20, 24, 25, 60)] == [1, 4, 19, 12, 12, 13, 30]
+    assert [len(schedule.schedule(total)) for total in (1, 4, 19, 20, 24, 25, 60)] == [1, 4, 19, 12, 12, 13, 30]
     assert "all 8 steps are computed" in (schedule.caution(8) or "")
     assert "lower num_inference_steps" in (schedule.caution(8) or "")
     assert schedule.caution(1) is schedule.caution(28) is None
@@ -166,18 +166,18 @@ def test_short_runs_compute_everything_and_say_what_to_do_instead() -> None:
 
 @given(total=totals, count=st.integers(2, 100))
 def test_evenly_spread_gaps_differ_by_one_at_most(total: int, count: int) -> None:
-    computed = sorted(FixedSchedule(num_computed=count).computed_steps(total))
+    computed = sorted(FixedSchedule(num_computed=count).schedule(total))
     gaps = [b - a for a, b in pairwise(computed)]
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
 def test_warmup_steps_compute() -> None:
-    assert sorted(FixedSchedule(every=3, warmup=4).computed_steps(12)) == [0, 1, 2, 3, 6, 9, 11]
-    assert sorted(FixedSchedule(num_computed=6, warmup=3).computed_steps(12)) == [0, 1, 2, 5, 8, 11]
+    assert sorted(FixedSchedule(every=3, warmup=4).schedule(12)) == [0, 1, 2, 3, 6, 9, 11]
+    assert sorted(FixedSchedule(num_computed=6, warmup=3).schedule(12)) == [0, 1, 2, 5, 8, 11]
 
 
 def test_a_power_puts_steps_where_the_path_bends() -> None:
-    assert sorted(FixedSchedule(num_computed=7, power=1.7).computed_steps(28)) == [0, 1, 4, 8, 14, 20, 27]
+    assert sorted(FixedSchedule(num_computed=7, power=1.7).schedule(28)) == [0, 1, 4, 8, 14, 20, 27]
     with pytest.raises(ConfigError, match="unless num_computed or speedup"):
         FixedSchedule(every=3, power=2.0)
     with pytest.raises(ConfigError, match="finite number of at least 1"):
@@ -185,7 +185,7 @@ def test_a_power_puts_steps_where_the_path_bends() -> None:
 
 
 def test_explicit_steps_count_from_either_end() -> None:
-    assert sorted(FixedSchedule(steps=(3, -3)).computed_steps(10)) == [0, 3, 7, 9]
+    assert sorted(FixedSchedule(steps=(3, -3)).schedule(10)) == [0, 3, 7, 9]
 
 
 def test_without_a_step_count_only_a_plain_interval_can_be_kept() -> None:

@@ -147,7 +147,9 @@ def test_names_cannot_break_the_page() -> None:
     assert Elements(summary._repr_html_()).text.startswith("<script>&")
 
 
-@pytest.mark.parametrize("promise", [None, Promise(quality=-math.inf, expected=math.nan, prompts=0, at=(1.0, 0.5))])
+@pytest.mark.parametrize(
+    "promise", [None, Promise(quality=-math.inf, expected=math.nan, prompts=0, coordinates=(1.0, 0.5))]
+)
 def test_what_is_promised_is_in_both_forms(promise: Promise | None) -> None:
     summary = replace(summary_of(False, True), promise=promise, promise_holds=promise is None)
     for shown in (str(summary).lower(), Elements(summary._repr_html_()).text.lower()):

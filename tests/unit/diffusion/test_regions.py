@@ -218,7 +218,7 @@ def test_a_reused_step_calls_no_model_at_all(tiny: Tiny) -> None:
         tiny.run(steps=8)
     assert len(calls) * 2 == full
     assert handle.summary().computed_steps == 4
-    assert handle.summary().speedup == 2
+    assert handle.summary().step_ratio == 2
 
 
 def test_guards_force_what_no_policy_wants(flux: Tiny) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import omnireuse
 from omnireuse import FixedSchedule, Never, ResidualDiff, StepMask
 from omnireuse.diffusion.cache.selector import get_cache_backend
-from omnireuse.diffusion.reuse.policies.step_mask import SCHEDULES, scm_mask
+from omnireuse.diffusion.reuse.policies.spread import SCHEDULES, scm_mask
 from omnireuse.diffusion.reuse.policy import StepView
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
 from tests.helpers.tiny import Tiny
@@ -105,7 +105,7 @@ def test_a_mask_of_another_length_is_an_error_before_the_first_step(flux: Tiny) 
 
 
 def test_an_unknown_step_count_is_an_error() -> None:
-    with pytest.raises(StateError, match="depends on the number of steps, which nobody told"):
+    with pytest.raises(StateError, match="depends on the number of steps, which is not known"):
         StepMask().wants_reuse(None, StepView(index=0))
 
 

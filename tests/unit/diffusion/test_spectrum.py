@@ -11,7 +11,7 @@ from omnireuse.errors import UnsupportedModelError
 
 
 def level(at: float) -> NoiseLevel:
-    return NoiseLevel(sigma=at, at=at, sample_weight=1.0, output_weight=-at)
+    return NoiseLevel(sigma=at, coordinate=at, sample_weight=1.0, output_weight=-at)
 
 
 def test_the_filter_is_the_optimal_linear_denoiser() -> None:
@@ -54,4 +54,4 @@ def test_what_the_filter_cannot_know_is_an_error() -> None:
     with pytest.raises(UnsupportedModelError, match="cannot tell rows and columns"):
         grid_of(torch.zeros(1, 24, 3), {"height": 5, "width": 5})
     with pytest.raises(UnsupportedModelError, match="needs the noise of the scheduler"):
-        filtered(torch.zeros(1, 3, 4, 4), NoiseLevel(sigma=None, at=3.0), None)
+        filtered(torch.zeros(1, 3, 4, 4), NoiseLevel(sigma=None, coordinate=3.0), None)

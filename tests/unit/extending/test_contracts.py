@@ -16,8 +16,8 @@ from omnireuse.core.shared_encoder_cache.policies.lru import LRU
 from omnireuse.core.stores.disk import DiskTier
 from omnireuse.core.stores.redis import RedisTier
 from omnireuse.diffusion.reuse.forecasters import FORECASTERS, Forecaster, Memory
+from omnireuse.diffusion.reuse.forecasters.base import PolynomialMemory
 from omnireuse.diffusion.reuse.forecasters.hold import HoldMemory
-from omnireuse.diffusion.reuse.forecasters.polynomial import PolynomialMemory
 from omnireuse.diffusion.reuse.policies import POLICIES, StepMask
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.testing import check_eviction_policy, check_forecaster, check_policy, check_tier

@@ -159,7 +159,7 @@ class Judge:
         for batch, path in zip(batches, paths, strict=True):
             # Branches that one batch could not tell apart are not told apart at all.
             made = self.lead(fit, path if apart else Path(latents=path.latents), batch, candidate)
-        fitted = Fitted(at=tuple(at), weights=fit.weights, computed=candidate.steps)
+        fitted = Fitted(coordinates=tuple(at), weights=fit.weights, computed=candidate.steps)
         return fitted, _psnr(made, full) if len(batches) == 1 else None
 
     def lead(self, fit: WeightFit, path: Path, batch: range, candidate: Candidate) -> Pictures:

@@ -13,7 +13,7 @@ from omnireuse.diffusion.calibration.measurements import Measurements, Steps, Te
 from omnireuse.diffusion.calibration.observer import Observations, Series
 from omnireuse.diffusion.calibration.record import Distances
 from omnireuse.diffusion.calibration.tea_cache import FEWEST_PAIRS, fit_polynomial, share_explained
-from omnireuse.diffusion.reuse.forecasters.polynomial import lagrange_weights
+from omnireuse.diffusion.reuse.forecasters.base import lagrange_weights
 
 __all__ = ["forecast_errors", "measured"]
 

@@ -57,10 +57,10 @@ class Plan(Record, frozen=True, kw_only=True):
         total = len(at)
         noise = at if all(before >= after for before, after in pairwise(at)) else None
         policy = FixedSchedule(
-            steps=self.steps, made_for=total, made_at=noise, compute_last=self.steps[-1] == total - 1
+            steps=self.steps, made_for=total, made_for_noises=noise, compute_last=self.steps[-1] == total - 1
         )
         forecaster = (
-            Fitted(at=at, weights=self.weights, computed=self.steps)
+            Fitted(coordinates=at, weights=self.weights, computed=self.steps)
             if self.weights
             else forecaster_named(self.forecaster)
         )
@@ -169,7 +169,7 @@ class Profile(Record, frozen=True, kw_only=True):
             quality=plan.promised if unlike is None else -math.inf,
             expected=expected,
             prompts=len(plan.held_out),
-            at=self.at,
+            coordinates=self.at,
             but=None if unlike is None else f"the profile was measured in {self.dtype}, the pipeline is in {unlike}",
         )
 

@@ -50,4 +50,4 @@ def starts(
 
 def spread(budget: int, power: float, end: int) -> tuple[int, ...]:
     """So many steps from 0 to `end` - 1."""
-    return tuple(sorted(FixedSchedule(num_computed=budget, power=power).computed_steps(end)))
+    return tuple(sorted(FixedSchedule(num_computed=budget, power=power).schedule(end)))

@@ -68,7 +68,9 @@ def predict_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
     for place, row in enumerate(rows):
         state = row.generation.begin(row.choice)
         memories = state.memories or []
-        combination = memories[0].combination(row.generation.at) if len(rows) > 1 and len(memories) == 1 else None
+        combination = (
+            memories[0].combination(row.generation.coordinate) if len(rows) > 1 and len(memories) == 1 else None
+        )
         if combination is None:
             outputs[place] = row.generation.predict(row.choice, row.sample)
         else:
@@ -112,7 +114,7 @@ def observe_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
         for place, work in group:
             outputs[place] = work.row.output
     for _, work in fused:
-        work.combination = work.memory.correction(work.row.generation.at)
+        work.combination = work.memory.correction(work.row.generation.coordinate)
     corrections = [(place, work) for place, work in fused if work.combination is not None]
     for group in _grouped(corrections, _forecast_kind):
         values = combined([_combination(work) for _, work in group]).to(group[0][1].state.dtypes[0])
@@ -198,7 +200,7 @@ def _compare(works: Sequence[_Work], values: torch.Tensor) -> None:
         (i, w) for i, w in enumerate(works) if w.state.primed and measures_errors(w.row.generation.strategy, values)
     ]
     for _, work in known:
-        work.combination = work.memory.combination(work.row.generation.at)
+        work.combination = work.memory.combination(work.row.generation.coordinate)
     for group in _grouped(known, lambda work: _form(_combination(work))):
         places, measured = [place for place, _ in group], [work for _, work in group]
         truths = values[places]
@@ -232,7 +234,7 @@ def _remember(works: Sequence[_Work], values: torch.Tensor) -> None:
     dtype = works[0].row.generation.strategy.history_dtype
     kept = values.to(dtype) if isinstance(dtype, torch.dtype) else values
     for work in works:
-        work.combination = work.memory.candidates(work.row.generation.at)
+        work.combination = work.memory.candidates(work.row.generation.coordinate)
     learning = [(place, work) for place, work in enumerate(works) if work.combination is not None]
     for group in _grouped(learning, lambda work: _form(_combination(work))):
         forecasts = candidate_forecasts([_combination(work) for _, work in group])
@@ -245,7 +247,7 @@ def _remember(works: Sequence[_Work], values: torch.Tensor) -> None:
     own_values = [torch.empty_like(part) for part in kept.unbind(0)]
     torch._foreach_copy_(own_values, list(kept.unbind(0)))
     for work, value in zip(works, own_values, strict=True):
-        work.memory.remember(work.row.generation.at, value, work.evidence)
+        work.memory.remember(work.row.generation.coordinate, value, work.evidence)
 
 
 # -- rows that can share an operation ----------------------------------------------------------------------------------

@@ -54,14 +54,14 @@ class BranchState:
         """Whether every value can be forecast."""
         return self.memories is not None and all(memory.primed for memory in self.memories)
 
-    def predict(self, at: float) -> list[torch.Tensor]:
+    def predict(self, coordinate: float) -> list[torch.Tensor]:
         """The forecast of every value, in the dtype it was computed in. Read-only."""
         assert self.memories is not None, "asked only when primed"
-        return [memory.predict(at).to(dtype) for memory, dtype in zip(self.memories, self.dtypes, strict=True)]
+        return [memory.predict(coordinate).to(dtype) for memory, dtype in zip(self.memories, self.dtypes, strict=True)]
 
-    def corrected(self, at: float) -> list[torch.Tensor] | None:
+    def corrected(self, coordinate: float) -> list[torch.Tensor] | None:
         """What to hand on in place of the values just observed; None for these values themselves."""
-        found = [memory.corrected(at) for memory in self.memories or ()]
+        found = [memory.corrected(coordinate) for memory in self.memories or ()]
         values = [value for value in found if value is not None]
         # All of them or none: they were observed together, at the same steps.
         return [value.to(dtype) for value, dtype in zip(values, self.dtypes, strict=True)] if values else None

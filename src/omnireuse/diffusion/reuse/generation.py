@@ -150,9 +150,9 @@ class Generation(Position):
             branch=order,
             drift=drift,
             error=state.error,
-            noise=None if self.level.sample_weight is None else self.level.at,
+            noise=None if self.level.sample_weight is None else self.level.coordinate,
             noises=self.noises,
-            at=self.at,
+            coordinate=self.coordinate,
             order=self._forecaster.order,
         )
         is_changed = state.layout is not None and layout != state.layout
@@ -187,7 +187,7 @@ class Generation(Position):
         """
         started = perf_counter()
         state = self.begin(choice)
-        (value,) = state.predict(self.at)
+        (value,) = state.predict(self.coordinate)
         output = self.outputs.output(self.level, sample, value, state.output_dtype)
         self.conclude(choice, state, seconds=perf_counter() - started)
         return output
@@ -226,7 +226,7 @@ class Generation(Position):
         """What stands in for the values that will not be computed; read-only."""
         started = perf_counter()
         state = self.begin(choice)
-        values = state.predict(self.at)
+        values = state.predict(self.coordinate)
         self.conclude(choice, state, seconds=perf_counter() - started)
         return values
 
@@ -236,7 +236,7 @@ class Generation(Position):
         """As `predict`, where the model has several outputs."""
         started = perf_counter()
         state = self.begin(choice)
-        values = state.predict(self.at)
+        values = state.predict(self.coordinate)
         outputs = self.as_outputs(values, samples, dtypes)
         self.conclude(choice, state, seconds=perf_counter() - started)
         return outputs
@@ -300,10 +300,10 @@ class Generation(Position):
         state = self.begin(choice)
         error = None
         if state.primed and measures_errors(self.strategy, values[0]):
-            forecasts, scales = state.predict(self.at), scales or own_magnitude(values)
+            forecasts, scales = state.predict(self.coordinate), scales or own_magnitude(values)
             error = measure_error(self.strategy, self._agreement, state, forecasts, values, scales)
         self._remember(choice, state, values)
-        corrected = state.corrected(self.at)
+        corrected = state.corrected(self.coordinate)
         took = perf_counter() - started + seconds
         self.conclude(choice, state, seconds=took, error=error, corrected=corrected is not None)
         return corrected
@@ -409,7 +409,7 @@ class Generation(Position):
         signal = choice.signal if choice.signal is not None else state.signal
         measure_rate(self.strategy, self._agreement, state, signal, kept)
         for memory, value in zip(memories, kept, strict=True):
-            memory.observe(self.at, value)
+            memory.observe(self.coordinate, value)
 
     def memories_of(self, state: BranchState, values: Sequence[torch.Tensor]) -> list[Memory]:
         """The memory of each value, started where there is none."""

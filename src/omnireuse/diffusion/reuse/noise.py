@@ -53,7 +53,7 @@ class NoiseLevel:
 
     Attributes:
         sigma: the noise level in the scheduler's own scale; None where it has none.
-        at: the coordinate that forecasters measure distance in: σ/(α+σ), in [0, 1] for every parametrisation and
+        coordinate: what forecasters measure distance in: σ/(α+σ), in [0, 1] for every parametrisation and
             equal to σ for flow matching; the step index where the scheduler's noise is unknown.
         sample_weight: a of x0 = a · sample + b · output; None where the algebra is unknown.
         output_weight: b of the same; never 0 where `sample_weight` is known, except at zero noise.
@@ -61,7 +61,7 @@ class NoiseLevel:
     """
 
     sigma: float | None
-    at: float
+    coordinate: float
     sample_weight: float | None = None
     output_weight: float | None = None
     input_scale: float = 1.0
@@ -91,7 +91,7 @@ def noise_levels(scheduler: Any) -> list[NoiseLevel]:
         kept = [float(scheduler.alphas_cumprod[int(t)]) for t in scheduler.timesteps.tolist()]
         return [_level(math.sqrt(k), math.sqrt(1 - k), prediction, math.sqrt((1 - k) / k) if k else None) for k in kept]
     sigmas = _sigmas(scheduler)
-    return [NoiseLevel(sigma=sigmas[i] if i < len(sigmas) else None, at=float(i)) for i in range(count)]
+    return [NoiseLevel(sigma=sigmas[i] if i < len(sigmas) else None, coordinate=float(i)) for i in range(count)]
 
 
 def _family(scheduler: Any) -> str | None:
@@ -114,7 +114,7 @@ def _sigmas(scheduler: Any) -> list[float]:
 
 
 def _level(alpha: float, sigma: float, prediction: str, own: float | None) -> NoiseLevel:
-    at = sigma / (alpha + sigma) if alpha + sigma else 1.0
+    coordinate = sigma / (alpha + sigma) if alpha + sigma else 1.0
     weights: dict[str, tuple[float, float] | None] = {
         "epsilon": (1 / alpha, -sigma / alpha) if alpha else None,
         "v_prediction": (alpha, -sigma),
@@ -123,7 +123,7 @@ def _level(alpha: float, sigma: float, prediction: str, own: float | None) -> No
         "original_sample": (0.0, 1.0),
     }
     a, b = weights.get(prediction) or (None, None)
-    return NoiseLevel(sigma=own, at=at, sample_weight=a, output_weight=b)
+    return NoiseLevel(sigma=own, coordinate=coordinate, sample_weight=a, output_weight=b)
 
 
 def _exploding_level(sigma: float, prediction: str) -> NoiseLevel:

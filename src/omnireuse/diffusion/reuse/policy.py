@@ -1,26 +1,20 @@
-"""What a policy is: the part that answers "compute or reuse?" and touches no tensor.
+"""The protocol of a policy: it answers "compute or reuse?" from scalars and touches no tensor.
 
-A policy is a frozen, keyword-only dataclass that inherits `Policy`. It gets scalars that are already equal on every
-rank, so all ranks answer alike without talking. Guards that all policies share are applied after it has answered, and
-it is told what was really done.
+A policy is a frozen, keyword-only dataclass. The scalars that it sees are equal on all ranks, so all ranks answer
+alike. The generation applies the guards that all policies share, and tells the policy what was really done.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-__all__ = ["Limit", "Policy", "StepView"]
+__all__ = ["Limit", "Policy", "StepView", "ThresholdPolicy"]
 
 
 class Limit(NamedTuple):
-    """An argument of a policy that can keep it from reusing.
-
-    Attributes:
-        name: of the argument.
-        value: what it comes to.
-    """
+    """An argument of a policy that can keep it from reusing: its name and its value."""
 
     name: str
     value: float
@@ -28,20 +22,20 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepView:
-    """All that a policy may know about the decision at hand.
+    """What a policy may know about one decision.
 
     Attributes:
         index: denoising step, counted from 0.
-        total: number of steps of this run; None where nobody told it.
+        total: number of steps of this run; None where it is not known.
         sigma: the scheduler's noise level at this step; None where it has none.
-        drift: relative L1 change of the watched signal since the previous step, or since the last computed one for a
-            policy that asks for that; None without a signal or at the first step.
+        drift: relative L1 change of the signal since the previous step, or since the last computed one
+            (`Policy.drift_since_computed`); None without a signal or at the first step.
         branch: order of this call among the step's calls of its denoiser; 0 where one decision covers the step.
-        error: relative L1 error of the last forecast that could be compared with the truth: of the denoised sample x0
-            where the scheduler's algebra is known, else of the remembered quantity; None before that.
+        error: relative L1 error of the last forecast that was compared with the truth: of x0 where the scheduler's
+            algebra is known, else of the remembered quantity; None before that.
         noise: share of noise in the latents, σ/(α+σ), in [0, 1]; None where the scheduler's algebra is not known.
-        noises: share of noise at every step of this run; None where the scheduler's algebra is not known.
-        at: the coordinate that forecasters measure distance in; the step index where nothing else is known.
+        noises: `noise` at every step of this run; None where it is not known.
+        coordinate: what forecasters measure distance in; the step index where nothing else is known.
         order: degree of the forecaster's polynomial; 0 where it has none.
     """
 
@@ -53,77 +47,58 @@ class StepView:
     branch: int = 0
     noise: float | None = None
     noises: tuple[float, ...] | None = None
-    at: float | None = None
+    coordinate: float | None = None
     order: int = 0
 
 
 class Policy(ABC):
-    """Compute or reuse? The state is an opaque value owned by the caller.
+    """Compute or reuse? Only `wants_reuse` must be written; the defaults are those of a policy without a state."""
 
-    Only `wants_reuse` must be written. Everything else has the default of a policy that measures nothing and keeps no
-    state.
-    """
-
-    @property
-    def needs_drift(self) -> bool:
-        """Whether `StepView.drift` must be measured (costs one host synchronisation a decision)."""
-        return False
-
-    @property
-    def needs_error(self) -> bool:
-        """Whether `StepView.error` must be measured (costs one host synchronisation a computed step)."""
-        return False
+    needs_drift: ClassVar[bool] = False
+    """Whether `StepView.drift` is measured: one host synchronisation a decision."""
+    needs_error: ClassVar[bool] = False
+    """Whether `StepView.error` is measured: one host synchronisation a computed step."""
+    drift_since_computed: ClassVar[bool] = False
+    """Whether drift is measured since the last computed step, and not since the previous one."""
+    signal: ClassVar[str | None] = None
+    """The signal that this policy watches; None takes the region's default."""
 
     @property
-    def drift_since_computed(self) -> bool:
-        """Whether drift is measured since the last computed step, and not since the previous one."""
-        return False
-
-    @property
-    def asks_for_reuse(self) -> bool:
-        """Whether a run without any reuse is not what was asked for, so that a warning says why."""
+    def expects_reuse(self) -> bool:
+        """Whether a run without any reuse deserves a warning."""
         return True
-
-    @property
-    def limit(self) -> Limit | None:
-        """The argument that `measured` is held against; None where nothing is."""
-        return None
-
-    def measured(self, state: Any, view: StepView) -> float | None:
-        """What is held against the threshold at this step; None where nothing is known yet."""
-        return None
-
-    def warmup_of(self, total: int | None) -> Limit | None:
-        """How many steps at the start of a run of `total` steps compute whatever is measured; None where none do."""
-        return None
-
-    @property
-    def signal(self) -> str | None:
-        """The one signal that this policy means; None takes the region's default."""
-        return None
 
     @property
     def compute_last(self) -> bool:
         """Whether the last step of a run computes whatever the policy says."""
         return True
 
-    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int] | None:
-        """The steps that compute in a run of `total` steps, where that is known ahead; None where it depends on what is
-        measured.
+    @property
+    def limit(self) -> Limit | None:
+        """The argument that `measured` is compared with; None where nothing is measured."""
+        return None
 
-        Args:
-            total: steps of the run, ≥ 1.
-            noises: share of noise at each step, where it is known.
+    def warmup_limit(self, total: int | None) -> Limit | None:
+        """The argument that makes the first steps compute, and their number in a run of `total` steps."""
+        return None
+
+    def measured(self, state: Any, view: StepView) -> float | None:
+        """What is compared with the limit at this step; None where it is not known."""
+        return None
+
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int] | None:
+        """The steps that compute in a run of `total` ≥ 1 steps; None where that depends on what is measured.
+
+        A policy with a schedule is asked nothing else in such a run. `noises` is the share of noise at each step.
         """
         return None
 
     def caution(self, total: int, noises: tuple[float, ...] | None = None) -> str | None:
-        """What a user should know of this policy in runs of `total` steps before one begins, said once a handle; None
-        as a rule."""
+        """What a user should know of this policy in runs of `total` steps; logged once for each handle."""
         return None
 
     def start(self) -> Any:
-        """The state before the first decision of a branch in a run."""
+        """The state before the first decision of a branch in a run. The caller keeps it."""
         return None
 
     @abstractmethod
@@ -133,3 +108,26 @@ class Policy(ABC):
     def after(self, state: Any, view: StepView, reused: bool) -> Any:
         """The next state, given what was really done."""
         return state
+
+
+class ThresholdPolicy(Policy):
+    """Reuse while what is measured stays below a threshold, behind a warm-up."""
+
+    threshold_name: ClassVar[str]
+    """The field with the threshold."""
+    warmup_name: ClassVar[str | None] = None
+    """The field with the number of first steps that always compute."""
+
+    @property
+    def limit(self) -> Limit:
+        """The threshold."""
+        return Limit(self.threshold_name, getattr(self, self.threshold_name))
+
+    def warmup_limit(self, total: int | None) -> Limit | None:
+        """The warm-up, where there is one."""
+        return None if self.warmup_name is None else Limit(self.warmup_name, getattr(self, self.warmup_name))
+
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        """Whether this step's value is known and below the threshold."""
+        measured = self.measured(state, view)
+        return measured is not None and measured < self.limit.value

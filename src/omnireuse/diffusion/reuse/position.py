@@ -27,7 +27,7 @@ class Position:
         self._levels = tuple(levels)
         known = total is not None and 0 < total <= len(levels)
         known = known and all(level.sample_weight is not None for level in levels[:total])
-        self.noises = tuple(level.at for level in levels[:total]) if known else None
+        self.noises = tuple(level.coordinate for level in levels[:total]) if known else None
         """Share of noise at each step; None where the scheduler's algebra is not known."""
 
     @property
@@ -35,12 +35,12 @@ class Position:
         """The noise level of the current step; the step index stands in where the schedule is unknown."""
         if self.index < len(self._levels):
             return self._levels[self.index]
-        return NoiseLevel(sigma=None, at=float(self.index))
+        return NoiseLevel(sigma=None, coordinate=float(self.index))
 
     @property
-    def at(self) -> float:
+    def coordinate(self) -> float:
         """Where forecasters stand now, on the strategy's axis."""
-        return float(self.index) if self.strategy.axis == "steps" else self.level.at
+        return float(self.index) if self.strategy.axis == "steps" else self.level.coordinate
 
     @property
     def finished(self) -> bool:

@@ -36,7 +36,7 @@ def counted(number: int, noun: str) -> str:
 
 def share_of_steps(summary: Summary) -> str:
     """What of a mean run was computed: "14 of 28 steps computed (2.00x fewer)"."""
-    fewer = f"{summary.speedup:.2f}x fewer" if summary.reused_calls else "none reused"
+    fewer = f"{summary.step_ratio:.2f}x fewer" if summary.reused_calls else "none reused"
     return f"{_short(summary.computed_steps)} of {_short(summary.steps / summary.runs)} steps computed ({fewer})"
 
 
@@ -59,7 +59,7 @@ def summary_html(summary: Summary, title: str = "") -> str:
         return card(title, f"<div>{escape(_sentence(_nothing_yet(summary)))}</div>")
     numbers = [
         (f"{_short(summary.computed_steps)} of {_short(summary.steps / summary.runs)}", "steps computed a run"),
-        (f"{summary.speedup:.2f}×" if summary.reused_calls else "none", "fewer steps computed"),
+        (f"{summary.step_ratio:.2f}×" if summary.reused_calls else "none", "fewer steps computed"),
         (f"{summary.runs:,}", "run" if summary.runs == 1 else "runs"),
     ]
     strip = f"{step_strip(summary.last_run)}{_legend(summary.last_run)}"
@@ -153,8 +153,8 @@ def _explained(summary: Summary) -> list[str]:
         lines.append(str(summary.promise))
         if not summary.promise_holds:
             lines.append(
-                f"not promised here: runs differed from the profile's {len(summary.promise.at)} steps, and the plan "
-                "was carried over by noise level"
+                "not promised here: runs differed from those of the profile, which have "
+                f"{len(summary.promise.coordinates)} steps, and the plan was carried over by noise level"
             )
     return lines
 

@@ -48,7 +48,7 @@ def filtered(latents: torch.Tensor, level: NoiseLevel, grid: tuple[int, ...] | N
     if grid is not None:
         field = field.unflatten(1, grid).movedim(-1, 1)
     axes = tuple(range(2, field.ndim))
-    noise = min(max(level.at, LEAST_SHARE), 1 - LEAST_SHARE)
+    noise = min(max(level.coordinate, LEAST_SHARE), 1 - LEAST_SHARE)
     gain = _gain(field.shape[2:], 1 - noise, noise, field.device)
     seen: torch.Tensor = torch.fft.ifftn(torch.fft.fftn(field, dim=axes) * gain, dim=axes).real
     return seen

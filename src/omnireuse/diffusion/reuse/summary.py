@@ -29,21 +29,21 @@ class Promise:
             nothing is promised.
         expected: mean on the held-out prompts.
         prompts: how many those were.
-        at: where the steps of the runs stood that it was measured on, as forecasters see it.
+        coordinates: of the steps of the runs that it was measured on, as forecasters see them.
         but: why nothing is promised of this pipeline, if so.
     """
 
     quality: float
     expected: float
     prompts: int
-    at: tuple[float, ...]
+    coordinates: tuple[float, ...]
     but: str | None = None
 
     def covers(self, decision: Decision) -> bool:
         """Whether the decision belongs to a run like those."""
-        if decision.total is not None and decision.total != len(self.at):
+        if decision.total is not None and decision.total != len(self.coordinates):
             return False
-        return decision.noise is None or abs(decision.noise - self.at[decision.step]) <= SAME_NOISE
+        return decision.noise is None or abs(decision.noise - self.coordinates[decision.step]) <= SAME_NOISE
 
     def __str__(self) -> str:
         if not self.prompts:
@@ -71,8 +71,7 @@ class Summary:
         calls: decisions: one a step in region "step", one a denoiser call elsewhere.
         computed_calls, reused_calls: how they were decided.
         computed_steps: denoising steps computed in a mean run; fractions where branches decided differently.
-        speedup: decisions divided by computed ones: so many times fewer steps were computed. Time follows as far as the
-            denoiser takes it.
+        step_ratio: decisions divided by computed ones. It is no speed-up: time falls by the denoiser's share of it.
         reasons: how often each reason decided, computing and reusing apart.
         mean_error: mean relative L1 distance, at computed steps, between the forecast for the step and what was
             computed and used; None where none could be compared. Not the error of the result.
@@ -93,7 +92,7 @@ class Summary:
     computed_calls: int
     reused_calls: int
     computed_steps: float
-    speedup: float
+    step_ratio: float
     reasons: dict[str, int] = field(default_factory=dict)
     mean_error: float | None = None
     worst_error: float | None = None
@@ -177,7 +176,7 @@ class Ledger:
                 "carried over by noise level, and its quality is not promised",
                 self._name,
                 decision.total or 0,
-                len(self._promise.at),
+                len(self._promise.coordinates),
             )
         for observer in tuple(self._observers):
             observer(decision)
@@ -193,7 +192,7 @@ class Ledger:
             computed_calls=self._computed,
             reused_calls=self._reused,
             computed_steps=self._steps / self._runs * self._computed / calls if calls else 0.0,
-            speedup=calls / self._computed if self._computed else 1.0,
+            step_ratio=calls / self._computed if self._computed else 1.0,
             reasons=dict(self._reasons),
             mean_error=self._error_sum / self._errors if self._errors else None,
             worst_error=self._worst_error if self._errors else None,

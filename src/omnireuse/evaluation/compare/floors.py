@@ -49,7 +49,7 @@ def _own_timesteps(subject: Subject, _: FullRun) -> Iterator[Setting]:
     for count in counts(subject.steps):
         for power in POWERS:
             policy = omnireuse.FixedSchedule(num_computed=count, power=power)
-            timesteps = sorted(policy.computed_steps(subject.steps))
+            timesteps = sorted(policy.schedule(subject.steps))
             yield Setting(
                 settings={"num_timesteps": count, "power": power, "steps": " ".join(map(str, timesteps))},
                 call=call_text("pipe", "prompt", sigmas=f"those of steps {timesteps}"),

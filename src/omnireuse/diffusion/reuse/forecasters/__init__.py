@@ -1,11 +1,11 @@
-"""The forecasters by name. Each says what stands in for a value that was not computed."""
+"""The forecasters by name. Each gives what is used instead of a value that was not computed."""
 
 from __future__ import annotations
 
-from omnireuse.diffusion.reuse.forecasters.base import Combination, Forecaster, Memory
+from omnireuse.diffusion.reuse.forecasters.base import Combination, Forecaster, Memory, combine
 from omnireuse.diffusion.reuse.forecasters.best_order import BestOrder
 from omnireuse.diffusion.reuse.forecasters.blend import Blend
-from omnireuse.diffusion.reuse.forecasters.fitted import Fitted, combine
+from omnireuse.diffusion.reuse.forecasters.fitted import Fitted
 from omnireuse.diffusion.reuse.forecasters.hermite import Hermite
 from omnireuse.diffusion.reuse.forecasters.hold import Hold
 from omnireuse.diffusion.reuse.forecasters.polynomial import Polynomial

@@ -1,7 +1,7 @@
-"""What a forecaster is: what stands in for a value that was not computed.
+"""The protocol of a forecaster: it gives what is used instead of a value that was not computed.
 
-A forecaster is a frozen config that inherits `Forecaster`. Its `start()` gives the memory of one branch in one run,
-which inherits `Memory`.
+A forecaster is a frozen config. Its `start()` gives the memory of one branch in one run. Coordinates are noise levels
+or step indices (`Strategy.axis`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,24 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-__all__ = ["Combination", "Forecaster", "Memory"]
+from omnireuse.diffusion.reuse.validation import field_error, is_whole
+
+__all__ = [
+    "Combination",
+    "Forecaster",
+    "Memory",
+    "PolynomialMemory",
+    "check_order",
+    "combine",
+    "lagrange_weights",
+    "storage_bytes",
+]
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
 
@@ -27,8 +38,7 @@ class Combination:
     Attributes:
         values: the remembered values, all of one shape (B, …); one of a single dimension is one sample.
         table: the weights of each candidate forecast, shape (candidates, values), on the host.
-        evidence: what chooses between the candidates, on the values' device, its last dimension B; None with one
-            candidate.
+        evidence: chooses between the candidates; on the values' device, its last dimension B; None with one candidate.
         distance: how far ahead is forecast, as a multiple of the distance over which the evidence was measured.
         mix: (evidence (R, …, B), distances (R,)) -> share of each candidate, shape (R, candidates, B).
     """
@@ -41,35 +51,39 @@ class Combination:
 
 
 class Memory(ABC):
-    """The values of past computed steps, and the forecast made of them."""
+    """The values of past computed steps, and the forecast made of them.
+
+    `primed`, `observe` and `predict` must be written. The other methods serve corrections and batches.
+    """
 
     @property
     @abstractmethod
     def primed(self) -> bool:
-        """Whether enough values were observed to predict at all."""
+        """Whether enough values were observed to predict."""
 
     @abstractmethod
-    def observe(self, at: float, value: torch.Tensor) -> None:
-        """Remember a computed value at coordinate `at`. The tensor is kept as it is: hand over one nobody writes to."""
+    def observe(self, coordinate: float, value: torch.Tensor) -> None:
+        """Remember a computed value. The tensor is kept as it is, so nobody may write to it."""
 
     @abstractmethod
-    def predict(self, at: float) -> torch.Tensor:
-        """The expected value at coordinate `at`. May be a kept tensor itself: do not write to it."""
+    def predict(self, coordinate: float) -> torch.Tensor:
+        """The expected value. May be a kept tensor itself: do not write to it."""
 
-    def corrected(self, at: float) -> torch.Tensor | None:
-        """What to hand on in place of the value just observed at `at`; None for that value itself."""
+    def combination(self, coordinate: float) -> Combination | None:
+        """`predict` as a weighted sum; None where it is not one, and requests are forecast one by one."""
         return None
 
-    def combination(self, at: float) -> Combination | None:
-        """The forecast at `at` as a weighted sum; None where it is not one, and requests are forecast one by one."""
+    def correction(self, coordinate: float) -> Combination | None:
+        """A weighted sum that replaces the value just observed; None where that value is used as it is."""
         return None
 
-    def correction(self, at: float) -> Combination | None:
-        """`corrected` as a weighted sum; None where nothing is corrected."""
-        return None
+    def corrected(self, coordinate: float) -> torch.Tensor | None:
+        """The value of `correction`."""
+        found = self.correction(coordinate)
+        return None if found is None else combine(found.table[0], found.values)
 
-    def candidates(self, at: float) -> Combination | None:
-        """The forecasts that a value at `at` is going to be compared with; None where nothing is learnt from it."""
+    def candidates(self, coordinate: float) -> Combination | None:
+        """The forecasts that a value at `coordinate` is compared with; None where nothing is learnt from it."""
         return None
 
     @staticmethod
@@ -83,30 +97,36 @@ class Memory(ABC):
         Returns:
             Shape (R, …, B), float32.
         """
-        raise AssertionError("asked only of a memory with candidates")
+        raise AssertionError("only a memory with candidates has evidence")
 
-    def remember(self, at: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
-        """`observe`, with the evidence measured already; (…, B), or None where there were no candidates."""
-        self.observe(at, value)
+    def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
+        """`observe` with evidence that was measured already, (…, B); None where there were no candidates."""
+        self.observe(coordinate, value)
 
     def transformed(self, change: Transform) -> Memory:
-        """A copy of its own in which every tensor is `change(tensor)`."""
+        """An independent copy in which every tensor is `change(tensor)`."""
         twin = copy.copy(self)
         vars(twin).update({name: _transformed(value, change) for name, value in vars(self).items()})
         return twin
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of tensor storage held; what is held twice counts once."""
-        held: dict[int, int] = {}
+        """Bytes of tensor storage held."""
+        return storage_bytes([self])
 
-        def weigh(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            held[storage.data_ptr()] = storage.nbytes()
-            return tensor
 
-        self.transformed(weigh)
-        return sum(held.values())
+def storage_bytes(holders: Iterable[Any]) -> int:
+    """Bytes of the storages behind all tensors of objects with `transformed`; each storage counts once."""
+    held: dict[int, int] = {}
+
+    def weigh(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    for holder in holders:
+        holder.transformed(weigh)
+    return sum(held.values())
 
 
 def _transformed(value: Any, change: Transform) -> Any:
@@ -126,11 +146,8 @@ class Forecaster(ABC):
 
     order: int = 0
     """Degree of its polynomial: its error grows with the distance to the power order + 1."""
-
-    @property
-    def quantity(self) -> str | None:
-        """The one quantity that it forecasts; None takes the region's default."""
-        return None
+    quantity: ClassVar[str | None] = None
+    """The only quantity that it forecasts; None takes the region's default."""
 
     @property
     def regions(self) -> tuple[str, ...] | None:
@@ -139,9 +156,89 @@ class Forecaster(ABC):
 
     @property
     def branches(self) -> int:
-        """How many branches of guidance it tells apart; 1 where it treats all alike."""
+        """How many branches of guidance have memories of their own kind; 1 where all are alike."""
         return 1
 
     @abstractmethod
     def start(self, branch: int = 0) -> Memory:
         """An empty memory for the branch that is called in this place of a step, < `branches` where that is above 1."""
+
+
+class PolynomialMemory(Memory):
+    """The polynomial through the last `order` + 1 values at their true spacing.
+
+    Args:
+        order: degree of the polynomial.
+        weights: gives the weight of each node's value in the forecast at a coordinate.
+    """
+
+    def __init__(self, order: int, weights: Callable[[Sequence[float], float], list[float]] | None = None) -> None:
+        self._weights = weights or lagrange_weights
+        self._nodes: deque[tuple[float, torch.Tensor]] = deque(maxlen=order + 1)
+        """Coordinates and values, oldest first."""
+
+    @property
+    def primed(self) -> bool:
+        return bool(self._nodes)
+
+    @property
+    def last(self) -> torch.Tensor:
+        """The last computed value."""
+        return self._nodes[-1][1]
+
+    @property
+    def last_coordinate(self) -> float:
+        """The coordinate of the last computed value."""
+        return self._nodes[-1][0]
+
+    @property
+    def values(self) -> list[torch.Tensor]:
+        """The known values, oldest first."""
+        return [value for _, value in self._nodes]
+
+    def weights(self, coordinate: float) -> list[float]:
+        """The weight of each known value in the forecast, oldest first."""
+        return [1.0] if len(self._nodes) == 1 else self._weights([node for node, _ in self._nodes], coordinate)
+
+    def observe(self, coordinate: float, value: torch.Tensor) -> None:
+        """Remember a value; a second value at the same coordinate replaces the first."""
+        if self._nodes and self._nodes[-1][0] == coordinate:
+            self._nodes.pop()
+        self._nodes.append((coordinate, value))
+
+    def predict(self, coordinate: float) -> torch.Tensor:
+        if len(self._nodes) == 1:
+            return self.last
+        weights, values = self.weights(coordinate), self.values
+        return combine([weights[-1], *weights[:-1]], [values[-1], *values[:-1]])
+
+    def combination(self, coordinate: float) -> Combination | None:
+        return Combination(values=self.values, table=[self.weights(coordinate)])
+
+
+def lagrange_weights(nodes: Sequence[float], coordinate: float) -> list[float]:
+    """The weight of each node's value in the interpolating polynomial at `coordinate`; they sum to one."""
+    weights = []
+    for i, here in enumerate(nodes):
+        weight = 1.0
+        for j, other in enumerate(nodes):
+            if i != j:
+                weight *= (coordinate - other) / (here - other)
+        weights.append(weight)
+    return weights
+
+
+def combine(weights: Sequence[float], values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Σ wᵢ · valueᵢ over the first values, accumulated in float32 at least; a new tensor in the values' dtype."""
+    dtype = torch.promote_types(values[0].dtype, torch.float32)
+    total = values[0].to(dtype) * weights[0]
+    for weight, value in zip(weights[1:], values[1:], strict=False):
+        total.add_(value.to(dtype), alpha=weight)
+    return total.to(values[0].dtype)
+
+
+def check_order(owner: object, *, do: str = "") -> None:
+    """Raise unless the field `order` is 1, 2 or 3."""
+    order: Any = getattr(owner, "order", None)
+    if not is_whole(order, 1) or order > 3:
+        raise field_error(owner, "order", "be 1, 2 or 3", do=do)

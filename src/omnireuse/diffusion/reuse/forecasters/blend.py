@@ -1,28 +1,26 @@
-"""Between holding and extrapolating, by a weight that the last computed step has earned."""
+"""A forecast between holding and extrapolating, weighted by what the last computed step has shown."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
 
-from omnireuse.diffusion.reuse.forecasters.base import Combination, Forecaster, Memory
-from omnireuse.diffusion.reuse.forecasters.polynomial import PolynomialMemory
-from omnireuse.diffusion.reuse.validation import field_error
+from omnireuse.diffusion.reuse.forecasters.base import Combination, Forecaster, PolynomialMemory, check_order
 
-__all__ = ["Blend", "BlendMemory"]
+__all__ = ["Blend", "BlendMemory", "LearningMemory", "rows"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blend(Forecaster):
     """last + w · (polynomial − last), with w fitted to the last known truth.
 
-    A forecast of order ≥ 1 is worth much where the path is smooth and explodes where strong guidance bends it.
-    Whenever a step computes, the weight that would have been best is known at no cost:
-    w = ⟨truth − last, slope⟩ / ⟨slope, slope⟩ with slope = polynomial − last.
-    What it falls short of 1 by is the path's bend, which grows with the distance: over half the distance that it was
-    fitted over, half of that is expected. The weight so expected is clamped to [0, 1]. Until the first fit it is 0: the
-    order must be earned. Each sample of a batch has a weight of its own, so it gets the same forecast in any company.
+    Extrapolation gains much where the path is smooth and explodes where strong guidance bends it. Each computed step
+    gives the best weight for the forecast of that step, w = ⟨truth − last, slope⟩ / ⟨slope, slope⟩ with
+    slope = polynomial − last. Its shortfall 1 − w is the path's bend, which grows with the distance: half of it is
+    expected over half the distance. The expected weight is clamped to [0, 1], and is 0 until the first fit. Each sample
+    of a batch has a weight of its own.
 
     Cost: two reductions a computed step, no host synchronisation (w stays on the device); order + 1 values kept.
 
@@ -33,96 +31,111 @@ class Blend(Forecaster):
     order: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.order, int) or isinstance(self.order, bool) or not 1 <= self.order <= 3:
-            raise field_error(self, "order", "be 1, 2 or 3")
+        check_order(self)
 
     def start(self, branch: int = 0) -> BlendMemory:
-        """An empty memory."""
         return BlendMemory(self.order)
 
 
-class BlendMemory(Memory):
-    """A path of known values, and the weight that its slope has earned."""
+class LearningMemory(PolynomialMemory):
+    """A polynomial memory with several candidate forecasts, and the evidence that chooses between them."""
+
+    least_values = 1
+    """Values that must be known before a computed value is compared with their forecasts."""
 
     def __init__(self, order: int) -> None:
-        self._path = PolynomialMemory(order)
-        self._shortfall: torch.Tensor | None = None
-        """1 − w of each sample, 0 at least."""
+        super().__init__(order)
+        self._evidence: torch.Tensor | None = None
+        """Shape (…, B), on the values' device."""
         self._over = 1.0
-        """The distance over which it was fitted."""
+        """The distance over which it was measured."""
 
-    @property
-    def primed(self) -> bool:
-        """Whether one value is known."""
-        return self._path.primed
+    def observe(self, coordinate: float, value: torch.Tensor) -> None:
+        learns = self._learns_at(coordinate)
+        self.remember(coordinate, value, self._evidence_at(coordinate, value) if learns else None)
 
-    def observe(self, at: float, value: torch.Tensor) -> None:
-        """Remember a value, and first fit the weight to it."""
-        if self._learns_at(at):
-            last = self._path.last
-            self._learn(at, _shortfall(last, self._path.predict(at), value), value)
-        self._path.observe(at, value)
+    def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
+        if evidence is not None:
+            self._evidence, self._over = evidence, abs(coordinate - self.last_coordinate)
+        super().observe(coordinate, value)
 
-    def _learns_at(self, at: float) -> bool:
-        return self._path.known_order >= 1 and at != self._path.last_at
+    def candidates(self, coordinate: float) -> Combination | None:
+        if not self._learns_at(coordinate):
+            return None
+        return Combination(values=self.values, table=self._table(coordinate))
 
-    def _learn(self, at: float, shortfall: torch.Tensor, value: torch.Tensor) -> None:
-        self._shortfall = shortfall.reshape(-1, *(1,) * (value.ndim - 1))
-        self._over = abs(at - self._path.last_at)
-
-    def predict(self, at: float) -> torch.Tensor:
-        """Between the last value and the polynomial, each sample by its weight."""
-        if self._shortfall is None:
-            return self._path.last
-        distance = abs(at - self._path.last_at) / self._over
-        weight = (1 - self._shortfall * distance).clamp_min(0.0).to(self._path.last.dtype)
-        return torch.lerp(self._path.last, self._path.predict(at), weight)
-
-    def combination(self, at: float) -> Combination:
-        """Holding and the polynomial, mixed by the weight."""
-        hold = [0.0] * self._path.known_order + [1.0]
-        if self._shortfall is None:
-            return Combination(values=self._path.values, table=[hold])
+    def combination(self, coordinate: float) -> Combination | None:
+        if self._evidence is None:
+            return Combination(values=self.values, table=[self._hold()])
         return Combination(
-            values=self._path.values,
-            table=[hold, self._path.weights(at)],
-            evidence=self._shortfall.flatten(),
-            distance=abs(at - self._path.last_at) / self._over,
-            mix=_mix,
+            values=self.values,
+            table=self._table(coordinate)[: len(self._evidence) if self._evidence.ndim > 1 else None],
+            evidence=self._evidence,
+            distance=self._distance(coordinate),
+            mix=self._mix,
         )
 
-    def candidates(self, at: float) -> Combination | None:
-        """Holding and the polynomial, once there is a slope."""
-        if not self._learns_at(at):
-            return None
-        hold = [0.0] * self._path.known_order + [1.0]
-        return Combination(values=self._path.values, table=[hold, self._path.weights(at)])
+    def _learns_at(self, coordinate: float) -> bool:
+        return len(self._nodes) >= self.least_values and coordinate != self.last_coordinate
+
+    def _distance(self, coordinate: float) -> float:
+        return abs(coordinate - self.last_coordinate) / self._over
+
+    def _hold(self) -> list[float]:
+        return [0.0] * (len(self._nodes) - 1) + [1.0]
+
+    @abstractmethod
+    def _table(self, coordinate: float) -> list[list[float]]:
+        """The weights of each candidate."""
+
+    @abstractmethod
+    def _evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor:
+        """The evidence of one computed value."""
+
+    @staticmethod
+    @abstractmethod
+    def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+        """As `Combination.mix`."""
+
+
+class BlendMemory(LearningMemory):
+    """Holding and the polynomial; the evidence is 1 − w of each sample, 0 at least."""
+
+    least_values = 2
+
+    def predict(self, coordinate: float) -> torch.Tensor:
+        last = self.last
+        if self._evidence is None:
+            return last
+        shortfall = self._evidence.reshape(-1, *(1,) * (last.ndim - 1))
+        weight = (1 - shortfall * self._distance(coordinate)).clamp_min(0.0).to(last.dtype)
+        return torch.lerp(last, super().predict(coordinate), weight)
 
     @staticmethod
     def evidence_of(forecasts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """What each sample's weight falls short of 1 by."""
         hold, line = (each.flatten(0, 1) for each in forecasts.unbind(1))
         return _shortfall(hold, line, values.flatten(0, 1)).reshape(values.shape[:2])
 
-    def remember(self, at: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
-        """`observe`, with the weight fitted already."""
-        if evidence is not None:
-            self._learn(at, evidence, value)
-        self._path.observe(at, value)
+    def _evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor:
+        return _shortfall(self.last, super().predict(coordinate), value)
+
+    def _table(self, coordinate: float) -> list[list[float]]:
+        return [self._hold(), self.weights(coordinate)]
+
+    @staticmethod
+    def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+        weight = (1 - evidence * distances[:, None]).clamp_min(0.0)
+        return torch.stack((1 - weight, weight), dim=1)
 
 
 def _shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """1 − w of each row, at least 0."""
-    slope, change = _rows(forecast - last), _rows(value - last)
-    # 0/0 where the forecast stood still: nothing to follow.
+    slope, change = rows(forecast - last), rows(value - last)
+    # 0/0 where the forecast equals the last value: there is no slope to follow.
     fitted = (change * slope).sum(1) / slope.square().sum(1)
     return (1 - torch.nan_to_num(fitted, nan=0.0)).clamp_min(0.0)
 
 
-def _mix(shortfall: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-    weight = (1 - shortfall * distances[:, None]).clamp_min(0.0)
-    return torch.stack((1 - weight, weight), dim=1)
-
-
-def _rows(value: torch.Tensor) -> torch.Tensor:
+def rows(value: torch.Tensor) -> torch.Tensor:
+    """One row for each sample, in float32; a value of one dimension is one sample."""
     return value.float().reshape(value.shape[0] if value.ndim > 1 else 1, -1)

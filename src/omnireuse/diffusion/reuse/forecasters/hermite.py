@@ -8,9 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from omnireuse.diffusion.reuse.forecasters.base import Forecaster
-from omnireuse.diffusion.reuse.forecasters.polynomial import PolynomialMemory
-from omnireuse.diffusion.reuse.validation import field_error
+from omnireuse.diffusion.reuse.forecasters.base import Forecaster, PolynomialMemory, check_order
+from omnireuse.diffusion.reuse.validation import field_error, is_number
 
 __all__ = ["Hermite", "hermite_weights"]
 
@@ -19,13 +18,11 @@ __all__ = ["Hermite", "hermite_weights"]
 class Hermite(Forecaster):
     """last + Σ derivativeₙ / n! · H̃ₙ(x) with H̃ₙ(x) = σⁿ Hₙ(σ x), Hₙ the physicists' Hermite polynomials.
 
-    Source: HiCache, arXiv 2508.16984: the dually scaled basis in the place of TaylorSeer's powers. Ours: the
-    derivatives come from divided differences, which are exact at uneven spacing, and x is measured in the distance
-    between the last two computed values, so that one contraction means the same on every schedule; the paper counts x
-    in steps.
+    Source: HiCache, arXiv 2508.16984. Ours: the derivatives come from divided differences, which are exact at uneven
+    spacing, and x is measured in the distance between the last two computed values; the paper counts x in steps.
 
-    The basis does not contain the powers, so a line is not followed exactly but with 2σ² of its slope, and an even
-    order adds a share of the curvature at x = 0 already. Only constants are exact.
+    The basis does not contain the powers, so a line is followed with 2σ² of its slope, and an even order adds a share
+    of the curvature at x = 0 already. Only constants are exact.
 
     Args:
         order: degree, 1 to 3; order + 1 values are kept.
@@ -36,27 +33,24 @@ class Hermite(Forecaster):
     contraction: float = 0.5
 
     def __post_init__(self) -> None:
-        if not isinstance(self.order, int) or isinstance(self.order, bool) or not 1 <= self.order <= 3:
-            raise field_error(self, "order", "be 1, 2 or 3", do="order 0 is the forecaster 'hold'")
-        sigma = self.contraction
-        if isinstance(sigma, bool) or not isinstance(sigma, (int, float)) or not 0 < sigma < 1:
+        check_order(self, do="order 0 is the forecaster 'hold'")
+        if not (is_number(self.contraction) and 0 < self.contraction < 1):
             raise field_error(self, "contraction", "be a number between 0 and 1, both excluded")
 
     def start(self, branch: int = 0) -> PolynomialMemory:
-        """An empty memory."""
         return PolynomialMemory(self.order, partial(hermite_weights, contraction=self.contraction))
 
 
-def hermite_weights(nodes: Sequence[float], at: float, *, contraction: float) -> list[float]:
-    """The weight of each node's value in the forecast at `at`; they sum to one.
+def hermite_weights(nodes: Sequence[float], coordinate: float, *, contraction: float) -> list[float]:
+    """The weight of each node's value in the forecast at `coordinate`; they sum to one.
 
     Args:
         nodes: coordinates, oldest first, at least two.
-        at: where to forecast.
+        coordinate: where to forecast.
         contraction: σ.
     """
     unit = abs(nodes[-1] - nodes[-2])
-    x = (at - nodes[-1]) / unit
+    x = (coordinate - nodes[-1]) / unit
     basis = [1.0, 2 * contraction * x]
     while len(basis) < len(nodes):
         n = len(basis) - 1

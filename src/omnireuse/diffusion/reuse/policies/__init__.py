@@ -8,7 +8,8 @@ from omnireuse.diffusion.reuse.policies.fixed import FixedSchedule
 from omnireuse.diffusion.reuse.policies.mag_cache import MagCache
 from omnireuse.diffusion.reuse.policies.never import Never
 from omnireuse.diffusion.reuse.policies.residual_diff import ResidualDiff
-from omnireuse.diffusion.reuse.policies.step_mask import StepMask, scm_mask
+from omnireuse.diffusion.reuse.policies.spread import scm_mask
+from omnireuse.diffusion.reuse.policies.step_mask import StepMask
 from omnireuse.diffusion.reuse.policies.tea_cache import TeaCache
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.errors import UnknownNameError

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from omnireuse.diffusion.reuse.policy import Limit, Policy, StepView
+from omnireuse.diffusion.reuse.policy import Limit, StepView, ThresholdPolicy
 from omnireuse.diffusion.reuse.validation import check_at_least, check_finite_list, check_positive, field_error
 from omnireuse.errors import StateError
 
 __all__ = ["MagCache", "MagCacheState", "by_branch", "checked_ratios", "resampled"]
-
-_PLAIN = (list, tuple)
 
 
 class MagCacheState(NamedTuple):
@@ -31,25 +29,25 @@ class MagCacheState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MagCache(Policy):
-    """Reuse while the magnitude ratios since the last computed step say that little was lost.
+class MagCache(ThresholdPolicy):
+    """Reuse while the magnitude ratios since the last computed step stay near 1.
 
     Source: "MagCache: Fast Video Generation with Magnitude-Aware Cache", arXiv 2506.09045, section 3. Decisions equal
     those of MagCache in diffusers.
 
     Args:
         ratios: for each branch, in the order of its calls, one ratio for each step: the mean residual norm of that step
-            over that of the step before. The first step has none before it: its entry is 1.0. Finite and positive.
-            Lists, tuples, arrays and tensors are taken; a flat list serves all branches. Ratios of another step count
-            are resampled. A run with more branches than were measured uses the last.
-        threshold: accumulated |1 − ratio| at which a step computes, > 0. Raising it reuses more.
+            over that of the step before, 1.0 for the first. Finite and positive; lists, tuples, arrays and tensors. A
+            flat list serves all branches. Ratios of another step count are resampled. A run with more branches than
+            were measured uses the last.
+        threshold: accumulated |1 − ratio| above which a step computes, > 0. Raising it reuses more.
         max_skip_steps: longest run of reused steps, ≥ 1.
         retention_ratio: share of the first steps that always compute, in [0, 1).
         compute_last: always compute the last step. The published method reuses it where the ratios allow that.
 
     Raises:
         ConfigError: a value out of range.
-        StateError: at the first decision of a run whose step count nobody told.
+        StateError: at the first decision of a run whose step count is not known.
     """
 
     ratios: Sequence[Any]
@@ -57,6 +55,8 @@ class MagCache(Policy):
     max_skip_steps: int = 5
     retention_ratio: float = 0.1
     compute_last: bool = False
+
+    threshold_name: ClassVar[str] = "threshold"
 
     def __post_init__(self) -> None:
         check_positive(self, "threshold")
@@ -67,38 +67,27 @@ class MagCache(Policy):
             raise field_error(self, "compute_last", "be True or False")
         object.__setattr__(self, "ratios", by_branch(checked_ratios(self, "ratios", self.ratios)))
 
-    @property
-    def limit(self) -> Limit:
-        """`threshold`."""
-        return Limit("threshold", self.threshold)
+    def start(self) -> MagCacheState:
+        return MagCacheState()
+
+    def warmup_limit(self, total: int | None) -> Limit:
+        return Limit("retention_ratio", int(self.retention_ratio * (total or 0) + 0.5))
 
     def measured(self, state: MagCacheState, view: StepView) -> float | None:
-        """The error that one more reused step would accumulate, behind the steps that are retained."""
-        if view.total is None or view.index < self.warmup_of(view.total).value:
+        """The error that one more reused step would accumulate, behind the retained steps."""
+        if view.total is None or view.index < self.warmup_limit(view.total).value:
             return None
         return self._after_reuse(state, view).accumulated_err
 
-    def warmup_of(self, total: int | None) -> Limit:
-        """The steps that `retention_ratio` comes to."""
-        return Limit("retention_ratio", int(self.retention_ratio * (total or 0) + 0.5))
-
-    def start(self) -> MagCacheState:
-        """Nothing is accumulated yet."""
-        return MagCacheState()
-
     def wants_reuse(self, state: MagCacheState, view: StepView) -> bool:
-        """Whether one more reused step stays within the budget."""
         if view.total is None:
             raise StateError(
                 "MagCache depends on the number of steps; call refresh(pipeline, num_inference_steps) first"
             )
-        if view.index < int(self.retention_ratio * view.total + 0.5):
-            return False
-        after = self._after_reuse(state, view)
-        return after.accumulated_err <= self.threshold and after.accumulated_steps <= self.max_skip_steps
+        error = self.measured(state, view)
+        return error is not None and error <= self.threshold and state.accumulated_steps < self.max_skip_steps
 
     def after(self, state: MagCacheState, view: StepView, reused: bool) -> MagCacheState:
-        """A computed step begins anew."""
         return self._after_reuse(state, view) if reused else self.start()
 
     def _after_reuse(self, state: MagCacheState, view: StepView) -> MagCacheState:
@@ -113,6 +102,7 @@ def resampled(ratios: tuple[float, ...], total: int) -> tuple[float, ...]:
 
     Args:
         ratios: one for each step of the run that they were measured on; the first is 1.0 by convention.
+        total: steps of the run, ≥ 1.
     """
     if total == len(ratios) or total == 1:
         return ratios[:total]
@@ -123,17 +113,17 @@ def checked_ratios(owner: object, field: str, given: Any) -> Any:
     """The ratios as floats, in lists or tuples as they were given; arrays and tensors become lists.
 
     Args:
-        owner: names the object in an error.
-        field: names the argument in an error.
+        owner: the object named in an error.
+        field: the argument named in an error.
         given: one list for all branches, or one for each.
 
     Raises:
         ConfigError: anything but finite numbers above 0.
     """
     plain = _plain(given)
-    if isinstance(plain, _PLAIN):
+    if isinstance(plain, (list, tuple)):
         plain = type(plain)(_plain(each) for each in plain)
-    is_nested = isinstance(plain, _PLAIN) and bool(plain) and all(isinstance(each, _PLAIN) for each in plain)
+    is_nested = isinstance(plain, (list, tuple)) and bool(plain) and all(isinstance(b, (list, tuple)) for b in plain)
     branches = [check_finite_list(owner, field, each) for each in (plain if is_nested else [plain])]
     if not all(branch and min(branch) > 0 for branch in branches):
         raise field_error(owner, field, "be one or more numbers above 0, or as much for each branch")
@@ -144,7 +134,7 @@ def checked_ratios(owner: object, field: str, given: Any) -> Any:
 
 def by_branch(ratios: Sequence[Any]) -> tuple[tuple[float, ...], ...]:
     """A tuple for each branch, of ratios that `checked_ratios` has returned; a flat list is one branch."""
-    is_nested = isinstance(ratios[0], _PLAIN)
+    is_nested = isinstance(ratios[0], (list, tuple))
     return tuple(tuple(branch) for branch in (ratios if is_nested else [ratios]))
 
 

@@ -4,73 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import chain, zip_longest
 from typing import Any
 
+from omnireuse.diffusion.reuse.policies.spread import scm_mask
 from omnireuse.diffusion.reuse.policy import Limit, Policy, StepView
 from omnireuse.diffusion.reuse.validation import field_error
-from omnireuse.errors import StateError, UnknownNameError, WrongTypeError
+from omnireuse.errors import StateError, WrongTypeError
 
-__all__ = ["SCHEDULES", "StepMask", "scm_mask"]
-
-SCHEDULES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "slow": ((8, 3, 3, 2, 1, 1), (1, 2, 2, 2, 3)),
-    "medium": ((6, 2, 2, 2, 2, 1), (1, 3, 3, 3, 3)),
-    "fast": ((6, 1, 1, 1, 1, 1), (1, 3, 4, 5, 4)),
-    "ultra": ((4, 1, 1, 1, 1), (2, 5, 6, 7)),
-}
-"""The named schedules at 28 steps: lengths of the runs of computed steps, and of the runs of reused ones between them.
-
-Source: cache-dit, `steps_mask`.
-"""
+__all__ = ["StepMask"]
 
 
-def scm_mask(name: str, num_inference_steps: int) -> tuple[int, ...]:
-    """A named schedule for any step count: 1 computes, 0 may be reused. The first and the last step are 1.
+class _Always(Policy):
+    """Reuse wherever the mask allows it."""
 
-    At 28 steps it is the table's. Elsewhere as many steps compute as come closest to the table's share, two at least,
-    so the share is kept within 3 points from 17 steps on and as nearly as whole steps allow below. The k-th of them
-    stands where the table's curve "k-th computed step ↦ step" stands after both axes are stretched. That keeps the
-    density of each phase and the length of the gaps: no run of reused steps is longer than the table's longest.
-
-    Args:
-        name: "slow", "medium", "fast" or "ultra".
-        num_inference_steps: length of the mask, ≥ 1.
-
-    Raises:
-        UnknownNameError: another name.
-        ConfigError: a step count below 1.
-    """
-    if name not in SCHEDULES:
-        raise UnknownNameError("step mask", name, SCHEDULES)
-    return _stretched(name, num_inference_steps)
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        return True
 
 
-@lru_cache(maxsize=256)
-def _stretched(name: str, total: int) -> tuple[int, ...]:
-    if total < 1:
-        raise field_error("scm_mask", "num_inference_steps", "be a whole number of at least 1", str(total))
-    runs = list(chain(*zip_longest(*SCHEDULES[name], fillvalue=0)))
-    table = [1 - i % 2 for i, length in enumerate(runs) for _ in range(length)]
-    steps = [step for step, computes in enumerate(table) if computes]
-    longest = max(SCHEDULES[name][1]) + 1
-    # Rounded half up, in whole numbers: count / total is the nearest there is to len(steps) / len(table).
-    count = min(total, max(2, (2 * total * len(steps) + len(table)) // (2 * len(table))))
-    mask = [0] * total
-    last = -1
-    for k in range(count):
-        place = k * (len(steps) - 1) / max(count - 1, 1)
-        below = int(place)
-        between = (place - below) * (steps[min(below + 1, len(steps) - 1)] - steps[below])
-        wanted = round((steps[below] + between) * (total - 1) / (len(table) - 1))
-        # Rounding must cost neither a step nor the bound on gaps, before this step or behind it.
-        behind = count - 1 - k
-        least = max(last + 1, total - 1 - behind * longest)
-        most = min(last + longest, total - 1 - behind) if k else 0
-        last = min(max(wanted, least), most)
-        mask[last] = 1
-    return tuple(mask)
+_ALWAYS = _Always()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,15 +30,15 @@ class StepMask(Policy):
 
     Args:
         mask: the name of a schedule (`scm_mask`), or for each step 1 to compute and 0 to allow reuse.
-        dynamic: decides where the mask allows reuse, by its own measure and within its own warm-up and limits; None
-            reuses wherever the mask allows it ("static").
+        dynamic: decides where the mask allows reuse, within its own warm-up and limits; None reuses wherever the mask
+            allows it ("static").
 
     Raises:
         UnknownNameError: a name that is no schedule.
         ConfigError: an explicit mask that is empty or holds anything but 0 and 1.
         WrongTypeError: `dynamic` is no policy.
-        StateError: at the first decision of a run, where an explicit mask is not as long as the run, or nobody told
-            the step count.
+        StateError: at the first decision of a run, where an explicit mask is not as long as the run, or the step count
+            is not known.
     """
 
     mask: str | Sequence[int] = "medium"
@@ -107,59 +58,36 @@ class StepMask(Policy):
         if self.dynamic is not None and not isinstance(self.dynamic, Policy):
             given = "a class" if isinstance(self.dynamic, type) else type(self.dynamic).__name__
             raise WrongTypeError(f"StepMask(dynamic={self.dynamic!r}): dynamic must be a policy, got {given}")
+        for name in ("needs_drift", "needs_error", "drift_since_computed", "signal"):
+            object.__setattr__(self, name, getattr(self._inner, name))
 
     @property
-    def needs_drift(self) -> bool:
-        """Whether the policy under the mask measures."""
-        return self.dynamic is not None and self.dynamic.needs_drift
-
-    @property
-    def needs_error(self) -> bool:
-        """Whether the policy under the mask needs errors."""
-        return self.dynamic is not None and self.dynamic.needs_error
-
-    @property
-    def drift_since_computed(self) -> bool:
-        """Since when the policy under the mask measures."""
-        return self.dynamic is not None and self.dynamic.drift_since_computed
-
-    @property
-    def signal(self) -> str | None:
-        """The signal that the policy under the mask means, where it means a certain one."""
-        return None if self.dynamic is None else self.dynamic.signal
+    def _inner(self) -> Policy:
+        return self.dynamic or _ALWAYS
 
     @property
     def limit(self) -> Limit | None:
-        """As the dynamic policy says."""
-        return None if self.dynamic is None else self.dynamic.limit
+        return self._inner.limit
+
+    def warmup_limit(self, total: int | None) -> Limit | None:
+        return self._inner.warmup_limit(total)
 
     def measured(self, state: Any, view: StepView) -> float | None:
-        """As the dynamic policy says."""
-        return None if self.dynamic is None else self.dynamic.measured(state, view)
-
-    def warmup_of(self, total: int | None) -> Limit | None:
-        """As the dynamic policy says."""
-        return None if self.dynamic is None else self.dynamic.warmup_of(total)
+        return self._inner.measured(state, view)
 
     def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int] | None:
-        """The mask's steps with the first and the last; None where another policy decides between them."""
         if self.dynamic is not None:
             return None
         return frozenset({0, total - 1, *(step for step, computes in enumerate(self.mask_of(total)) if computes)})
 
     def start(self) -> Any:
-        """The state of the policy under the mask."""
-        return None if self.dynamic is None else self.dynamic.start()
+        return self._inner.start()
 
     def wants_reuse(self, state: Any, view: StepView) -> bool:
-        """Whether the mask allows reuse here and the policy under it wants it."""
-        if self.mask_of(view.total)[view.index]:
-            return False
-        return self.dynamic is None or self.dynamic.wants_reuse(state, view)
+        return not self.mask_of(view.total)[view.index] and self._inner.wants_reuse(state, view)
 
     def after(self, state: Any, view: StepView, reused: bool) -> Any:
-        """Tell the policy under the mask."""
-        return None if self.dynamic is None else self.dynamic.after(state, view, reused)
+        return self._inner.after(state, view, reused)
 
     def mask_of(self, total: int | None) -> tuple[int, ...]:
         """The mask of a run of `total` steps.
@@ -169,7 +97,7 @@ class StepMask(Policy):
         """
         if total is None:
             raise StateError(
-                "StepMask depends on the number of steps, which nobody told; "
+                "StepMask depends on the number of steps, which is not known; "
                 "call refresh(pipeline, num_inference_steps)"
             )
         if isinstance(self.mask, str):

@@ -1,4 +1,4 @@
-"""TeaCache: reuse while the accumulated, rescaled change of the signal stays under a threshold."""
+"""TeaCache: reuse while the accumulated, rescaled change of the signal stays below a threshold."""
 
 from __future__ import annotations
 
@@ -6,27 +6,21 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from omnireuse.diffusion.reuse.policy import Limit, Policy, StepView
+from omnireuse.diffusion.reuse.policy import StepView, ThresholdPolicy
 from omnireuse.diffusion.reuse.validation import check_finite_list, check_positive
 
 __all__ = ["TeaCache", "TeaCacheState"]
 
-IDENTITY = (0.0, 0.0, 0.0, 1.0, 0.0)
-
 
 class TeaCacheState(NamedTuple):
-    """What was accumulated since the last computed step of a branch.
-
-    Attributes:
-        accumulated_rel_l1_distance: sum of the rescaled relative changes of the signal.
-    """
+    """The sum of the rescaled relative changes of the signal since the last computed step of a branch."""
 
     accumulated_rel_l1_distance: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeaCache(Policy):
-    """Reuse while the accumulated estimate of the output's change stays under a threshold.
+class TeaCache(ThresholdPolicy):
+    """Reuse while the accumulated estimate of the output's change stays below a threshold.
 
     Source: "Timestep Embedding Tells: It's Time to Cache for Video Diffusion Model", arXiv 2411.19108, section 3.3.
 
@@ -40,40 +34,27 @@ class TeaCache(Policy):
     """
 
     rel_l1_thresh: float = 0.2
-    coefficients: tuple[float, ...] = IDENTITY
+    coefficients: tuple[float, ...] = (0.0, 0.0, 0.0, 1.0, 0.0)
 
     needs_drift: ClassVar[bool] = True
+    threshold_name: ClassVar[str] = "rel_l1_thresh"
 
     def __post_init__(self) -> None:
         check_positive(self, "rel_l1_thresh")
         object.__setattr__(self, "coefficients", check_finite_list(self, "coefficients", self.coefficients, length=5))
 
-    @property
-    def limit(self) -> Limit:
-        """`rel_l1_thresh`."""
-        return Limit("rel_l1_thresh", self.rel_l1_thresh)
-
-    def measured(self, state: TeaCacheState, view: StepView) -> float | None:
-        """The rescaled change since the last computed step."""
-        return None if view.drift is None else self._accumulate(state, view.drift).accumulated_rel_l1_distance
-
     def start(self) -> TeaCacheState:
-        """Nothing is accumulated yet."""
         return TeaCacheState()
 
-    def wants_reuse(self, state: TeaCacheState, view: StepView) -> bool:
-        """Whether the change accumulated since the last computed step is still under the threshold."""
+    def measured(self, state: TeaCacheState, view: StepView) -> float | None:
         if view.drift is None:
-            return False
-        return self._accumulate(state, view.drift).accumulated_rel_l1_distance < self.rel_l1_thresh
-
-    def after(self, state: TeaCacheState, view: StepView, reused: bool) -> TeaCacheState:
-        """A computed step begins anew."""
-        return self._accumulate(state, view.drift) if reused and view.drift is not None else self.start()
-
-    def _accumulate(self, state: TeaCacheState, drift: float) -> TeaCacheState:
+            return None
         rescaled = 0.0
         for coefficient in self.coefficients:
-            rescaled = rescaled * drift + coefficient
+            rescaled = rescaled * view.drift + coefficient
         total = state.accumulated_rel_l1_distance + abs(rescaled)
-        return TeaCacheState(total if math.isfinite(total) else math.inf)
+        return total if math.isfinite(total) else math.inf
+
+    def after(self, state: TeaCacheState, view: StepView, reused: bool) -> TeaCacheState:
+        total = self.measured(state, view) if reused else None
+        return self.start() if total is None else TeaCacheState(total)

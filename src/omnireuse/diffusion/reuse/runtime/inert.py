@@ -78,13 +78,13 @@ class RunSeen:
 def explain(strategy: Strategy, seen: RunSeen) -> Explanation | None:
     """Why a finished run has reused nothing; None where it has, or was never meant to."""
     policy, total = strategy.policy, seen.total
-    if seen.reused or not seen.computed or not policy.asks_for_reuse:
+    if seen.reused or not seen.computed or not policy.expects_reuse:
         return None
     if total is not None and policy.caution(total) is not None:
         return None  # It was said when the run began.
     if total is not None and total <= 2:
         return too_few_steps(total)
-    warmup = policy.warmup_of(total)
+    warmup = policy.warmup_limit(total)
     if warmup is not None and total is not None and warmup.value >= total - 1:
         return Explanation(
             reason="warm-up",
@@ -186,7 +186,7 @@ class InertRuns:
     def say(self, explanation: Explanation) -> None:
         """Warn, unless this was said before or nothing was meant to be reused."""
         with self._lock:
-            if not self._strategy.policy.asks_for_reuse or explanation.reason in self._said:
+            if not self._strategy.policy.expects_reuse or explanation.reason in self._said:
                 return
             self._said.add(explanation.reason)
         logger.warning("%s", explanation)

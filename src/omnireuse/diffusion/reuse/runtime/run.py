@@ -73,9 +73,9 @@ class Run:
         return self.generation.level
 
     @property
-    def at(self) -> float:
+    def coordinate(self) -> float:
         """Where forecasters stand now, on the strategy's axis."""
-        return self.generation.at
+        return self.generation.coordinate
 
     @property
     def finished(self) -> bool:

@@ -1,0 +1,69 @@
+"""Which files of the package one reused step passes, from the call of the denoiser to the step of the scheduler.
+
+    python scripts/hops.py
+
+Runs the reference image pipeline with the default and with its calibrated profile, follows the first reused step behind
+the middle of the run with `sys.setprofile`, and prints the files in the order in which they are entered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import omnireuse
+from reference.case import IMAGES
+
+ROOT = str(Path(omnireuse.__file__).parent)
+STEPS = 28
+
+
+class Hops:
+    """The files entered at each step of a run."""
+
+    def __init__(self) -> None:
+        self.by_step: dict[int, dict[str, int]] = {}
+        self._entered: dict[str, int] = {}
+
+    def watch(self, frame: FrameType, event: str, _: Any) -> None:
+        """Take one event of `sys.setprofile`."""
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(ROOT):
+            file = name.removeprefix(ROOT + "/")
+            self._entered[file] = self._entered.get(file, 0) + 1
+
+    def step_ended(self, _pipeline: Any, step: int, _timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """A pipeline's `callback_on_step_end`."""
+        sys.setprofile(None)
+        self.by_step[step], self._entered = self._entered, {}
+        sys.setprofile(self.watch)
+        return given
+
+
+def main() -> None:
+    """Print the files for each way of enabling reuse."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    pipeline = IMAGES.load()
+    pipeline.set_progress_bar_config(disable=True)
+    prompts = [IMAGES.caption(scene) for scene in IMAGES.held_out(1, seed=11)]
+    profile = IMAGES.find(None) / "profiles" / f"{IMAGES.name}-{STEPS}-guided.json"
+    for name, options in (("default", {}), ("calibrated", {"profile": str(profile)})):
+        hops = Hops()
+        with omnireuse.enable(pipeline, **options) as handle:
+            try:
+                IMAGES.generate(pipeline, prompts, [0], num_inference_steps=STEPS, callback_on_step_end=hops.step_ended)
+            finally:
+                sys.setprofile(None)
+            reused = {event.step for event in handle.events if event.reused}
+        step = min(step for step in reused if step >= STEPS // 2)
+        files = hops.by_step[step]
+        print(f"{name}: step {step} passes {len(files)} files in {sum(files.values())} calls")
+        for file, calls in files.items():
+            print(f"    {calls:3}  {file}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Where so many computed steps of a run are: spread by number or by noise, or carried over from another run."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import chain, zip_longest
+
+import numpy as np
+
+from omnireuse.diffusion.reuse.noise import SAME_NOISE
+from omnireuse.diffusion.reuse.validation import field_error
+from omnireuse.errors import UnknownNameError
+
+__all__ = ["SCHEDULES", "carried_over", "scm_mask", "spread_by_noise", "spread_by_number"]
+
+SCHEDULES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "slow": ((8, 3, 3, 2, 1, 1), (1, 2, 2, 2, 3)),
+    "medium": ((6, 2, 2, 2, 2, 1), (1, 3, 3, 3, 3)),
+    "fast": ((6, 1, 1, 1, 1, 1), (1, 3, 4, 5, 4)),
+    "ultra": ((4, 1, 1, 1, 1), (2, 5, 6, 7)),
+}
+"""The named SCM schedules at 28 steps: lengths of the runs of computed steps, and of the reused runs between them.
+
+Source: cache-dit, `steps_mask`.
+"""
+
+
+def spread_by_number(total: int, count: int, warmup: int, power: float) -> frozenset[int]:
+    """The warm-up, then gaps of which the k-th of n ends at (k / n)^power of the way; `count` < `total` steps."""
+    computed, gaps = list(range(warmup)), count - warmup
+    for gap in range(1, gaps + 1):
+        aimed = warmup - 1 + round((total - warmup) * (gap / gaps) ** power)
+        # Never a step twice, and never so late that the others have no room.
+        computed.append(min(max(aimed, computed[-1] + 1), total - 1 - (gaps - gap)))
+    return frozenset({*computed, total - 1})
+
+
+def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, exponent: float) -> frozenset[int]:
+    """The warm-up, then `count` steps in all whose gaps in (1 − noise)^exponent have the least sum of squares.
+
+    Args:
+        noises: share of noise at each step, falling.
+    """
+    places = np.asarray(tuple((1 - noise) ** exponent for noise in noises[warmup - 1 :]))
+    squares = np.square(places[None, :] - places[:, None])
+    squares[np.tril_indices(len(places))] = np.inf
+    costs = np.full(len(places), np.inf)
+    costs[0] = 0.0
+    before = []
+    for _ in range(count - warmup):
+        totals = costs[:, None] + squares
+        before.append(totals.argmin(0))
+        costs = totals.min(0)
+    chosen = [len(places) - 1]
+    for each in reversed(before):
+        chosen.append(int(each[chosen[-1]]))
+    return frozenset({*range(warmup), *(warmup - 1 + step for step in chosen)})
+
+
+def carried_over(
+    steps: set[int],
+    made_for: int,
+    total: int,
+    made_for_noises: tuple[float, ...] | None,
+    noises: tuple[float, ...] | None,
+) -> frozenset[int] | None:
+    """The steps of a run that correspond to `steps` of a run of `made_for`; None where the two runs are alike.
+
+    By noise where both runs' shares of noise are known, else by number. The last step corresponds to the last computed
+    one: weights that were fitted to do without it are of no use at other steps.
+    """
+    pairs = None if made_for_noises is None or noises is None else (made_for_noises, noises)
+    if made_for == total and (pairs is None or all(abs(a - b) <= SAME_NOISE for a, b in zip(*pairs, strict=True))):
+        return None
+    known = sorted({0, *steps})
+    count = min(max(round(len(known) * total / made_for), 2), total)
+    computed = [0]
+    for number in range(1, count - 1):
+        # Where a path through the known steps is after this share of them.
+        place = number / (count - 1) * (len(known) - 1)
+        before = min(int(place), len(known) - 2)
+        aimed = known[before] + (place - before) * (known[before + 1] - known[before])
+        if pairs is None:
+            nearest = round(aimed / max(known[-1], 1) * (total - 1))
+        else:
+            there, here = pairs
+            left = min(int(aimed), made_for - 2)
+            noise = there[left] + (aimed - left) * (there[left + 1] - there[left])
+            nearest = min(range(total), key=lambda step: abs(here[step] - noise))
+        computed.append(min(max(nearest, computed[-1] + 1), total - count + number))
+    return frozenset({*computed, total - 1})
+
+
+@lru_cache(maxsize=256)
+def scm_mask(name: str, num_inference_steps: int) -> tuple[int, ...]:
+    """A named schedule for any step count: 1 computes, 0 may be reused. The first and the last step are 1.
+
+    At 28 steps it is the table's. Elsewhere as many steps compute as come closest to the table's share, two at least.
+    The k-th of them is where the table's curve "k-th computed step ↦ step" is after both axes are stretched. That keeps
+    the density of each phase, and no run of reused steps is longer than the table's longest.
+
+    Args:
+        name: "slow", "medium", "fast" or "ultra".
+        num_inference_steps: length of the mask, ≥ 1.
+
+    Raises:
+        UnknownNameError: another name.
+        ConfigError: a step count below 1.
+    """
+    if name not in SCHEDULES:
+        raise UnknownNameError("step mask", name, SCHEDULES)
+    total = num_inference_steps
+    if total < 1:
+        raise field_error("scm_mask", "num_inference_steps", "be a whole number of at least 1", str(total))
+    runs = list(chain(*zip_longest(*SCHEDULES[name], fillvalue=0)))
+    table = [1 - i % 2 for i, length in enumerate(runs) for _ in range(length)]
+    steps = [step for step, computes in enumerate(table) if computes]
+    longest = max(SCHEDULES[name][1]) + 1
+    # Rounded half up, in whole numbers: count / total is the nearest there is to len(steps) / len(table).
+    count = min(total, max(2, (2 * total * len(steps) + len(table)) // (2 * len(table))))
+    mask = [0] * total
+    last = -1
+    for k in range(count):
+        place = k * (len(steps) - 1) / max(count - 1, 1)
+        below = int(place)
+        between = (place - below) * (steps[min(below + 1, len(steps) - 1)] - steps[below])
+        aimed = round((steps[below] + between) * (total - 1) / (len(table) - 1))
+        # Rounding must cost neither a step nor the bound on gaps, before this step or behind it.
+        behind = count - 1 - k
+        least = max(last + 1, total - 1 - behind * longest)
+        most = min(last + longest, total - 1 - behind) if k else 0
+        last = min(max(aimed, least), most)
+        mask[last] = 1
+    return tuple(mask)
