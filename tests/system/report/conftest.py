@@ -6,23 +6,34 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
+from omnireuse.evaluation.report.page import render_page
 from tests.helpers.comparisons import comparison, pareto, save_clips, save_images
 
-from .browser import Browser
+from .window import CHROMIUM, Window
+
+
+@pytest.fixture(scope="package")  # no longer: its event loop would stand in the way of tests that run one of their own
+def chromium() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine; apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def window(chromium: Browser) -> Iterator[Window]:
+    opened = Window(chromium)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    with Browser() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="session")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
-    from omnireuse.evaluation.report.page import render_page
-
     save_images(comparison(), folder)
     (folder / "page.html").write_text(render_page(comparison(), folder, pareto=pareto()), encoding="utf-8")
     return folder / "page.html"
@@ -31,8 +42,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clips")
-    from omnireuse.evaluation.report.page import render_page
-
     save_clips(comparison(), folder)
     (folder / "page.html").write_text(render_page(comparison(), folder), encoding="utf-8")
     return folder / "page.html"

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests import TOP
 
-from .browser import CHROMIUM, Browser
+from .window import Window
 
 GALLERY = TOP / "docs" / "gallery"
 PAGES = sorted(path for path in GALLERY.glob("*.html") if path.name != "index.html")
@@ -38,33 +38,31 @@ def test_the_index_shows_a_small_picture_of_every_page() -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine; apt-get install chromium")
 @pytest.mark.parametrize(("width", "columns"), [(420, 1), (1400, 3)])
-def test_the_index_lies_well_in_a_window(browser: Browser, width: int, columns: int) -> None:
-    browser.open(GALLERY / "index.html", width=width)
-    assert browser.errors == []
-    assert browser.ask("document.documentElement.scrollWidth") <= width
-    assert browser.ask("[...document.images].every(e => e.complete && e.naturalWidth > 0)")
-    tops = browser.ask("[...document.querySelectorAll('li')].map(e => e.offsetTop)")
+def test_the_index_lies_well_in_a_window(window: Window, width: int, columns: int) -> None:
+    page = window.open(GALLERY / "index.html", width=width)
+    assert window.errors == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("[...document.images].every(e => e.complete && e.naturalWidth > 0)")
+    tops = page.evaluate("[...document.querySelectorAll('li')].map(e => e.offsetTop)")
     assert len(tops) == len(PAGES)
     assert tops.count(tops[0]) == columns
-    assert browser.ask("document.querySelector('img').getBoundingClientRect().bottom") <= 900
+    assert page.evaluate("document.querySelector('img').getBoundingClientRect().bottom") <= 900
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine; apt-get install chromium")
 @pytest.mark.parametrize("width", [420, 1400])
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_committed_page_is_as_it_is_made_now(browser: Browser, page: Path, width: int) -> None:
-    browser.open(page, width=width, still=True)
-    assert browser.errors == []
-    browser.ask("document.querySelectorAll('details').forEach(e => e.open = true)")
-    assert browser.ask("document.documentElement.scrollWidth") <= width
-    assert browser.ask("[...document.querySelectorAll('.scroll')].every(e => e.scrollWidth <= e.clientWidth)")
-    assert browser.ask("document.querySelectorAll('.explained .plot .read').length") >= 1
-    if page.stem != "peers":
-        assert browser.ask("document.querySelectorAll('figure .diff[role=img] img').length") > 10
-        assert browser.ask("document.querySelector('figure img').getBoundingClientRect().bottom") <= 900
+@pytest.mark.parametrize("file", PAGES, ids=lambda page: page.stem)
+def test_a_committed_page_is_as_it_is_made_now(window: Window, file: Path, width: int) -> None:
+    page = window.open(file, width=width, still=True)
+    assert window.errors == []
+    page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("[...document.querySelectorAll('.scroll')].every(e => e.scrollWidth <= e.clientWidth)")
+    assert page.evaluate("document.querySelectorAll('.explained .plot .read').length") >= 1
+    if file.stem != "peers":
+        assert page.evaluate("document.querySelectorAll('figure .diff[role=img] img').length") > 10
+        assert page.evaluate("document.querySelector('figure img').getBoundingClientRect().bottom") <= 900
 
 
 @pytest.mark.parametrize("name", ["demo", "compare", "strategies-28", "strategies-50"])
@@ -72,9 +70,9 @@ def test_the_pictures_of_the_docs_stay_small(name: str) -> None:
     assert (GALLERY.parent / "images" / f"{name}.png").stat().st_size < 600_000
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_is_small_and_needs_nothing_beside_itself(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
+@pytest.mark.parametrize("file", PAGES, ids=lambda page: page.stem)
+def test_a_page_is_small_and_needs_nothing_beside_itself(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
     assert len(text) <= 700_000
     assert "default-src 'none'" in text
     assert all(source.startswith("data:image/") for source in re.findall(r'(?:src|href)="([^"]+)"', text))

@@ -14,12 +14,9 @@ from omnireuse.evaluation.report.clips import save_clip
 from omnireuse.evaluation.report.page import render_page
 from tests.helpers.comparisons import comparison, save_clips, save_images
 
-from .browser import CHROMIUM, Browser
+from .window import Window, place
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine; apt-get install chromium"),
-]
+pytestmark = pytest.mark.browser
 
 
 BOTTOMS = """(selector => [...document.querySelectorAll(selector)].slice(0, %d)
@@ -30,25 +27,23 @@ LINES = """[...document.querySelectorAll('.row')].map(row => {
 })"""
 
 
-@pytest.mark.parametrize("kind", ["page", "clips"])
+@pytest.mark.parametrize("kind", ["report", "clips"])
 @pytest.mark.parametrize("width", [420, 1400])
-def test_the_first_screen_shows_pictures(
-    browser: Browser, kind: str, width: int, request: pytest.FixtureRequest
-) -> None:
-    browser.open(request.getfixturevalue(kind), width=width, still=True)
+def test_the_first_screen_shows_pictures(window: Window, kind: str, width: int, request: pytest.FixtureRequest) -> None:
+    page = window.open(request.getfixturevalue(kind), width=width, still=True)
     for selector in ("figure .frame:not(.diff) img", "figure .diff"):
-        (bottom,) = browser.ask(f"{BOTTOMS % 1}('{selector}')")
+        (bottom,) = page.evaluate(f"{BOTTOMS % 1}('{selector}')")
         assert 0 < bottom <= 900
     if width == 1400:
-        assert max(browser.ask(f"{BOTTOMS % 5}('figure')")) <= 900, "all runs of the first prompt"
+        assert max(page.evaluate(f"{BOTTOMS % 5}('figure')")) <= 900, "all runs of the first prompt"
 
 
 @pytest.mark.parametrize("width", [420, 1400])
-def test_no_column_is_cut_off(browser: Browser, page: Path, width: int) -> None:
-    browser.open(page, width=width)
-    browser.ask("document.querySelectorAll('details').forEach(e => e.open = true)")
-    assert browser.ask("document.documentElement.scrollWidth") <= width
-    boxes = browser.ask(
+def test_no_column_is_cut_off(window: Window, report: Path, width: int) -> None:
+    page = window.open(report, width=width)
+    page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = page.evaluate(
         "[...document.querySelectorAll('.scroll')]"
         ".map(e => [e.clientWidth, e.scrollWidth, e.querySelectorAll('td').length])"
     )
@@ -56,7 +51,7 @@ def test_no_column_is_cut_off(browser: Browser, page: Path, width: int) -> None:
     for inner, needed, cells in boxes:
         assert needed <= inner
         assert cells > 20
-    ends = browser.ask(
+    ends = page.evaluate(
         "[...document.querySelectorAll('td')].map(e => e.getBoundingClientRect().right)"
         ".concat([...document.querySelectorAll('.strip')].map(e => e.getBoundingClientRect().right))"
     )
@@ -64,20 +59,20 @@ def test_no_column_is_cut_off(browser: Browser, page: Path, width: int) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 7, 9, 10])
-def test_no_picture_stands_alone_in_a_line(browser: Browser, tmp_path: Path, count: int) -> None:
+def test_no_picture_stands_alone_in_a_line(window: Window, tmp_path: Path, count: int) -> None:
     made = comparison()
     copies = tuple(replace(made.variants[1], name=f"cache {number}") for number in range(10))
     made = replace(made, variants=(made.reference, made.highlighted, *copies[: count - 2]))
     save_images(made, tmp_path)
     (tmp_path / "page.html").write_text(render_page(made, tmp_path), encoding="utf-8")
     for width in (420, 768, 1000, 1400):
-        browser.open(tmp_path / "page.html", width=width)
-        for lines in browser.ask(LINES):
+        page = window.open(tmp_path / "page.html", width=width)
+        for lines in page.evaluate(LINES):
             assert sum(lines) == count
             assert min(lines) > 1, f"{width} pixels: {lines}"
 
 
-def test_a_difference_is_four_times_as_bright_as_it_is(browser: Browser, tmp_path: Path) -> None:
+def test_a_difference_is_four_times_as_bright_as_it_is(window: Window, tmp_path: Path) -> None:
     made = comparison()
     (tmp_path / "images").mkdir()
     shades = {"full": 100, "TeaCache 0.2": 103, "omnireuse": 90, "fewer steps (15)": 100, "fewer steps (12)": 180}
@@ -85,18 +80,20 @@ def test_a_difference_is_four_times_as_bright_as_it_is(browser: Browser, tmp_pat
         for sample in variant.samples:
             Image.new("RGB", (8, 8), (shades[variant.name], 0, 20)).save(tmp_path / sample.image)
     (tmp_path / "page.html").write_text(render_page(made, tmp_path), encoding="utf-8")
-    browser.open(tmp_path / "page.html", width=1400)
-    assert browser.ask("document.querySelectorAll('.diff[role=img]').length") == 4 * len(made.prompts)
+    page = window.open(tmp_path / "page.html", width=1400)
+    assert page.evaluate("document.querySelectorAll('.diff[role=img]').length") == 4 * len(made.prompts)
     for number, variant in enumerate(made.variants[1:], start=2):
-        x, y = browser.place(f"article figure:nth-of-type({number}) .diff")
-        pixel = Image.open(io.BytesIO(browser.visible())).convert("RGB").getpixel((int(x), int(y)))
+        x, y = place(page, f"article figure:nth-of-type({number}) .diff")
+        pixel = Image.open(io.BytesIO(page.screenshot())).convert("RGB").getpixel((int(x), int(y)))
         assert pixel == (min(255, 4 * abs(shades[variant.name] - 100)), 0, 0)
-    words = browser.ask("[...document.querySelectorAll('.diff[role=img]')].map(e => e.ariaLabel)")
+    words = page.evaluate("[...document.querySelectorAll('.diff[role=img]')].map(e => e.ariaLabel)")
     assert words[0] == "TeaCache 0.2: difference to the full run, times 4"
-    assert browser.ask("document.querySelector('figure.reference .diff').innerText") == "difference to the full run, ×4"
+    assert (
+        page.evaluate("document.querySelector('figure.reference .diff').innerText") == "difference to the full run, ×4"
+    )
 
 
-def test_the_differences_of_clips_play_in_step(browser: Browser, tmp_path: Path) -> None:
+def test_the_differences_of_clips_play_in_step(window: Window, tmp_path: Path) -> None:
     made = comparison()
     save_clips(made, tmp_path)
     # One run is off by 10 of 255 in the third frame alone.
@@ -104,33 +101,33 @@ def test_the_differences_of_clips_play_in_step(browser: Browser, tmp_path: Path)
     off[2] += 10 / 255
     save_clip(off, tmp_path / made.variants[1].samples[0].image)
     (tmp_path / "page.html").write_text(render_page(made, tmp_path), encoding="utf-8")
-    browser.open(tmp_path / "page.html", width=1400, still=True)
+    page = window.open(tmp_path / "page.html", width=1400, still=True)
     seen = []
     for frame in range(4):
-        browser.ask(f"document.querySelector('.player input').value = {frame}")
-        browser.ask("document.querySelector('.player input').dispatchEvent(new Event('input'))")
+        page.evaluate(f"document.querySelector('.player input').value = {frame}")
+        page.evaluate("document.querySelector('.player input').dispatchEvent(new Event('input'))")
         assert (
-            browser.ask("[...document.querySelectorAll('.player output')].map(e => e.textContent)")
+            page.evaluate("[...document.querySelectorAll('.player output')].map(e => e.textContent)")
             == [f"{frame + 1} of 4"] * 2
         )
-        x, y = browser.place("article figure:nth-of-type(2) .diff")
-        seen.append(Image.open(io.BytesIO(browser.visible())).convert("L").getpixel((int(x), int(y))))
+        x, y = place(page, "article figure:nth-of-type(2) .diff")
+        seen.append(Image.open(io.BytesIO(page.screenshot())).convert("L").getpixel((int(x), int(y))))
     assert seen == [0, 0, 40, 0]
 
 
-@pytest.mark.parametrize("kind", ["page", "clips"])
+@pytest.mark.parametrize("kind", ["report", "clips"])
 def test_every_chart_has_a_legend_and_says_how_to_read_it(
-    browser: Browser, kind: str, request: pytest.FixtureRequest
+    window: Window, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    browser.open(request.getfixturevalue(kind), width=1400)
-    charts = browser.ask(
+    page = window.open(request.getfixturevalue(kind), width=1400)
+    charts = page.evaluate(
         "[['.explained', '.plot .read', '.legend li'], ['.runs', ':scope > .read', '.key'],"
         " ['.curve', '.read', '.legend li']].map(([chart, reading, legend]) => [...document.querySelectorAll(chart)]"
         ".map(e => [e.querySelectorAll(reading).length, e.querySelector(reading)?.innerText,"
         " [...e.querySelectorAll(legend)].map(i => i.innerText.trim())]))"
     )
     plots, runs, curves = charts
-    assert len(plots) == (2 if kind == "page" else 1)
+    assert len(plots) == (2 if kind == "report" else 1)
     assert len(runs) == 3
     assert len(curves) == 6
     for count, sentence, legend in (*plots, *runs, *curves):
@@ -142,15 +139,15 @@ def test_every_chart_has_a_legend_and_says_how_to_read_it(
     assert "right edge: the full run, 28 steps" in plots[0][2]
     assert curves[0][2] == ["TeaCache 0.2", "omnireuse", "paler: another branch of the guidance"]
     assert "further left computes less, higher is closer to the full run" in plots[0][1]
-    pictures = browser.ask("[...document.querySelectorAll('section > .read')].map(e => e.innerText)")
+    pictures = page.evaluate("[...document.querySelectorAll('section > .read')].map(e => e.innerText)")
     assert all("Lower row: its difference to the full run, four times as bright" in words for words in pictures)
     assert len(pictures) == 2
 
 
-def test_runs_of_fewer_steps_are_told_apart_by_their_count(browser: Browser, page: Path) -> None:
-    browser.open(page)
+def test_runs_of_fewer_steps_are_told_apart_by_their_count(window: Window, report: Path) -> None:
+    page = window.open(report)
     for selector in ("article figcaption b", ".lane[data-name] > span", "#demo-0 ~ tr th > span:first-child"):
-        names = browser.ask(f"(e => [...document.querySelectorAll({selector!r})].map(e => e.innerText.trim()))()")
+        names = page.evaluate(f"(e => [...document.querySelectorAll({selector!r})].map(e => e.innerText.trim()))()")
         fewer = {name for name in names if name.startswith("fewer steps")}
         assert fewer >= {"fewer steps (15)", "fewer steps (12)"}
         assert "fewer steps" not in fewer
