@@ -5,11 +5,23 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from omnireuse.errors import ConfigError
 
-__all__ = ["check_at_least", "check_finite_list", "check_positive", "field_error", "is_number", "is_whole"]
+__all__ = [
+    "check_at_least",
+    "check_fields",
+    "check_finite_list",
+    "check_positive",
+    "check_share",
+    "field_error",
+    "is_number",
+    "is_whole",
+]
 
 _ABSENT = object()
 
@@ -43,6 +55,42 @@ def check_at_least(owner: object, field: str, least: int) -> None:
     """Raise unless the field is a whole number of at least `least`."""
     if not is_whole(getattr(owner, field), least):
         raise field_error(owner, field, f"be a whole number of at least {least}")
+
+
+def check_share(owner: object, field: str) -> None:
+    """Raise unless the field is a number of at least 0 and below 1."""
+    value: Any = getattr(owner, field)
+    if not (_is_number(value) and 0 <= value < 1):
+        raise field_error(owner, field, "be at least 0 and below 1")
+
+
+def check_fields(config: Any) -> None:
+    """Check the fields of a dataclass against their types.
+
+    `bool` and `Literal[…]` are checked as they stand; `Annotated[type, check]` calls `check(config, field)`. None
+    passes where the type allows it. Other types are not checked.
+
+    Raises:
+        ConfigError: a field is out of its range.
+    """
+    for name, hint in _hints_of(type(config)).items():
+        value, is_union = getattr(config, name), get_origin(hint) in (Union, UnionType)
+        if value is None and is_union and NoneType in get_args(hint):
+            continue
+        for kind in get_args(hint) if is_union else (hint,):
+            if kind is bool and not isinstance(value, bool):
+                raise field_error(config, name, "be True or False")
+            if get_origin(kind) is Literal and value not in get_args(kind):
+                or_none = " or None" if is_union else ""
+                raise field_error(config, name, f"be one of {', '.join(map(repr, get_args(kind)))}{or_none}")
+            for check in getattr(kind, "__metadata__", ()):
+                check(config, name)
+
+
+@cache
+def _hints_of(kind: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def check_finite_list(
