@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from omnireuse.diffusion.cache.base import CacheBackend
-from omnireuse.diffusion.cache.selector import BACKENDS
+from omnireuse.diffusion.cache.step_caches import STEP_CACHES
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.reuse.forecasters import FORECASTERS, Forecaster
@@ -60,7 +60,7 @@ def check_positional(pipeline: object, backend: object) -> None:
         Forecaster: f"write forecaster={backend!r}",
     }
     is_object = not isinstance(backend, (bool, type))
-    do = next((do for kind, do in instead.items() if is_object and isinstance(backend, kind)), _names(BACKENDS))
+    do = next((do for kind, do in instead.items() if is_object and isinstance(backend, kind)), _names(STEP_CACHES))
     raise WrongTypeError(
         f"enable(pipeline, {backend!r:.60}): the second argument must be the name of a cache backend, "
         f"got {_kind(backend)}; {do}"
@@ -140,7 +140,7 @@ def check_names(backend: str | None, policy: object, forecaster: object) -> None
         WrongTypeError: a class in place of an object.
     """
     kinds: dict[str, tuple[str, Mapping[str, Any]]] = {
-        "cache backend": ("backend={!r}", BACKENDS),
+        "cache backend": ("backend={!r}", STEP_CACHES),
         "policy": ("policy={!r}", POLICIES),
         "forecaster": ("forecaster={!r}", FORECASTERS),
     }
@@ -186,7 +186,7 @@ def check_options(
         ConfigError: one that belongs to a backend, a policy or a forecaster; two ways at once.
     """
     for name, value in options.items():
-        if backend is None or name not in BACKENDS[backend].options:
+        if backend is None or name not in STEP_CACHES[backend].options:
             raise _misplaced(name, value, own, backend, policy, forecaster)
     if backend is not None and (policy is not None or forecaster is not None):
         raise ConfigError(
@@ -231,11 +231,11 @@ def _misplaced(
                 f"{shown}: {name} is a field of the {kind} {' or '.join(names)}; "
                 f"write {kind}={names[0]}({name}={value!r:.60})"
             )
-    readers = [known for known, kind in BACKENDS.items() if name in kind.options]
+    readers = [known for known, kind in STEP_CACHES.items() if name in kind.options]
     if backend is not None:
-        known = (*BACKENDS[backend].options, "profile")
+        known = (*STEP_CACHES[backend].options, "profile")
         hint = f"{' or '.join(map(repr, readers))} has it" if readers else ""
-        return UnknownNameError(f"option of {BACKENDS[backend].__name__}", name, known, hint=hint)
+        return UnknownNameError(f"option of {backend!r}", name, known, hint=hint)
     if readers:
         return ConfigError(
             f"{shown}: {name} is an option of the cache backend {' or '.join(map(repr, readers))}; "

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from omnireuse.diffusion.adapters import block_stack_for
+from omnireuse.diffusion.adapters.regions import make_region
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.present import summary_html
-from omnireuse.diffusion.reuse.runtime.compilation import is_compiled_whole
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
-from omnireuse.diffusion.reuse.runtime.regions.base import Region
-from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion
-from omnireuse.diffusion.reuse.runtime.regions.call import CallRegion
-from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
-from omnireuse.diffusion.reuse.runtime.regions.tail import TailRegion
 from omnireuse.diffusion.reuse.runtime.session import RegionFactory, Session, session_of
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped, wrapped_modules
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Ledger, Promise, Summary
 from omnireuse.errors import StateError
 
-__all__ = ["Handle", "disable", "handle_of", "make_region"]
-
-logger = logging.getLogger("omnireuse")
+__all__ = ["Handle", "disable", "handle_of"]
 
 
 class Handle:
@@ -162,34 +152,3 @@ def disable(pipeline: Any) -> None:
         denoisers_of(pipeline)
     else:
         handle.disable()
-
-
-def make_region(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner: object) -> Region:
-    """The strategy's region on these denoisers.
-
-    Raises:
-        UnknownNameError: region "blocks" or "tail" on a model that nobody declared.
-    """
-    if strategy.region == "step":
-        return StepRegion(strategy)
-    if strategy.region == "call":
-        return CallRegion(strategy)
-    models = [unwrapped(denoiser) for denoiser in denoisers]
-    compiled = [denoiser for denoiser in denoisers if is_compiled_whole(denoiser)]
-    for denoiser, model in zip(denoisers, models, strict=True):
-        if denoiser in compiled:
-            logger.warning(
-                "%s is compiled whole, and region %r works between its blocks: while reuse is enabled it runs without "
-                "torch.compile; compile its blocks instead (compile_repeated_blocks)",
-                type(model).__name__,
-                strategy.region,
-            )
-    stacks = [(model, block_stack_for(type(model).__name__, strategy.region)) for model in models]
-    kind = TailRegion if strategy.region == "tail" else BlocksRegion
-    region = kind(strategy, stacks, owner)
-    try:
-        region.run_uncompiled([module for denoiser in compiled for module in wrapped_modules(denoiser)])
-    except BaseException:
-        region.undo()
-        raise
-    return region

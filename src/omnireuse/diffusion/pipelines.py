@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from omnireuse.diffusion.arguments import check_names, check_options, check_positional, check_profile, check_targets
-from omnireuse.diffusion.cache.selector import BACKENDS
+from omnireuse.diffusion.cache.step_caches import config_of, open_step_cache
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.choices import (
     Axis,
@@ -201,8 +201,7 @@ def enable(
         )
         return Handle(pipeline, strategy, name=name, agreement=agreement, promise=promise)
     if backend is not None:
-        chosen = BACKENDS[backend]
-        return chosen(chosen.config_of(options)).open(pipeline, agreement)
+        return open_step_cache(backend, config_of(backend, options), pipeline, agreement)
     if policy is None:
         if forecaster is not None or choices:
             given = "forecaster" if forecaster is not None else next(iter(choices))

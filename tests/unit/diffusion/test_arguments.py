@@ -17,7 +17,7 @@ import torch
 import omnireuse
 from omnireuse import Blend, FixedSchedule, Never
 from omnireuse.diffusion import choices
-from omnireuse.diffusion.cache.selector import BACKENDS
+from omnireuse.diffusion.cache.step_caches import STEP_CACHES
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.reuse.forecasters import FORECASTERS
 from omnireuse.diffusion.reuse.policies import POLICIES
@@ -118,7 +118,7 @@ def test_an_error_of_many_names_lists_few_and_survives_pickle() -> None:
 @pytest.mark.parametrize(
     ("literal", "registry"),
     [
-        (choices.BackendName, BACKENDS),
+        (choices.BackendName, STEP_CACHES),
         (choices.PolicyName, POLICIES),
         (choices.ForecasterName, FORECASTERS),
         (choices.Region, REGIONS),

@@ -12,9 +12,11 @@ import torch
 
 import omnireuse
 from omnireuse.diffusion.cache import CacheBackend, TeaCacheBackend, TeaCacheConfig
+from omnireuse.diffusion.cache.base import StepCacheBackend
 from omnireuse.diffusion.cache.cache_dit_backend import CacheDiTBackend
 from omnireuse.diffusion.cache.magcache import MagCacheBackend, MagCacheConfig
-from omnireuse.diffusion.cache.selector import BACKENDS, get_cache_backend
+from omnireuse.diffusion.cache.selector import get_cache_backend
+from omnireuse.diffusion.cache.step_caches import STEP_CACHES
 from omnireuse.diffusion.cache.teacache import register_extractor
 from omnireuse.diffusion.data import DiffusionCacheConfig, OmniDiffusionConfig
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
@@ -116,16 +118,17 @@ def test_frozen_configs_with_lists_can_be_hashed() -> None:
     assert TeaCacheConfig(coefficients=COEFFICIENTS) != TeaCacheConfig(coefficients=[0, *COEFFICIENTS[1:]])
 
 
-@pytest.mark.parametrize("name", sorted(BACKENDS))
+@pytest.mark.parametrize("name", sorted(STEP_CACHES))
 def test_backends_take_a_plain_dict(name: str) -> None:
     if name == "cache_dit":
         pytest.importorskip(name, reason="the extra cache-dit is not installed")
-    backend = BACKENDS[name]({"rel_l1_thresh": 0.3, "Fn_compute_blocks": 2})
+    backend = get_cache_backend(name, {"rel_l1_thresh": 0.3, "Fn_compute_blocks": 2})
+    assert backend is not None
     assert backend.config == DiffusionCacheConfig(rel_l1_thresh=0.3, Fn_compute_blocks=2)
     with pytest.raises(UnknownNameError, match="did you mean 'rel_l1_thresh'"):
-        BACKENDS[name]({"rel_l1_tresh": 0.3})
+        get_cache_backend(name, {"rel_l1_tresh": 0.3})
     with pytest.raises(WrongTypeError, match=r"config must be a DiffusionCacheConfig or a mapping, got float"):
-        BACKENDS[name](0.3)  # type: ignore[arg-type]  # the mistake that is tested
+        get_cache_backend(name, 0.3)  # type: ignore[arg-type]  # the mistake that is tested
 
 
 @pytest.mark.parametrize("text", ["TEA_CACHE", "Tea_Cache", " tea_cache "])
@@ -149,11 +152,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(BACKENDS))
+@pytest.mark.parametrize("name", sorted(STEP_CACHES))
 def test_a_request_without_a_step_count_leaves_it_to_the_scheduler(flux: Tiny, name: str) -> None:
     if name == "cache_dit":
         pytest.importorskip(name, reason="the extra cache-dit is not installed")
-    backend = BACKENDS[name](OPTIONS[name])
+    backend = get_cache_backend(name, OPTIONS[name])
+    assert isinstance(backend, StepCacheBackend)
     backend.enable(flux.pipe)
     assert backend.handle is not None
     backend.refresh(flux.pipe, 10)

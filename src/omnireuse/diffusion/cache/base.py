@@ -1,35 +1,36 @@
-"""What every cache backend is."""
+"""The interface of cache backends, and the backend behind every named step cache."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch.distributed as dist
 
+from omnireuse.diffusion.cache.step_caches import open_step_cache
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
-from omnireuse.diffusion.reuse.validation import check_at_least
-from omnireuse.errors import StateError, UnknownNameError, WrongTypeError
+from omnireuse.diffusion.reuse.validation import field_error
+from omnireuse.errors import StateError, WrongTypeError
 
-__all__ = ["CacheBackend", "StrategyBackend"]
+__all__ = ["CacheBackend", "StepCacheBackend"]
 
 logger = logging.getLogger("omnireuse")
 
 
 class CacheBackend(ABC):
-    """A cache that an engine switches on once and refreshes before each generation.
+    """A cache that an engine enables once and refreshes before each generation.
 
     A backend implements `enable` and `refresh`; everything else has a default.
 
     Args:
-        config: the options; what they are is the backend's own business.
+        config: the options, in whatever form the backend defines.
 
     Attributes:
-        config: the options it was made with.
+        config: the options.
         enabled: False until `enable` ran, which sets it.
     """
 
@@ -42,19 +43,19 @@ class CacheBackend(ABC):
         """Serve this pipeline from now on. Called once, after loading.
 
         Raises:
-            StateError: when enabled already.
-            UnsupportedModelError: a pipeline without a model this backend can serve.
+            StateError: the backend is enabled already.
+            UnsupportedModelError: the pipeline has no model that this backend can serve.
         """
 
     @abstractmethod
     def refresh(self, pipeline: Any, num_inference_steps: int, verbose: bool = True) -> None:
-        """Drop every cached tensor, counter and accumulator, and learn the step count. Called before each generation;
-        a diffusers pipeline tells its own and needs no call.
+        """Drop every cached tensor, counter and accumulator, and set the step count. Called before each generation.
+
+        A diffusers pipeline needs no such call: its scheduler tells the steps.
 
         Args:
             pipeline: the enabled one.
-            num_inference_steps: steps of the next generation; 0 where they are not known yet and the scheduler will
-                tell them.
+            num_inference_steps: steps of the next generation; 0 where they are not known yet.
             verbose: whether to log it.
         """
 
@@ -62,7 +63,7 @@ class CacheBackend(ABC):
         """Restore the pipeline exactly. Idempotent.
 
         Raises:
-            StateError: enabled, and of a class that does not implement this.
+            StateError: the backend is enabled and does not implement this method.
         """
         if self.is_enabled():
             raise StateError(
@@ -82,26 +83,33 @@ class CacheBackend(ABC):
         return f"{type(self).__name__}(config={self.config!r})"
 
 
-class StrategyBackend(CacheBackend):
-    """A backend that is one strategy: subclasses say which handle to open.
+class StepCacheBackend(CacheBackend):
+    """The backend of a named step cache.
 
     Args:
         config: the options: a `DiffusionCacheConfig`, or a mapping with some of its fields.
-        group: the ranks that share the forward's collectives and must decide alike; None where each runs its own model.
+        name: a name in `STEP_CACHES`; a subclass may fix it.
+        group: the ranks that share the forward's collectives and must decide alike; None where each rank runs its own
+            model.
+
+    Attributes:
+        handle: the handle of the enabled pipeline; None before `enable`.
 
     Raises:
-        ConfigError: an option out of range.
-        UnknownNameError: a key that is no option.
-        WrongTypeError: a config of another kind.
+        ConfigError: an option is out of range.
+        UnknownNameError: a key is no option.
+        WrongTypeError: the config is of another kind.
     """
 
-    options: ClassVar[tuple[str, ...]] = ()
-    """Fields of `DiffusionCacheConfig` that this backend reads."""
-
+    name: str = ""
     config: DiffusionCacheConfig
 
     def __init__(
-        self, config: DiffusionCacheConfig | Mapping[str, Any], *, group: dist.ProcessGroup | None = None
+        self,
+        config: DiffusionCacheConfig | Mapping[str, Any],
+        *,
+        name: str | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         if isinstance(config, Mapping):
             config = DiffusionCacheConfig.from_dict(config)
@@ -111,35 +119,10 @@ class StrategyBackend(CacheBackend):
                 f"got {type(config).__name__}"
             )
         super().__init__(config)
-        self._agreement = Agreement(group)
+        self.name = name or type(self).name
         self.handle: Handle | None = None
+        self._agreement = Agreement(group)
         self._pipeline: Any = None
-
-    @classmethod
-    def check_options(cls, given: Iterable[str]) -> None:
-        """Raise an UnknownNameError for an option that this backend would ignore."""
-        for name in given:
-            if name not in cls.options:
-                raise UnknownNameError(f"option of {cls.__name__}", name, cls.options)
-
-    @classmethod
-    def config_of(cls, options: Mapping[str, Any]) -> DiffusionCacheConfig:
-        """The config with these options, each of which somebody asked for by name: an order of TaylorSeer turns it on.
-
-        Raises:
-            ConfigError: an option out of range.
-            UnknownNameError: an option that this backend would ignore.
-        """
-        asked = dict(options)
-        if "taylorseer_order" in asked and "enable_taylorseer" in cls.options:
-            asked.setdefault("enable_taylorseer", True)
-        config = DiffusionCacheConfig.from_dict(asked)
-        cls.check_options(asked)
-        return config
-
-    @abstractmethod
-    def open(self, pipeline: Any, agreement: Agreement) -> Handle:
-        """Enable the strategy on the pipeline."""
 
     def enable(self, pipeline: Any) -> None:
         """Serve this pipeline from now on."""
@@ -147,34 +130,38 @@ class StrategyBackend(CacheBackend):
             raise StateError(
                 f"{self!r} is enabled already; call disable(pipeline) before enabling it on a pipeline again"
             )
-        self.handle = self.open(pipeline, self._agreement)
+        self.handle = open_step_cache(self.name, self.config, pipeline, self._agreement)
         self._pipeline = pipeline
         self.enabled = True
 
     def refresh(self, pipeline: Any, num_inference_steps: int, verbose: bool = True) -> None:
-        """Drop all state and learn the step count.
+        """Drop all state and set the step count.
 
-        With 0 the scheduler tells it; `num_inference_steps` of the config counts where there is none.
+        With 0 the scheduler tells it; where there is none, `num_inference_steps` of the config counts.
 
         Raises:
-            StateError: before `enable`, or for a pipeline other than the one enabled.
-            ConfigError: a step count below 0.
+            StateError: the backend is not enabled on this pipeline.
+            ConfigError: the step count is below 0.
         """
         if self.handle is None or pipeline is not self._pipeline:
             raise StateError(
                 f"{type(self).__name__}.refresh: this pipeline is not enabled; call enable(pipeline) first"
             )
-        check_at_least(_Steps(num_inference_steps), "num_inference_steps", 0)
+        is_count = isinstance(num_inference_steps, int) and not isinstance(num_inference_steps, bool)
+        if not is_count or num_inference_steps < 0:
+            raise field_error(
+                "refresh", "num_inference_steps", "be a whole number of at least 0", repr(num_inference_steps)
+            )
         self.handle.expect(num_inference_steps or self.config.num_inference_steps)
         if verbose:
-            ahead = num_inference_steps or "a number not yet known of"
-            logger.info("%s: state dropped, %s steps ahead", type(self).__name__, ahead)
+            count = num_inference_steps or "an unknown number of"
+            logger.info("%s: state dropped, %s steps to come", type(self).__name__, count)
 
     def disable(self, pipeline: Any) -> None:
-        """Restore the pipeline exactly; nothing happens where it was not enabled.
+        """Restore the pipeline exactly; does nothing where the backend is not enabled.
 
         Raises:
-            StateError: for a pipeline other than the one enabled.
+            StateError: the backend is enabled on another pipeline.
         """
         if self.handle is None:
             return
@@ -185,15 +172,5 @@ class StrategyBackend(CacheBackend):
         self.enabled = False
 
     def stats(self) -> dict[str, Any]:
-        """The summary's figures; empty before `enable`."""
-        if self.handle is None:
-            return {}
-        summary = self.handle.summary()
-        return {name: getattr(summary, name) for name in summary.__dataclass_fields__}
-
-
-class _Steps:
-    """Gives the argument of `refresh` the name that its error shows."""
-
-    def __init__(self, num_inference_steps: int) -> None:
-        self.num_inference_steps = num_inference_steps
+        """The fields of the summary; empty before `enable`."""
+        return {} if self.handle is None else dict(vars(self.handle.summary()))

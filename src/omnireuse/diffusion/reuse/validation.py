@@ -73,22 +73,23 @@ def check_fields(config: Any) -> None:
     Raises:
         ConfigError: a field is out of its range.
     """
-    for name, hint in _hints_of(type(config)).items():
+    kind: Any = type(config)
+    for name, hint in _hints_of(kind).items():
         value, is_union = getattr(config, name), get_origin(hint) in (Union, UnionType)
         if value is None and is_union and NoneType in get_args(hint):
             continue
-        for kind in get_args(hint) if is_union else (hint,):
-            if kind is bool and not isinstance(value, bool):
+        for option in get_args(hint) if is_union else (hint,):
+            if option is bool and not isinstance(value, bool):
                 raise field_error(config, name, "be True or False")
-            if get_origin(kind) is Literal and value not in get_args(kind):
+            if get_origin(option) is Literal and value not in get_args(option):
                 or_none = " or None" if is_union else ""
-                raise field_error(config, name, f"be one of {', '.join(map(repr, get_args(kind)))}{or_none}")
-            for check in getattr(kind, "__metadata__", ()):
+                raise field_error(config, name, f"be one of {', '.join(map(repr, get_args(option)))}{or_none}")
+            for check in getattr(option, "__metadata__", ()):
                 check(config, name)
 
 
 @cache
-def _hints_of(kind: type[Any]) -> dict[str, Any]:
+def _hints_of(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in fields(kind)}
 

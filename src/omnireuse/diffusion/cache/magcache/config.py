@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from omnireuse.diffusion.cache.magcache.strategy import published_ratios
-from omnireuse.diffusion.reuse.policies import MagCache
+from omnireuse.diffusion.cache.magcache.strategy import published_ratios, recorder_for
+from omnireuse.diffusion.reuse.policies import MagCache, Never
 from omnireuse.diffusion.reuse.policies.mag_cache import by_branch, checked_ratios
+from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.validation import check_at_least
 
 __all__ = ["MagCacheConfig"]
@@ -48,15 +49,26 @@ class MagCacheConfig:
             object.__setattr__(self, "mag_ratios", checked_ratios(self, "mag_ratios", self.mag_ratios))
         elif not self.mag_calibrate:
             object.__setattr__(self, "mag_ratios", published_ratios(self.transformer_type))
-        # The policy owns the ranges; a bad value is met at once.
-        _ = self.policy
+        _ = self.policy  # it checks the other ranges
 
     @property
     def policy(self) -> MagCache:
-        """The policy with these settings; ratios of 1 where they are about to be measured."""
+        """The policy with these settings; its ratios are 1 where they have yet to be measured."""
         return MagCache(
             threshold=self.threshold,
             max_skip_steps=self.max_skip_steps,
             retention_ratio=self.retention_ratio,
             ratios=((1.0,),) if self.mag_ratios is None else by_branch(self.mag_ratios),
         )
+
+    @property
+    def strategy(self) -> Strategy:
+        """The step cache: the block stack's residual is held; with `mag_calibrate` it is measured and nothing reused.
+
+        Raises:
+            UnsupportedModelError: a measurement on a model that an extractor serves.
+            UnknownNameError: a measurement on a model without a declaration.
+        """
+        if self.mag_calibrate:
+            return Strategy(policy=Never(), forecaster=recorder_for(self.transformer_type), region="blocks")
+        return Strategy(policy=self.policy, region="blocks")

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from omnireuse.diffusion.adapters import block_stack_for
-from omnireuse.diffusion.cache.blocks import is_extracted
-from omnireuse.diffusion.cache.published import choose_row, published_rows
+from omnireuse.diffusion.adapters.extractors import has_extractor
+from omnireuse.diffusion.cache.published import published_row
 from omnireuse.diffusion.calibration.mag_cache import MagnitudeRecorder
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
-from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from omnireuse.errors import ConfigError, UnsupportedModelError
 
 __all__ = ["load_ratios", "published_ratios", "recorder_for", "save_ratios"]
 
@@ -32,13 +32,12 @@ def published_ratios(transformer_type: str, checkpoint: str = "") -> Ratios:
     Raises:
         UnknownNameError: none published; the error lists the types and says how to calibrate.
     """
-    table = published_rows("magcache_ratios")
-    rows = [row for row in table if row["transformer_class"] == transformer_type]
-    if not rows:
-        hint = "to measure: generate with mag_calibrate=True and take calibrated_ratios()"
-        known = {row["transformer_class"] for row in table}
-        raise UnknownNameError("transformer type for MagCache ratios", transformer_type, known, hint=hint)
-    row = choose_row(rows, checkpoint)
+    row = published_row(
+        "magcache_ratios",
+        transformer_type,
+        checkpoint,
+        calibrate="to measure: generate with mag_calibrate=True and take calibrated_ratios()",
+    )
     count = row["branches"]
     # The table leaves out the first step's 1.0 of each branch.
     return tuple((1.0, *row["ratios"][branch::count]) for branch in range(count))
@@ -69,17 +68,16 @@ def load_ratios(path: Path) -> Ratios:
     return tuple((1.0, *branch) for branch in ratios) if given == 1 else ratios
 
 
-def recorder_for(pipeline: Any) -> MagnitudeRecorder:
-    """A recorder of the stream that becomes the output of the pipeline's denoiser.
+def recorder_for(transformer_type: str) -> MagnitudeRecorder:
+    """A recorder of the stream that becomes the output of this denoiser.
 
     Raises:
-        UnsupportedModelError: a model that is served by an extractor, or several denoisers.
+        UnsupportedModelError: an extractor serves the model.
+        UnknownNameError: nobody has declared the model.
     """
-    if is_extracted(pipeline):
+    if has_extractor(transformer_type):
         raise UnsupportedModelError(
             "MagCache calibration needs a declared model; models with extractors take mag_ratios"
         )
-    if len(denoisers_of(pipeline)) > 1:
-        raise UnsupportedModelError("MagCache calibration measures one denoiser; this pipeline has several")
-    stack = block_stack_for(type(unwrapped(denoisers_of(pipeline)[0])).__name__)
+    stack = block_stack_for(transformer_type)
     return MagnitudeRecorder(num_streams=len(stack.streams), stream=stack.main_stream)

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from omnireuse.diffusion.adapters import BLOCK_STACKS
-from omnireuse.diffusion.cache.published import choose_row, published_rows
+from omnireuse.diffusion.cache.published import published_row
 from omnireuse.diffusion.reuse.policies import TeaCache
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.validation import check_finite_list
-from omnireuse.errors import UnknownNameError
 
 __all__ = ["TeaCacheConfig", "published_coefficients"]
 
-LONGEST_REUSE = 10
-CALIBRATE = (
+_LONGEST_REUSE = 10
+_CALIBRATE = (
     "to calibrate: generate with enable(pipe, policy='never', region='blocks', signal='modulated_input') and pass "
     "fit_tea_cache(handle.events) as coefficients"
 )
@@ -49,8 +48,7 @@ class TeaCacheConfig:
             given = published_coefficients(self.transformer_type)
         found = check_finite_list(self, "coefficients", given, length=5)
         object.__setattr__(self, "coefficients", list(found) if isinstance(given, list) else found)
-        # The policy owns the ranges; a bad value is met at once.
-        _ = self.policy
+        _ = self.policy  # it checks the other ranges
 
     @property
     def policy(self) -> TeaCache:
@@ -64,7 +62,7 @@ class TeaCacheConfig:
 
         A polynomial that is flat somewhere would let reuse go on for ever there; ten steps in a row are the bound.
         """
-        return Strategy(policy=self.policy, region="blocks", max_consecutive=LONGEST_REUSE)
+        return Strategy(policy=self.policy, region="blocks", max_consecutive=_LONGEST_REUSE)
 
 
 def published_coefficients(transformer_type: str, checkpoint: str = "") -> tuple[float, ...]:
@@ -77,12 +75,7 @@ def published_coefficients(transformer_type: str, checkpoint: str = "") -> tuple
     Raises:
         UnknownNameError: none published; the error lists the types and says how to calibrate.
     """
-    table = published_rows("teacache_coefficients")
-    rows = [row for row in table if row["transformer_class"] == transformer_type]
     stack = BLOCK_STACKS.get(transformer_type)
-    if stack is not None:
-        rows = [row for row in rows if row["signal"] == stack.signal_name]
-    if not rows:
-        known = {row["transformer_class"] for row in table}
-        raise UnknownNameError("transformer type for TeaCache coefficients", transformer_type, known, hint=CALIBRATE)
-    return tuple(choose_row(rows, checkpoint)["coefficients"])
+    signal = None if stack is None else stack.signal_name
+    row = published_row("teacache_coefficients", transformer_type, checkpoint, signal=signal, calibrate=_CALIBRATE)
+    return tuple(row["coefficients"])

@@ -1,0 +1,57 @@
+"""The region of a strategy on a pipeline's denoisers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from omnireuse.diffusion.adapters import block_stack_for
+from omnireuse.diffusion.adapters.extractors import ExtractedRegion, has_extractor
+from omnireuse.diffusion.reuse.runtime.compilation import is_compiled_whole
+from omnireuse.diffusion.reuse.runtime.regions.base import Region
+from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion
+from omnireuse.diffusion.reuse.runtime.regions.call import CallRegion
+from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
+from omnireuse.diffusion.reuse.runtime.regions.tail import TailRegion
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped, wrapped_modules
+from omnireuse.diffusion.reuse.strategy import Strategy
+
+__all__ = ["make_region"]
+
+logger = logging.getLogger("omnireuse")
+
+
+def make_region(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner: object) -> Region:
+    """The strategy's region on these denoisers. In region "blocks" registered extractors come before declarations.
+
+    Raises:
+        UnknownNameError: region "blocks" or "tail" on a model without a declaration.
+        UnsupportedModelError: the same on a model whose blocks are no stack.
+    """
+    if strategy.region == "step":
+        return StepRegion(strategy)
+    if strategy.region == "call":
+        return CallRegion(strategy)
+    models = [unwrapped(denoiser) for denoiser in denoisers]
+    names = [type(model).__name__ for model in models]
+    if strategy.region == "blocks" and all(map(has_extractor, names)):
+        return ExtractedRegion(strategy, denoisers)
+    compiled = [denoiser for denoiser in denoisers if is_compiled_whole(denoiser)]
+    for denoiser in compiled:
+        logger.warning(
+            "%s is compiled whole, and region %r works between its blocks: while reuse is enabled it runs without "
+            "torch.compile; compile its blocks instead (compile_repeated_blocks)",
+            type(unwrapped(denoiser)).__name__,
+            strategy.region,
+        )
+    stacks = [(model, block_stack_for(name, strategy.region)) for model, name in zip(models, names, strict=True)]
+    kind = TailRegion if strategy.region == "tail" else BlocksRegion
+    region = kind(strategy, stacks, owner)
+    try:
+        region.run_uncompiled([module for denoiser in compiled for module in wrapped_modules(denoiser)])
+    except BaseException:
+        region.undo()
+        raise
+    return region

@@ -1,0 +1,267 @@
+"""The `cache-dit` library as a region: it decides and reuses, while runs and counting stay here.
+
+By itself the library patches the class of a pipeline, tells branches by the parity of calls, and must be told step
+counts. Here it is attached to each denoiser alone, and every branch of every run has a context of its own. So pipelines
+of one class do not interfere, three branches or a guidance interval work, and nobody has to call `refresh`.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from omnireuse.diffusion.data import DiffusionCacheConfig
+from omnireuse.diffusion.reuse.agreement import Agreement
+from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.policies import scm_mask
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, bytes_of
+from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.runtime.session import RegionFactory
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
+from omnireuse.errors import ConfigError, MissingExtraError, StateError, UnsupportedModelError
+
+__all__ = ["cache_dit_library", "cache_dit_region"]
+
+logger = logging.getLogger("omnireuse")
+_ABSENT = object()
+
+
+def cache_dit_library() -> Any:
+    """The library.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import cache_dit
+    except ImportError as error:
+        raise MissingExtraError("the cache backend 'cache_dit'", "cache-dit") from error
+    return cache_dit
+
+
+def cache_dit_region(config: DiffusionCacheConfig, agreement: Agreement) -> RegionFactory:
+    """Builds the region in which the library does the work.
+
+    Raises:
+        MissingExtraError: the library is not installed.
+        ConfigError: several ranks must agree.
+    """
+    cache_dit_library()
+    if not agreement.is_alone:
+        raise ConfigError(
+            "cache_dit(group=…): group must be None, because the library sums over all ranks by itself; "
+            "'db_cache' takes a group"
+        )
+    return lambda _strategy, denoisers, _owner: _CacheDiTRegion(config, denoisers)
+
+
+@dataclass
+class _Contexts:
+    """The library's state of one run, by denoiser and branch."""
+
+    by_branch: dict[tuple[int, str], Any]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the tensors that can be seen in it."""
+        return bytes_of(self.by_branch)
+
+
+class _CacheDiTRegion:
+    """One decision of the library a denoiser call."""
+
+    def __init__(self, config: DiffusionCacheConfig, denoisers: Sequence[torch.nn.Module]) -> None:
+        self._config = config
+        self._attached: list[_Attached] = []
+        try:
+            for denoiser in denoisers:
+                self._attached.append(_Attached(denoiser, config))
+        except BaseException:
+            self.undo()
+            raise
+
+    def call(self, call: DenoiserCall) -> Any:
+        """The output, computed or not."""
+        attached, run, key = self._attached[call.denoiser], call.run, (call.denoiser, call.branch)
+        started = perf_counter()
+        if run.region_state is None:
+            # The run owns the contexts, and drops them with all else when it ends.
+            run.region_state = _Contexts({})
+        contexts: dict[tuple[int, str], Any] = run.region_state.by_branch
+        if key not in contexts:
+            contexts[key] = attached.contexts(_options(self._config, run.total))
+        took = perf_counter() - started
+        result, contexts[key], reused, drift = attached.call(contexts[key], call.compute)
+        if torch.is_grad_enabled() and any(
+            getattr(leaf, "requires_grad", False) for leaf in pytree.tree_leaves(result)
+        ):
+            raise StateError("reuse would cut the gradient of what it stands in for; sample under torch.no_grad()")
+        run.generation.emit(
+            Decision(
+                run=run.number,
+                step=run.index,
+                total=run.total,
+                branch=call.branch,
+                reused=reused,
+                reason="cache-dit",
+                sigma=run.level.sigma,
+                drift=drift,
+                error=None,
+                host_seconds=took,
+            )
+        )
+        return result
+
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """The output as it is: the library has done its work in the blocks."""
+        return output
+
+    def undo(self) -> None:
+        """Take the library off the denoisers."""
+        for attached in self._attached:
+            attached.undo()
+
+
+def _options(config: DiffusionCacheConfig, total: int | None) -> dict[str, Any]:
+    """The arguments of a context for a run of `total` steps."""
+    library = cache_dit_library()
+    mask = None
+    if config.scm_steps_mask_policy is not None:
+        if total is None:
+            raise StateError(
+                "a step mask depends on the number of steps, which nobody told; "
+                "call refresh(pipeline, num_inference_steps)"
+            )
+        mask = list(scm_mask(config.scm_steps_mask_policy, total))
+    forecast = library.TaylorSeerCalibratorConfig(taylorseer_order=config.taylorseer_order)
+    return {
+        "cache_config": library.DBCacheConfig(
+            Fn_compute_blocks=config.Fn_compute_blocks,
+            Bn_compute_blocks=config.Bn_compute_blocks,
+            residual_diff_threshold=config.residual_diff_threshold,
+            max_warmup_steps=config.max_warmup_steps,
+            max_cached_steps=config.max_cached_steps,
+            max_continuous_cached_steps=config.max_continuous_cached_steps,
+            enable_separate_cfg=False,
+            num_inference_steps=total,
+            steps_computation_mask=mask,
+            steps_computation_policy=config.scm_steps_policy,
+            force_refresh_step_hint=config.force_refresh_step_hint,
+            force_refresh_step_policy=config.force_refresh_step_policy,
+        ),
+        "calibrator_config": forecast if config.enable_taylorseer else None,
+    }
+
+
+class _Attached:
+    """The library on one denoiser.
+
+    Its context manager is emptied after every call, so a call that belongs to no run finds none and computes.
+    """
+
+    def __init__(self, wrapped: torch.nn.Module, config: DiffusionCacheConfig) -> None:
+        library, denoiser = cache_dit_library(), unwrapped(wrapped)
+        name = type(denoiser).__name__
+        if getattr(denoiser, "_is_cached", False):
+            raise StateError(f"cache-dit is already enabled on this {name}; call cache_dit.disable_cache on it first")
+        if not library.BlockAdapterRegister.is_supported(denoiser):
+            raise UnsupportedModelError(f"cache-dit does not know {name}; 'db_cache' may")
+        adapter = library.BlockAdapterRegister.get_adapter(denoiser, skip_post_init=True)
+        kept = config.Fn_compute_blocks + config.Bn_compute_blocks
+        for blocks in library.BlockAdapter.flatten([adapter.blocks]):
+            if kept > len(blocks):
+                raise ConfigError(
+                    f"DiffusionCacheConfig(Fn_compute_blocks={config.Fn_compute_blocks}, "
+                    f"Bn_compute_blocks={config.Bn_compute_blocks}): together they must be at most the {len(blocks)} "
+                    f"blocks of each block list of {name}, which cache-dit takes one by one, got {kept}"
+                )
+        with _Changes(denoiser) as self._changes:
+            library.enable_cache(denoiser, cache_config=library.DBCacheConfig(enable_separate_cfg=False))
+        marked: Any = denoiser
+        self._manager = marked._context_manager
+        self._names: list[str] = list(marked._context_names)
+        self._one_at_a_time = threading.Lock()
+        # Contexts are handed over call by call; a manager that keeps them would make its own outside of runs.
+        self._manager._persistent_context = False
+        self._manager.clear_contexts()
+
+    def contexts(self, options: dict[str, Any]) -> dict[str, Any]:
+        """A fresh context for each block list."""
+        return {name: self._manager.new_context(name=name, **copy.deepcopy(options)) for name in self._names}
+
+    def call(
+        self, contexts: dict[str, Any], compute: Callable[[], Any]
+    ) -> tuple[Any, dict[str, Any], bool, float | None]:
+        """The output, the contexts from now on, whether every block list was reused, and the largest drift measured."""
+        before = {name: context.get_accumulated_cached_steps() for name, context in contexts.items()}
+        # The library swaps the block lists of the denoiser itself, so calls from several threads take turns.
+        with self._one_at_a_time:
+            self._manager._cached_context_manager.update(contexts)
+            try:
+                result = compute()
+                # A forced refresh has put new ones in their place.
+                contexts = {name: self._manager.get_context(name) for name in self._names}
+            finally:
+                self._manager._cached_context_manager.clear()
+                self._manager._current_context = None
+        reused = all(context.get_accumulated_cached_steps() > before[name] for name, context in contexts.items())
+        drifts = [context.get_residual_diffs().get(str(context.get_current_step())) for context in contexts.values()]
+        # Negative figures are the library's marks for "not measured".
+        return (
+            result,
+            contexts,
+            reused,
+            max((drift for drift in drifts if drift is not None and drift >= 0), default=None),
+        )
+
+    def undo(self) -> None:
+        """Take the library off."""
+        self._manager.clear_contexts()
+        self._changes.undo()
+
+
+class _Changes:
+    """What is done to the attributes of a module and of those in it while this is entered, to be undone later."""
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        self._root = root
+        self._order = list(root._modules)
+        self._before = [(module, dict(vars(module))) for module in root.modules()]
+        self._done: list[tuple[torch.nn.Module, str, Any, Any]] = []
+
+    def __enter__(self) -> _Changes:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        for module, before in self._before:
+            for name, value in vars(module).items():
+                old = before.get(name, _ABSENT)
+                if value is not old:
+                    self._done.append((module, name, old, value))
+        self._before.clear()
+        if error is not None:
+            self.undo()
+
+    def undo(self) -> None:
+        """Put every attribute back that is still as it was made."""
+        for module, name, old, value in self._done:
+            if vars(module).get(name) is not value:
+                logger.warning("%s.%s was replaced while cache-dit was on and is left", type(module).__name__, name)
+            elif old is _ABSENT:
+                del vars(module)[name]
+            else:
+                vars(module)[name] = old
+        self._done.clear()
+        # The library takes the block lists out and puts them back in every call, which moves them to the end.
+        modules = self._root._modules
+        for name in (*self._order, *(name for name in list(modules) if name not in self._order)):
+            if name in modules:
+                modules[name] = modules.pop(name)
