@@ -13,7 +13,7 @@ from omnireuse.diffusion.cache.step_caches import open_step_cache
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
-from omnireuse.diffusion.reuse.validation import field_error
+from omnireuse.diffusion.reuse.validation import field_error, is_whole
 from omnireuse.errors import StateError, WrongTypeError
 
 __all__ = ["CacheBackend", "StepCacheBackend"]
@@ -147,8 +147,7 @@ class StepCacheBackend(CacheBackend):
             raise StateError(
                 f"{type(self).__name__}.refresh: this pipeline is not enabled; call enable(pipeline) first"
             )
-        is_count = isinstance(num_inference_steps, int) and not isinstance(num_inference_steps, bool)
-        if not is_count or num_inference_steps < 0:
+        if not is_whole(num_inference_steps, 0):
             raise field_error(
                 "refresh", "num_inference_steps", "be a whole number of at least 0", repr(num_inference_steps)
             )

@@ -60,7 +60,7 @@ def check_at_least(owner: object, field: str, least: int) -> None:
 def check_share(owner: object, field: str) -> None:
     """Raise unless the field is a number of at least 0 and below 1."""
     value: Any = getattr(owner, field)
-    if not (_is_number(value) and 0 <= value < 1):
+    if not (is_number(value) and 0 <= value < 1):
         raise field_error(owner, field, "be at least 0 and below 1")
 
 
