@@ -1,0 +1,167 @@
+"""Continuous batching: each request of a wave computes or is forecast, as its own state says.
+
+vllm-omni runs one denoising step of all running requests in a wave. Requests that compute go through the transformer in
+one smaller batch; the others are forecast in one fused operation; the results are put back in the wave's order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
+from omnireuse.diffusion.reuse.branch_state import layout_of
+from omnireuse.diffusion.reuse.generation import Generation
+from omnireuse.diffusion.reuse.noise import noise_levels
+from omnireuse.integrations.vllm_omni.settings import KEY, Plan
+
+__all__ = ["RequestReuse", "Waves"]
+
+logger = logging.getLogger("omnireuse")
+
+
+@dataclass
+class RequestReuse:
+    """What reuse keeps of one request, in the engine's own state of it: it is freed with the request.
+
+    Attributes:
+        plan: what the request follows.
+        generation: its state; None where the request computes every step.
+        chunk: of a streaming request, whose chunks are denoised one after the other.
+        computed, reused: steps so far.
+    """
+
+    plan: Plan
+    generation: Generation | None
+    chunk: int = 0
+    computed: int = 0
+    reused: int = 0
+
+    def figures(self) -> dict[str, float]:
+        """What the response's metrics say."""
+        known = {"steps_computed": float(self.computed), "steps_reused": float(self.reused)}
+        if self.plan.promise is not None and self.plan.promise.but is None:
+            known["expected_psnr_db"] = self.plan.promise.expected
+        return {f"{KEY}_{name}": figure for name, figure in known.items()}
+
+
+class Waves:
+    """Stands before a pipeline's `denoise_step`.
+
+    Args:
+        denoise: the pipeline's own `denoise_step(input_batch, *, states, **kwargs)`.
+        sub_batch: makes the input batch of some of the wave's requests.
+        plan: what a request follows.
+    """
+
+    def __init__(
+        self,
+        denoise: Callable[..., Any],
+        sub_batch: Callable[[list[Any]], Any],
+        plan: Callable[[Any], Plan],
+    ) -> None:
+        self._denoise = denoise
+        self._sub_batch = sub_batch
+        self._plan = plan
+        self._warned = False
+        self.computed_whole = 0
+        """Waves whose outputs are no single tensor, and which were computed whole for that."""
+
+    def denoise_step(self, input_batch: Any, *, states: Sequence[Any] | None = None, **kwargs: Any) -> Any:
+        """One denoising step of a wave.
+
+        Args:
+            input_batch: of all requests of the wave.
+            states: the engine's state of each, in order; `latents` have shape (rows, …).
+
+        Returns:
+            The outputs of all rows, in the order of the states; None where the pipeline was interrupted.
+        """
+        if not states:
+            return self._denoise(input_batch, states=states, **kwargs)
+        requests = [self._request(state) for state in states]
+        choices = [
+            None if request.generation is None else request.generation.decide(layout=layout_of(state.latents))
+            for request, state in zip(requests, states, strict=True)
+        ]
+        is_computed = [choice is None or not choice.reuse for choice in choices]
+        outputs: list[torch.Tensor | None] = [None] * len(states)
+        computing = [state for state, computes in zip(states, is_computed, strict=True) if computes]
+        if computing:
+            batch = input_batch if len(computing) == len(states) else self._sub_batch(computing)
+            output = self._denoise(batch, states=computing, **kwargs)
+            if not isinstance(output, torch.Tensor):
+                return self._without_reuse(output, input_batch, states, requests, batch is input_batch, kwargs)
+            parts = iter(output.split([state.latents.shape[0] for state in computing]))
+            outputs = [next(parts) if computes else None for computes in is_computed]
+        # Nothing of any request has changed up to here: a step that raises leaves all of them as they were.
+        everything = zip(requests, choices, states, outputs, strict=True)
+        rows = [
+            (place, Row(generation=request.generation, choice=choice, sample=state.latents, output=output))
+            for place, (request, choice, state, output) in enumerate(everything)
+            if request.generation is not None and choice is not None
+        ]
+        for fused, of in ((observe_batch, True), (predict_batch, False)):
+            chosen = [(place, row) for place, row in rows if is_computed[place] is of]
+            for (place, _), value in zip(chosen, fused([row for _, row in chosen]), strict=True):
+                outputs[place] = value
+        self._count(states, requests, is_computed)
+        return torch.cat([output for output in outputs if output is not None])
+
+    def _request(self, state: Any) -> RequestReuse:
+        kept: RequestReuse | None = state.extra.get(KEY)
+        if kept is None:
+            plan = self._plan(state)
+            kept = state.extra[KEY] = RequestReuse(plan, self._start(plan, state), state.chunk_index)
+        elif kept.chunk != state.chunk_index:
+            kept.chunk, kept.generation = state.chunk_index, self._start(kept.plan, state)
+        return kept
+
+    def _start(self, plan: Plan, state: Any) -> Generation | None:
+        if plan.strategy is None:
+            return None
+        scheduler = state.scheduler
+        levels = noise_levels(scheduler) if hasattr(scheduler, "timesteps") else ()
+        generation = plan.strategy.start(levels, total=state.total_steps)
+        generation.index = state.step_index
+        return generation
+
+    def _without_reuse(
+        self,
+        output: Any,
+        input_batch: Any,
+        states: Sequence[Any],
+        requests: Sequence[RequestReuse],
+        is_whole: bool,
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The step of a wave whose output is no tensor: an interrupt, or outputs of several kinds."""
+        if output is None:
+            return None
+        self.computed_whole += 1
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "the pipeline's denoise_step returns %s and not one tensor: every step is computed",
+                type(output).__name__,
+            )
+        if not is_whole:
+            output = self._denoise(input_batch, states=states, **kwargs)
+        for request in requests:
+            request.generation = None
+        self._count(states, requests, [True] * len(requests))
+        return output
+
+    @staticmethod
+    def _count(states: Sequence[Any], requests: Sequence[RequestReuse], is_computed: Sequence[bool]) -> None:
+        for state, request, computes in zip(states, requests, is_computed, strict=True):
+            request.computed += computes
+            request.reused += not computes
+            if request.generation is not None:
+                request.generation.advance()
+            # The one mapping of numbers that travels with a request to its response; `hooks` makes metrics of them.
+            state.stage_durations.update(request.figures())
