@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Build a venv with vllm-omni 0.30.0 on a CPU, from the package registries alone, and run the tests of tests/hosts/vllm_omni
+# inside it, none of them skipped. About 2 GB. Usage: scripts/vllm_omni_venv.sh [folder of the venv] [pytest options]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${1:-${TMPDIR:-/tmp}/omnireuse-vllm-omni-venv}
+shift || true
+install=("$venv/bin/pip" install --quiet --no-compile)
+
+if [ ! -e "$venv/ready" ]; then
+    "${PYTHON:-python3}" -m venv "$venv"
+    # vllm-omni names no vllm among its requirements, but imports one of the same minor version; that pins a CUDA stack.
+    "${install[@]}" --no-deps vllm==0.30.0 vllm-omni==0.30.0
+    "${install[@]}" torch==2.13.0 'transformers>=5.13,<5.15' diffusers==0.40.0 accelerate==1.12.0 aenum==3.1.16 omegaconf \
+        numpy pydantic cloudpickle msgspec cachetools psutil regex requests tqdm py-cpuinfo pyzmq einops pillow \
+        prometheus_client blake3 cbor2 pybase64 setproctitle python-json-logger pyyaml packaging uvloop xxhash tiktoken \
+        loguru prettytable pytest hypothesis rich typer hatchling hatch-fancy-pypi-readme editables
+    # The rest is imported somewhere on the way; their own requirements would bring another torch.
+    "${install[@]}" --no-deps torchvision==0.28.0 cache-dit==1.5.0 aiohttp aiosignal aiohappyeyeballs frozenlist multidict \
+        yarl propcache attrs 'fastapi<0.137' starlette anyio sniffio openai distro jiter httpx httpx2 httpcore h11 \
+        openai-harmony partial-json-parser 'xgrammar==0.2.8' 'apache-tvm-ffi==0.1.11' opencv-python-headless scipy \
+        annotated-doc typing-inspection mcp httpx-sse 'llguidance>=1.7,<1.8' 'outlines_core==0.2.14' \
+        'lm-format-enforcer==0.11.3' 'lark==1.2.2' interegular
+    touch "$venv/ready"
+fi
+# Installed and not only on the path: the engine finds plugins by the entry points of installed packages.
+"${install[@]}" --no-deps --no-build-isolation --editable .
+
+# -c /dev/null: the project's pytest settings name plugins that this venv lacks, and its marks with them.
+# The import first: without vllm-omni the tests would be skipped, and a skip is no failure.
+"$venv/bin/python" -c 'import importlib.metadata as m; m.version("vllm-omni"), m.version("vllm")'
+OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)} PYTHONPATH=. "$venv/bin/python" -W ignore -m pytest -c /dev/null --rootdir . \
+    -p no:cacheprovider -q --strict-markers -o 'markers=integration: runs an external service' tests/hosts/vllm_omni "$@"

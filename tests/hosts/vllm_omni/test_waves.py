@@ -1,0 +1,112 @@
+"""Continuous batching in vllm-omni's step mode: every request equals its solo run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.hosts.vllm_omni.conftest import IN_VLLM_OMNI, drive, make_request, pipeline_of, run, runner_of, running_engine
+
+pytestmark = IN_VLLM_OMNI
+
+KEY = "omnireuse"
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_qwen: Path) -> dict[int, torch.Tensor]:
+    """Latents of two requests in an engine without a cache."""
+    with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=3, step_execution=True) as engine:
+        return {which: run(engine, make_request(which, steps)).output for which, steps in ((0, 24), (1, 30))}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_qwen: Path, plain: dict[int, torch.Tensor]) -> Iterator[Any]:
+    options = {"cache_backend": KEY, "cache_config": {"speedup": 2}}
+    with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=3, step_execution=True, **options) as engine:
+        yield engine
+
+
+def test_off_equals_an_engine_without_a_cache_bit_for_bit(engine: Any, plain: dict[int, torch.Tensor]) -> None:
+    for which, steps in ((0, 24), (1, 30)):
+        assert torch.equal(run(engine, make_request(which, steps, reuse="off")).output, plain[which])
+
+
+def test_half_of_the_steps_compute(engine: Any, plain: dict[int, torch.Tensor]) -> None:
+    result = run(engine, make_request(0, 24))
+    assert result.stage_durations["omnireuse_steps_computed"] == result.stage_durations["omnireuse_steps_reused"] == 12
+    assert not torch.equal(result.output, plain[0])
+
+
+@pytest.mark.parametrize("wave", [1, 2, 5])
+def test_requests_that_join_equal_their_solo_runs(engine: Any, wave: int) -> None:
+    solo = [run(engine, make_request(0, 24)).output, run(engine, make_request(1, 30, reuse={"speedup": 3})).output]
+    joined = [make_request(0, 24), make_request(1, 30, reuse={"speedup": 3})]
+    results = drive(engine, {0: [joined[0]], wave: [joined[1]]})
+    for request, alone in zip(joined, solo, strict=True):
+        torch.testing.assert_close(results[request.request_id].output, alone, atol=1e-4, rtol=0)
+
+
+def test_only_rows_that_compute_reach_the_transformer(engine: Any) -> None:
+    rows: list[int] = []
+    transformer = pipeline_of(engine).transformer
+    hook = transformer.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(kwargs["hidden_states"].shape[0]), with_kwargs=True
+    )
+    try:
+        drive(engine, {0: [make_request(0, 24)], 3: [make_request(1, 24)]})
+    finally:
+        hook.remove()
+    # Guidance calls the transformer twice a step.
+    assert sum(rows) == 2 * (12 + 12)
+
+
+def test_an_abort_in_mid_run_frees_its_state_and_leaves_the_others(engine: Any) -> None:
+    alone = run(engine, make_request(0, 24)).output
+    kept, aborted = make_request(0, 24), make_request(1, 24)
+    results = drive(engine, {0: [kept, aborted]}, aborts={7: [aborted.request_id]})
+    torch.testing.assert_close(results[kept.request_id].output, alone, atol=1e-4, rtol=0)
+    assert aborted.request_id not in results
+    # The engine reports a finished request to its worker with the next wave.
+    run(engine, make_request(2, 4))
+    assert set(runner_of(engine).state_cache) <= {kept.request_id}
+
+
+def test_a_transformer_that_fails_leaves_nothing_behind(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = run(engine, make_request(0, 24)).output
+    transformer, calls = pipeline_of(engine).transformer, []
+
+    def fail(*_: Any) -> None:
+        calls.append(None)
+        if len(calls) == 9:
+            raise RuntimeError("out of memory")
+
+    hook = transformer.register_forward_pre_hook(fail)
+    try:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            drive(engine, {0: [make_request(1, 24)]})
+    finally:
+        hook.remove()
+    for name in list(runner_of(engine).state_cache):
+        engine.scheduler.pop_request_state(name)
+        runner_of(engine).state_cache.pop(name)
+    engine.scheduler._running.clear()
+    torch.testing.assert_close(run(engine, make_request(0, 24)).output, alone, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("reuse", "message"),
+    [
+        ({"sped": 2}, "did you mean 'speedup'"),
+        ({"speedup": 0.5}, "speedup must be at least 1"),
+        ({"speedup": 2, "tolerance": 0.1}, "must have one target"),
+        ("on", 'must be "off" or a mapping'),
+    ],
+)
+def test_bad_settings_are_refused_at_admission(engine: Any, reuse: object, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        engine.scheduler.add_request(make_request(0, 24, reuse=reuse))
+    assert not engine.scheduler.has_requests()

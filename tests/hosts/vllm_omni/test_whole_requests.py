@@ -1,0 +1,84 @@
+"""vllm-omni's request mode, native pipelines and the diffusers format, and what a server refuses at start-up."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.hosts.vllm_omni.conftest import IN_VLLM_OMNI, SHAPES_FLUX, make_request, pipeline_of, running_engine
+
+pytestmark = IN_VLLM_OMNI
+
+KEY = "omnireuse"
+
+
+def whole(engine: Any, request: Any) -> Any:
+    result = engine.add_req_and_wait_for_response(request)
+    assert result.error is None, result.error
+    return result
+
+
+def test_requests_of_different_lengths_and_settings_one_after_the_other(tiny_qwen: Path) -> None:
+    lengths = (24, 30)
+    with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=1) as engine:
+        plain = {steps: whole(engine, make_request(0, steps)).output for steps in lengths}
+    with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=1, cache_backend=KEY) as engine:
+        for steps in lengths:
+            assert torch.equal(whole(engine, make_request(0, steps, reuse="off")).output, plain[steps])
+            half = whole(engine, make_request(0, steps))
+            third = whole(engine, make_request(0, steps, reuse={"speedup": 3}))
+            assert half.stage_durations["omnireuse_steps_computed"] == steps / 2
+            assert third.stage_durations["omnireuse_steps_reused"] == steps * 2 / 3
+            assert not torch.equal(half.output, plain[steps])
+
+
+def test_the_diffusers_format(platform: None) -> None:
+    options = {"diffusion_load_format": "diffusers", "diffusers_call_kwargs": {"max_sequence_length": 20}}
+    request = {"guidance": 6.0, "output_type": "pil"}
+    with running_engine(SHAPES_FLUX, **options, cache_backend=KEY) as engine:
+        assert type(pipeline_of(engine)).__name__ == "DiffusersAdapterPipeline"
+
+        async def answer() -> Any:
+            last = None
+            async for outputs in engine.step_streaming(make_request(0, 28, **request)):
+                last = outputs
+            assert last is not None
+            return last[0]
+
+        response = asyncio.run(answer())
+    assert response.metrics["omnireuse_steps_computed"] == response.metrics["omnireuse_steps_reused"] == 14
+    assert not [name for name in response.stage_durations if name.startswith(KEY)]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"sped_up": 2}, "did you mean 'speedup'"),
+        ({"speedup": "2x"}, "write speedup=2"),
+        ({"quality": 40}, "can only be promised by a profile"),
+        ({"rel_l1_thresh": 0.3}, "unknown option"),
+    ],
+)
+def test_a_wrong_cache_config_stops_the_server_from_starting(
+    tiny_qwen: Path, config: dict[str, Any], message: str
+) -> None:
+    with (
+        pytest.raises((ValueError, TypeError), match=message),
+        running_engine(tiny_qwen, enforce_eager=True, cache_backend=KEY, cache_config=config),
+    ):
+        pass
+
+
+def test_an_untested_release_is_refused_by_name(tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from omnireuse.integrations.vllm_omni import hooks
+
+    monkeypatch.setattr(hooks, "version", lambda _: "0.99.1")
+    with (
+        pytest.raises(ValueError, match=r"vllm-omni 0\.99\.1 is not supported.*tested with 0\.30"),
+        running_engine(tiny_qwen, enforce_eager=True, cache_backend=KEY),
+    ):
+        pass
