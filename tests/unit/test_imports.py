@@ -61,6 +61,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pipelines", "evaluation.metrics"),
     ("diffusion.calibration",),
     ("evaluation",),
+    ("integrations",),
     ("testing",),
     ("cli", "__main__"),
 )

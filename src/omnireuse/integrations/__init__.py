@@ -1,1 +1,1 @@
-"""Step reuse inside the engines that serve models: each host is one package that says where outputs come from and go to."""
+"""Step reuse inside the engines that serve models. A host's package says where outputs come from and go to."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.vllm_omni import cpu_platform, tiny_qwen as checkpoint
+from tests.hosts.vllm_omni import cpu_platform
+from tests.hosts.vllm_omni import tiny_qwen as checkpoint
 
 IN_VLLM_OMNI = [
     pytest.mark.integration,

@@ -20,7 +20,9 @@ class CpuPlatform(OmniPlatform, vllm.platforms.cpu.CpuPlatform):
 
     _omni_enum = OmniPlatformEnum.OOT
     get_default_stage_config_path = classmethod(lambda cls: "vllm_omni/deploy")
-    get_diffusion_attn_backend_cls = classmethod(lambda cls, *_, **__: "tests.hosts.vllm_omni.cpu_attention.AttentionBackend")
+    get_diffusion_attn_backend_cls = classmethod(
+        lambda cls, *_, **__: "tests.hosts.vllm_omni.cpu_attention.AttentionBackend"
+    )
     supports_torch_inductor = classmethod(lambda cls: False)
     get_torch_device = classmethod(lambda cls, *_: torch.device("cpu"))
     get_device_count = classmethod(lambda cls: 1)

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.hosts.vllm_omni.conftest import IN_VLLM_OMNI, drive, make_request, pipeline_of, run, runner_of, running_engine
+from tests.hosts.vllm_omni.conftest import (
+    IN_VLLM_OMNI,
+    drive,
+    make_request,
+    pipeline_of,
+    run,
+    runner_of,
+    running_engine,
+)
 
 pytestmark = IN_VLLM_OMNI
 

@@ -91,7 +91,9 @@ def test_off_computes_every_step_and_changes_no_bit() -> None:
     engine, plain = Engine(), request("plain", "off", 10, 1)
     for step in range(10):
         output = engine._denoise([plain], states=[plain])
-        plain.latents = plain.scheduler.step(output, plain.scheduler.timesteps[step], plain.latents, return_dict=False)[0]
+        plain.latents = plain.scheduler.step(output, plain.scheduler.timesteps[step], plain.latents, return_dict=False)[
+            0
+        ]
         plain.step_index += 1
     assert torch.equal(engine.alone(request("a", "off", 10, 1)), plain.latents)
 

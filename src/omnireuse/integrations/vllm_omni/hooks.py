@@ -1,6 +1,6 @@
 """Where reuse gets into vllm-omni: a table of the functions that are wrapped, and a check that each of them is there.
 
-Every wrapper calls the original, and does nothing more unless the engine was started with ``--cache-backend omnireuse``.
+Every wrapper calls the original. It does more only in an engine that was started with ``--cache-backend omnireuse``.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ _SEAMS: tuple[tuple[str, str, Wrapper], ...] = (
     (f"{_DIFFUSION}.sched.base_scheduler", "BaseScheduler._add_request_with_request_id", _admission),
     (f"{_DIFFUSION}.diffusion_engine", "DiffusionEngine.postprocess_output", _metrics),
 )
-"""Module, function and its wrapper. The runner binds the selector's function by name, so it is wrapped in both places."""
+"""Module, function and its wrapper. The runner binds the selector's function by name, so both places are wrapped."""
 
 _missing: list[str] = []
 

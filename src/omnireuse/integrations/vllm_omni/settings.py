@@ -1,4 +1,4 @@
-"""What a server's ``--cache-config`` and a request's ``extra_args`` may say about reuse, checked before anything runs."""
+"""The settings of reuse: a server's ``--cache-config`` and a request's ``extra_args``, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ class ServerSettings:
         self.options = _given(cache_config)
         for name in self.options:
             if name not in _SERVER_OPTIONS:
-                raise UnknownNameError("option of --cache-config for the cache backend omnireuse", name, _SERVER_OPTIONS)
+                raise UnknownNameError(
+                    "option of --cache-config for the cache backend omnireuse", name, _SERVER_OPTIONS
+                )
         check_targets(**{name: self.options.get(name) for name in _TARGETS})
         self._plans: dict[tuple[tuple[str, float], ...], Plan] = {}
 
