@@ -31,12 +31,12 @@ VLLM = "vLLM 0.33 EncoderCacheManager"
 
 
 class Feature:
-    """An item of a request, as vLLM describes it."""
+    """An item of a request, as vLLM describes it. Like the identifier, the key is made once for each item."""
 
-    __slots__ = ("identifier",)
+    __slots__ = ("identifier", "key")
 
     def __init__(self, identifier: str) -> None:
-        self.identifier = identifier
+        self.identifier, self.key = identifier, EncoderKey(content=identifier)
 
 
 class Request:
@@ -79,7 +79,7 @@ def serve_vllm(manager: Any, request: Request) -> None:
 def serve_shared(manager: SharedEncoderCacheManager, request: Request) -> None:
     """Hold or plan every input, commit what was planned."""
     for i, feature in enumerate(request.mm_features):
-        lease = manager.reserve(EncoderKey(content=feature.identifier), request.request_id, i, SIZE)
+        lease = manager.reserve(feature.key, request.request_id, i, SIZE)
         if lease is None:
             raise SystemExit("the trace does not fit")
         if lease.outcome is Outcome.RESERVED:

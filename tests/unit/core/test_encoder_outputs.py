@@ -16,7 +16,7 @@ from omnireuse.core.shared_encoder_cache import (
     Outcome,
     SharedEncoderCacheConfig,
     SharedEncoderCacheManager,
-    ledger,
+    entry_table,
 )
 from omnireuse.core.stores.disk import DiskTier
 from omnireuse.core.stores.redis import RedisTier
@@ -287,7 +287,7 @@ def test_clearing_the_manager_frees_device_and_host() -> None:
 
 
 def test_events_that_were_not_told_are_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "_MAX_PENDING_EVENTS", 2)
+    monkeypatch.setattr(entry_table, "_MAX_PENDING_EVENTS", 2)
     outputs = joined(max_embeds=64)
     for number in range(5):
         encode(outputs, EncoderKey(content=str(number)), number)

@@ -16,7 +16,7 @@ from omnireuse.core.shared_encoder_cache import (
     Outcome,
     SharedEncoderCacheConfig,
     SharedEncoderCacheManager,
-    ledger,
+    entry_table,
 )
 from omnireuse.core.shared_encoder_cache.policies import POLICIES
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
@@ -238,7 +238,7 @@ def test_pins_are_counted_and_checked() -> None:
     assert manager.trim() == 6
     with pytest.raises(StateError, match="must be pinned"):
         manager.unpin(key("cat"))
-    with pytest.raises(StateError, match="must be there, got absent"):
+    with pytest.raises(StateError, match="must be ready, got absent"):
         manager.pin(key("cat"))
 
 
@@ -409,7 +409,7 @@ def test_events_tell_what_happened_in_order() -> None:
 
 
 def test_events_nobody_drains_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "_MAX_PENDING_EVENTS", 2)
+    monkeypatch.setattr(entry_table, "_MAX_PENDING_EVENTS", 2)
     manager = make()
     for content in "abc":
         encode(manager, content, 1, content)

@@ -1,7 +1,13 @@
-"""Encoder outputs shared by all requests: who holds what, what stays, what leaves first."""
+"""Share encoder outputs between requests: count references, set room aside, choose what to evict."""
 
-from omnireuse.core.shared_encoder_cache.config import SharedEncoderCacheConfig
-from omnireuse.core.shared_encoder_cache.entries import CacheEvent, EncoderKey, ItemTooLargeError, Lease, Outcome
+from omnireuse.core.shared_encoder_cache.interface import (
+    CacheEvent,
+    EncoderKey,
+    ItemTooLargeError,
+    Lease,
+    Outcome,
+    SharedEncoderCacheConfig,
+)
 from omnireuse.core.shared_encoder_cache.manager import SharedEncoderCacheManager
 
 __all__ = [

@@ -4,76 +4,68 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
-from omnireuse.core.shared_encoder_cache.config import SharedEncoderCacheConfig, require_count
-from omnireuse.core.shared_encoder_cache.entries import CacheEvent, EncoderKey, Entry, Lease, Outcome
-from omnireuse.core.shared_encoder_cache.ledger import Ledger
+from omnireuse.core.shared_encoder_cache.entry_table import EncoderEntry, EntryTable
+from omnireuse.core.shared_encoder_cache.interface import (
+    CacheEvent,
+    EncoderKey,
+    Lease,
+    Outcome,
+    SharedEncoderCacheConfig,
+    require_count,
+)
 from omnireuse.errors import StateError
 
 __all__ = ["SharedEncoderCacheManager"]
 
+# Looked up once: on CPython 3.11 and older, a member access costs as much as a method call.
+_HIT, _JOINED, _RESERVED = Outcome.HIT, Outcome.JOINED, Outcome.RESERVED
 
-class SharedEncoderCacheManager:
-    """Decide which encoder outputs stay, by content, for all requests together; no tensor in sight.
 
-    A planned output is set aside with `reserve` and becomes a hit with `commit`. Whoever looks one up holds it until
-    `release`; what nobody holds stays until room is needed. One scheduler owns the manager; it has no lock.
+class SharedEncoderCacheManager(EntryTable):
+    """Decide which encoder outputs stay, by content, for all requests together. It holds no tensors.
+
+    `reserve` plans an output, and `commit` makes it a hit. A request that looks an output up holds it until `release`.
+    An output that nobody holds stays until its room is needed. One scheduler owns the manager; it has no lock.
 
     Args:
         config: budgets, policy, time to live.
         clock: seconds, monotonic.
+
+    Attributes:
+        config: the configuration as it is now, after any `resize`.
     """
 
     def __init__(self, config: SharedEncoderCacheConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._ledger = Ledger(config, clock)
-        self._held: dict[str, dict[int, EncoderKey]] = {}
+        super().__init__(config, clock)
+        self._held: dict[str, dict[int, EncoderEntry]] = {}
 
     def __repr__(self) -> str:
         return f"SharedEncoderCacheManager({self.config}, {self.stats()})"
 
-    @property
-    def config(self) -> SharedEncoderCacheConfig:
-        """The configuration as it is now, after any `resize`."""
-        return self._ledger.config
-
-    def is_ready(self, key: EncoderKey) -> bool:
-        """Tell whether the output is there. Takes no reference: it may leave any time."""
-        entry = self._ledger.entries.get(key)
-        return entry is not None and entry.is_ready and not self._ledger.has_expired(entry)
-
-    def get_num_embeds(self, key: EncoderKey) -> int | None:
-        """Return the size of a planned or present output; None if it is neither."""
-        entry = self._ledger.entries.get(key)
-        return None if entry is None else entry.num_embeds
-
     def held_positions(self, request_id: str) -> dict[int, EncoderKey]:
         """Return what a request holds, by position (a copy)."""
-        return dict(self._held.get(request_id, {}))
-
-    def can_fit(self, num_embeds: int, num_bytes: int = 0) -> bool:
-        """Tell whether that much would fit if everything unreferenced left. Changes nothing."""
-        return self._ledger.can_fit(num_embeds, num_bytes)
+        return {position: entry.key for position, entry in self._held.get(request_id, {}).items()}
 
     def lookup(self, key: EncoderKey, request_id: str, position: int) -> Lease | None:
-        """Hold the output if it is there; None if it is not, or only planned.
+        """Hold the output if it is ready, else return None.
 
         Raises:
             StateError: the position holds another item.
         """
-        entry = self._ledger.live_entry(key)
-        if entry is None or not entry.is_ready:
+        entry = self._find(key)
+        if entry is None or entry.waiting is not None:
             self._require_position_free(key, request_id, position)
-            self._ledger.counters["misses"] += 1
+            self._counters["misses"] += 1
             return None
-        self._hold(key, entry, request_id, position)
-        self._ledger.counters["hits"] += 1
-        return Lease(key, request_id, position, Outcome.HIT)
+        self._hold(entry, request_id, position)
+        self._counters["hits"] += 1
+        return Lease(key, request_id, position, _HIT)
 
     def reserve(
         self, key: EncoderKey, request_id: str, position: int, num_embeds: int, num_bytes: int = 0
     ) -> Lease | None:
-        """Hold the output, there or planned by another, or else set room aside for it by evicting what nobody holds.
+        """Hold the output, ready or planned, or else set room aside for it, evicting what nobody holds.
 
         Args:
             num_embeds: its size in encoder embeddings.
@@ -87,117 +79,114 @@ class SharedEncoderCacheManager:
             StateError: the position holds another item, the key is known with another size, or pinned entries leave no
                 room for it.
         """
-        if type(num_embeds) is not int or type(num_bytes) is not int or num_embeds < 0 or num_bytes < 0:
-            require_count("reserve(num_embeds)", num_embeds)
-            require_count("reserve(num_bytes)", num_bytes)
-        entry = self._ledger.live_entry(key)
+        entry = self._entries.get(key) if self._ttl is None else self._find(key)
         if entry is None:
-            self._require_position_free(key, request_id, position)
-            if not self.make_room(num_embeds, num_bytes):
-                self._ledger.counters["no_room"] += 1
-                return None
-            holder = (request_id, position)
-            entry = Entry(num_embeds=num_embeds, num_bytes=num_bytes, holders={holder: None})
-            self._ledger.add(key, entry)
-            self._held.setdefault(request_id, {})[position] = key
-            self._ledger.counters["reserved"] += 1
-            return Lease(key, request_id, position, Outcome.RESERVED)
+            return self._plan(key, request_id, position, num_embeds, num_bytes)
         if entry.num_embeds != num_embeds:
             raise StateError(
                 f"reserve({key}): the item must have {entry.num_embeds} embeddings as before, got {num_embeds}; two "
                 "different items share a content hash, or the preprocessing changed and the hash did not"
             )
-        if self._hold(key, entry, request_id, position):
-            self._ledger.counters["hits" if entry.is_ready else "joined"] += 1
-        return self._lease(key, entry, (request_id, position))
+        is_new = self._hold(entry, request_id, position)
+        if entry.waiting is None:
+            self._counters["hits"] += is_new
+            return Lease(key, request_id, position, _HIT)
+        self._counters["joined"] += is_new
+        is_encoder = entry.waiting[0] == (request_id, position)
+        return Lease(key, request_id, position, _RESERVED if is_encoder else _JOINED)
 
-    def make_room(self, num_embeds: int, num_bytes: int = 0) -> bool:
-        """Evict until that much fits; False, with nothing evicted, if it cannot now.
-
-        Raises:
-            ItemTooLargeError, StateError: it cannot later either, see `reserve`.
-        """
-        if not self._ledger.can_fit(num_embeds, num_bytes):
-            self._ledger.require_possible(num_embeds, num_bytes)
-            return False
-        self._ledger.evict_to_fit(num_embeds, num_bytes)
-        return True
+    def _plan(self, key: EncoderKey, request_id: str, position: int, num_embeds: int, num_bytes: int) -> Lease | None:
+        if type(num_embeds) is not int or type(num_bytes) is not int or num_embeds < 0 or num_bytes < 0:
+            require_count("reserve(num_embeds)", num_embeds)
+            require_count("reserve(num_bytes)", num_bytes)
+        self._require_position_free(key, request_id, position)
+        if not self.make_room(num_embeds, num_bytes):
+            self._counters["no_room"] += 1
+            return None
+        entry = EncoderEntry(key, num_embeds, num_bytes, (request_id, position))
+        self._add(entry)
+        self._held.setdefault(request_id, {})[position] = entry
+        self._counters["reserved"] += 1
+        return Lease(key, request_id, position, _RESERVED)
 
     def commit(self, lease: Lease, *, num_bytes: int | None = None, encode_seconds: float | None = None) -> None:
-        """Say that the output is there: from now on it is a hit.
+        """Mark the output as ready: from now on it is a hit.
 
         Args:
             num_bytes: its true size, where it was not known before.
-            encode_seconds: what encoding took; the policy cost-aware keeps the dear ones.
+            encode_seconds: how long encoding took; the policy cost-aware keeps expensive outputs.
 
         Raises:
-            StateError: the lease is not, or no more, the one that has to encode.
+            StateError: the lease is not, or no longer, the one that has to encode.
         """
-        entry = self._require_leader(lease, "commit")
+        entry = self._require_encoder(lease, "commit")
         if num_bytes is not None:
-            self._ledger.num_bytes += require_count("commit(num_bytes)", num_bytes) - entry.num_bytes
+            self._num_bytes += require_count("commit(num_bytes)", num_bytes) - entry.num_bytes
             entry.num_bytes = num_bytes
-        entry.is_ready = True
+        entry.waiting = None
         if encode_seconds is not None:
-            self._ledger.policy.cost_known(lease.key, encode_seconds)
-        self._ledger.counters["committed"] += 1
-        self._ledger.tell(CacheEvent(kind="stored", key=lease.key, num_embeds=entry.num_embeds))
-        self._ledger.evict_to_fit()
+            self._policy.cost_known(lease.key, encode_seconds)
+        self._counters["committed"] += 1
+        self._emit(CacheEvent("stored", lease.key, entry.num_embeds))
+        self._evict_to_fit()
 
     def abort(self, lease: Lease) -> list[Lease]:
-        """Say that the output will not come; room and references go. Returns the leases that had joined and lost it.
+        """Give up a planned output: its room and all references go. Returns the leases that had joined.
 
         Raises:
             StateError: as for `commit`.
         """
-        entry = self._require_leader(lease, "abort")
-        holders = list(entry.holders)
-        lost = [self._lease(lease.key, entry, holder) for holder in holders[1:]]
-        for holder in holders:
-            self._ledger.let_go(lease.key, entry, holder)
-            del self._held[holder[0]][holder[1]]
-            if not self._held[holder[0]]:
-                del self._held[holder[0]]
-        self._ledger.remove(lease.key, "aborted")
-        return lost
+        entry = self._require_encoder(lease, "abort")
+        waiting, entry.waiting, entry.num_holders = entry.waiting or [], None, 0
+        for request_id, position in waiting:
+            del self._held[request_id][position]
+            if not self._held[request_id]:
+                del self._held[request_id]
+        self._remove(entry, "aborted")
+        return [Lease(lease.key, request_id, position, _JOINED) for request_id, position in waiting[1:]]
 
     def release(self, request_id: str, position: int) -> Lease | None:
-        """Let go of an item; nothing held is fine. An output that is there stays until room is needed.
+        """Let go of an item; nothing held is fine. A ready output stays until room is needed.
 
         Returns:
-            The lease of another holder who has to encode the item now, because the one who was to has let go.
+            The lease of another holder that has to encode the item now, because the one that had to has let go.
         """
         held = self._held.get(request_id)
         if held is None or position not in held:
             return None
-        key, holder = held[position], (request_id, position)
-        entry = self._ledger.entries[key]
-        was_leader = not entry.is_ready and next(iter(entry.holders)) == holder
-        self._ledger.let_go(key, entry, holder)
-        del held[position]
+        entry = held.pop(position)
         if not held:
             del self._held[request_id]
-        if was_leader and entry.holders:
-            return self._lease(key, entry, next(iter(entry.holders)))
-        if was_leader:
-            self._ledger.remove(key, "aborted")
-        self._ledger.evict_to_fit()  # after a resize, room may be owed
+        entry.num_holders -= 1
+        if entry.waiting is not None:
+            was_encoder = entry.waiting[0] == (request_id, position)
+            entry.waiting.remove((request_id, position))
+            if entry.waiting:
+                return Lease(entry.key, *entry.waiting[0], _RESERVED) if was_encoder else None
+            self._remove(entry, "aborted")
+        elif not entry.num_holders and not entry.num_pins:
+            self._enter_idle(entry)
+        if self._num_embeds > self._max_embeds or self._num_bytes > self._max_bytes:  # after a resize
+            self._evict_to_fit()
         return None
 
     def release_request(self, request_id: str) -> list[Lease]:
         """Let go of everything a request holds; returns the leases of others that have to encode now."""
-        promoted = [self.release(request_id, position) for position in sorted(self._held.get(request_id, {}))]
+        promoted = [self.release(request_id, position) for position in sorted(self._held.get(request_id, ()))]
         return [lease for lease in promoted if lease is not None and lease.request_id != request_id]
 
     def pin(self, key: EncoderKey) -> None:
         """Keep an entry even when nobody holds it, until as many `unpin`.
 
         Raises:
-            StateError: the key is not in the cache, or its output is not there yet.
+            StateError: the key is not in the cache, or its output is not ready.
         """
         if not self.is_ready(key):
-            raise StateError(f"pin({key}): the output must be there, got {self.explain(key)}")
-        self._ledger.keep(key, +1)
+            raise StateError(f"pin({key}): the output must be ready, got {self.explain(key)}")
+        entry = self._pinned[key] = self._entries[key]
+        entry.num_pins += 1
+        if entry.is_idle:
+            self._leave_idle(entry)
 
     def unpin(self, key: EncoderKey) -> None:
         """Undo one `pin`.
@@ -205,90 +194,78 @@ class SharedEncoderCacheManager:
         Raises:
             StateError: the key is not pinned.
         """
-        if key not in self._ledger.entries or not self._ledger.entries[key].num_pins:
+        entry = self._pinned.get(key)
+        if entry is None:
             raise StateError(f"unpin({key}): the entry must be pinned, got {self.explain(key)}")
-        self._ledger.keep(key, -1)
-        self._ledger.evict_to_fit()
-
-    def resize(self, *, max_embeds: int | None = None, max_bytes: int | None = None) -> None:
-        """Change a budget. What is held beyond a smaller one leaves as soon as it is released."""
-        config = self.config
-        max_embeds = config.max_embeds if max_embeds is None else max_embeds
-        max_bytes = config.max_bytes if max_bytes is None else max_bytes
-        self._ledger.configure(replace(config, max_embeds=max_embeds, max_bytes=max_bytes))
-        self._ledger.evict_to_fit()
-
-    def trim(self, max_embeds: int = 0) -> int:
-        """Evict what nobody holds until at most `max_embeds` are left, if that goes; returns how many went."""
-        before = self._ledger.num_embeds
-        while self._ledger.num_embeds > max_embeds and self._ledger.num_idle:
-            self._ledger.remove(self._ledger.victim(), "trimmed")
-        return before - self._ledger.num_embeds
-
-    def sweep(self) -> int:
-        """Remove what was unreferenced for longer than the time to live; returns how many entries went."""
-        expired = [key for key, entry in self._ledger.entries.items() if self._ledger.has_expired(entry)]
-        for key in expired:
-            self._ledger.remove(key, "expired")
-        return len(expired)
+        entry.num_pins -= 1
+        if not entry.num_pins:
+            del self._pinned[key]
+            if not entry.num_holders:
+                self._enter_idle(entry)
+            self._evict_to_fit()
 
     def clear(self) -> None:
         """Forget everything, references and pins too: the tensors are gone."""
-        self._ledger.reset()
+        self._reset()
         self._held.clear()
-        self._ledger.tell(CacheEvent(kind="cleared", key=None))
-
-    def drain_events(self) -> list[CacheEvent]:
-        """Return what happened since the last call, oldest first; at most 65,536, then the oldest are dropped."""
-        events = list(self._ledger.events)
-        self._ledger.events.clear()
-        return events
-
-    def stats(self) -> dict[str, int]:
-        """Return counters and sizes."""
-        return self._ledger.stats()
+        self._emit(CacheEvent("cleared", None))
 
     def explain(self, key: EncoderKey) -> str:
-        """Say in a sentence why a key is or is not a hit, and what keeps it."""
-        return self._ledger.describe(key)
+        """Say in a sentence why a key is or is not a hit, and what keeps it. Changes nothing."""
+        entry = self._entries.get(key)
+        if entry is None:
+            near = next((other for other in self._entries if other.content == key.content), None)
+            return "absent" + (f"; the same content is there as {near}" if near else "")
+        size = f"{entry.num_embeds} embeddings, {entry.num_bytes} bytes"
+        if entry.is_idle:
+            fate = "expired" if self._has_expired(entry) else "leaves when room is needed"
+            return f"ready ({size}), unreferenced for {self._clock() - entry.idle_since:.3g} s, {fate}"
+        holders = entry.waiting or [(r, p) for r, held in self._held.items() for p, e in held.items() if e is entry]
+        names = ", ".join(f"{request}[{position}]" for request, position in holders) or "nobody"
+        if entry.waiting:
+            return f"planned ({size}), to be encoded by the first of {names}; no hit before its commit"
+        return f"ready ({size}), held by {names}, {entry.num_pins} pins"
 
     def assert_invariants(self) -> None:
-        """Assert that the books balance and that holders and positions say the same."""
-        self._ledger.check()
-        by_entry = {(key, *holder) for key, entry in self._ledger.entries.items() for holder in entry.holders}
-        by_request = {
-            (key, request, position) for request, held in self._held.items() for position, key in held.items()
-        }
-        assert by_entry == by_request, "holders and held positions differ"
+        """Assert that the sums are right and that entries and requests agree about who holds what."""
+        super().assert_invariants()
         assert all(self._held.values()), "a request that holds nothing is remembered"
+        num_holders = dict.fromkeys(self._entries, 0)
+        for request_id, held in self._held.items():
+            for position, entry in held.items():
+                assert self._entries.get(entry.key) is entry, "a request holds an entry that is gone"
+                assert entry.waiting is None or (request_id, position) in entry.waiting, "a holder does not wait"
+                num_holders[entry.key] += 1
+        assert num_holders == {key: entry.num_holders for key, entry in self._entries.items()}, "num_holders is wrong"
 
-    def _hold(self, key: EncoderKey, entry: Entry, request_id: str, position: int) -> bool:
-        """Hold the entry there; False if it was held there already."""
-        held = self._held.setdefault(request_id, {})
-        if position in held:
-            self._require_position_free(key, request_id, position)
+    def _hold(self, entry: EncoderEntry, request_id: str, position: int) -> bool:
+        """Hold the entry at the position; False if it was held there already."""
+        held = self._held.get(request_id)
+        if held is None:
+            held = self._held[request_id] = {}
+        elif position in held:
+            self._require_position_free(entry.key, request_id, position)
             return False
-        self._ledger.hold(key, entry, (request_id, position))
-        held[position] = key
+        held[position] = entry
+        entry.num_holders += 1
+        if entry.is_idle:
+            self._leave_idle(entry)
+        if entry.waiting is not None:
+            entry.waiting.append((request_id, position))
+        self._policy.used(entry.key)
         return True
 
-    def _lease(self, key: EncoderKey, entry: Entry, holder: tuple[str, int]) -> Lease:
-        if entry.is_ready:
-            return Lease(key, holder[0], holder[1], Outcome.HIT)
-        is_leader = next(iter(entry.holders)) == holder
-        return Lease(key, holder[0], holder[1], Outcome.RESERVED if is_leader else Outcome.JOINED)
-
     def _require_position_free(self, key: EncoderKey, request_id: str, position: int) -> None:
-        held = self._held.get(request_id)
-        if held is not None and held.get(position, key) != key:
+        held = self._held.get(request_id, {}).get(position)
+        if held is not None and held.key != key:
             raise StateError(
                 f"position {position} of request {request_id!r}: must hold one item at a time, got {key} while it "
-                f"holds {held[position]}; release it first"
+                f"holds {held.key}; release it first"
             )
 
-    def _require_leader(self, lease: Lease, verb: str) -> Entry:
-        entry, holder = self._ledger.entries.get(lease.key), (lease.request_id, lease.position)
-        if entry is None or entry.is_ready or next(iter(entry.holders)) != holder:
+    def _require_encoder(self, lease: Lease, verb: str) -> EncoderEntry:
+        entry = self._entries.get(lease.key)
+        if entry is None or entry.waiting is None or entry.waiting[0] != (lease.request_id, lease.position):
             raise StateError(
                 f"{verb}({lease}): the lease must be the one that has to encode, got {self.explain(lease.key)}; every "
                 "reserved lease is committed or aborted once, and not after its release"

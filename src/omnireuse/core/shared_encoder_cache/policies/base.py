@@ -1,4 +1,4 @@
-"""What an eviction policy is told, and what it is asked."""
+"""The interface of an eviction policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["EvictionPolicy"]
 
 
 class EvictionPolicy(ABC):
-    """Order entries for eviction. It never decides whether an entry may go, only which goes first.
+    """Order entries for eviction. It does not decide whether an entry may go, only which one goes first.
 
     Keys are opaque; sizes are in the cache's unit (encoder embeddings). Deterministic: the same calls give the same
     victims.
@@ -17,23 +17,23 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def stored(self, key: Hashable, size: int, cost: float) -> None:
-        """Take note of a new entry and of what encoding it costs; it is in use."""
+        """Add an entry, which is in use; `cost` is that of encoding it."""
 
     @abstractmethod
     def used(self, key: Hashable) -> None:
-        """Take note that an entry got another reference."""
+        """An entry got another reference."""
 
     @abstractmethod
     def idle(self, key: Hashable) -> None:
-        """Take note that the last reference to an entry is gone."""
+        """An entry lost its last reference."""
 
     @abstractmethod
     def victim(self, may_go: Callable[[Hashable], bool]) -> Hashable:
-        """Name the entry to evict, among those that may go; the caller makes sure there is one. It stays for now."""
+        """Return the entry to evict, among those that may go; there is at least one. It stays for now."""
 
     @abstractmethod
     def removed(self, key: Hashable, *, evicted: bool) -> None:
-        """Take note that an entry is gone; `evicted` if for room, and so worth remembering."""
+        """An entry is gone; `evicted` if for room, and so worth remembering."""
 
-    def cost_known(self, key: Hashable, cost: float) -> None:  # noqa: B027 - most policies do not care
-        """Take note of what encoding an entry really cost."""
+    def cost_known(self, key: Hashable, cost: float) -> None:  # noqa: B027 - most policies ignore it
+        """The true cost of encoding an entry is known."""

@@ -1,4 +1,4 @@
-"""Least recently released first: what vLLM's own manager does."""
+"""Least recently released first, as vLLM's own manager evicts."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class LRU(EvictionPolicy):
         self._idle: OrderedDict[Hashable, None] = OrderedDict()
 
     def stored(self, key: Hashable, size: int, cost: float) -> None:
-        """Nothing to note before it is idle."""
+        """Entries in use are not in the order."""
 
     def used(self, key: Hashable) -> None:
-        """In use: out of the order."""
+        """Leave the order."""
         self._idle.pop(key, None)
 
     def idle(self, key: Hashable) -> None:
-        """Last in the order from now."""
+        """Become the last in the order."""
         self._idle[key] = None
 
     def victim(self, may_go: Callable[[Hashable], bool]) -> Hashable:
-        """Name the one idle for longest."""
+        """Return the entry idle for longest."""
         return next(key for key in self._idle if may_go(key))
 
     def removed(self, key: Hashable, *, evicted: bool) -> None:
-        """Out of the order."""
+        """Leave the order."""
         self._idle.pop(key, None)

@@ -1,4 +1,4 @@
-"""S3-FIFO: a small queue keeps what is seen once from flushing what is seen again.
+"""S3-FIFO: a small queue keeps entries that are seen once from flushing those seen again.
 
 Source: Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023, algorithm 1.
 """
@@ -40,14 +40,14 @@ class S3FIFO(EvictionPolicy):
             self._small_size += size
 
     def used(self, key: Hashable) -> None:
-        """Count, up to three."""
+        """Count uses, up to three."""
         self._frequency[key] = min(self._frequency[key] + 1, _MAX_FREQUENCY)
 
     def idle(self, key: Hashable) -> None:
-        """Queues do not care when an entry becomes idle."""
+        """The queues do not depend on it."""
 
     def victim(self, may_go: Callable[[Hashable], bool]) -> Hashable:
-        """Turn the queues until an entry comes up that may go and was not used enough to stay."""
+        """Rotate the queues until an entry comes up that may go and was not used enough to stay."""
         small_first = self._small_size > _SMALL_SHARE * self._total_size
         queues = (self._from_small, self._from_main) if small_first else (self._from_main, self._from_small)
         for turn in queues:
@@ -58,7 +58,7 @@ class S3FIFO(EvictionPolicy):
         return next(key for key in self._main if may_go(key))
 
     def removed(self, key: Hashable, *, evicted: bool) -> None:
-        """Leave the queue; remember an entry evicted from the small one, for as many as the main one holds."""
+        """Leave the queue; remember entries evicted from the small one, as many as the main one holds."""
         size = self._size.pop(key)
         self._total_size -= size
         del self._frequency[key]

@@ -1,7 +1,7 @@
-"""W-TinyLFU: who leaves is settled by how often each was asked for, over a fading history.
+"""W-TinyLFU: evict by how often each entry was asked for, over a fading history.
 
 Source: Einziger, Friedman, Manes, "TinyLFU: A Highly Efficient Cache Admission Policy", ACM ToS 2017, section 4. Exact
-counts that are halved from time to time stand in for its sketch: beside an encoder output, a dict entry is nothing.
+counts that are halved from time to time replace its sketch: a dict entry is small beside an encoder output.
 """
 
 from __future__ import annotations
@@ -19,28 +19,36 @@ _HISTORY_PER_ENTRY = 10
 
 
 class WTinyLFU(EvictionPolicy):
-    """Keep a small window of recent entries before a segmented LRU; the less asked-for of the two candidates leaves."""
+    """Keep a small window of new entries before a segmented LRU; of two candidates the one asked for less leaves.
+
+    Amortised O(1), beside entries in use at the front of a segment, which a victim passes over.
+    """
 
     def __init__(self) -> None:
         self._window: OrderedDict[Hashable, None] = OrderedDict()
         self._probation: OrderedDict[Hashable, None] = OrderedDict()
         self._protected: OrderedDict[Hashable, None] = OrderedDict()
         self._size: dict[Hashable, int] = {}
-        self._asked: dict[Hashable, int] = {}
-        self._num_asked = 0
+        self._requests: dict[Hashable, int] = {}
+        self._num_requests = 0
         self._window_size = self._protected_size = self._total_size = 0
+        self._newcomer: Hashable | None = None  # the last entry that left the window
 
     def stored(self, key: Hashable, size: int, cost: float) -> None:
-        """Enter the window."""
-        self._ask(key)
+        """Enter the window; its oldest entries move on to probation."""
+        self._count(key)
         self._size[key] = size
         self._window[key] = None
         self._window_size += size
         self._total_size += size
+        while self._window_size > _WINDOW_SHARE * self._total_size and len(self._window) > 1:
+            self._newcomer, _ = self._window.popitem(last=False)
+            self._window_size -= self._size[self._newcomer]
+            self._probation[self._newcomer] = None
 
     def used(self, key: Hashable) -> None:
         """Count it, and move up: within the window, or from probation to the protected segment."""
-        self._ask(key)
+        self._count(key)
         if key in self._window:
             self._window.move_to_end(key)
         elif key in self._protected:
@@ -58,17 +66,13 @@ class WTinyLFU(EvictionPolicy):
         """The order is by use, not by release."""
 
     def victim(self, may_go: Callable[[Hashable], bool]) -> Hashable:
-        """Let the window overflow into probation, then weigh the newcomer against the oldest there."""
-        newcomer: Hashable | None = None
-        while self._window_size > _WINDOW_SHARE * self._total_size and len(self._window) > 1:
-            newcomer, _ = self._window.popitem(last=False)
-            self._window_size -= self._size[newcomer]
-            self._probation[newcomer] = None
+        """Weigh the entry that left the window last against the oldest one in probation."""
         main = (key for segment in (self._probation, self._protected) for key in segment)
         oldest = next((key for key in main if may_go(key)), None)
         if oldest is None:
             return next(key for key in self._window if may_go(key))
-        if newcomer is not None and may_go(newcomer) and self._asked.get(newcomer, 0) <= self._asked.get(oldest, 0):
+        newcomer, requests = self._newcomer, self._requests
+        if newcomer in self._probation and may_go(newcomer) and requests.get(newcomer, 0) <= requests.get(oldest, 0):
             return newcomer
         return oldest
 
@@ -85,9 +89,9 @@ class WTinyLFU(EvictionPolicy):
         else:
             del self._probation[key]
 
-    def _ask(self, key: Hashable) -> None:
-        self._asked[key] = self._asked.get(key, 0) + 1
-        self._num_asked += 1
-        if self._num_asked > _HISTORY_PER_ENTRY * max(len(self._size), 16):
-            self._asked = {key: count // 2 for key, count in self._asked.items() if count > 1}
-            self._num_asked = sum(self._asked.values())
+    def _count(self, key: Hashable) -> None:
+        self._requests[key] = self._requests.get(key, 0) + 1
+        self._num_requests += 1
+        if self._num_requests > _HISTORY_PER_ENTRY * max(len(self._size), 16):
+            self._requests = {key: count // 2 for key, count in self._requests.items() if count > 1}
+            self._num_requests = sum(self._requests.values())

@@ -1,0 +1,113 @@
+"""What a shared encoder cache is configured with, is asked for, and returns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from omnireuse.core.shared_encoder_cache.policies import POLICIES
+from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
+
+__all__ = [
+    "CacheEvent", "EncoderKey", "ItemTooLargeError", "Lease", "Outcome", "SharedEncoderCacheConfig", "require_count",
+]  # fmt: skip
+
+
+class ItemTooLargeError(ConfigError):
+    """An item is larger than the whole cache: waiting for room would never end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedEncoderCacheConfig:
+    """Budgets and eviction.
+
+    Args:
+        max_embeds: capacity in encoder embeddings, ≥ 0.
+        max_bytes: a second capacity, in bytes, ≥ 0; None for none.
+        policy: which unreferenced entry leaves first: lru, s3-fifo, w-tinylfu or cost-aware.
+        ttl_seconds: how long an entry may stay unreferenced, > 0; None for as long as there is room.
+    """
+
+    max_embeds: int
+    max_bytes: int | None = None
+    policy: str = "lru"
+    ttl_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        require_count("SharedEncoderCacheConfig(max_embeds)", self.max_embeds)
+        if self.max_bytes is not None:
+            require_count("SharedEncoderCacheConfig(max_bytes)", self.max_bytes)
+        if self.policy not in POLICIES:
+            raise UnknownNameError("eviction policy", self.policy, POLICIES)
+        if self.ttl_seconds is not None and not 0 < self.ttl_seconds < math.inf:
+            raise ConfigError(
+                f"SharedEncoderCacheConfig(ttl_seconds={self.ttl_seconds}): field must be finite and > 0, or None"
+            )
+
+
+def require_count(what: str, value: object) -> int:
+    """Return `value` if it is an int ≥ 0.
+
+    Raises:
+        WrongTypeError, ConfigError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise WrongTypeError(f"{what} must be an int, got {value!r} of type {type(value).__name__}")
+    if value < 0:
+        raise ConfigError(f"{what} must be ≥ 0, got {value}")
+    return value
+
+
+# What is created or hashed on every access is a NamedTuple: a frozen dataclass takes several times as long for both.
+
+
+class EncoderKey(NamedTuple):
+    """Everything an encoder output depends on.
+
+    Args:
+        content: hash of the item's content and of how it was preprocessed.
+        weights_epoch: number of the encoder weights in use; raise it when they change.
+        adapter: name of the adapter (LoRA) that touches the encoder, "" for none.
+        tenant: salt that keeps tenants from finding each other's items, "" to share.
+    """
+
+    content: str
+    weights_epoch: int = 0
+    adapter: str = ""
+    tenant: str = ""
+
+
+class Outcome(Enum):
+    """What a lease stands for."""
+
+    HIT = "hit"
+    """The output is in the cache: use it."""
+    JOINED = "joined"
+    """Another request encodes it: it is there when that request's step is done."""
+    RESERVED = "reserved"
+    """Room is set aside: encode it, then commit or abort."""
+
+
+class Lease(NamedTuple):
+    """A reference to an entry by one input position of one request; the entry stays while it is held."""
+
+    key: EncoderKey
+    request_id: str
+    position: int
+    outcome: Outcome
+
+
+class CacheEvent(NamedTuple):
+    """A change that the owner of the tensors must follow.
+
+    Args:
+        kind: "stored" (committed), "removed" or "cleared" (every entry at once; key is None).
+        why: for "removed": evicted, expired, trimmed or aborted.
+    """
+
+    kind: str
+    key: EncoderKey | None
+    num_embeds: int = 0
+    why: str = ""
