@@ -87,7 +87,7 @@ import logging
 import sys
 
 from omnireuse import FixedSchedule, Strategy
-from omnireuse.core.shared_encoder_cache.policies import POLICIES, make_policy
+from omnireuse.core.shared_encoder_cache.policies import POLICIES
 from omnireuse.diffusion.adapters import block_stack_for
 from omnireuse.diffusion.reuse.forecasters import FORECASTERS
 from omnireuse.errors import OmniReuseError, UnknownNameError
@@ -97,7 +97,7 @@ assert "reuse_plugin" not in sys.modules, "a plugin is loaded when its name is a
 strategy = Strategy.of("thirds", "last")
 check_policy(strategy.policy)
 check_forecaster(strategy.forecaster)
-check_eviction_policy(lambda: make_policy("youngest"))
+check_eviction_policy(POLICIES["youngest"])
 assert block_stack_for("MyFlux").model == "MyFlux"
 assert "youngest" in POLICIES and "last" in set(FORECASTERS)
 try:

@@ -1,4 +1,4 @@
-"""Per-token model outputs on the CPU, mirroring the engine's paged KV cache."""
+"""Per-token model outputs on the CPU, addressed like the engine's paged KV cache."""
 
 import logging
 
@@ -8,4 +8,4 @@ from omnireuse.core.prefix_cache.options import PrefixCacheOptions
 __all__ = ["OmniTensorPrefixCache", "PrefixCacheOptions", "logger"]
 
 logger = logging.getLogger(__name__)
-"""What every module of this package logs to."""
+"""The logger of every module of this package."""

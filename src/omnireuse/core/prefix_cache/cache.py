@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from omnireuse.core.prefix_cache import writer
-from omnireuse.core.prefix_cache.batch import Blocks, Span, blocks_of, cached_blocks, spans_of
+from omnireuse.core.prefix_cache.batch import BatchRows, blocks_of, cached_blocks, rows_of
 from omnireuse.core.prefix_cache.deferred import DeferredOutputs
 from omnireuse.core.prefix_cache.keys import CachedKeys, hidden_rows, key_name
 from omnireuse.core.prefix_cache.options import PrefixCacheOptions, require_size
-from omnireuse.core.prefix_cache.payload import split_over
-from omnireuse.core.prefix_cache.pool import HIDDEN, RowPool
+from omnireuse.core.prefix_cache.passthrough import split_over
+from omnireuse.core.prefix_cache.pool import HIDDEN, PrefixHits, RowPool
 from omnireuse.errors import StateError, WrongTypeError
 
 __all__ = ["OmniTensorPrefixCache"]
@@ -23,20 +23,20 @@ QueryStarts = torch.Tensor | Sequence[int]
 
 
 class OmniTensorPrefixCache:
-    """Keep per-token model outputs on the CPU, addressed as the engine's paged KV cache is.
+    """Keep per-token model outputs on the CPU, addressed like the engine's paged KV cache.
 
     The token at slot s = block_id · block_size + offset. Call order in a step: `reset_prefix_cached_new_req_ids`,
     `add_prefix_cached_new_req_id` for each hit, the forward, `update_omni_tensor_prefix_cache`, then the merges. The
-    reset is what tells one step from the next. One thread of the engine owns the cache.
+    reset begins a new step. One thread of the engine owns the cache.
 
     Args:
         num_blocks, block_size: shape of the engine's KV cache, ≥ 1.
         hidden_size: width of the hidden states, ≥ 1.
         hs_dtype: their dtype.
-        options: further choices.
+        options: see `PrefixCacheOptions`.
 
     Raises:
-        WrongTypeError, ConfigError: a size that cannot be.
+        WrongTypeError, ConfigError: an invalid size or dtype.
 
     Cost: address space for every slot and key, memory only for blocks that hold rows, 4 bytes a slot and key for
     versions. On CUDA `update` does not synchronise unless `max_pending_writes` copies are in flight.
@@ -66,13 +66,13 @@ class OmniTensorPrefixCache:
 
     @property
     def hidden_states_cache(self) -> torch.Tensor:
-        """All hidden-state rows, (num_blocks, block_size, hidden_size), to look at; waits for pending writes."""
+        """All hidden-state rows, (num_blocks, block_size, hidden_size), read-only; waits for pending writes."""
         self._queue.flush()
         return self._pool.stores[HIDDEN].rows_BOF
 
     @property
     def mm_outputs_cache(self) -> dict[str, torch.Tensor]:
-        """All rows of each key, (num_blocks, block_size, feature), to look at; waits for pending writes."""
+        """All rows of each key, (num_blocks, block_size, feature), read-only; waits for pending writes."""
         self._queue.flush()
         return {key: self._pool.stores[key_name(key)].rows_BOF for key in self._keys}
 
@@ -92,6 +92,7 @@ class OmniTensorPrefixCache:
             **{name: self._pool.counters[name] for name in names},
             "stalls": self._queue.num_stalls,
             "bytes_in_use": sum(store.num_bytes_in_use for store in self._pool.stores.values()),
+            "merge_buffer_bytes": self._pool.buffers.num_bytes,
             "deferred_bytes": self._deferred.num_bytes,
         }
 
@@ -120,8 +121,8 @@ class OmniTensorPrefixCache:
             num_tokens_unpadded: rows that are tokens.
             slot_mapping: slot of each row; −1 marks padding.
             num_tokens_padded: rows including padding; the unpadded count if None.
-            skip_mm_cache_keys: keys to initialise and not to write: they are deferred.
-            hidden_states_cpu: the same rows on the CPU already, taken as the source.
+            skip_mm_cache_keys: deferred keys, which are initialised and not written.
+            hidden_states_cpu: the same rows, already on the CPU; they are then the source.
 
         Raises:
             StateError: rows that do not fit the cache (count, width, dtype), an unusable `hidden_states_cpu`, or a slot
@@ -143,31 +144,29 @@ class OmniTensorPrefixCache:
                 rows_by_name[key_name(key)] = self._keys.rows(key, value, num_tokens)
         if num_tokens == 0 or not rows_by_name:
             return
-        (slots_K, *rows), ready = writer.start_host_copies([slot_mapping[:num_tokens], *rows_by_name.values()])
+        (slots, *rows), ready = writer.start_host_copies([slot_mapping[:num_tokens], *rows_by_name.values()])
         rows_by_name = dict(zip(rows_by_name, rows, strict=True))
         step = self._pool.step
-        self._queue.write(lambda: self._pool.land(slots_K, rows_by_name, step), ready)
+        self._queue.write(lambda: self._pool.write(slots, rows_by_name, step), ready)
 
     def free_blocks(self, block_ids: Iterable[int]) -> None:
-        """Forget blocks that the engine took from their content, and hand their memory back.
+        """Make blocks absent that the engine gives to other content, and return their memory.
 
-        Optional: without it stale rows are still told by the step that wrote them, but memory stays until reused.
+        Optional: without it stale rows are still recognised by the step that wrote them, but memory stays until reused.
 
         Raises:
             StateError: a block id outside the pool.
         """
-        blocks_N = self._pool.check_blocks(torch.as_tensor(list(block_ids), dtype=torch.long))
+        blocks_N = self._pool.check_blocks(block_ids)
         self._queue.flush()
-        if blocks_N.numel():
-            self._pool.release(blocks_N)
+        self._pool.release(blocks_N)
 
     def add_prefix_cached_new_req_id(self, req_id: str, *, block_ids: Iterable[int] | None = None) -> None:
-        """Take note that the request starts on a prefix hit in this step.
+        """Mark the request as starting on a prefix hit in this step.
 
         With `block_ids`, a block freed between now and the read is absent even if it was written again by then.
         """
-        blocks_N = torch.as_tensor(list(block_ids or ()), dtype=torch.long)
-        self._hits[req_id] = self._pool.generations(self._pool.check_blocks(blocks_N))
+        self._hits[req_id] = self._pool.times_released(self._pool.check_blocks(block_ids or ()))
 
     def reset_prefix_cached_new_req_ids(self) -> None:
         """Begin a step: no request has a hit yet."""
@@ -196,12 +195,13 @@ class OmniTensorPrefixCache:
             StateError: rows that do not fit, an unusable `hidden_states_cpu`, absent rows under the policy "raise".
             UnsupportedModelError: a batch with several KV cache groups.
 
-        Cost: one gather a hit straight into its result; on CUDA waits for this step's rows and pending writes.
+        Cost: one gather into a buffer that all requests of the call share; each gets a view. The buffer is used again
+            once all its views are gone, so a view that is kept keeps the whole buffer. On CUDA the call waits for this
+            step's rows and for pending writes.
         """
-        spans = spans_of(query_start_loc, input_batch, num_scheduled_tokens)
-        num_rows = max((span.stop for span in spans), default=0)
-        rows_KF = hidden_rows(self._pool.stores[HIDDEN], hidden_states, hidden_states_cpu, num_rows)
-        return self._merge(HIDDEN, rows_KF, spans, self._hit_blocks(spans, input_batch))
+        batch = rows_of(query_start_loc, input_batch, num_scheduled_tokens)
+        rows_KF = hidden_rows(self._pool.stores[HIDDEN], hidden_states, hidden_states_cpu, batch.stop)
+        return self._merge(HIDDEN, rows_KF, batch, self._find_hits(batch, input_batch))
 
     def get_merged_multimodal_states(
         self,
@@ -216,30 +216,27 @@ class OmniTensorPrefixCache:
 
         Raises: as for the hidden states.
         """
-        spans = spans_of(query_start_loc, input_batch, num_scheduled_tokens)
-        num_rows = max((span.stop for span in spans), default=0)
-        blocks_by_hit = self._hit_blocks(spans, input_batch)
+        batch = rows_of(query_start_loc, input_batch, num_scheduled_tokens)
+        hits = self._find_hits(batch, input_batch)
         merged: dict[str, dict[str, object]] = {}
         for key, value in _given(multimodal_outputs).items():
             if key in self._keys:
-                rows_KF = self._keys.rows(key, value, num_rows)
-                merged[key] = {**self._merge(key_name(key), rows_KF, spans, blocks_by_hit)}
+                rows_KF = self._keys.rows(key, value, batch.stop)
+                merged[key] = {**self._merge(key_name(key), rows_KF, batch, hits)}
             else:
-                merged[key] = split_over(value, spans, sum(span.num_tokens for span in spans))
+                merged[key] = split_over(value, batch)
         return merged
 
-    def _hit_blocks(self, spans: list[Span], input_batch: Any) -> dict[str, Blocks]:
-        blocks_by_hit = cached_blocks(input_batch, [s for s in spans if s.req_id in self._hits], self.block_size)
-        if blocks_by_hit:
-            self._pool.check_blocks(torch.from_numpy(np.concatenate(list(blocks_by_hit.values()))))
-        return blocks_by_hit
+    def _find_hits(self, batch: BatchRows, input_batch: Any) -> PrefixHits:
+        is_hit_R = np.array([req_id in self._hits for req_id in batch.req_ids], np.bool_)
+        num_blocks_H, blocks_N = cached_blocks(input_batch, batch.indices_R[is_hit_R], self.block_size)
+        planned_H = [self._hits[req_id] for req_id in batch.req_ids if req_id in self._hits]
+        return PrefixHits(is_hit_R, num_blocks_H, self._pool.check_blocks(blocks_N), planned_H)
 
-    def _merge(
-        self, name: str, rows_KF: torch.Tensor, spans: list[Span], blocks_by_hit: Mapping[str, Blocks]
-    ) -> dict[str, torch.Tensor]:
-        if blocks_by_hit:
+    def _merge(self, name: str, rows_KF: torch.Tensor, batch: BatchRows, hits: PrefixHits) -> dict[str, torch.Tensor]:
+        if len(hits.blocks_N):
             self._queue.flush()
-        return self._pool.merge(name, rows_KF.cpu(), spans, blocks_by_hit, self._hits)
+        return self._pool.merge(name, rows_KF.cpu(), batch, hits)
 
     def stage_deferred_mm_outputs(
         self,
@@ -259,18 +256,19 @@ class OmniTensorPrefixCache:
         """
         outputs = _given(multimodal_outputs)
         deferred = {key: outputs[key] for key in deferred_mm_cache_keys if key in outputs}
-        for span in spans_of(query_start_loc, input_batch, num_scheduled_tokens):
-            if span.num_tokens and deferred:
-                computed = int(input_batch.num_computed_tokens_cpu[span.batch_index])
-                start = max(0, computed - span.num_tokens) if counter_includes_step else computed
-                self._deferred.stage(span, start, deferred, blocks_of(input_batch, span.batch_index))
+        for req_id, index, rows in rows_of(query_start_loc, input_batch, num_scheduled_tokens):
+            num_tokens = rows.stop - rows.start
+            if num_tokens and deferred:
+                computed = int(input_batch.num_computed_tokens_cpu[index])
+                start = max(0, computed - num_tokens) if counter_includes_step else computed
+                self._deferred.stage(req_id, rows, start, deferred, blocks_of(input_batch, index))
 
     def commit_deferred_mm_outputs(self, finished_req_ids: Iterable[str], input_batch: Any) -> None:
         """Write the staged rows of finished requests, before they leave the batch.
 
-        Of a request that has left it, the rows go where the block table put them when they were staged. Dropped and
-        counted are rows whose slot nobody knows (`deferred_rows_dropped`), and rows whose slot holds other content by
-        now (`stale_rows_dropped`). A request with nothing staged is left alone. Nothing stays staged.
+        Rows of a request that has already left go to the slots that they had when they were staged. Rows are dropped
+        and counted if their slot is not known (`deferred_rows_dropped`) or holds other content now
+        (`stale_rows_dropped`). A request with nothing staged is fine.
 
         Raises:
             StateError: a block id outside the pool.

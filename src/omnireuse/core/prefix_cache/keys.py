@@ -1,7 +1,7 @@
-"""Which multimodal outputs are cached: declared, or believed until a step contradicts it.
+"""Which multimodal outputs are cached: those declared, or those whose shape follows the token count.
 
-A tensor whose first dimension equals the token count once may be a coincidence. It is admitted on sight, so that the
-first step's rows are not lost, but stays on probation until it has followed two different token counts.
+A first dimension that equals the token count once may be a coincidence. The key is admitted at once, so that the first
+step's rows are not lost, and stays on probation until it has followed two different token counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from omnireuse.core.prefix_cache.batch import Span
 from omnireuse.core.prefix_cache.pool import RowPool
 from omnireuse.core.prefix_cache.rows import RowStore
 from omnireuse.errors import StateError
@@ -22,7 +21,7 @@ logger = logging.getLogger("omnireuse.core.prefix_cache")
 
 
 def key_name(key: str) -> str:
-    """Name a multimodal output in the row pool, apart from the hidden states whatever the model calls it."""
+    """Name a multimodal output in the row pool; never equal to the name of the hidden states."""
     return f"multimodal_outputs[{key!r}]"
 
 
@@ -37,29 +36,29 @@ def _check_rows(what: str, rows: torch.Tensor, feature_shape: tuple[int, ...], d
 
 
 def hidden_rows(store: RowStore, hidden: torch.Tensor, on_cpu: torch.Tensor | None, num_tokens: int) -> torch.Tensor:
-    """Return the first rows of the hidden states, raw, from their CPU copy where one is given.
+    """Return the first rows of the hidden states, (num_tokens, width), from their CPU copy if one is given.
 
     Raises:
         StateError: either does not fit, or the copy is not contiguous on the CPU.
     """
     _check_rows("hidden_states", hidden, store.feature_shape, store.dtype, num_tokens if on_cpu is None else 0)
     if on_cpu is None:
-        return store.to_raw(hidden[:num_tokens])
+        return store.flat(hidden[:num_tokens])
     if on_cpu.device.type != "cpu" or not on_cpu.is_contiguous():
         raise StateError(
             f"hidden_states_cpu: must be contiguous on the CPU, got strides {on_cpu.stride()} on {on_cpu.device}"
         )
     _check_rows("hidden_states_cpu", on_cpu, store.feature_shape, store.dtype, num_tokens)
-    return store.to_raw(on_cpu[:num_tokens])
+    return store.flat(on_cpu[:num_tokens])
 
 
 class CachedKeys:
-    """The keys that are cached, and how sure that is.
+    """The keys that are cached, and those on probation.
 
     Args:
         pool: where their rows are kept.
         declared: key to (feature size, dtype), these and no others; None to recognise keys by their shape.
-        on_revoke: told of a key that turned out not to be per-token, before its rows go.
+        on_revoke: called with a key that is not per-token, before its rows are dropped.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class CachedKeys:
         return True
 
     def rows(self, key: str, value: object, num_tokens: int) -> torch.Tensor:
-        """Return the first rows of a cached key's value, raw, (num_tokens, width).
+        """Return the first rows of a cached key's value, (num_tokens, width).
 
         Raises:
             StateError: no tensor, another width or dtype than cached, or too few rows.
@@ -127,27 +126,27 @@ class CachedKeys:
         if not isinstance(value, torch.Tensor):
             raise StateError(f"{key_name(key)}: must stay a tensor once cached, got {type(value).__name__}")
         _check_rows(key_name(key), value, store.feature_shape, store.dtype, num_tokens)
-        return store.to_raw(value[:num_tokens])
+        return store.flat(value[:num_tokens])
 
     def may_hold(self, key: str, rows: torch.Tensor) -> bool:
-        """Tell whether rows, shaped as the model gave them, fit what is cached under the key, if anything is."""
+        """Tell whether rows, shaped as the model gave them, fit the key; a key that is not cached fits any."""
         store = self._pool.stores.get(key_name(key))
         return store is None or (store.feature_shape, store.dtype) == (tuple(rows.shape[1:]), rows.dtype)
 
-    def rows_of_request(self, key: str, value: object, span: Span) -> torch.Tensor:
+    def rows_of_request(self, key: str, value: object, rows: slice) -> torch.Tensor:
         """Return one request's rows of a deferred key, which need not be cached yet; shaped as the model gave them.
 
         Raises:
             StateError: no tensor with a row for each token, or not as cached.
         """
-        if not isinstance(value, torch.Tensor) or value.ndim < 2 or value.shape[0] < span.stop:
+        if not isinstance(value, torch.Tensor) or value.ndim < 2 or value.shape[0] < rows.stop:
             raise StateError(
-                f"{key_name(key)}: a deferred key must be a tensor with a row for each of {span.stop} tokens, got "
+                f"{key_name(key)}: a deferred key must be a tensor with a row for each of {rows.stop} tokens, got "
                 f"{tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__}"
             )
         if key in self._keys:
-            self.rows(key, value, span.stop)
-        return value[span.start : span.stop].detach()
+            self.rows(key, value, rows.stop)
+        return value[rows].detach()
 
     def _revoke(self, key: str, why: str) -> None:
         self._on_revoke(key)

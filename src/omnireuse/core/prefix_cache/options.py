@@ -1,4 +1,4 @@
-"""What a user may choose about a prefix cache."""
+"""Options of the prefix cache."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ABSENT_POLICIES = ("raise", "miss", "zeros")
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixCacheOptions:
-    """Choices beyond the shape of the cache.
+    """Options beyond the shape of the cache.
 
     Args:
-        absent: what a hit gets where a row it needs was never written, or was written for other content:
-            "raise" a StateError; "miss" this step's rows only, as if it were no hit, and it is counted; "zeros".
+        absent: what a hit gets if a row that it needs was never written, or was written for other content:
+            "raise" a StateError; "miss": only this step's rows, counted; "zeros".
         mm_keys: the multimodal outputs to cache, name to (feature size, dtype). None: keys are recognised by shape,
-            and given up again when a later step contradicts the first impression. A mapping: these and no others.
+            and revoked when a later step contradicts it. A mapping: these and no others.
         max_pending_writes: device copies in flight before `update` waits for the oldest, ≥ 1. More absorbs longer
             bursts and holds more pinned memory.
-        num_kv_groups: KV cache groups of the engine. Only one can be mirrored; saying it here refuses at start-up.
+        num_kv_groups: KV cache groups of the engine. Only 1 is supported; another number fails at start-up.
     """
 
     absent: str = "raise"
@@ -55,7 +55,11 @@ class PrefixCacheOptions:
 
 
 def require_size(what: str, value: object) -> int:
-    """Return `value` if it is an int ≥ 1, else raise the error that says so."""
+    """Return `value` if it is an int ≥ 1.
+
+    Raises:
+        WrongTypeError, ConfigError: it is not.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise WrongTypeError(f"{what} must be an int, got {value!r} of type {type(value).__name__}")
     if value < 1:

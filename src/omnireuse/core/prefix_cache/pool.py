@@ -1,24 +1,45 @@
-"""The rows of all keys together: what may be read, what a write makes stale, what is handed back.
+"""The rows of all keys together: what may be read, what a write makes stale, what is released.
 
-A row belongs to (slot, key) and remembers the step that wrote it. From this follows what a hit may read: a row never
-written is absent; and when hidden states land on a slot, rows of other keys there that earlier steps wrote are absent
-from then on, because the slot now holds other content.
+A row belongs to (slot, key) and remembers the step that wrote it. A row that was never written is absent. When hidden
+states are written to a slot, rows of other keys that earlier steps wrote there become absent, because the slot now
+holds other content.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+import numpy as np
 import torch
 
-from omnireuse.core.prefix_cache.batch import Blocks, Span
-from omnireuse.core.prefix_cache.rows import RawRows, RowStore
+from omnireuse.core.prefix_cache.batch import BatchRows
+from omnireuse.core.prefix_cache.rows import Integers, MergeBuffers, RowStore, to_raw
 from omnireuse.errors import StateError
 
-__all__ = ["HIDDEN", "RowPool"]
+__all__ = ["HIDDEN", "PrefixHits", "RowPool"]
 
 HIDDEN = "hidden_states"
+
+
+class PrefixHits:
+    """The requests of a step that start on a prefix hit, and their blocks.
+
+    Args:
+        is_hit_R: for each request of the batch, whether it is one.
+        num_blocks_H: full blocks of each hit.
+        blocks_N: the ids of all these blocks in a row.
+        planned_H: for each hit, how often its blocks had been released when it was planned, by block.
+    """
+
+    def __init__(
+        self,
+        is_hit_R: np.ndarray[tuple[int], np.dtype[np.bool_]],
+        num_blocks_H: Integers,
+        blocks_N: Integers,
+        planned_H: list[Mapping[int, int]],
+    ) -> None:
+        self.is_hit_R, self.num_blocks_H, self.blocks_N, self.planned_H = is_hit_R, num_blocks_H, blocks_N, planned_H
 
 
 class RowPool:
@@ -26,13 +47,14 @@ class RowPool:
 
     Args:
         num_blocks, block_size: shape of the engine's KV cache.
-        absent: the policy for rows that are not there, see `PrefixCacheOptions`.
+        absent: what to do about absent rows, see `PrefixCacheOptions`.
 
     Attributes:
         stores: the row store of each key.
         step: number of the current step, from 1.
         num_releases: calls of `release` so far.
         counters: rows and events by name.
+        buffers: memory of merged rows.
     """
 
     def __init__(self, num_blocks: int, block_size: int, absent: str) -> None:
@@ -41,48 +63,44 @@ class RowPool:
         self.step = 1
         self.num_releases = 0
         self.counters: Counter[str] = Counter()
-        self._generation_B = torch.zeros(num_blocks, dtype=torch.int32)
-        self._released_B = torch.zeros(num_blocks, dtype=torch.int64)  # the number of its last release, 0 for none
+        self.buffers = MergeBuffers()
+        self._times_released_B = np.zeros(num_blocks, np.int32)
+        self._last_release_B = np.zeros(num_blocks, np.int64)  # the number of its last release, 0 for none
 
     def add(self, name: str, feature_shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Make room for a key; it costs address space until rows are written."""
         self.stores[name] = RowStore(self.num_blocks, self.block_size, feature_shape, dtype)
 
-    def land(self, slots_K: torch.Tensor, rows_by_name: Mapping[str, torch.Tensor], step: int) -> None:
-        """Write what one step computed for its tokens, raw rows; padding slots (−1) are left out.
+    def write(self, slots: torch.Tensor, rows_by_name: Mapping[str, torch.Tensor], step: int) -> None:
+        """Write what one step computed for its tokens, rows (tokens, width); padding slots (−1) are left out.
 
         Raises:
             StateError: a slot outside the pool; nothing is written.
         """
-        slots_K = slots_K.to(torch.long)
-        if slots_K.numel() and int(slots_K.min()) == -1:
+        slots_K = slots.numpy().astype(np.int64, copy=False)
+        raw_by_name = {name: to_raw(rows_KF) for name, rows_KF in rows_by_name.items()}
+        lowest = int(slots_K.min(initial=0))
+        if lowest == -1:
             is_token_K = slots_K != -1
-            self.counters["padding_rows"] += slots_K.numel() - int(is_token_K.sum())
+            self.counters["padding_rows"] += len(slots_K) - int(is_token_K.sum())
             slots_K = slots_K[is_token_K]
-            rows_by_name = {name: rows[is_token_K] for name, rows in rows_by_name.items()}
-        if slots_K.numel() == 0:
-            return
-        lowest, highest = (int(bound) for bound in slots_K.aminmax())
-        if lowest < 0 or highest >= self.num_blocks * self.block_size:
+            raw_by_name = {name: rows_K[is_token_K] for name, rows_K in raw_by_name.items()}
+        highest = int(slots_K.max(initial=0))
+        if lowest < -1 or highest >= self.num_blocks * self.block_size:
             raise StateError(
                 f"prefix cache: slot_mapping must lie in [0, {self.num_blocks * self.block_size}) or be −1 for "
-                f"padding, got {lowest if lowest < 0 else highest}; num_blocks, block_size must be the KV cache's own"
+                f"padding, got {lowest if lowest < -1 else highest}; num_blocks, block_size must be the KV cache's own"
             )
-        for name, rows in rows_by_name.items():
-            self.stores[name].write(slots_K, rows, step)
-            self.counters["rows_written"] += rows.shape[0]
-        if HIDDEN in rows_by_name:
+        for name, rows_K in raw_by_name.items():
+            self.stores[name].write(slots_K, rows_K, step)
+            self.counters["rows_written"] += len(rows_K)
+        if HIDDEN in raw_by_name:
             for name, store in self.stores.items():
-                if name not in rows_by_name:
+                if name not in raw_by_name:
                     store.forget_older(slots_K, step)
 
-    def land_late(
-        self,
-        name: str,
-        slots_K: torch.Tensor,
-        rows_KF: torch.Tensor,
-        steps_K: torch.Tensor,
-        releases_K: torch.Tensor,
+    def write_late(
+        self, name: str, slots_K: Integers, rows_KF: torch.Tensor, steps_K: Integers, releases_K: Integers
     ) -> None:
         """Write rows that earlier steps computed, except where the slot has since been given to other content.
 
@@ -90,38 +108,35 @@ class RowPool:
             steps_K: the step that computed each row.
             releases_K: `num_releases` at that time.
         """
-        is_current_K = self._released_B[slots_K // self.block_size] <= releases_K
+        is_current_K = self._last_release_B[slots_K // self.block_size] <= releases_K
         for store in (self.stores[HIDDEN], self.stores[name]):
             is_current_K &= store.version_S[slots_K] <= steps_K
-        num_late = slots_K.numel() - int(is_current_K.sum())
-        if num_late:
-            self.counters["stale_rows_dropped"] += num_late
-            slots_K, rows_KF, steps_K = slots_K[is_current_K], rows_KF[is_current_K], steps_K[is_current_K]
-        self.stores[name].write(slots_K, rows_KF, steps_K)
-        self.counters["rows_written"] += slots_K.numel()
+        num_current = int(is_current_K.sum())
+        self.counters["stale_rows_dropped"] += len(slots_K) - num_current
+        self.counters["rows_written"] += num_current
+        self.stores[name].write(slots_K[is_current_K], to_raw(rows_KF)[is_current_K], steps_K[is_current_K])
 
-    def release(self, blocks_N: torch.Tensor) -> None:
-        """Make these blocks absent for every key, hand their memory back and fail hits planned on them."""
+    def release(self, blocks_N: Integers) -> None:
+        """Make these blocks absent for every key, return their memory and fail hits planned on them."""
         for store in self.stores.values():
             store.release(blocks_N)
-        self._generation_B[blocks_N] += 1
+        self._times_released_B[blocks_N] += 1
         self.num_releases += 1
-        self._released_B[blocks_N] = self.num_releases
+        self._last_release_B[blocks_N] = self.num_releases
 
-    def generations(self, blocks_N: torch.Tensor) -> dict[int, int]:
+    def times_released(self, blocks_N: Integers) -> dict[int, int]:
         """Return how often each block has been released; a hit planned on it keeps this."""
-        if not blocks_N.numel():
-            return {}
-        return dict(zip(blocks_N.tolist(), self._generation_B[blocks_N].tolist(), strict=True))
+        return dict(zip(blocks_N.tolist(), self._times_released_B[blocks_N].tolist(), strict=True))
 
-    def check_blocks(self, blocks_N: torch.Tensor) -> torch.Tensor:
-        """Return the block ids if all lie in the pool.
+    def check_blocks(self, block_ids: Iterable[int] | Integers) -> Integers:
+        """Return the block ids as int64 if all lie in the pool.
 
         Raises:
             StateError: one does not.
         """
-        if blocks_N.numel():
-            lowest, highest = (int(bound) for bound in blocks_N.aminmax())
+        blocks_N = block_ids if isinstance(block_ids, np.ndarray) else np.array(list(block_ids), np.int64)
+        if len(blocks_N):
+            lowest, highest = int(blocks_N.min()), int(blocks_N.max())
             if lowest < 0 or highest >= self.num_blocks:
                 raise StateError(
                     f"prefix cache: a block id must lie in [0, {self.num_blocks}), got "
@@ -129,72 +144,74 @@ class RowPool:
                 )
         return blocks_N
 
-    def merge(
-        self,
-        name: str,
-        host_KF: torch.Tensor,
-        spans: list[Span],
-        blocks_by_hit: Mapping[str, Blocks],
-        planned_by_hit: Mapping[str, Mapping[int, int]],
-    ) -> dict[str, torch.Tensor]:
+    def merge(self, name: str, rows_KF: torch.Tensor, batch: BatchRows, hits: PrefixHits) -> dict[str, torch.Tensor]:
         """Put the cached blocks of each hit before this step's rows; other requests get a copy of theirs.
 
-        Args:
-            planned_by_hit: block generations when each hit was planned; a block not in it is read as it is now.
+        All requests share one buffer, filled by one gather and one scatter; each gets a view of its own part.
 
         Raises:
             StateError: a row is absent and the policy says to raise.
         """
-        # In numpy, and what can be asked for all hits is asked once: with many requests, calls cost more than rows.
-        store, host = self.stores[name], host_KF.numpy()
-        absent_by_hit = dict(zip(blocks_by_hit, store.num_absent(list(blocks_by_hit.values())), strict=True))
-        merged = {}
-        for span in spans:
-            new_KF = host[span.start : span.stop]
-            blocks_N = blocks_by_hit.get(span.req_id)
-            out_KF = None
-            if blocks_N is not None:
-                planned = planned_by_hit[span.req_id]
-                out_KF = self._gather(name, blocks_N, absent_by_hit[span.req_id], planned, span)
-            if out_KF is None:
-                out_KF = new_KF.copy()  # the engine writes its next step over these
-            else:
-                out_KF[len(out_KF) - span.num_tokens :] = new_KF
-            merged[span.req_id] = store.from_raw(out_KF)
-        return merged
+        store, size = self.stores[name], self.block_size
+        num_blocks_H, blocks_N, zero_S = self._readable(name, batch, hits)
+        num_cached_R = np.zeros(len(batch.req_ids), np.int64)
+        num_cached_R[hits.is_hit_R] = num_blocks_H * size
+        num_rows_R = num_cached_R + batch.counts_R
+        num_new, raw_K = int(batch.counts_R.sum()), to_raw(rows_KF)
+        memory = self.buffers.take(int(num_rows_R.sum()) * store.rows_S.itemsize)
+        out_S = memory.view(store.rows_S.dtype)
+        # Where this step's rows are in the result and in the step; arange counts through all requests' rows.
+        before_R = np.cumsum(batch.counts_R) - batch.counts_R
+        first_R = np.cumsum(num_rows_R) - batch.counts_R
+        new_K = np.repeat(first_R - before_R, batch.counts_R) + np.arange(num_new)
+        source_K = np.repeat(batch.starts_R - before_R, batch.counts_R) + np.arange(num_new)
+        if len(blocks_N):
+            slots_S = np.zeros(len(out_S), np.int64)  # this step's rows gather slot 0 and are then overwritten
+            is_cached_S = np.ones(len(out_S), np.bool_)
+            is_cached_S[new_K] = False
+            slots_S[is_cached_S] = (blocks_N[:, None] * size + np.arange(size)).reshape(-1)
+            # The slots were checked; "raise" would check again and gather into a buffer first.
+            np.take(store.rows_S, slots_S, out=out_S, mode="clip")
+            if zero_S is not None:
+                out_S[np.flatnonzero(is_cached_S)[zero_S]] = np.zeros((), out_S.dtype)
+            out_S[new_K] = raw_K[source_K]
+            self.counters["rows_read"] += len(blocks_N) * size
+        else:
+            np.take(raw_K, source_K, out=out_S, mode="clip")
+        whole = torch.from_numpy(memory).view(store.dtype).view(-1, *store.feature_shape)
+        return dict(zip(batch.req_ids, whole.split(num_rows_R.tolist()), strict=True))
 
-    def _gather(
-        self, name: str, blocks_N: Blocks, num_absent: int, planned: Mapping[int, int], span: Span
-    ) -> RawRows | None:
-        """Gather blocks into a fresh array with room for the span after them; None if absent and to be missed."""
-        store = self.stores[name]
-        now = self.generations(torch.from_numpy(blocks_N)) if planned else {}
-        reused = [block for block, generation in now.items() if planned.get(block, generation) != generation]
-        num_cached = len(blocks_N) * self.block_size
-        if reused:
-            num_absent = num_cached
-        if num_absent:
+    def _readable(
+        self, name: str, batch: BatchRows, hits: PrefixHits
+    ) -> tuple[Integers, Integers, np.ndarray[tuple[int], np.dtype[np.bool_]] | None]:
+        """Return the hits' block counts and blocks without the hits that are missed, and the rows to zero if any."""
+        is_absent_NO = self.stores[name].absent(hits.blocks_N)
+        if not is_absent_NO.any() and not any(hits.planned_H):
+            return hits.num_blocks_H, hits.blocks_N, None
+        num_blocks_H, is_kept_N = hits.num_blocks_H.copy(), np.ones(len(hits.blocks_N), np.bool_)
+        req_ids = [req_id for req_id, is_hit in zip(batch.req_ids, hits.is_hit_R, strict=True) if is_hit]
+        stop = 0
+        for hit, req_id in enumerate(req_ids):
+            part = slice(stop, stop := stop + int(hits.num_blocks_H[hit]))
+            now, planned = self.times_released(hits.blocks_N[part]), hits.planned_H[hit]
+            freed = [block for block, times in now.items() if planned.get(block, times) != times]
+            if freed:
+                is_absent_NO[part] = True
+            num_absent, num_rows = int(is_absent_NO[part].sum()), is_absent_NO[part].size
+            if not num_absent:
+                continue
             self.counters["absent_rows"] += num_absent
             if self._absent == "raise":
                 why = (
-                    f"block {reused[0]} was freed after the hit was planned"
-                    if reused
-                    else f"{num_absent} of {num_cached} cached rows were never written for what their slots now hold"
+                    f"block {freed[0]} was freed after the hit was planned"
+                    if freed
+                    else f"{num_absent} of {num_rows} cached rows were never written for what their slots now hold"
                 )
                 raise StateError(
-                    f"prefix cache(request={span.req_id!r}, key={name!r}): every cached row must be present, {why}; "
+                    f"prefix cache(request={req_id!r}, key={name!r}): every cached row must be present, {why}; "
                     "write the key for every token the engine may hit, or choose another PrefixCacheOptions(absent=…)"
                 )
             if self._absent == "miss":
                 self.counters["misses"] += 1
-                return None
-        out_KF = store.new_raw(num_cached + span.num_tokens)
-        cached_KF = out_KF[:num_cached]
-        if reused:
-            cached_KF[:] = 0
-        else:
-            store.read_into(blocks_N, cached_KF)
-            if num_absent:
-                store.zero_absent(blocks_N, cached_KF)
-        self.counters["rows_read"] += num_cached
-        return out_KF
+                num_blocks_H[hit], is_kept_N[part] = 0, False
+        return num_blocks_H, hits.blocks_N[is_kept_N], is_absent_NO[is_kept_N].reshape(-1)
