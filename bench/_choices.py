@@ -9,7 +9,7 @@ from typing import Any
 from bench._cases import Tuning
 from omnireuse import BestOrder, Blend, EasyCache, ErrorControl, FixedSchedule, Hermite, Hold, Polynomial, SeaCache
 from omnireuse.diffusion.reuse.policies import MagCache, ResidualDiff, StepMask, TeaCache
-from omnireuse.diffusion.wishes import POWER
+from omnireuse.diffusion.targets import POWER
 
 Choice = dict[str, Any]
 """What `omnireuse.enable` is called with beside the pipeline: axes, or `backend` with its options."""

@@ -32,7 +32,7 @@ from bench._common import environment, write_record
 from bench._few_steps_figures import draw, show
 from omnireuse import FixedSchedule
 from omnireuse.diffusion.pipelines import DEFAULT
-from omnireuse.diffusion.wishes import NOISE_EXPONENT, POWER
+from omnireuse.diffusion.targets import NOISE_EXPONENT, POWER
 from omnireuse.evaluation.metrics import psnr
 from reference.case import CLIPS, IMAGES
 from reference.drawing import Array

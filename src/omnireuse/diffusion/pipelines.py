@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 import torch.distributed as dist
 
-from omnireuse.diffusion.arguments import check_names, check_options, check_positional, check_profile, check_targets
+from omnireuse.diffusion.arguments import check_arguments
 from omnireuse.diffusion.cache.step_caches import config_of, open_step_cache
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.choices import (
@@ -30,8 +30,7 @@ from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.policies.fixed import SHORT_RUN
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.diffusion.wishes import NOISE_EXPONENT, POWER, fitting, profile_for, strategy_for
-from omnireuse.errors import ConfigError
+from omnireuse.diffusion.targets import NOISE_EXPONENT, POWER, in_fitting_region, profile_for, strategy_for
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -116,51 +115,53 @@ def enable(
     group: dist.ProcessGroup | None = None,
     **options: Any,
 ) -> Handle:
-    """Let a pipeline reuse what neighbouring denoising steps have in common.
+    """Compute some denoising steps of a pipeline and forecast the others, until `disable`.
 
-    Four ways to say how: nothing at all (`DEFAULT`), what is wanted (`speedup`, `computed_steps`, `quality`,
-    `tolerance`), the name of a cache backend with its options, or the axes of a strategy.
+    There are four ways to say how many::
+
+        enable(pipe)                                       # the default: half of the steps, at least 12
+        enable(pipe, speedup=2.5)                          # a target; or computed_steps, quality, tolerance, profile
+        enable(pipe, "tea_cache", rel_l1_thresh=0.2)       # a cache backend with its options
+        enable(pipe, policy="fixed", forecaster="blend")   # the axes of a strategy
 
     Args:
-        pipeline: any diffusers pipeline with a `transformer` or `unet`.
+        pipeline: any diffusers pipeline with a `transformer`, `unet`, `prior` or `decoder`.
         backend: name of a cache backend; `options` are then fields of `DiffusionCacheConfig`.
-        speedup: all steps divided by computed steps, ≥ 1. Time follows as far as the denoiser takes it.
+        speedup: all steps divided by computed steps, ≥ 1. It counts steps, not time: time falls by the denoiser's
+            share of it.
         computed_steps: how many steps compute, ≥ 1.
-        quality: PSNR to the full run in dB that a mean over prompts shall reach; needs a profile.
-        tolerance: relative L1 error that reuse may leave in the final latents, above 0 and below 1: 0.05 is 5 % of
-            them. As a rule a third of it or more is used. Needs no profile: how far to reuse follows from the errors
-            measured on the way (`ErrorControl`).
-        profile: what `omnireuse.calibrate` found for this pipeline, or its file; half of the steps unless `speedup`,
-            `computed_steps` or `quality` is given. With the backend "tea_cache" or "mag_cache" it gives what was
-            measured of its options.
+        quality: PSNR in dB to the full run that a mean over prompts shall reach; needs a profile.
+        tolerance: relative L1 error that reuse may leave in the final latents, above 0 and below 1: 0.05 is 5 %. Needs
+            no profile: the errors measured on the way decide how far to reuse (`ErrorControl`).
+        profile: what `omnireuse.calibrate` found for this pipeline, or its file. It computes half of the steps unless
+            `speedup`, `computed_steps` or `quality` is given. With the backend "tea_cache" or "mag_cache" it gives the
+            measured coefficients or ratios.
         policy: a policy or its name; the arguments below are then the other fields of `Strategy`, which describes them.
         forecaster: a forecaster or its name; "hold" where a policy is given without one.
-        region: what is skipped. Without a policy "step" or "call" alone; "step" unless the pipeline or the profile
-            needs "call".
-        quantity, signal, first_blocks, last_blocks, axis, history_dtype, max_consecutive: with a policy, see
-            `Strategy`.
-        per_sample, together, measure_errors: with a policy, see `Strategy`.
-        group: the ranks that share the forward's collectives (sequence or tensor parallel), which must decide alike;
-            None where every rank runs its own model.
+        region: what is skipped. Without a policy "step" or "call"; by default "step", or "call" where the pipeline or
+            the profile needs it.
+        quantity, signal, first_blocks, last_blocks, axis, history_dtype, max_consecutive, per_sample, together,
+            measure_errors: with a policy, see `Strategy`.
+        group: the ranks that share the forward's collectives (sequence or tensor parallel) and must decide alike; None
+            where every rank runs its own model.
         options: fields of `DiffusionCacheConfig`, with a backend.
 
     Returns:
-        The handle: `summary()`, `events`, `disable()`; also a context manager.
+        The handle: `summary()` says what was reused, `disable()` restores the pipeline. It is a context manager, too.
+        You need not keep it: `omnireuse.handle_of(pipeline)` returns it, `omnireuse.disable(pipeline)` ends reuse.
 
     Raises:
-        ConfigError: two ways at once, a value out of range, an option that belongs somewhere else, or a target that
-            cannot be reached; it says what can be had.
-        WrongTypeError: a value of the wrong kind.
-        UnknownNameError: a backend, option, policy or forecaster that does not exist, or a model that the region
-            cannot serve.
-        UnsupportedModelError: a pipeline without a denoiser.
-        StateError: enabled already, or a profile of another pipeline.
+        ConfigError: a value is out of range, an option belongs somewhere else, two ways are given at once, or a target
+            cannot be reached; the error says what can be had.
+        WrongTypeError: a value is of the wrong kind.
+        UnknownNameError: a backend, option, policy or forecaster does not exist (the error names the nearest), or the
+            model has no declaration for the region.
+        UnsupportedModelError: the pipeline has no denoiser, or one that the region cannot serve.
+        StateError: reuse is enabled already, or the profile belongs to another pipeline.
+        MissingExtraError: the backend needs a library that is not installed.
     """
-    check_positional(pipeline, backend)
     targets = _given(speedup=speedup, computed_steps=computed_steps, quality=quality, tolerance=tolerance)
-    check_targets(**targets)
-    computed_steps = None if computed_steps is None else int(computed_steps)
-    choices = _given(
+    axes = _given(
         region=region,
         quantity=quantity,
         signal=signal,
@@ -173,45 +174,32 @@ def enable(
         together=together,
         measure_errors=measure_errors,
     )
-    agreement = Agreement(group)
-    check_names(backend, policy, forecaster)
-    if profile is not None:
-        check_profile(profile)
-    if backend is not None and profile is not None:
-        options = {**profile_for(pipeline, profile).options_for(backend), **options}
-        profile = None
-    check_options(
-        options,
-        own=inspect.signature(enable).parameters,
-        targets={**targets, **_given(profile=profile)},
-        choices=choices,
+    check_arguments(
+        pipeline,
         backend=backend,
         policy=policy,
         forecaster=forecaster,
+        profile=profile,
+        targets=targets,
+        axes=axes,
+        options=options,
+        parameters=inspect.signature(enable).parameters,
     )
-    if targets or profile is not None:
-        strategy, name, promise = strategy_for(
-            pipeline,
-            profile=profile,
-            speedup=speedup,
-            computed_steps=computed_steps,
-            quality=quality,
-            tolerance=tolerance,
-            region=region,
-        )
-        return Handle(pipeline, strategy, name=name, agreement=agreement, promise=promise)
+    agreement = Agreement(group)
     if backend is not None:
+        if profile is not None:
+            options = {**profile_for(pipeline, profile).options_for(backend), **options}
         return open_step_cache(backend, config_of(backend, options), pipeline, agreement)
-    if policy is None:
-        if forecaster is not None or choices:
-            given = "forecaster" if forecaster is not None else next(iter(choices))
-            raise ConfigError(
-                f"enable({given}=…): a policy or a backend must be given with it; policy='fixed' is the simplest"
-            )
-        return Handle(pipeline, fitting(DEFAULT, pipeline), name="default", agreement=agreement)
-    strategy = Strategy.of(policy, forecaster if forecaster is not None else "hold", **choices)
-    names = (type(strategy.policy).__name__, type(strategy.forecaster).__name__)
-    return Handle(pipeline, strategy, name=f"{names[0]} × {names[1]} on {strategy.region}", agreement=agreement)
+    if policy is not None:
+        strategy = Strategy.of(policy, "hold" if forecaster is None else forecaster, **axes)
+        decides, forecasts = type(strategy.policy).__name__, type(strategy.forecaster).__name__
+        return Handle(pipeline, strategy, name=f"{decides} × {forecasts} on {strategy.region}", agreement=agreement)
+    if targets or profile is not None:
+        if computed_steps is not None:
+            targets["computed_steps"] = int(computed_steps)
+        strategy, name, promise = strategy_for(pipeline, profile=profile, region=region, **targets)
+        return Handle(pipeline, strategy, name=name, agreement=agreement, promise=promise)
+    return Handle(pipeline, in_fitting_region(DEFAULT, pipeline), name="default", agreement=agreement)
 
 
 def _given(**arguments: Any) -> dict[str, Any]:

@@ -256,11 +256,11 @@ def test_a_summary_before_any_run_is_readable(flux: Tiny) -> None:
         assert str(handle.summary()) == "default: nothing was decided yet"
 
 
-@pytest.mark.parametrize("wish", [{"speedup": 2}, {"computed_steps": 3}, {"tolerance": 0.99}])
-def test_a_wish_is_granted_in_either_region(flux: Tiny, wish: dict[str, Any]) -> None:
-    with omnireuse.enable(flux.pipe, **wish, region="call") as handle:
+@pytest.mark.parametrize("target", [{"speedup": 2}, {"computed_steps": 3}, {"tolerance": 0.99}])
+def test_a_target_is_reached_in_either_region(flux: Tiny, target: dict[str, Any]) -> None:
+    with omnireuse.enable(flux.pipe, **target, region="call") as handle:
         flux.run(steps=6)
     assert {event.branch for event in handle.events} == {"cond", "uncond"}
     assert handle.summary().reused_calls > 0
-    with pytest.raises(ConfigError, match="region must be 'step' or 'call' beside a wish, got 'blocks'"):
-        omnireuse.enable(flux.pipe, **wish, region="blocks")
+    with pytest.raises(ConfigError, match="region must be 'step' or 'call' beside a target, got 'blocks'"):
+        omnireuse.enable(flux.pipe, **target, region="blocks")

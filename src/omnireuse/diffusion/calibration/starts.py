@@ -11,7 +11,7 @@ from omnireuse.diffusion.calibration.intervals import SLOPES, gap_costs
 from omnireuse.diffusion.calibration.paths import best_paths
 from omnireuse.diffusion.calibration.record import Distances
 from omnireuse.diffusion.reuse.policies import FixedSchedule
-from omnireuse.diffusion.wishes import POWER
+from omnireuse.diffusion.targets import POWER
 
 __all__ = ["starts"]
 
