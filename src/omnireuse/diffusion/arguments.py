@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -17,6 +16,8 @@ from omnireuse.diffusion.reuse.forecasters import FORECASTERS, Forecaster
 from omnireuse.diffusion.reuse.policies import POLICIES, FixedSchedule, MagCache
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.diffusion.reuse.validation import kind_of
+from omnireuse.diffusion.targets import check_targets
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
 
 __all__ = ["check_arguments"]
@@ -27,19 +28,6 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "policy": (*POLICIES.builtin.values(), MagCache),
     "forecaster": tuple(dict.fromkeys(FORECASTERS.builtin.values())),
 }
-_TARGETS: dict[str, tuple[str, Callable[[float], bool]]] = {
-    "speedup": (
-        "a number of at least 1 (all steps divided by computed steps)",
-        lambda value: value >= 1,
-    ),
-    "computed_steps": ("a whole number of at least 1", lambda value: value >= 1 and value == int(value)),
-    "quality": ("a PSNR in dB above 0, such as 40", lambda value: value > 0),
-    "tolerance": (
-        "a relative error of the final latents above 0 and below 1, such as 0.05 for 5 %",
-        lambda value: 0 < value < 1,
-    ),
-}
-"""Each target of `enable`: what it must be, in words and as a test."""
 
 
 def check_arguments(
@@ -68,14 +56,13 @@ def check_arguments(
         ConfigError: a value is out of range, an option belongs somewhere else, or two ways of choosing are given.
     """
     _check_positional(pipeline, backend)
-    for name, value in targets.items():
-        _check_target(name, value)
+    check_targets(**targets)
     for argument, value in (("backend", backend), ("policy", policy), ("forecaster", forecaster)):
         _check_name(argument, value)
     if profile is not None and not isinstance(profile, (Profile, str, os.PathLike)):
         raise WrongTypeError(
             f"enable(profile={profile!r:.60}): profile must be what omnireuse.calibrate returned, or its file, "
-            f"got {_kind(profile)}"
+            f"got {kind_of(profile)}"
         )
     if backend is not None:
         config_of(backend, options)
@@ -119,31 +106,8 @@ def _check_positional(pipeline: object, backend: object) -> None:
     do = next((do for kind, do in remedies.items() if is_object and isinstance(backend, kind)), known)
     raise WrongTypeError(
         f"enable(pipeline, {backend!r:.60}): the second argument must be the name of a cache backend, "
-        f"got {_kind(backend)}; {do}"
+        f"got {kind_of(backend)}; {do}"
     )
-
-
-def _check_target(name: str, value: object) -> None:
-    must, is_in_range = _TARGETS[name]
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise WrongTypeError(
-            f"enable({name}={value!r:.60}): {name} must be {must}, got {_kind(value)}{_as_number(name, value)}"
-        )
-    if not (math.isfinite(value) and is_in_range(float(value))):
-        raise ConfigError(f"enable({name}={value!r}): {name} must be {must}, got {value!r}")
-
-
-def _as_number(name: str, value: object) -> str:
-    """What to write instead of a text that means a number."""
-    if not isinstance(value, str):
-        return ""
-    text = value.strip().lower()
-    try:
-        number = float(text.removesuffix("x").removesuffix("db").removesuffix("%").strip())
-    except ValueError:
-        return ""
-    number /= 100 if text.endswith("%") else 1
-    return f"; write {name}={number:g}" if math.isfinite(number) else ""
 
 
 def _check_name(argument: str, value: object) -> None:
@@ -200,10 +164,6 @@ def _check_ways(given: Mapping[str, Any], aims: Mapping[str, Any]) -> None:
             f"enable(region={given['region']!r}): region must be 'step' or 'call' beside a target, "
             f"got {given['region']!r}"
         )
-    first, *rest = sorted(aims, key="tolerance".__ne__)
-    rest = [name for name in rest if name != "profile" or first == "tolerance"]
-    if rest:
-        raise ConfigError(f"enable: give one of {first} and {rest[0]}, not both")
 
 
 def _misplaced(name: str, value: object, chosen: Mapping[str, object], parameters: Collection[str]) -> OmniReuseError:
@@ -233,12 +193,3 @@ def _misplaced(name: str, value: object, chosen: Mapping[str, object], parameter
         )
     listed = [each for each in parameters if each not in ("pipeline", "backend", "options")]
     return UnknownNameError("option of enable", name, (*listed, *_CACHE_OPTIONS), listed=listed)
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if isinstance(value, str):
-        return f"the text {value!r:.60}"
-    name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
+import numbers
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +18,10 @@ from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Promise
-from omnireuse.errors import ConfigError
+from omnireuse.diffusion.reuse.validation import kind_of
+from omnireuse.errors import ConfigError, WrongTypeError
 
-__all__ = ["NOISE_EXPONENT", "POWER", "in_fitting_region", "profile_for", "strategy_for"]
+__all__ = ["NOISE_EXPONENT", "POWER", "check_targets", "in_fitting_region", "profile_for", "strategy_for"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -27,11 +31,45 @@ POWER = 1.7
 """The same by step number, for runs whose noise is not known (``python -m bench step_reuse``)."""
 
 
+_TARGETS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "speedup": (
+        "a number of at least 1 (all steps divided by computed steps)",
+        lambda value: value >= 1,
+    ),
+    "computed_steps": ("a whole number of at least 1", lambda value: value >= 1 and value == int(value)),
+    "quality": ("a PSNR in dB above 0, such as 40", lambda value: value > 0),
+    "tolerance": (
+        "a relative error of the final latents above 0 and below 1, such as 0.05 for 5 %",
+        lambda value: 0 < value < 1,
+    ),
+}
+"""Each target of `enable`: what it must be, in words and as a test."""
+
+
+def check_targets(**targets: object) -> None:
+    """Refuse a target that is no number or out of range. None is no target.
+
+    Raises:
+        WrongTypeError: a target is no number.
+        ConfigError: a target is out of range.
+    """
+    for name, value in targets.items():
+        if value is None:
+            continue
+        must, is_in_range = _TARGETS[name]
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise WrongTypeError(
+                f"enable({name}={value!r:.60}): {name} must be {must}, got {kind_of(value)}{_as_number(name, value)}"
+            )
+        if not (math.isfinite(value) and is_in_range(float(value))):
+            raise ConfigError(f"enable({name}={value!r}): {name} must be {must}, got {value!r}")
+
+
 def strategy_for(
     pipeline: Any,
     *,
     profile: Profile | str | os.PathLike[str] | None,
-    region: str | None,
+    region: str | None = None,
     speedup: float | None = None,
     computed_steps: int | None = None,
     quality: float | None = None,
@@ -43,9 +81,15 @@ def strategy_for(
         region: "step" or "call"; None for the one that serves the pipeline.
 
     Raises:
-        ConfigError: no strategy reaches the target, or a quality is given without a profile.
+        ConfigError: two targets are given, no strategy reaches the target, or a quality has no profile.
         StateError: the profile belongs to another pipeline.
     """
+    aims = {"tolerance": tolerance, "speedup": speedup, "computed_steps": computed_steps, "quality": quality}
+    given = [name for name, aim in aims.items() if aim is not None]
+    if tolerance is not None and profile is not None:
+        given.append("profile")
+    if len(given) > 1:
+        raise ConfigError(f"enable: give one of {given[0]} and {given[1]}, not both")
     promise = None
     if tolerance is not None:
         strategy = Strategy(policy=ErrorControl(tolerance=tolerance), forecaster=BestOrder())
@@ -101,3 +145,16 @@ def in_fitting_region(strategy: Strategy, pipeline: Any, region: str | None = No
         return strategy
     logger.info("%s makes several kinds of latents, and its calls are forecast instead of its steps", several[0])
     return replace(strategy, region="call", together=True)
+
+
+def _as_number(name: str, value: object) -> str:
+    """What to write instead of a text that means a number."""
+    if not isinstance(value, str):
+        return ""
+    text = value.strip().lower()
+    try:
+        number = float(text.removesuffix("x").removesuffix("db").removesuffix("%").strip())
+    except ValueError:
+        return ""
+    number /= 100 if text.endswith("%") else 1
+    return f"; write {name}={number:g}" if math.isfinite(number) else ""

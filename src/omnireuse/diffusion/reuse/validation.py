@@ -21,6 +21,7 @@ __all__ = [
     "field_error",
     "is_number",
     "is_whole",
+    "kind_of",
 ]
 
 _ABSENT = object()
@@ -42,6 +43,16 @@ def is_number(value: object) -> bool:
 def is_whole(value: object, least: int | None = None) -> bool:
     """Whether this is an int, and no bool, of at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+
+
+def kind_of(value: object) -> str:
+    """What a value is, for errors: "the class Blend", "the text '2x'", "an int"."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, str):
+        return f"the text {value!r:.60}"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def check_positive(owner: object, field: str) -> None:

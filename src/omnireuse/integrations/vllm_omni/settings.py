@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from omnireuse.diffusion.arguments import check_targets
 from omnireuse.diffusion.pipelines import DEFAULT
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Promise
-from omnireuse.diffusion.wishes import strategy_for
+from omnireuse.diffusion.targets import check_targets, strategy_for
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
 
 __all__ = ["KEY", "Plan", "RequestSettings", "ServerSettings"]
