@@ -35,7 +35,7 @@ from omnireuse.diffusion.cache.prompt_embed_cache import (
     install_prompt_embed_cache,
     uninstall_prompt_embed_cache,
 )
-from omnireuse.diffusion.prompts.keys import KeyRules, freeze
+from omnireuse.diffusion.prompts.keys import freeze
 from reference.captions import caption, held_out_scenes
 from reference.load import SAMPLING, load_image_pipeline
 
@@ -85,7 +85,7 @@ def row(what: str, value: float, unit: str = "us") -> None:
 def hits_in_process() -> None:
     """A whole hit, keys included, by how closely the 416 weights are watched."""
     prompt = "a photograph of an astronaut riding a horse on the beach at sunset, " * 5
-    for weights in ("versions", "storages", "told"):
+    for weights in ("versions", "storages", "manual"):
         pipeline = FluxSized()
         install_prompt_embed_cache(pipeline, options=PromptCacheOptions(weights=weights))
         device = torch.device("cpu")
@@ -109,7 +109,7 @@ def keys() -> None:
     """Time to make the key of one prompt, by its length."""
     for length in (100, 1_000, 10_000, 100_000, 1_000_000):
         text = "x" * length
-        row(f"key of a prompt of {length:,} characters", best_us(lambda text=text: freeze(text, KeyRules()), 3, 50))
+        row(f"key of a prompt of {length:,} characters", best_us(lambda text=text: freeze(text), 3, 50))
 
 
 def beside_others() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache, uninstall_prompt_embed_cache
-from omnireuse.diffusion.prompts.reads import reads_of
 from omnireuse.diffusion.prompts.wrapper import CachedEncodePrompt
 from tests.helpers.prompt_families import ALL
 from tests.helpers.prompt_pipelines import flux, stable_diffusion
@@ -90,10 +89,18 @@ def test_a_copied_pipeline_has_a_cache_of_its_own(way):
     assert "encode_prompt" not in vars(twin)
 
 
-def test_what_flux_reads_leaves_the_denoiser_out():
+def test_training_flux_keeps_its_embeddings_and_training_an_encoder_drops_them():
     pipeline = flux()
-    reads = reads_of(pipeline, pipeline.encode_prompt)
-    assert reads.complete
-    assert {"text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"} <= reads.objects
-    assert "transformer" not in reads.objects
-    assert ("transformer", "dtype") in reads.chains
+    cache = install_prompt_embed_cache(pipeline)
+    call = {"prompt": "a cat", "prompt_2": None, "device": "cpu", "max_sequence_length": 24}
+    with torch.no_grad():
+        pipeline.encode_prompt(**call)
+        for trained, num_misses in (("transformer", 1), ("vae", 1), ("text_encoder", 2), ("text_encoder_2", 3)):
+            next(getattr(pipeline, trained).parameters()).add_(1)
+            pipeline.encode_prompt(**call)
+            assert cache.misses == num_misses, trained
+        pipeline.tokenizer.padding_side = "left"
+        pipeline.encode_prompt(**call)
+        pipeline.tokenizer_2 = copy.deepcopy(pipeline.tokenizer_2)
+        pipeline.encode_prompt(**call)
+    assert cache.misses == 5

@@ -20,6 +20,6 @@ def test_rollouts_encode_each_prompt_once_an_update(capsys):
 
 
 def test_the_proof_can_fail(monkeypatch):
-    monkeypatch.setattr(EncoderWatch, "current", lambda self, pipeline: (0, (), (), None))
+    monkeypatch.setattr(EncoderWatch, "state", lambda self, pipeline: (0, (), (), None))
     with pytest.raises(RuntimeError, match="older weights"):
         runpy.run_path(EXAMPLE)["main"](rounds=2, prompts=1, seeds=2, steps=1)

@@ -5,8 +5,6 @@ import pytest
 import torch
 
 from omnireuse.diffusion.cache.prompt_embed_cache import (
-    KeyRules,
-    PromptCacheOptions,
     install_prompt_embed_cache,
 )
 
@@ -51,15 +49,6 @@ def test_arguments_of_other_type_or_value_do_not(one, other):
     pipeline.encode_prompt("p", extra=one)
     pipeline.encode_prompt("p", extra=other)
     assert (pipeline.num_encodes, cache.misses, cache.bypassed) == (2, 2, 0)
-
-
-def test_nan_bypasses_where_the_rules_say_so():
-    pipeline = Pipeline()
-    cache = install_prompt_embed_cache(pipeline, options=PromptCacheOptions(key_rules=KeyRules(nan="bypass")))
-    for value in (float("nan"), np.float64("nan"), [float("nan")], np.array([1.0, float("nan")])):
-        pipeline.encode_prompt("p", extra=value)
-    assert cache.details()["bypassed_nan"] == 4
-    assert cache.stats()["size"] == 0
 
 
 def test_positional_and_keyword_spellings_and_defaults_meet():

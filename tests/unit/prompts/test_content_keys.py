@@ -6,7 +6,6 @@ import torch
 from PIL import Image
 
 from omnireuse.diffusion.cache.prompt_embed_cache import (
-    KeyRules,
     PromptCacheOptions,
     PromptEmbedCache,
     install_prompt_embed_cache,
@@ -67,17 +66,14 @@ def test_a_palette_is_content():
 @pytest.mark.parametrize("value", [torch.zeros(100, dtype=torch.int64), np.zeros(100), image(size=(20, 20))])
 def test_content_above_the_size_bypasses(value):
     pipeline = Pipeline()
-    rules = KeyRules(max_content_bytes=400)
-    cache = install_prompt_embed_cache(pipeline, options=PromptCacheOptions(key_rules=rules))
+    cache = install_prompt_embed_cache(pipeline, options=PromptCacheOptions(max_content_bytes=400))
     pipeline.encode_prompt("p", extra=value)
     assert cache.details()["bypassed_large_content"] == 1
 
 
 def test_bad_rules_are_refused():
-    with pytest.raises(ConfigError, match="nan='maybe'"):
-        KeyRules(nan="maybe")
     with pytest.raises(ConfigError, match="max_content_bytes"):
-        KeyRules(max_content_bytes=-1)
+        PromptCacheOptions(max_content_bytes=-1)
     with pytest.raises(ConfigError, match="on_mutation='shrug'"):
         PromptCacheOptions(on_mutation="shrug")
 

@@ -13,8 +13,11 @@ from omnireuse.diffusion.cache import prompt_embed_cache as module
 from omnireuse.diffusion.cache.prompt_embed_cache import (
     _CACHE_MISS,
     PromptEmbedCache,
+    install_prompt_embed_cache,
 )
 from omnireuse.errors import ConfigError, WrongTypeError
+
+from .conftest import Pipeline
 
 
 def test_get_and_put_keep_none_apart_from_a_miss():
@@ -81,9 +84,9 @@ def test_a_smaller_size_evicts_at_once_and_a_larger_one_gives_room():
 
 
 def test_counters_may_be_assigned():
-    cache = PromptEmbedCache()
-    cache.get("a")
-    cache.counts.bypass("embeds")
+    pipeline = Pipeline()
+    cache = install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("a", prompt_embeds=torch.ones(1))
     cache.hits, cache.misses = 7, 0
     cache.bypassed += 2
     assert cache.stats() == {"size": 0, "max_size": 32, "hits": 7, "misses": 0, "bypassed": 3}

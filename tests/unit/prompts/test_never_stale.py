@@ -165,7 +165,7 @@ def test_other_data_while_the_old_is_kept_is_seen_in_turn_or_at_once(weights, mo
 
 def test_an_engine_that_tells_skips_the_counters():
     pipeline = Pipeline()
-    cache = install_prompt_embed_cache(pipeline, options=PromptCacheOptions(weights="told"))
+    cache = install_prompt_embed_cache(pipeline, options=PromptCacheOptions(weights="manual"))
     pipeline.encode_prompt("abc")
     add_under_no_grad(pipeline)
     pipeline.encode_prompt("abc")

@@ -11,7 +11,7 @@ import torch
 from omnireuse.core.stores.disk import DiskTier
 from omnireuse.core.stores.redis import RedisTier
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptCacheOptions, install_prompt_embed_cache
-from omnireuse.diffusion.prompts.fingerprint import fingerprint, tensor_checksum
+from omnireuse.diffusion.fingerprint import fingerprint, tensor_checksum
 from tests import TOP
 
 from .conftest import Pipeline

@@ -9,25 +9,50 @@ import torch
 from torch import nn
 
 from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache
-from omnireuse.diffusion.prompts.versions import VersionSeal, version_counter
 
 from .conftest import Pipeline
 from .test_never_stale import direct, load_state, weight
 
 
 @pytest.mark.parametrize("hooks_on", [False, True])
-def test_versions_are_compared_with_and_without_autograd(hooks_on):
-    tensors = [torch.zeros(2, dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.int64)]
+def test_versions_are_compared_under_hooks_of_autograd_too(hooks_on):
+    pipeline = Pipeline()
+    pipeline.text_encoder.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
+    pipeline.text_encoder.out.bias.data = torch.zeros(4)
+    cache = install_prompt_embed_cache(pipeline)
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
-    with hooks if hooks_on else contextlib.nullcontext():
-        seal = VersionSeal([version_counter(t) for t in tensors])
-    assert (seal._node is None) is hooks_on
-    assert not seal.is_broken()
-    with torch.inference_mode():
-        tensors[1].add_(1)
-    assert seal.is_broken()
-    assert seal.is_broken()
-    assert not VersionSeal([]).is_broken()
+    for changed in (pipeline.text_encoder.out.bias, pipeline.text_encoder.counts):
+        with hooks if hooks_on else contextlib.nullcontext():
+            pipeline.encode_prompt("abc")
+        misses = cache.misses
+        pipeline.encode_prompt("abc")
+        assert cache.misses == misses
+        with torch.inference_mode():
+            changed.add_(1)
+        assert torch.equal(pipeline.encode_prompt("abc")[0], direct(pipeline, "abc")[0])
+        assert cache.misses == misses + 1
+
+
+def test_encoders_in_a_list_or_behind_another_object_are_watched():
+    class Holder:
+        def __init__(self, encoder):
+            self.model = encoder
+
+    class Held(Pipeline):
+        def __init__(self):
+            super().__init__()
+            self.held, self.all = Holder(self.text_encoder), [self.text_encoder]
+
+        def encode_prompt(self, prompt, which):
+            return (self.held.model if which == "held" else self.all[0])(prompt).detach()
+
+    pipeline = Held()
+    install_prompt_embed_cache(pipeline)
+    for which in ("held", "all"):
+        pipeline.encode_prompt("abc", which)
+        with torch.no_grad():
+            weight(pipeline).add_(1)
+        assert torch.equal(pipeline.encode_prompt("abc", which), direct(pipeline, "abc", which))
 
 
 def test_weights_without_versions_are_reported(caplog):

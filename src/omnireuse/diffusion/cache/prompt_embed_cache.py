@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from typing import Any
 
+from omnireuse.diffusion.prompts.cache import CACHE_MISS as _CACHE_MISS
 from omnireuse.diffusion.prompts.cache import PromptEmbedCache
-from omnireuse.diffusion.prompts.counts import CACHE_MISS as _CACHE_MISS
-from omnireuse.diffusion.prompts.keys import KeyRules
 from omnireuse.diffusion.prompts.options import PromptCacheOptions
-from omnireuse.diffusion.prompts.wrapper import ABSENT, CachedEncodePrompt, Setup
+from omnireuse.diffusion.prompts.wrapper import CachedEncodePrompt
 from omnireuse.errors import ConfigError, StateError, UnsupportedModelError
 
 __all__ = [
     "_CACHE_MISS",
-    "KeyRules",
     "PromptCacheOptions",
     "PromptEmbedCache",
     "bump_epoch",
@@ -63,19 +62,22 @@ def install_prompt_embed_cache(
     found = getattr(pipeline, "encode_prompt", None)
     if not callable(found):
         return None
-    setup = Setup(
-        max_size=max_size,
-        enabled=enabled,
-        max_bytes=max_bytes,
-        model_tag=model_tag,
-        options=options or PromptCacheOptions(),
-    )
+    options = options or PromptCacheOptions()
+    if max_bytes is not None:
+        options = replace(options, max_bytes=max_bytes)
     if isinstance(found, CachedEncodePrompt):
-        _report_differences(found.setup, setup)
+        asked = {"max_size": max_size, "enabled": enabled, "model_tag": model_tag, "options": options}
+        differing = [f"{k}={asked[k]!r} (installed: {v!r})" for k, v in found.arguments.items() if asked[k] != v]
+        if differing:
+            logger.warning(
+                "a prompt-embedding cache is already installed; not applied: %s; uninstall it first to change it",
+                ", ".join(differing),
+            )
         return found.cache
-    original = getattr(pipeline, "__dict__", {}).get("encode_prompt", ABSENT)
+    original = getattr(pipeline, "__dict__", {}).get("encode_prompt")
     try:
-        pipeline.encode_prompt = wrapper = CachedEncodePrompt(pipeline, original, setup)
+        wrapper = CachedEncodePrompt(pipeline, original, max_size, enabled, model_tag, options)
+        pipeline.encode_prompt = wrapper
     except (AttributeError, TypeError) as error:
         name = type(pipeline).__name__
         raise UnsupportedModelError(
@@ -102,7 +104,7 @@ def uninstall_prompt_embed_cache(pipeline: Any) -> bool:
             f"uninstall_prompt_embed_cache(pipeline={type(pipeline).__name__}): encode_prompt was wrapped again after "
             f"the installation; undo that first"
         )
-    if found.original is ABSENT:
+    if found.original is None:
         del pipeline.encode_prompt
     else:
         pipeline.encode_prompt = found.original
@@ -125,7 +127,7 @@ def bump_epoch(pipeline: Any) -> int:
             f"bump_epoch(pipeline={type(pipeline).__name__}): no prompt-embedding cache is installed; "
             f"call install_prompt_embed_cache first"
         )
-    return found.bump_epoch()
+    return found.call.watch.bump()
 
 
 def resolve_prompt_embed_cache_config(enable: bool | None = None, max_size: int | None = None) -> tuple[bool, int]:
@@ -163,16 +165,3 @@ def resolve_prompt_embed_cache_config(enable: bool | None = None, max_size: int 
 
 def _report_unusable(name: str, text: str, wanted: str, used: object) -> None:
     logger.warning("%s=%r is ignored: it must be %s; using %s", name, text, wanted, used)
-
-
-def _report_differences(installed: Setup, asked: Setup) -> None:
-    differing = [
-        f"{name}={getattr(asked, name)!r} (installed: {getattr(installed, name)!r})"
-        for name in installed.__dataclass_fields__
-        if getattr(asked, name) != getattr(installed, name)
-    ]
-    if differing:
-        logger.warning(
-            "a prompt-embedding cache is already installed; not applied: %s; uninstall it first to change it",
-            ", ".join(differing),
-        )

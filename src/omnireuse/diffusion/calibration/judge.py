@@ -16,7 +16,7 @@ from omnireuse.diffusion.calibration.profile import fingerprint
 from omnireuse.diffusion.calibration.record import DistanceRecorder, Distances
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.pipelines import enable
-from omnireuse.diffusion.prompts.fingerprint import fingerprint as content_fingerprint
+from omnireuse.diffusion.fingerprint import fingerprint as content_fingerprint
 from omnireuse.diffusion.reuse.forecasters import Fitted, Hold
 from omnireuse.diffusion.reuse.policies import Never
 from omnireuse.diffusion.reuse.runtime.placement import describe, dtype_of

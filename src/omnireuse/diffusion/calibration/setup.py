@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.prompts.fingerprint import tensor_checksum
+from omnireuse.diffusion.fingerprint import tensor_checksum
 from omnireuse.errors import ConfigError
 
 __all__ = ["VERSIONS", "describe_setup"]

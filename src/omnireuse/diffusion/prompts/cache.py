@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Hashable
-from types import FrameType
-from typing import Any
+import sys
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
 
 import torch
 
 from omnireuse.core.stores.flight import SingleFlight
 from omnireuse.core.stores.memory import MemoryStore
-from omnireuse.diffusion.prompts.counts import CACHE_MISS, CallCounters, Counts
 from omnireuse.diffusion.prompts.entry import Entry
 from omnireuse.diffusion.prompts.keys import PromptKey, as_key
 from omnireuse.diffusion.prompts.options import PromptCacheOptions
 from omnireuse.errors import ConfigError, StateError, WrongTypeError
 
-__all__ = ["PromptEmbedCache"]
+__all__ = ["CACHE_MISS", "Loaded", "PromptEmbedCache"]
 
 logger = logging.getLogger("omnireuse")
 
+Loaded: TypeAlias = tuple[Any, bool]
+"""A value, and whether it may be stored: not if the encoders changed while it was computed."""
 
-class PromptEmbedCache(CallCounters):
+_COUNTERS = ("hits", "misses", "coalesced", "mutated", "outdated", "unplaced", "outside_hits", "row_hits", "row_misses")
+_BYPASSED = "bypassed_"
+
+
+class _Miss:
+    """The one value that no encode can return."""
+
+    def __repr__(self) -> str:
+        return "_CACHE_MISS"
+
+    def __reduce__(self) -> str:
+        return "CACHE_MISS"  # pickled by name: there is only one
+
+
+CACHE_MISS: Final = _Miss()
+
+
+class PromptEmbedCache:
     """A thread-safe cache of what ``encode_prompt`` returns.
 
     Values are copied on the way in (detached, each tensor in storage of its own size) and read-only by contract on
-    the way out. Any value is stored; a part in which tensors cannot be found is kept as it is. ``hits`` are calls
-    served without an encode of their own, ``misses`` the encodes, ``bypassed`` the calls that no key can be made for,
-    by reason in ``bypassed_by``; the three may be assigned.
+    the way out. Any value is stored; a part in which tensors cannot be found is kept as it is.
 
     Args:
         max_size: most entries, at least 1; may be assigned.
@@ -49,17 +68,57 @@ class PromptEmbedCache(CallCounters):
         max_bytes: int | None = None,
         options: PromptCacheOptions | None = None,
     ) -> None:
-        self.options = options or PromptCacheOptions()
-        self.enabled, self._max_size = enabled, _checked_size(max_size)
-        self.max_bytes = self.options.max_bytes if max_bytes is None else max_bytes
+        options = options or PromptCacheOptions()
+        self.options = options if max_bytes is None else replace(options, max_bytes=max_bytes)
+        self.enabled, self._max_size = enabled, _checked("max_size", max_size, 1)
         self.store: MemoryStore[Entry] = MemoryStore(
-            max_bytes=self.max_bytes,
+            max_bytes=self.options.max_bytes,
             max_entries=max_size,
-            eviction=self.options.eviction,
-            ttl_s=self.options.ttl_s,
+            eviction=options.eviction,
+            ttl_s=options.ttl_s,
         )
-        self.counts = Counts()
-        self._flights: SingleFlight[_Loaded] = SingleFlight()
+        self._flights: SingleFlight[Entry | None] = SingleFlight()
+        self._counting = threading.Lock()
+        self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
+
+    @property
+    def hits(self) -> int:
+        """Calls served without an encode of their own; may be assigned."""
+        return self._counts["hits"]
+
+    @hits.setter
+    def hits(self, number: int) -> None:
+        self._counts["hits"] = _checked("hits", number, 0)
+
+    @property
+    def misses(self) -> int:
+        """Encodes; may be assigned."""
+        return self._counts["misses"]
+
+    @misses.setter
+    def misses(self, number: int) -> None:
+        self._counts["misses"] = _checked("misses", number, 0)
+
+    @property
+    def bypassed(self) -> int:
+        """Calls past the cache. May be assigned: a surplus has the reason "assigned", less forgets the reasons."""
+        return self.bypassed_by.total()
+
+    @bypassed.setter
+    def bypassed(self, number: int) -> None:
+        reasons = self.bypassed_by
+        if _checked("bypassed", number, 0) < reasons.total():
+            with self._counting:
+                for reason in reasons:
+                    del self._counts[_BYPASSED + reason]
+            reasons.clear()
+        self.add(f"{_BYPASSED}assigned", number - reasons.total())
+
+    @property
+    def bypassed_by(self) -> Counter[str]:
+        """Calls past the cache, by reason, see :class:`~omnireuse.diffusion.prompts.keys.UnkeyableError`."""
+        with self._counting:
+            return +Counter({k[len(_BYPASSED) :]: n for k, n in self._counts.items() if k.startswith(_BYPASSED)})
 
     @property
     def max_size(self) -> int:
@@ -68,13 +127,13 @@ class PromptEmbedCache(CallCounters):
 
     @max_size.setter
     def max_size(self, max_size: int) -> None:
-        self.store.resize(_checked_size(max_size))
+        self.store.resize(_checked("max_size", max_size, 1))
         self._max_size = max_size
 
     def get(self, key: Hashable) -> Any:
         """The value of ``key``, or ``_CACHE_MISS``; counted."""
         value = self.find(as_key(key))
-        self.counts.add("misses" if value is CACHE_MISS else "hits")
+        self.add("misses" if value is CACHE_MISS else "hits")
         return value
 
     def put(self, key: Hashable, value: Any) -> None:
@@ -83,7 +142,7 @@ class PromptEmbedCache(CallCounters):
         Raises:
             WrongTypeError: ``value`` holds something that can be read once (a generator).
         """
-        self._store(as_key(key), self._entry(value, "", None))
+        self.keep(as_key(key), value, "a value")
 
     def clear(self) -> None:
         """Drop every entry; counters stay."""
@@ -91,33 +150,21 @@ class PromptEmbedCache(CallCounters):
 
     def stats(self) -> dict[str, int]:
         """``size``, ``max_size``, ``hits``, ``misses`` and ``bypassed``."""
-        counts = self.counts.as_dict()
-        held = {"size": len(self.store), "max_size": self.max_size}
-        return held | {name: counts[name] for name in ("hits", "misses", "bypassed")}
+        details = self.details()
+        return {name: details[name] for name in ("size", "max_size", "hits", "misses", "bypassed")}
 
     def details(self) -> dict[str, int]:
-        """Every counter: those of :class:`~omnireuse.diffusion.prompts.counts.Counts` and of the store.
+        """Every counter.
 
-        ``refused`` are results larger than the byte budget, ``expired`` entries dropped for their age.
+        Beside those of :meth:`stats`: ``coalesced`` calls and rows that waited for another call's encode,
+        ``outside_hits`` of the outer store, ``row_hits`` and ``row_misses`` of prompts in lists, entries dropped
+        because a consumer changed them in place (``mutated``), for room (``evictions``) or for their age (``expired``),
+        results not stored because the encoders changed meanwhile (``outdated``) or because they exceed the byte budget
+        (``refused``), hits that could not be moved to the device of their call (``unplaced``), and ``bypassed_<reason>``.
         """
-        store = self.store.stats()
+        store, bypassed = self.store.stats(), self.bypassed
         held = {name: getattr(store, name) for name in ("num_bytes", "evictions", "refused", "expired")}
-        return {"size": store.entries, "max_size": self.max_size} | self.counts.as_dict() | held
-
-    def _entry(self, value: Any, label: str, target: torch.device | None) -> Entry:
-        options = self.options
-        entry = Entry(value, label=label, checksum=options.checksum, placement=options.placement, target=target)
-        if kinds := entry.opaque_kinds:
-            logger.info(
-                "prompt-embedding cache: %s holds %s, which is kept as it is: its bytes are not counted",
-                label or "a value",
-                ", ".join(sorted(kinds)),
-            )
-        return entry
-
-    def keep(self, key: PromptKey, value: Any, label: str, target: torch.device | None) -> None:
-        """Store a row of a batch."""
-        self._store(key, self._entry(value, label, target))
+        return {"size": store.entries, "max_size": self.max_size, **self._counts, "bypassed": bypassed, **held}
 
     def release(self) -> int:
         """Free the entries' device memory, before the model sleeps; the bytes freed. Each comes back when asked for."""
@@ -127,146 +174,128 @@ class PromptEmbedCache(CallCounters):
         """Bytes that the entries hold on an accelerator now."""
         return sum(entry.device_bytes for _, entry in self.store.snapshot())
 
-    def find(self, key: PromptKey, consumer: FrameType | None = None, target: torch.device | None = None) -> Any:
-        """The value of ``key`` or ``CACHE_MISS``, uncounted; ``consumer`` goes on record as its holder.
+    def add(self, name: str, number: int = 1) -> None:
+        """Count ``number`` more of ``name``."""
+        with self._counting:
+            self._counts[name] += number
+
+    def drop_calls(self) -> None:
+        """Drop every entry of a wrapped call: the encoders changed, and no key can reach it any more."""
+        dropped = self.store.discard_if(lambda key, _entry: isinstance(key, PromptKey) and key[0] is not None)
+        if dropped:
+            logger.info("encoders changed: %d cached prompt embeddings dropped", dropped)
+
+    def find(self, key: PromptKey, target: torch.device | None = None) -> Any:
+        """The value of ``key`` or ``CACHE_MISS``, uncounted. The calling code goes on record as its holder.
 
         Raises:
             StateError: the value was changed in place, and ``on_mutation`` is ``raise``.
         """
         entry = self.store.lookup(key, None)
-        return CACHE_MISS if entry is None else self._hand_out(key, entry, consumer, target)
+        return CACHE_MISS if entry is None else self._hand_out(key, entry, target)
 
-    def load_once(
+    def keep(self, key: PromptKey, value: Any, label: str, target: torch.device | None = None) -> Entry:
+        """Store a copy of ``value`` and return its entry."""
+        entry = Entry(value, label, self.options, target)
+        if entry.opaque_kinds:
+            kinds = ", ".join(sorted(entry.opaque_kinds))
+            logger.info("prompt-embedding cache: %s holds %s, kept as it is: its bytes are not counted", label, kinds)
+        if not self.store.put(key, entry, entry.num_bytes):
+            budget = self.options.max_bytes
+            logger.warning(
+                "prompt embedding %s not stored: %d bytes exceed max_bytes=%s", label, entry.num_bytes, budget
+            )
+        return entry
+
+    def fetch(
         self,
-        key: PromptKey,
-        load: Callable[[], tuple[Any, PromptKey | None]],
-        *,
-        label: str,
-        consumer: FrameType,
+        labels: Mapping[PromptKey, str],
+        load: Callable[[list[PromptKey]], Mapping[PromptKey, Loaded]],
         target: torch.device | None = None,
-    ) -> Any:
-        """After a miss: the value of ``load()``, which runs once however many threads ask for ``key``.
+    ) -> dict[PromptKey, Any]:
+        """The values of keys, each with its name for messages. What is absent is loaded by one caller at a time.
 
         Args:
-            load: gives the value and the key to store it under, or None in place of the key when the encoders
-                changed while it ran.
-            label: names the entry in messages.
-            consumer: the frame that asked.
+            labels: the keys.
+            load: gives the values of those keys that nobody else is loading.
+            target: the device that the call asks for.
 
         Raises:
             Exception: what ``load`` raised, also in those who waited for it.
         """
-        loaded, led = self._flights.run(key, lambda: self._found(key) or self._keep(*load(), label, target))
-        served = self._serve(key, loaded, led, consumer, target)
-        return load()[0] if served is CACHE_MISS else served
+        values = {key: self.find(key, target) for key in labels}
+        own: dict[PromptKey, Any] = {}
 
-    async def load_once_async(
-        self,
-        key: PromptKey,
-        load: Callable[[], Awaitable[tuple[Any, PromptKey | None]]],
-        *,
-        label: str,
-        consumer: FrameType,
-        target: torch.device | None = None,
+        def lead(keys: list[PromptKey]) -> dict[PromptKey, Entry | None]:
+            # Another leader may have finished between this call's lookup and its flight.
+            entries = {key: self.store.lookup(key, None) for key in keys}
+            absent = [key for key in keys if entries[key] is None]
+            for key, loaded in (load(absent) if absent else {}).items():
+                own[key] = loaded[0]
+                entries[key] = self._settle(key, loaded, labels[key], target)
+            return entries
+
+        missing = [key for key, value in values.items() if value is CACHE_MISS]
+        for key, entry in (self._flights.run_many(missing, lead) if missing else {}).items():
+            # Who loaded a value gets the encode's own tensors: the store has copies.
+            values[key] = own[key] if key in own else self._shared(key, entry, target)
+            if values[key] is CACHE_MISS:
+                values[key] = load([key])[key][0]
+        return values
+
+    async def fetch_async(
+        self, key: PromptKey, label: str, load: Callable[[], Awaitable[Loaded]], target: torch.device | None
     ) -> Any:
-        """As :meth:`load_once` for a coroutine function: ``load`` gives a coroutine of the pair."""
+        """As :meth:`fetch` for one key and a coroutine function."""
+        own: list[Any] = []
 
-        async def lead() -> _Loaded:
-            return self._found(key) or self._keep(*await load(), label, target)
+        async def lead() -> Entry | None:
+            entry = self.store.lookup(key, None)
+            if entry is None:
+                loaded = await load()
+                own.append(loaded[0])
+                entry = self._settle(key, loaded, label, target)
+            return entry
 
-        loaded, led = await self._flights.run_async(key, lead)
-        served = self._serve(key, loaded, led, consumer, target)
-        return (await load())[0] if served is CACHE_MISS else served
+        entry, _ = await self._flights.run_async(key, lead)
+        value = own[0] if own else self._shared(key, entry, target)
+        return (await load())[0] if value is CACHE_MISS else value
 
-    def load_rows(
-        self,
-        labels: dict[PromptKey, str],
-        load: Callable[[list[PromptKey]], dict[PromptKey, tuple[Any, PromptKey | None]]],
-        *,
-        consumer: FrameType,
-        target: torch.device | None = None,
-    ) -> dict[PromptKey, Any]:
-        """As :meth:`load_once` for the rows of a list: each is encoded once, in whichever list asked for it first.
-
-        Args:
-            labels: the rows wanted, each with its name for messages.
-            load: gives the pairs of those rows that nobody else is loading.
-        """
-        led: set[PromptKey] = set()
-
-        def lead(keys: list[PromptKey]) -> dict[PromptKey, _Loaded]:
-            led.update(keys)
-            loaded = {key: there for key in keys if (there := self._found(key)) is not None}
-            absent = [key for key in keys if key not in loaded]
-            fresh = load(absent) if absent else {}
-            return loaded | {key: self._keep(*pair, labels[key], target) for key, pair in fresh.items()}
-
-        rows = {}
-        for key, loaded in self._flights.run_many(list(labels), lead).items():
-            served = self._serve(key, loaded, key in led, consumer, target, is_row=True)
-            rows[key] = load([key])[key][0] if served is CACHE_MISS else served
-        return rows
-
-    def _found(self, key: PromptKey) -> _Loaded | None:
-        # Another leader may have finished between this call's lookup and its flight.
-        entry = self.store.lookup(key, None)
-        return None if entry is None else _Loaded(entry)
-
-    def _keep(self, value: Any, key: PromptKey | None, label: str, target: torch.device | None) -> _Loaded:
+    def _settle(self, key: PromptKey, loaded: Loaded, label: str, target: torch.device | None) -> Entry | None:
+        """The entry of a loaded value; None if it cannot be shared, and each call must make its own."""
+        value, is_current = loaded
         try:
-            entry = self._entry(value, label, target)
+            if is_current:
+                return self.keep(key, value, label, target)
+            self.add("outdated")
+            return Entry(value, label, self.options, target)  # for those who wait
         except WrongTypeError as error:
-            self.counts.bypass("result")
+            self.add(f"{_BYPASSED}result")
             logger.warning("prompt-embedding cache: result of encode_prompt(%s) not stored: %s", label, error)
-            return _Loaded(None, value)
-        if key is not None:
-            self._store(key, entry)
-        else:
-            self.counts.add("outdated")
-        return _Loaded(entry, value)
+            return None
 
-    def _serve(
-        self,
-        key: PromptKey,
-        loaded: _Loaded,
-        led: bool,
-        consumer: FrameType,
-        target: torch.device | None,
-        *,
-        is_row: bool = False,
-    ) -> Any:
-        if led and loaded.fresh is not CACHE_MISS:
-            return loaded.fresh  # the encode's own tensors: the store has copies
-        if loaded.entry is None:
-            return CACHE_MISS  # a result that cannot be shared: each call makes its own
-        self.counts.add("coalesced")
-        if not is_row:
-            self.counts.add("hits")
-        return self._hand_out(key, loaded.entry, consumer, target)
+    def _shared(self, key: PromptKey, entry: Entry | None, target: torch.device | None) -> Any:
+        """What another call loaded."""
+        value = CACHE_MISS if entry is None else self._hand_out(key, entry, target)
+        self.add("coalesced", value is not CACHE_MISS)
+        return value
 
-    def _store(self, key: PromptKey, entry: Entry) -> None:
-        if not self.store.put(key, entry, entry.num_bytes):
-            logger.warning(
-                "prompt-embedding cache: %s not stored: %d bytes exceed max_bytes=%s",
-                entry.label or "a value",
-                entry.num_bytes,
-                self.max_bytes,
-            )
-
-    def _hand_out(self, key: PromptKey, entry: Entry, consumer: FrameType | None, target: torch.device | None) -> Any:
+    def _hand_out(self, key: PromptKey, entry: Entry, target: torch.device | None) -> Any:
         what = entry.find_mutation()
         if what is None:
-            if consumer is not None:
-                entry.consumers.append((consumer.f_code, consumer.f_lineno))
+            consumer: Any = sys._getframe(2)
+            while consumer.f_back is not None and consumer.f_globals.get("__name__", "").startswith("omnireuse."):
+                consumer = consumer.f_back
+            entry.consumers.append((consumer.f_code, consumer.f_lineno))
             try:
                 return entry.copy(target) if self.options.copy_on_hit else entry.value(target)
             except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
                 self.store.discard(key)  # the encode that follows takes its place
-                self.counts.add("unplaced")
+                self.add("unplaced")
                 logger.warning("prompt embedding %s cannot be moved to %s: %s", entry.label, target, error)
                 return CACHE_MISS
         self.store.discard(key)
-        self.counts.add("mutated")
+        self.add("mutated")
         message = (
             f"prompt embedding {entry.label!r} was changed in place after it was stored ({what}); "
             f"it was handed to {entry.describe_consumers()}; "
@@ -278,19 +307,10 @@ class PromptEmbedCache(CallCounters):
         return CACHE_MISS
 
 
-def _checked_size(max_size: int) -> int:
-    if not isinstance(max_size, int) or isinstance(max_size, bool) or max_size < 1:
-        raise ConfigError(
-            f"PromptEmbedCache(max_size={max_size!r}): field must be an integer of at least 1, got {max_size!r}; "
-            f"pass enabled=False to store nothing"
-        )
-    return max_size
-
-
-class _Loaded:
-    """What a leader delivers: the entry (None if it cannot be stored) and, to itself, the fresh value."""
-
-    __slots__ = ("entry", "fresh")
-
-    def __init__(self, entry: Entry | None, fresh: Any = CACHE_MISS) -> None:
-        self.entry, self.fresh = entry, fresh
+def _checked(name: str, number: Any, least: int) -> Any:
+    if isinstance(number, int) and not isinstance(number, bool) and number >= least:
+        return number
+    hint = "; pass enabled=False to store nothing" if name == "max_size" else ""
+    raise ConfigError(
+        f"PromptEmbedCache({name}={number!r}): field must be an integer of at least {least}, got {number!r}{hint}"
+    )

@@ -3,86 +3,44 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import sys
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 import torch
 
-from omnireuse.errors import ConfigError
-
-__all__ = [
-    "BYPASS_REASONS",
-    "Frozen",
-    "KeyRules",
-    "PromptKey",
-    "UnkeyableError",
-    "as_key",
-    "digest_of",
-    "freeze",
-    "is_embeds_name",
-]
+__all__ = ["Frozen", "PromptKey", "UnkeyableError", "as_key", "digest_of", "freeze", "is_embeds_name"]
 
 Frozen = Any
-"""None, a str, or a tuple whose first element names the type: hashable, and equal only to the same type and value."""
+"""None, a str, or a pair of a type and its spelling: hashable, and equal only to the same type and value."""
 
-BYPASS_REASONS = (
-    "embeds",  # the caller brought embeddings: there is nothing to encode
-    "type",  # an argument of a type that no key can be made of
-    "recursive",  # an argument that contains itself
-    "nan",  # a NaN where the rules say bypass
-    "float_tensor",  # a float tensor: most likely the result of a computation, new in every call
-    "large_content",  # an array or image above max_content_bytes
-    "large_key",  # more than 20,000 nested values
-    "signature",  # arguments that encode_prompt itself refuses
-    "training",  # a watched encoder is in training mode: dropout makes every result another
-    "result",  # encode_prompt returned something that cannot be stored, such as a generator
-)
-
+MAX_CONTENT_BYTES = 64 << 20
 _LONG_TEXT = 1024
 _MAX_NODES = 20_000
+_MAX_DEPTH = 100
 _EMBEDS = re.compile(r"_embeds(_|$)")
 
 
 class UnkeyableError(Exception):
-    """No key can be made; ``reason`` is one of :data:`BYPASS_REASONS`. Never leaves the cache."""
+    """No key can be made. Never leaves the cache.
+
+    Args:
+        reason: ``embeds`` (the caller brought embeddings), ``type`` (an argument that no key can be made of),
+            ``recursive`` (one that contains itself), ``float_tensor`` (most likely computed anew for every call),
+            ``large_content`` (above ``max_content_bytes``), ``large_key`` (more than 20,000 nested values) or
+            ``training`` (an encoder is in training mode). Counted without this error: ``signature`` (arguments that
+            ``encode_prompt`` refuses) and ``result`` (it returned something that can be read once).
+    """
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(reason)
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeyRules:
-    """How arguments become keys.
-
-    Args:
-        nan: ``equal`` (every NaN is the same value, so NaN cannot fill the cache) or ``bypass``.
-        max_content_bytes: largest array or image that is hashed; a larger one bypasses.
-    """
-
-    nan: str = "equal"
-    max_content_bytes: int = 64 << 20
-
-    def __post_init__(self) -> None:
-        if self.nan not in ("equal", "bypass"):
-            raise ConfigError(f"KeyRules(nan={self.nan!r}): field must be 'equal' or 'bypass', got {self.nan!r}")
-        if self.max_content_bytes < 0:
-            raise ConfigError(
-                f"KeyRules(max_content_bytes={self.max_content_bytes}): field must be at least 0, "
-                f"got {self.max_content_bytes}; 0 lets every array and image bypass"
-            )
-
-
-_DEFAULT_RULES = KeyRules()
-
-
 class PromptKey(tuple[Any, ...]):
-    """A key that is already frozen: equal only to keys of the same types and values. Its first element is the state."""
+    """A key that is already frozen. Its first element is the state of the encoders."""
 
     __slots__ = ()
 
@@ -92,7 +50,7 @@ def as_key(key: Hashable) -> PromptKey:
     if type(key) is PromptKey:
         return key
     try:
-        return PromptKey((None, freeze(key, _DEFAULT_RULES)))
+        return PromptKey((None, freeze(key)))
     except UnkeyableError:
         return PromptKey((None, type(key), key))
 
@@ -111,136 +69,95 @@ def digest_of(*parts: bytes) -> bytes:
     return digest.digest()
 
 
-def freeze(value: object, rules: KeyRules) -> Frozen:
-    """The key part of one argument. Long texts and large containers become digests, so a key stays small.
+def freeze(value: object, max_content_bytes: int = MAX_CONTENT_BYTES) -> Frozen:
+    """The key part of one argument. Long texts and large containers become digests, so that a key stays small.
+
+    Args:
+        value: the argument.
+        max_content_bytes: largest array or image that is hashed.
 
     Raises:
-        UnkeyableError: with the reason, when ``value`` has no key.
+        UnkeyableError: ``value`` has no key.
 
     Cost: linear in the size of ``value``; an integer tensor on an accelerator is copied to the host (one sync).
     """
     kind = type(value)
-    if kind is str and len(value) <= _LONG_TEXT:  # type: ignore[arg-type]  # kind is str
+    if value is None or (kind is str and len(value) <= _LONG_TEXT):  # type: ignore[arg-type]  # kind is str
         return value
-    if value is None:
-        return None
-    walk = _Walk(rules)
-    frozen = walk.freeze(value)
-    if walk.num_chars > _LONG_TEXT and kind is not str:
-        return ("digest", kind, digest_of(repr(frozen).encode()))
-    return frozen
+    if kind is bool or (kind is int and value.bit_length() < 64):  # type: ignore[attr-defined]  # kind is int
+        return (kind, value)
+    text = _Speller(max_content_bytes).spell(value)
+    return (kind, text if len(text) <= _LONG_TEXT else digest_of(text.encode()))
 
 
-class _Walk:
-    """One freeze: the containers on the way to the current value, and how much was seen."""
+class _Speller:
+    """Spells one argument as a text that no other type or value has."""
 
-    def __init__(self, rules: KeyRules) -> None:
-        self.rules = rules
-        self.path: set[int] = set()
-        self.num_nodes = self.num_chars = 0
+    def __init__(self, max_content_bytes: int) -> None:
+        self._max_content_bytes = max_content_bytes
+        self._open: set[int] = set()
+        self._num_nodes = 0
 
-    def freeze(self, value: Any) -> Frozen:
-        self.num_nodes += 1
-        if self.num_nodes > _MAX_NODES:
+    def spell(self, value: Any) -> str:
+        self._num_nodes += 1
+        if self._num_nodes > _MAX_NODES:
             raise UnkeyableError("large_key")
-        if value is None:
-            return None
         kind = type(value)
-        handler = _HANDLERS.get(kind)
-        if handler is not None:
-            return handler(self, value)
-        if isinstance(value, np.generic):
-            return self._numpy_scalar(value)
+        if value is None or kind is bool or (kind is str and len(value) <= _LONG_TEXT):
+            return repr(value)
+        if kind is str:
+            return _content("str", value.encode("utf-8", "surrogatepass"))
+        if kind is int:
+            return hex(value)  # the decimal form of a huge int is quadratic, and limited by the interpreter
+        if kind is float:
+            return f"float {value.hex()}"  # tells 0.0 from -0.0, and NaN equals NaN
+        if kind is bytes:
+            return _content("bytes", value)
+        if kind in (torch.dtype, torch.device):
+            return f"{kind.__name__} {value}"
+        if isinstance(value, np.generic) and not value.dtype.hasobject:
+            is_nan = value.dtype.kind in "fc" and np.isnan(value)
+            return f"numpy {value.dtype.str} {'nan' if is_nan else value.tobytes().hex()}"
+        if kind in (list, tuple, torch.Size, dict):
+            return self._container(kind, value)
+        return self._large(value)
+
+    def _container(self, kind: type, value: Any) -> str:
+        if id(value) in self._open or len(self._open) >= _MAX_DEPTH:
+            raise UnkeyableError("recursive")
+        self._open.add(id(value))
+        if kind is dict:  # equal dicts are equal whatever the order of insertion
+            inner = sorted(f"{self.spell(name)}: {self.spell(item)}" for name, item in value.items())
+        else:
+            inner = [self.spell(item) for item in value]
+        self._open.discard(id(value))
+        return f"{kind.__name__}({', '.join(inner)})"
+
+    def _large(self, value: Any) -> str:
+        """A token tensor, an array or an image, by its content."""
         image = sys.modules.get("PIL.Image")
-        if image is not None and isinstance(value, image.Image):
-            return self._image(value)
-        raise UnkeyableError("type")
-
-    def text(self, value: str) -> Frozen:
-        self.num_chars += len(value)
-        if len(value) <= _LONG_TEXT:
-            return value
-        return ("text", len(value), digest_of(value.encode("utf-8", "surrogatepass")))
-
-    def integer(self, value: int) -> Frozen:
-        # Text of a huge int is quadratic and limited by the interpreter; its hex form is neither.
-        return (int, value) if value.bit_length() < 1024 else (int, hex(value))
-
-    def real(self, value: float) -> Frozen:
-        if math.isnan(value) and self.rules.nan == "bypass":
-            raise UnkeyableError("nan")
-        return (float, value.hex())  # the only spelling that tells 0.0 from -0.0 and makes NaN equal to NaN
-
-    def sequence(self, value: list[Any] | tuple[Any, ...]) -> Frozen:
-        self._enter(value)
-        frozen = (type(value), *map(self.freeze, value))
-        self.path.discard(id(value))
-        return frozen
-
-    def mapping(self, value: dict[Any, Any]) -> Frozen:
-        self._enter(value)
-        # Equal dicts are equal whatever the order of insertion.
-        items = sorted(((self.freeze(k), self.freeze(v)) for k, v in value.items()), key=lambda item: repr(item[0]))
-        self.path.discard(id(value))
-        return (dict, *items)
-
-    def tensor(self, value: torch.Tensor) -> Frozen:
-        if value.layout is not torch.strided or value.is_floating_point() or value.is_complex() or value.is_quantized:
-            raise UnkeyableError("float_tensor")
-        self._check_content(value.nbytes)
-        if value.device.type == "meta":
+        if type(value) is torch.Tensor and value.device.type != "meta":
+            if value.layout is not torch.strided or value.dtype.is_floating_point or value.dtype.is_complex:
+                raise UnkeyableError("float_tensor")
+            self._check_size(value.nbytes)
+            array = value.detach().cpu().numpy()
+        elif type(value) is np.ndarray and not value.dtype.hasobject:
+            self._check_size(value.nbytes)
+            array = value
+        elif image is not None and isinstance(value, image.Image):
+            self._check_size(value.width * value.height * len(value.getbands()) * 4)
+            palette = value.getpalette() if value.mode in ("P", "PA") else None
+            about = f"image {value.mode} {value.size} {palette} {value.info.get('transparency')}"
+            return _content(about, value.tobytes())
+        else:
             raise UnkeyableError("type")
-        return self._array_key("tensor", value.detach().cpu().numpy())
+        about = f"{type(value).__name__} {array.dtype.str} {array.shape}"
+        return _content(about, np.ascontiguousarray(array).tobytes())
 
-    def array(self, value: np.ndarray[Any, Any]) -> Frozen:
-        if value.dtype.hasobject:
-            raise UnkeyableError("type")
-        self._check_content(value.nbytes)
-        return self._array_key("ndarray", value)
-
-    def _array_key(self, name: str, array: np.ndarray[Any, Any]) -> Frozen:
-        if self.rules.nan == "bypass" and array.dtype.kind in "fc" and np.isnan(array).any():
-            raise UnkeyableError("nan")
-        return (name, array.dtype.str, array.shape, digest_of(np.ascontiguousarray(array).tobytes()))
-
-    def _numpy_scalar(self, value: np.generic) -> Frozen:
-        if value.dtype.hasobject:
-            raise UnkeyableError("type")
-        if value.dtype.kind in "fc" and np.isnan(value):
-            if self.rules.nan == "bypass":
-                raise UnkeyableError("nan")
-            return ("numpy", value.dtype.str, "nan")  # one NaN, whatever its payload
-        return ("numpy", value.dtype.str, value.tobytes())
-
-    def _image(self, value: Any) -> Frozen:
-        self._check_content(value.width * value.height * len(value.getbands()) * 4)
-        palette = value.getpalette() if value.mode in ("P", "PA") else None
-        parts = (value.tobytes(), repr(palette).encode(), repr(value.info.get("transparency")).encode())
-        return ("image", value.mode, value.size, digest_of(*parts))
-
-    def _check_content(self, num_bytes: int) -> None:
-        if num_bytes > self.rules.max_content_bytes:
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_content_bytes:
             raise UnkeyableError("large_content")
 
-    def _enter(self, value: object) -> None:
-        if id(value) in self.path or len(self.path) >= 100:
-            raise UnkeyableError("recursive")
-        self.path.add(id(value))
-        self.num_chars += 16
 
-
-_HANDLERS: dict[type, Callable[[_Walk, Any], Frozen]] = {
-    str: _Walk.text,
-    bool: lambda _walk, value: (bool, value),
-    int: _Walk.integer,
-    float: _Walk.real,
-    bytes: lambda _walk, value: (bytes, digest_of(value) if len(value) > _LONG_TEXT else value),
-    list: _Walk.sequence,
-    tuple: _Walk.sequence,
-    torch.Size: _Walk.sequence,
-    dict: _Walk.mapping,
-    torch.Tensor: _Walk.tensor,
-    np.ndarray: _Walk.array,
-    torch.dtype: lambda _walk, value: ("dtype", str(value)),
-    torch.device: lambda _walk, value: ("device", value.type, value.index),
-}
+def _content(about: str, content: bytes) -> str:
+    return f"{about} {digest_of(content).hex()}"

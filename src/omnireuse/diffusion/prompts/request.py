@@ -1,241 +1,197 @@
-"""One keyed call that missed, on its way through the encoder: whole, or row by row."""
+"""One call that missed, on its way through the encoder: whole, or row by row."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import reprlib
-from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch
 
-from omnireuse.diffusion.prompts.cache import PromptEmbedCache
-from omnireuse.diffusion.prompts.calls import Call
-from omnireuse.diffusion.prompts.counts import CACHE_MISS
+from omnireuse.diffusion.prompts.cache import CACHE_MISS, Loaded
+from omnireuse.diffusion.prompts.call import EncodeCall
 from omnireuse.diffusion.prompts.keys import PromptKey
-from omnireuse.diffusion.prompts.rows import Layout, RowPlan, plan_rows
+from omnireuse.diffusion.prompts.rows import Layout, RowPlan, has_rows, join, layout_of, plan_rows, split
 
 __all__ = ["Request"]
 
 logger = logging.getLogger("omnireuse")
+
+_NUM_PROBES = 8
 
 
 class Request:
     """One call after its miss.
 
     Args:
-        key_of: makes the key of other bound arguments, for the rows.
-        args, kwargs: the call as it came.
-        target: the device that it wants its tensors on.
+        call: the function that is called.
+        args, kwargs, bound: the arguments as they came, and by name.
+        target: the device that the call wants its tensors on.
     """
 
     def __init__(
         self,
-        cache: PromptEmbedCache,
-        key_of: Callable[[Any, Call, dict[str, Any]], PromptKey],
-        pipeline: Any,
-        call: Call,
-        bound: dict[str, Any],
+        call: EncodeCall,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        bound: dict[str, Any],
         target: torch.device | None,
     ) -> None:
-        self._cache, self._pipeline, self._call, self._bound = cache, pipeline, call, bound
-        self._args, self._kwargs, self._target = args, kwargs, target
-        self._key_of: Callable[[dict[str, Any]], PromptKey] = lambda arguments: key_of(pipeline, call, arguments)
+        self._call, self._cache, self._bound, self._target = call, call.cache, bound, target
+        self._args, self._kwargs = args, kwargs
+        call.watch.audit(call.pipeline)  # a look at everything is short beside an encode
+        self._state = call.state() or ()
+        self._num_encodes = 0
 
-    def run(self, consumer: FrameType) -> Any:
+    def run(self) -> Any:
         """The value of a call of a plain function."""
-        key = self._audited_key()
-        plan = plan_rows(self._bound) if self._call.goes_by_rows else None
+        plan = plan_rows(self._bound) if self._cache.options.rows == "proven" else None
         if plan is not None and len(plan.rows) <= max(2, self._cache.max_size // 2):
-            return self._run_rows(key, plan, consumer)
-        return self._whole(key, consumer)
+            value = self._run_rows(plan)
+        else:
+            value = self._fetch(self._bound)
+        return self._counted(value)
 
-    async def run_async(self, consumer: FrameType) -> Any:
+    async def run_async(self) -> Any:
         """The value of a call of a coroutine function."""
-        key = self._audited_key()
+        key, call = self._key(self._bound), self._call
 
-        async def load() -> tuple[Any, PromptKey | None]:
-            found = await asyncio.to_thread(self._from_outside, key) if self._call.outside else None
-            if found is not None:
-                self._cache.counts.add("hits")
-                return found
-            value, kept = self._settled(await self._call.function(*self._args, **self._kwargs), key)
-            if self._call.outside is not None:
-                await asyncio.to_thread(self._put_outside, kept, value)
-            return value, kept
+        async def load() -> Loaded:
+            found = await asyncio.to_thread(self._from_outside, [key]) if call.outside else {}
+            if found:
+                return found[key]
+            loaded = self._loaded(await call.function(*self._args, **self._kwargs))
+            if call.outside:
+                await asyncio.to_thread(self._put_outside, key, loaded)
+            return loaded
 
-        return await self._cache.load_once_async(
-            key, load, label=_label(self._bound), consumer=consumer, target=self._target
-        )
+        return self._counted(await self._cache.fetch_async(key, _label(self._bound), load, self._target))
 
-    def _whole(self, key: PromptKey, consumer: FrameType) -> Any:
-        return self._cache.load_once(
-            key,
-            lambda: self._load(key, lambda: self._call.function(*self._args, **self._kwargs)),
-            label=_label(self._bound),
-            consumer=consumer,
-            target=self._target,
-        )
-
-    def _run_rows(self, key: PromptKey, plan: RowPlan, consumer: FrameType) -> Any:
-        book, size = self._call.rows, len(plan.rows)
-        kind = self._kind(key, plan)
-        if book.is_refused(kind, size):
-            return self._whole(key, consumer)
-        layout = book.layout(kind, size)
-        if layout is not None:
-            return self._join_rows(key, kind, layout, plan, consumer)
-        value = self._whole(key, consumer)
-        key = self._key_of(self._bound)
-        if key not in self._cache.store:
-            return value  # out of date already, or too large: nothing to take rows from
-        kind = self._kind(key, plan)
-        alone = book.prove(kind, value, size, lambda i: self._row(plan.rows[i], consumer), lambda: self._uneven(plan))
-        layout = book.layout(kind, size)
-        if layout is not None:
-            self._keep_rows(key, layout, value, [row for i, row in enumerate(plan.rows) if i not in alone], plan)
-            self._cache.store.discard(key)  # its rows are there instead
+    def _counted(self, value: Any) -> Any:
+        if not self._num_encodes:
+            self._cache.add("hits")
         return value
 
-    def _uneven(self, plan: RowPlan) -> Any:
-        self._cache.counts.add("misses")
-        return self._encode(plan.uneven(self._bound))
+    def _run_rows(self, plan: RowPlan) -> Any:
+        kind = self._kind(plan), len(plan.rows)
+        if kind not in self._call.layouts:
+            value = self._fetch(self._bound)
+            if self._key(self._bound) in self._cache.store:  # else out of date already, or too large
+                self._call.layouts[kind] = self._test_rows(plan, value)
+            return value
+        layout = self._call.layouts[kind]
+        joined = None if layout is None else self._join_rows(plan, layout)
+        return self._fetch(self._bound) if joined is None else joined
 
-    def _kind(self, key: PromptKey, plan: RowPlan) -> Any:
-        """All of the call but its prompts."""
-        others = [part for name, part in zip(self._bound, key[1:], strict=False) if name not in plan.names]
-        return key[0], plan.names, tuple(others)
+    def _join_rows(self, plan: RowPlan, layout: Layout) -> Any | None:
+        keys = [self._key(row) for row in plan.rows]
+        rows, num_encoded = dict(zip(keys, plan.rows, strict=True)), 0
 
-    def _join_rows(self, key: PromptKey, kind: Any, layout: Layout, plan: RowPlan, consumer: FrameType) -> Any:
-        keys = [self._key_of(row) for row in plan.rows]
-        rows = dict(zip(keys, plan.rows, strict=True))
-        found = {k: self._cache.find(k, consumer, self._target) for k in rows}
-        labels = {k: _label(rows[k]) for k, value in found.items() if value is CACHE_MISS}
-        num_encoded = 0
-
-        def load(absent: list[PromptKey]) -> dict[PromptKey, tuple[Any, PromptKey | None]]:
+        def load(absent: list[PromptKey]) -> dict[PromptKey, Loaded]:
             nonlocal num_encoded
-            loaded = {k: pair for k in absent if (pair := self._from_outside(k)) is not None}
-            missing = [k for k in absent if k not in loaded]
+            found = self._from_outside(absent)
+            missing = {key: rows[key] for key in absent if key not in found}
             num_encoded += len(missing)
-            return loaded | (self._encode_rows(key, kind, plan, keys, missing) if missing else {})
+            return found | self._encode_rows(plan, missing)
 
-        if labels:
-            found |= self._cache.load_rows(labels, load, consumer=consumer, target=self._target)
-        self._cache.counts.add("row_hits", len(keys) - num_encoded)
-        self._cache.counts.add("row_misses", num_encoded)
-        if not num_encoded:
-            self._cache.counts.add("hits")
-        joined = layout.join([found[k] for k in keys])
-        return self._whole(key, consumer) if joined is None else joined
+        values = self._cache.fetch({key: _label(row) for key, row in rows.items()}, load, self._target)
+        self._cache.add("row_hits", len(keys) - num_encoded)
+        self._cache.add("row_misses", num_encoded)
+        return join([values[key] for key in keys], layout)
 
-    def _encode_rows(
-        self, key: PromptKey, kind: Any, plan: RowPlan, keys: list[PromptKey], missing: list[PromptKey]
-    ) -> dict[PromptKey, tuple[Any, PromptKey | None]]:
-        """The missing rows: in one batch where its size is proven, else one by one."""
-        indices = [keys.index(k) for k in missing]
-        layout = self._call.rows.layout(kind, len(missing))
-        parts = None
+    def _encode_rows(self, plan: RowPlan, missing: dict[PromptKey, dict[str, Any]]) -> dict[PromptKey, Loaded]:
+        """In one batch where its size is tested, else one by one."""
+        layout = self._call.layouts.get((self._kind(plan), len(missing)))
+        parts, is_current = None, False
         if layout is not None:
-            value, kept = self._settled(self._encode(plan.batch(self._bound, indices)), key)
-            parts = layout.split(value, len(missing))
+            batch, is_current = self._encode(plan.batch(list(missing.values())))
+            parts = split(batch, len(missing), layout)
         if parts is None:
-            loaded = {k: self._settled(self._encode(plan.rows[i]), k) for k, i in zip(missing, indices, strict=True)}
+            loaded = {key: self._encode(row) for key, row in missing.items()}
         else:
-            loaded = {
-                k: (part, None if kept is None else PromptKey((kept[0], *k[1:])))
-                for k, part in zip(missing, parts, strict=True)
-            }
-        for value, kept in loaded.values():
-            self._put_outside(kept, value)
+            loaded = {key: (part, is_current) for key, part in zip(missing, parts, strict=True)}
+        for key, row in loaded.items():
+            self._put_outside(key, row)
         return loaded
 
-    def _row(self, row: dict[str, Any], consumer: FrameType) -> Any:
-        key = self._key_of(row)
-        value = self._cache.find(key, consumer, self._target)
-        if value is not CACHE_MISS:
-            return value
+    def _test_rows(self, plan: RowPlan, batch: Any) -> Layout | None:
+        """How lists of this size divide into rows. If they do, the rows are kept in place of the list."""
+        size = len(plan.rows)
+        try:
+            probes = {round(i * (size - 1) / (_NUM_PROBES - 1)) for i in range(_NUM_PROBES)}
+            alone = {i: self._fetch(plan.rows[i]) for i in probes}
+            layout = layout_of(batch, size, alone[0])
+            if layout is not None and has_rows(batch, size, layout, alone):
+                uneven, is_current = self._encode(plan.uneven())
+                others = {i: row for i, row in alone.items() if i != size - 1}
+                if is_current and has_rows(uneven, size, layout, others):
+                    for i, part in enumerate(split(batch, size, layout) or []):
+                        if i not in alone:
+                            key = self._key(plan.rows[i])
+                            self._cache.keep(key, part, _label(plan.rows[i]), self._target)
+                            self._put_outside(key, (part, True))
+                    self._cache.store.discard(self._key(self._bound))
+                    return layout
+        except Exception as error:  # the call has its value: a test must not fail it
+            logger.info("prompts of a list of %d cannot be encoded alone: %s", size, error)
+        logger.info("lists of %d prompts are encoded whole: rows alone do not give the same bits", size)
+        return None
 
-        def load() -> tuple[Any, PromptKey | None]:
-            return self._load(key, lambda: self._encode(row))
+    def _fetch(self, bound: dict[str, Any]) -> Any:
+        key = self._key(bound)
 
-        return self._cache.load_once(key, load, label=_label(row), consumer=consumer, target=self._target)
-
-    def _load(self, key: PromptKey, encode: Callable[[], Any]) -> tuple[Any, PromptKey | None]:
-        """From the outer store if it has it, else encoded and put there."""
-        found = self._from_outside(key)
-        if found is not None:
-            self._cache.counts.add("hits")
+        def load(keys: list[PromptKey]) -> dict[PromptKey, Loaded]:
+            found = self._from_outside(keys)
+            if not found:
+                found[key] = self._encode(bound)
+                self._put_outside(key, found[key])
             return found
-        value, kept = self._settled(encode(), key)
-        self._put_outside(kept, value)
-        return value, kept
 
-    def _from_outside(self, key: PromptKey) -> tuple[Any, PromptKey] | None:
+        return self._cache.fetch({key: _label(bound)}, load, self._target)[key]
+
+    def _encode(self, bound: dict[str, Any]) -> Loaded:
+        if bound is self._bound:
+            return self._loaded(self._call.function(*self._args, **self._kwargs))
+        arguments = inspect.BoundArguments(self._call.signature, bound)  # type: ignore[arg-type]  # any dict serves
+        return self._loaded(self._call.function(*arguments.args, **arguments.kwargs))
+
+    def _loaded(self, value: Any) -> Loaded:
+        self._num_encodes += 1
+        self._cache.add("misses")
+        leaves = value if isinstance(value, (tuple, list)) else (value,)
+        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+            logger.warning(
+                "encode_prompt(%s) was called with gradients on: a hit returns detached tensors; "
+                "call it under torch.no_grad(), or uninstall the cache to train an encoder",
+                _label(self._bound),
+            )
+        return value, self._call.state() == self._state
+
+    def _from_outside(self, keys: list[PromptKey]) -> dict[PromptKey, Loaded]:
         outside = self._call.outside
-        found = CACHE_MISS
-        if outside is not None:
-            found = outside.lookup(self._call.watch, self._pipeline, key, self._target)
-        if found is CACHE_MISS:
-            return None
-        self._cache.counts.add("outside_hits")
-        return found, key
+        if outside is None:
+            return {}
+        found = {key: outside.lookup(self._call.pipeline, key, self._target) for key in keys}
+        found = {key: (value, True) for key, value in found.items() if value is not CACHE_MISS}
+        self._cache.add("outside_hits", len(found))
+        return found
 
-    def _put_outside(self, key: PromptKey | None, value: Any) -> None:
-        if self._call.outside is not None and key is not None:
-            self._call.outside.put(self._call.watch, self._pipeline, key, value, self._target)
+    def _put_outside(self, key: PromptKey, loaded: Loaded) -> None:
+        if self._call.outside is not None and loaded[1]:
+            self._call.outside.put(self._call.pipeline, key, loaded[0], self._target)
 
-    def _keep(self, key: PromptKey, value: Any, bound: dict[str, Any]) -> None:
-        self._cache.keep(key, value, _label(bound), self._target)
-        self._put_outside(key, value)
+    def _key(self, bound: dict[str, Any]) -> PromptKey:
+        return self._call.key(bound, self._state)
 
-    def _keep_rows(self, key: PromptKey, layout: Layout, value: Any, rows: list[dict[str, Any]], plan: RowPlan) -> None:
-        parts = layout.split(value, len(plan.rows))
-        if parts is None or self._call.watch.current(self._pipeline) != key[0]:
-            return
-        for row, part in zip(plan.rows, parts, strict=True):
-            if any(row is wanted for wanted in rows):
-                self._keep(self._key_of(row), part, row)
-
-    def _encode(self, bound: dict[str, Any]) -> Any:
-        args, kwargs = self._call.reader.rebuild(bound)
-        return self._call.function(*args, **kwargs)
-
-    def _audited_key(self) -> PromptKey:
-        """The key after a look at everything; an encode is long beside it."""
-        self._call.watch.audit(self._pipeline)
-        return self._key_of(self._bound)
-
-    def _settled(self, value: Any, key: PromptKey) -> tuple[Any, PromptKey | None]:
-        """The value with the key to store it under: None when the encoders changed while it was computed."""
-        call = self._call
-        self._cache.counts.add("misses")
-        after = call.watch.current(self._pipeline)
-        if after != key[0] and after[:2] == key[0][:2] and call.num_lessons > 0:
-            own = call.watch.forget_own_output(key[0], after)
-            logger.info("encode_prompt changes %s itself: left out of the key", sorted(".".join(c) for c in own))
-            after = call.watch.current(self._pipeline)
-            key = PromptKey((after, *key[1:]))
-        call.num_lessons -= 1
-        _warn_of_gradients(value, _label(self._bound))
-        return value, key if after == key[0] else None
+    def _kind(self, plan: RowPlan) -> Any:
+        """All of the call but its prompts."""
+        parts = zip(self._bound, self._key(self._bound)[1:], strict=True)
+        return self._state, plan.names, tuple(part for name, part in parts if name not in plan.names)
 
 
 def _label(bound: dict[str, Any]) -> str:
     """The start of the first prompt-like argument, to name an entry in messages."""
-    first = next((v for v in bound.values() if isinstance(v, (str, list, tuple)) and v), "")
+    first = next((value for value in bound.values() if isinstance(value, (str, list, tuple)) and value), "")
     return reprlib.repr(first)[:80]
-
-
-def _warn_of_gradients(value: Any, label: str) -> None:
-    leaves = value if isinstance(value, (tuple, list)) else (value,)
-    if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
-        logger.warning(
-            "encode_prompt(%s) was called with gradients on: a hit returns detached tensors; "
-            "call it under torch.no_grad(), or uninstall the cache to train an encoder",
-            label,
-        )
