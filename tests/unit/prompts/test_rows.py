@@ -14,7 +14,6 @@ from tests.models.prompts.test_pipelines import same
 
 from .conftest import Pipeline
 
-
 WHOLE = {"cogview4", "latte", "qwen_image", "sd3", "sdxl"}
 """Families whose lists stay whole, on a CPU in float32; docs/prompt-embeddings.md says why."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from omnireuse.diffusion.prompts.cache import CACHE_MISS as _CACHE_MISS
 from omnireuse.diffusion.prompts.cache import PromptEmbedCache
@@ -27,7 +29,8 @@ logger = logging.getLogger("omnireuse")
 
 _SWITCH = "OMNI_DIFFUSION_PROMPT_EMBED_CACHE"
 _SIZE = "OMNI_DIFFUSION_PROMPT_EMBED_CACHE_SIZE"
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_SWITCHES = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+T = TypeVar("T")
 
 
 def install_prompt_embed_cache(
@@ -144,24 +147,22 @@ def resolve_prompt_embed_cache_config(enable: bool | None = None, max_size: int 
         raise ConfigError(
             f"resolve_prompt_embed_cache_config(max_size={max_size}): field must be at least 1, got {max_size}"
         )
-    is_on = False if enable is None else enable
-    size = 32 if max_size is None else max_size
-    switch = os.environ.get(_SWITCH)
-    if switch is not None:
-        text = switch.strip().lower()
-        if text in _TRUE or text in _FALSE:
-            is_on = text in _TRUE
-        else:
-            _report_unusable(_SWITCH, switch, f"one of {', '.join(_TRUE + _FALSE)}", is_on)
-    given = os.environ.get(_SIZE)
-    if given is not None:
-        text = given.strip()
-        if text.isascii() and text.isdigit() and 0 < len(text) < 19 and int(text) >= 1:
-            size = int(text)
-        else:
-            _report_unusable(_SIZE, given, "a positive integer", size)
+    is_on = _from_environment(
+        _SWITCH, _SWITCHES.get, False if enable is None else enable, f"one of {', '.join(_SWITCHES)}"
+    )
+    size = _from_environment(_SIZE, _positive, 32 if max_size is None else max_size, "a positive integer")
     return is_on, size
 
 
-def _report_unusable(name: str, text: str, wanted: str, used: object) -> None:
-    logger.warning("%s=%r is ignored: it must be %s; using %s", name, text, wanted, used)
+def _positive(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"0*[1-9][0-9]{0,17}", text) else None
+
+
+def _from_environment(name: str, parse: Callable[[str], T | None], otherwise: T, wanted: str) -> T:
+    text = os.environ.get(name)
+    if text is None:
+        return otherwise
+    value = parse(text.strip().lower())
+    if value is None:
+        logger.warning("%s=%r is ignored: it must be %s; using %s", name, text, wanted, otherwise)
+    return otherwise if value is None else value

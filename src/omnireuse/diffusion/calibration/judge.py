@@ -14,9 +14,9 @@ from omnireuse.diffusion.calibration.fit import Path, WeightFit, recorded_path
 from omnireuse.diffusion.calibration.observer import NotFiniteError, Observations
 from omnireuse.diffusion.calibration.profile import fingerprint
 from omnireuse.diffusion.calibration.record import DistanceRecorder, Distances
+from omnireuse.diffusion.fingerprint import fingerprint as content_fingerprint
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.pipelines import enable
-from omnireuse.diffusion.fingerprint import fingerprint as content_fingerprint
 from omnireuse.diffusion.reuse.forecasters import Fitted, Hold
 from omnireuse.diffusion.reuse.policies import Never
 from omnireuse.diffusion.reuse.runtime.placement import describe, dtype_of

@@ -8,8 +8,8 @@ uses (`reads`): plain values among them are settings and stand in the key; all o
 dtypes, shapes and 64 values of each tensor. A snapshot that does not continue the one before starts a new epoch. Every
 miss audits. A hit asks only whether an audit is due (`watch`).
 
-**A value is stored once, in tensors of its own** (`entry`), and its version counters tell whether a consumer changed it.
+**A value is stored in tensors of its own** (`entry`), and their version counters tell whether a consumer changed it.
 
 **A miss is loaded by one caller** (`request`): from the store outside the process, or else from the encoder. The others
-wait for it. A list of prompts is loaded as one value, or as its rows where that was seen to give the same bits (`rows`).
+wait. A list of prompts is loaded as one value, or as its rows where that was seen to give the same bits (`rows`).
 """

@@ -43,6 +43,13 @@ class _Miss:
 CACHE_MISS: Final = _Miss()
 
 
+def _counter(name: str, doc: str) -> Any:
+    def assign(cache: PromptEmbedCache, number: int) -> None:
+        cache._counts[name] = _checked(name, number, 0)
+
+    return property(lambda cache: cache._counts[name], assign, doc=doc)
+
+
 class PromptEmbedCache:
     """A thread-safe cache of what ``encode_prompt`` returns.
 
@@ -70,7 +77,8 @@ class PromptEmbedCache:
     ) -> None:
         options = options or PromptCacheOptions()
         self.options = options if max_bytes is None else replace(options, max_bytes=max_bytes)
-        self.enabled, self._max_size = enabled, _checked("max_size", max_size, 1)
+        self.enabled = enabled
+        self._max_size: int = _checked("max_size", max_size, 1)
         self.store: MemoryStore[Entry] = MemoryStore(
             max_bytes=self.options.max_bytes,
             max_entries=max_size,
@@ -81,28 +89,13 @@ class PromptEmbedCache:
         self._counting = threading.Lock()
         self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
 
-    @property
-    def hits(self) -> int:
-        """Calls served without an encode of their own; may be assigned."""
-        return self._counts["hits"]
-
-    @hits.setter
-    def hits(self, number: int) -> None:
-        self._counts["hits"] = _checked("hits", number, 0)
-
-    @property
-    def misses(self) -> int:
-        """Encodes; may be assigned."""
-        return self._counts["misses"]
-
-    @misses.setter
-    def misses(self, number: int) -> None:
-        self._counts["misses"] = _checked("misses", number, 0)
+    hits = _counter("hits", "Calls served without an encode of their own; may be assigned.")
+    misses = _counter("misses", "Encodes; may be assigned.")
 
     @property
     def bypassed(self) -> int:
         """Calls past the cache. May be assigned: a surplus has the reason "assigned", less forgets the reasons."""
-        return self.bypassed_by.total()
+        return sum(self.bypassed_by.values())
 
     @bypassed.setter
     def bypassed(self, number: int) -> None:
@@ -154,13 +147,11 @@ class PromptEmbedCache:
         return {name: details[name] for name in ("size", "max_size", "hits", "misses", "bypassed")}
 
     def details(self) -> dict[str, int]:
-        """Every counter.
+        """Every counter, and ``bypassed_<reason>``.
 
-        Beside those of :meth:`stats`: ``coalesced`` calls and rows that waited for another call's encode,
-        ``outside_hits`` of the outer store, ``row_hits`` and ``row_misses`` of prompts in lists, entries dropped
-        because a consumer changed them in place (``mutated``), for room (``evictions``) or for their age (``expired``),
-        results not stored because the encoders changed meanwhile (``outdated``) or because they exceed the byte budget
-        (``refused``), hits that could not be moved to the device of their call (``unplaced``), and ``bypassed_<reason>``.
+        ``coalesced`` waited for another call's encode; ``mutated`` entries were changed in place by a consumer;
+        ``outdated`` results were not stored because the encoders changed meanwhile, ``refused`` ones exceed the
+        budget of bytes; ``unplaced`` hits could not be moved to the device of their call; ``expired`` entries were old.
         """
         store, bypassed = self.store.stats(), self.bypassed
         held = {name: getattr(store, name) for name in ("num_bytes", "evictions", "refused", "expired")}
@@ -213,10 +204,10 @@ class PromptEmbedCache:
         load: Callable[[list[PromptKey]], Mapping[PromptKey, Loaded]],
         target: torch.device | None = None,
     ) -> dict[PromptKey, Any]:
-        """The values of keys, each with its name for messages. What is absent is loaded by one caller at a time.
+        """The values of keys, found or loaded. Each is loaded once, however many threads ask for it.
 
         Args:
-            labels: the keys.
+            labels: the keys, each with its name for messages.
             load: gives the values of those keys that nobody else is loading.
             target: the device that the call asks for.
 

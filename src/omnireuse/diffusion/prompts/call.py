@@ -64,20 +64,13 @@ class EncodeCall:
 
     @property
     def pipeline(self) -> Any:
-        """The pipeline.
-
-        Raises:
-            ReferenceError: it is gone.
-        """
-        pipeline = self._pipeline()
-        if pipeline is None:
-            raise ReferenceError("encode_prompt was called after its pipeline was freed")
-        return pipeline
+        """The pipeline; alive, because it is what is called."""
+        return self._pipeline()
 
     @property
     def function(self) -> Callable[..., Any]:
         """The bound function; not kept, because a bound method keeps its pipeline alive."""
-        return own_function(self.pipeline) if self._original is None else self._original  # type: ignore[no-any-return]  # whatever the user had put there
+        return own_function(self.pipeline) if self._original is None else self._original
 
     def is_current(self, pipeline: object) -> bool:
         """Whether the pipeline's ``encode_prompt`` is still the one that was read."""

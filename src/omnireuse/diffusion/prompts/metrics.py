@@ -46,20 +46,12 @@ class PromptCacheCollector(Collector[PromptEmbedCache]):
     def samples(self, source: PromptEmbedCache) -> Iterator[tuple[str, tuple[str, ...], float]]:
         """The counters of ``source.details()`` and of its outer tiers."""
         details = source.details()
-        held = {"entries": details["size"], "bytes": details["num_bytes"], "device_bytes": source.device_bytes()}
-        for name in self.metrics:
-            short = name.removeprefix(f"{_PREFIX}_").removesuffix("_total")
-            if name not in self.labels:
-                yield name, (), held[short] if short in held else details[short]
-        for reason, value in sorted(source.bypassed_by.items()):
-            yield f"{_PREFIX}_bypassed_total", (reason,), value
-        for tier, event, value in _tier_events(source):
-            yield f"{_PREFIX}_tier_events_total", (tier, event), value
-
-
-def _tier_events(cache: PromptEmbedCache) -> Iterator[tuple[str, str, int]]:
-    outside: Any = cache.options.outside
-    for tier in getattr(outside, "tiers", (outside,)):
-        if tier is not None:
+        details |= {"entries": details["size"], "bytes": details["num_bytes"], "device_bytes": source.device_bytes()}
+        for name in self.metrics.keys() - self.labels.keys():
+            yield name, (), details[name.removeprefix(f"{_PREFIX}_").removesuffix("_total")]
+        for reason, count in sorted(source.bypassed_by.items()):
+            yield f"{_PREFIX}_bypassed_total", (reason,), count
+        outside: Any = source.options.outside
+        for tier in getattr(outside, "tiers", () if outside is None else (outside,)):
             for event, count in sorted(tier.counts.items()):
-                yield tier.name, event, count
+                yield f"{_PREFIX}_tier_events_total", (tier.name, event), count

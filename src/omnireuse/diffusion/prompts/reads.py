@@ -1,8 +1,7 @@
 """What the code of `encode_prompt` reads from its pipeline.
 
-A pipeline has large parts that do not touch the prompt, such as the denoiser. A weight update there must not drop
-embeddings, and a hit has no time to look at them. Most code names the denoiser all the same, for its dtype; so a list
-of names is not enough, and the use of each name counts.
+The denoiser does not touch the prompt: its update must not drop embeddings, and a hit has no time to look at it. Most
+code names it all the same, for its dtype. So a list of names is not enough, and the use of each name counts.
 """
 
 from __future__ import annotations
@@ -62,19 +61,15 @@ def _reads_of_method(cls: Any, method: Callable[..., Any]) -> Reads | None:
         scan.follow(method)
         while scan.pending:
             name = scan.pending.pop()
-            # Each definition along the inheritance: any may be reached through super().
-            for base in cls.__mro__:
+            for base in cls.__mro__:  # each definition along the inheritance: any may be reached through super()
                 found = getattr(base.__dict__.get(name), "__func__", base.__dict__.get(name))
                 if inspect.isfunction(found):
                     scan.follow(found)
     except (OSError, TypeError, SyntaxError, _AnythingMayBeReadError):
         return None
-    chains = frozenset(
-        chain
-        for chain in scan.chains
-        if chain[0] not in _IGNORED and chain[-1] != "device" and (len(chain) == 1 or chain[:1] not in scan.chains)
-    )
-    return Reads(chains, frozenset(scan.written), frozenset(scan.echoes))
+    chains = {c for c in scan.chains if c[0] not in _IGNORED and c[-1] != "device"}
+    parts_of_chains = {c for c in chains if len(c) > 1 and c[:1] in chains}
+    return Reads(frozenset(chains - parts_of_chains), frozenset(scan.written), frozenset(scan.echoes))
 
 
 class _AnythingMayBeReadError(Exception):
@@ -92,19 +87,17 @@ class _Scan:
 
     def follow(self, function: Callable[..., Any]) -> None:
         """Add what the source of ``function`` reads from its first argument."""
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
-        definition = tree.body[0]
+        definition = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body[0]
         if not isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)):
             raise _AnythingMayBeReadError
-        arguments = [*definition.args.posonlyargs, *definition.args.args]
-        this = arguments[0].arg if arguments else None
+        this = next((argument.arg for argument in (*definition.args.posonlyargs, *definition.args.args)), None)
         parents = {child: node for node in ast.walk(definition) for child in ast.iter_child_nodes(node)}
         for node in ast.walk(definition):
             is_super = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
             if is_super or (isinstance(node, ast.Name) and node.id == this):
                 self._read(node, parents)
 
-    def _read(self, node: ast.AST, parents: dict[ast.AST, ast.AST]) -> None:
+    def _read(self, node: Any, parents: dict[ast.AST, ast.AST]) -> None:
         outer, names = parents.get(node), []
         if not isinstance(outer, ast.Attribute):
             self._read_bare(node, outer)
@@ -114,13 +107,13 @@ class _Scan:
             node, outer = outer, parents.get(outer)
         is_call = isinstance(outer, ast.Call) and outer.func is node
         is_item = isinstance(outer, ast.Subscript) and not isinstance(outer.ctx, ast.Load)
-        if not isinstance(node.ctx, ast.Load) or is_item or (is_call and names[1:] and names[-1] in _UPDATES):  # type: ignore[attr-defined]  # an Attribute by now
+        if not isinstance(node.ctx, ast.Load) or is_item or (is_call and names[1:] and names[-1] in _UPDATES):
             self.written.add(names[0])
             if isinstance(outer, ast.Assign) and isinstance(outer.value, ast.Name) and not names[1:]:
                 self.echoes.add((names[0], outer.value.id))
-        elif len(names) == 1 and _compares_with_none(outer):
+        elif not names[1:] and isinstance(outer, ast.Compare) and ast.unparse(outer.comparators[0]) == "None":
             self.chains.add((names[0], IS_NONE))
-        elif len(names) == 1 or is_call:
+        elif not names[1:] or is_call:
             self._add(names[0])
         else:
             self.chains.add(tuple(names))
@@ -142,12 +135,3 @@ class _Scan:
         elif name not in self._followed:
             self._followed.add(name)
             self.pending.add(name)
-
-
-def _compares_with_none(node: ast.AST | None) -> bool:
-    return (
-        isinstance(node, ast.Compare)
-        and isinstance(node.ops[0], (ast.Is, ast.IsNot))
-        and isinstance(node.comparators[0], ast.Constant)
-        and node.comparators[0].value is None
-    )

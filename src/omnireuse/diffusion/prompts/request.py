@@ -154,7 +154,7 @@ class Request:
     def _encode(self, bound: dict[str, Any]) -> Loaded:
         if bound is self._bound:
             return self._loaded(self._call.function(*self._args, **self._kwargs))
-        arguments = inspect.BoundArguments(self._call.signature, bound)  # type: ignore[arg-type]  # any dict serves
+        arguments = inspect.BoundArguments(self._call.signature, bound)
         return self._loaded(self._call.function(*arguments.args, **arguments.kwargs))
 
     def _loaded(self, value: Any) -> Loaded:

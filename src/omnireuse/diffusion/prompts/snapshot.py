@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -31,40 +30,41 @@ class Snapshot:
 
     def __init__(self, parts: Mapping[str, object], suspect: Callable[..., None]) -> None:
         owners = [owner for part in parts.values() for owner in _owners(part)]
-        modules = [module for owner in owners if isinstance(owner, nn.Module) for module in owner.modules()]
-        tensors = [plain for owner in owners for tensor in _tensors_of(owner) for plain in _plain_tensors(tensor)]
-        self._parts = [(name, _reference(part)) for name, part in parts.items()]
+        roots = [owner for owner in owners if isinstance(owner, nn.Module)]
+        modules = [module for root in roots for module in root.modules()]
+        weights = [weight for root in roots for weight in (*root.parameters(), *root.buffers())]
+        weights += [owner for owner in owners if isinstance(owner, torch.Tensor)]
         drawing = [module for module in modules if _draws_in_training(module)]
-        roots = [owner for owner in owners if isinstance(owner, nn.Module)] if drawing else []
-        self._drawing = [weakref.ref(module) for module in (*roots, *(m for m in drawing if m.training))]
+        self._names, self._parts = list(parts), [_reference(part) for part in parts.values()]
         self._modules = [weakref.ref(module, suspect) for module in modules]
         self._adapters = [weakref.ref(module) for module in modules if _is_adapter(module)]
+        self._drawing = [weakref.ref(m) for m in (*roots, *(m for m in drawing if m.training)) if drawing]
         with torch._C.DisableTorchFunctionSubclass():
+            tensors = [tensor for weight in weights for tensor in _plain_tensors(weight)]
             stored = [(tensor, storage) for tensor in tensors if (storage := _storage(tensor)) is not None]
             counted = [tensor for tensor, _ in stored if not tensor.is_inference()]
             self.num_uncounted = len(tensors) - len(counted)
             self._versions = _Versions(counted)
             # The Python object of a storage lives as long as the storage, so this tells of `tensor.data = other`.
             self._storages = [weakref.ref(storage, suspect) for _, storage in stored]
-            self._kinds = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
-            self._samples = _sample(tensors)
+            self._content = [(tensor.dtype, tensor.shape) for tensor in tensors], _sample(tensors)
             # Where modules are moved by swapping, torch refuses to swap a tensor that has weak references.
             swaps = torch.__future__.get_swap_module_params_on_conversion()
             self._tensors: list[Any] = self._storages if swaps else [weakref.ref(tensor) for tensor in tensors]
             places = [] if swaps else [(weakref.ref(tensor), tensor.data_ptr()) for tensor, _ in stored]
-            self._num_places, self._next_places = len(places), itertools.cycle(places)
+        self._num_places, self._next_places = len(places), itertools.cycle(places)
 
     def has_parts_of(self, pipeline: object) -> bool:
         """Whether the attributes of ``pipeline`` are the same objects."""
-        return all([reference() is getattr(pipeline, name, None) for name, reference in self._parts])
+        pairs = zip(self._names, self._parts, strict=True)
+        return all([part() is getattr(pipeline, name, None) for name, part in pairs])  # noqa: C419  # half the time
 
     def has_weights(self, num_places: int | None) -> bool:
         """Whether no version counter moved and the next ``num_places`` tensors (None: all) have their storage still."""
+        count = self._num_places if num_places is None else num_places
         if self._versions.moved():
             return False
-        for reference, address in itertools.islice(
-            self._next_places, self._num_places if num_places is None else num_places
-        ):
+        for reference, address in itertools.islice(self._next_places, count):
             tensor = reference()
             if tensor is None or tensor.data_ptr() != address:
                 return False
@@ -73,12 +73,12 @@ class Snapshot:
     def continues(self, old: Snapshot) -> bool:
         """Whether nothing changed since ``old``. Another storage alone is a move between devices: not a change."""
         return (
-            _same(self._parts, old._parts)
+            self._names == old._names
+            and _same(self._parts, old._parts)
             and _same(self._modules, old._modules)
             and _same(self._tensors, old._tensors)
             and self._versions.sum == old._versions.sum
-            and self._kinds == old._kinds
-            and torch.equal(self._samples, old._samples)
+            and self._content == old._content
         )
 
     def is_training(self) -> bool:
@@ -90,8 +90,7 @@ class Snapshot:
         layers: list[Any] = [layer for reference in self._adapters if (layer := reference()) is not None]
         return tuple(
             [
-                (tuple(layer.active_adapters), *sorted(layer.scaling.items()), *layer.merged_adapters)
-                + (bool(layer.disable_adapters),)
+                (*layer.active_adapters, *sorted(layer.scaling.items()), *layer.merged_adapters, layer.disable_adapters)
                 for layer in layers
             ]
         )
@@ -106,9 +105,9 @@ class _Versions:
     """The version counters of some tensors, without the tensors.
 
     Autograd refuses to hand out a tensor that was changed in place after it was saved, and compares all counters in one
-    pass of C++. So the counters are saved with a node that never runs: 25 ns a tensor, where the sum of ``_version`` takes
-    52 ns, and 416 weights leave no time for that. Where autograd does not check (``saved_tensors_hooks`` are on), the
-    sum decides.
+    pass of C++. So the counters are saved with a node that never runs. That takes 25 ns a tensor; the sum of
+    ``_version`` takes 52 ns, too long for the 416 weights of CLIP-L and T5-XXL. The sum decides where autograd does not
+    check, because ``saved_tensors_hooks`` are on.
 
     Source: torch.autograd.function.FunctionCtx.save_for_backward.
     """
@@ -132,7 +131,7 @@ class _Versions:
     def _read(self) -> int:
         return sum(
             [counter._version for counter in self._counters]
-        )  # they only grow: an equal sum means equal counters
+        )  # counters only grow: equal sums are equal counters
 
 
 class _Save(torch.autograd.Function):
@@ -168,12 +167,8 @@ def _owners(part: Any) -> list[Any]:
     """The modules and the lone tensor of one part."""
     if isinstance(part, (nn.Module, torch.Tensor)):
         return [part]
-    values = part.values() if isinstance(part, dict) else getattr(part, "__dict__", {}).values()
-    return [value for value in (part if isinstance(part, (list, tuple)) else values) if isinstance(value, nn.Module)]
-
-
-def _tensors_of(owner: Any) -> list[torch.Tensor]:
-    return [*owner.parameters(), *owner.buffers()] if isinstance(owner, nn.Module) else [owner]
+    inside = part.values() if isinstance(part, dict) else getattr(part, "__dict__", {}).values()
+    return [value for value in (part if isinstance(part, (list, tuple)) else inside) if isinstance(value, nn.Module)]
 
 
 def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -193,21 +188,20 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
 
 
-def _sample(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Evenly spaced values of every tensor, as bytes on the CPU, in the order of ``tensors``."""
+def _sample(tensors: list[torch.Tensor]) -> bytes:
+    """Evenly spaced values of every tensor, in the order of ``tensors``."""
     pieces: dict[int, torch.Tensor] = {}
-    by_device: dict[torch.device, list[int]] = defaultdict(list)
     with torch.inference_mode():
         for i, tensor in enumerate(tensors):
             if tensor.layout is torch.strided and tensor.numel() and tensor.device.type != "meta":
                 values = tensor.int_repr() if tensor.is_quantized else tensor.detach()
                 step = -(-tensor.numel() // _NUM_SAMPLES)
                 pieces[i] = values.reshape(-1)[::step].contiguous().view(torch.uint8)
-                by_device[tensor.device].append(i)
-        for places in by_device.values():
-            joined = torch.cat([pieces[i] for i in places]).cpu()
-            pieces |= zip(places, joined.split([pieces[i].numel() for i in places]), strict=True)
-        return torch.cat([pieces[i] for i in sorted(pieces)]) if pieces else torch.empty(0, dtype=torch.uint8)
+        for device in {piece.device for piece in pieces.values()}:  # one transfer each
+            here = {i: piece for i, piece in pieces.items() if piece.device == device}
+            joined = torch.cat(list(here.values())).cpu()
+            pieces |= zip(here, joined.split([piece.numel() for piece in here.values()]), strict=True)
+        return torch.cat([*pieces.values(), torch.empty(0, dtype=torch.uint8)]).numpy().tobytes()
 
 
 def _draws_in_training(module: nn.Module) -> bool:
@@ -231,11 +225,5 @@ def _reference(part: Any) -> Callable[[], Any]:
 
 
 def _same(new: list[Any], old: list[Any]) -> bool:
-    """Whether two lists refer to the same living objects, under the same names."""
-    return len(new) == len(old) and all(_is_same(one, other) for one, other in zip(new, old, strict=True))
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple):
-        return one[0] == other[0] and _is_same(one[1], other[1])
-    return one() is other() is not None
+    """Whether two lists refer to the same living objects."""
+    return len(new) == len(old) and all(a() is b() is not None for a, b in zip(new, old, strict=True))

@@ -21,9 +21,16 @@ __all__ = ["EncoderWatch"]
 
 logger = logging.getLogger("omnireuse")
 
+# These are process-wide: they say that some module gained a part, or that some optimizer stepped. A fused step changes
+# weights without a new tensor version (torch 2.13).
+_REGISTER: tuple[Callable[[Any], Any], ...] = (
+    registration.register_module_module_registration_hook,
+    registration.register_module_parameter_registration_hook,
+    registration.register_module_buffer_registration_hook,
+    register_optimizer_step_post_hook,
+)
+_NUM_PLACES = {"versions": 8, "storages": None}  # addresses that a hit compares, in turn
 _TOKENIZER_SETTINGS = ("padding_side", "truncation_side", "model_max_length")
-# Tensors whose address a hit compares, in turn. "manual" does not look at weights: the engine calls `bump`.
-_NUM_PLACES = {"versions": 8, "storages": None, "manual": 0}
 
 
 class EncoderWatch:
@@ -36,18 +43,16 @@ class EncoderWatch:
 
     Args:
         reads: what ``encode_prompt`` reads; None: everything.
-        weights: ``versions``, ``storages`` or ``manual``, see
-            :class:`~omnireuse.diffusion.prompts.options.PromptCacheOptions`.
+        weights: as in :class:`~omnireuse.diffusion.prompts.options.PromptCacheOptions`.
         on_change: called when a new epoch begins.
     """
 
     def __init__(self, reads: Reads | None, weights: str, on_change: Callable[[], None]) -> None:
         self._reads, self._weights, self._on_change = reads, weights, on_change
         self._lock = threading.RLock()
-        self.epoch = 0
+        self._epoch, self._is_due = 0, True
         self._snapshot: Snapshot | None = None
         self._settings: list[tuple[str, ...]] = []
-        self._is_due = True
         this = weakref.ref(self)
 
         def suspect(*_: object) -> None:
@@ -56,28 +61,20 @@ class EncoderWatch:
                 watch._is_due = True
 
         self._suspect = suspect
-        # These are process-wide: they say that some module gained a part, or that some optimizer stepped. A fused step
-        # changes weights without a new tensor version (torch 2.13).
-        handles = [
-            registration.register_module_module_registration_hook(suspect),
-            registration.register_module_parameter_registration_hook(suspect),
-            registration.register_module_buffer_registration_hook(suspect),
-            register_optimizer_step_post_hook(suspect),
-        ]
-        self.close = weakref.finalize(self, _remove, handles)
+        self.close = weakref.finalize(self, _remove, [register(suspect) for register in _REGISTER])
 
     def bump(self) -> int:
         """Start a new epoch and return it."""
         with self._lock:
-            self.epoch += 1
+            self._epoch += 1
             self._on_change()
-            return self.epoch
+            return self._epoch
 
     def state(self, pipeline: object) -> tuple[Frozen, ...]:
         """The part of a key that stands for everything but the arguments; its first element is the epoch.
 
         Raises:
-            UnkeyableError: an encoder is in training mode, where dropout may make every result another.
+            UnkeyableError: an encoder in training mode makes every result another.
         """
         snapshot = self._snapshot
         if self._is_due or snapshot is None or not self._looks_same(snapshot, pipeline):
@@ -85,7 +82,7 @@ class EncoderWatch:
         if snapshot.is_training():
             raise UnkeyableError("training")
         settings = tuple([freeze(_read(pipeline, chain)) for chain in self._settings])
-        return (self.epoch, snapshot.adapters(), settings, _autocast())
+        return (self._epoch, snapshot.adapters(), settings, _autocast())
 
     def audit(self, pipeline: object) -> Snapshot:
         """Look at everything; a difference starts a new epoch."""
@@ -93,10 +90,11 @@ class EncoderWatch:
             self._is_due = False  # before looking: an event during the audit must lead to another one
             parts, self._settings = self._find(pipeline)
             old, self._snapshot = self._snapshot, Snapshot(parts, self._suspect)
-            is_same = old is not None and self._snapshot.continues(old)
-            if old is not None and not is_same:
+            if old is not None and self._snapshot.continues(old):
+                return self._snapshot
+            if old is not None:
                 self.bump()
-            if not is_same and self._snapshot.num_uncounted and self._weights != "manual":
+            if self._snapshot.num_uncounted and self._weights != "manual":
                 logger.warning(
                     "%d weights of the text encoders have no version counter (made in inference mode) or no storage "
                     "(sparse): their changes are noticed by samples at best; call bump_epoch after each update",
@@ -122,14 +120,14 @@ class EncoderWatch:
         reads = self._reads or Reads(frozenset((name,) for name in _all_names(pipeline)), frozenset(), frozenset())
         parts: dict[str, object] = {}
         settings: set[tuple[str, ...]] = set()
-        for chain in reads.chains:
+        for chain in sorted(reads.chains):
             if not _is_plain(_read(pipeline, chain)):
                 part = parts[chain[0]] = getattr(pipeline, chain[0], None)  # a part of a part changes with it
                 if callable(getattr(part, "batch_decode", None)):
                     settings |= {(chain[0], name) for name in _TOKENIZER_SETTINGS}
             elif chain[0] not in reads.written:
                 settings.add(chain)
-        return dict(sorted(parts.items())), sorted(settings)
+        return parts, sorted(settings)
 
 
 def _remove(handles: list[Any]) -> None:

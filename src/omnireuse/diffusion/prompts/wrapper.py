@@ -47,8 +47,7 @@ class CachedEncodePrompt:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What ``encode_prompt(*args, **kwargs)`` returns, from the cache if it holds it. A hit is read-only."""
-        call, cache = self.call, self.cache
-        pipeline = call.pipeline
+        pipeline, call, cache = self.pipeline, self.call, self.cache
         if not cache.enabled:
             return call.function(*args, **kwargs)
         try:
@@ -73,23 +72,31 @@ class CachedEncodePrompt:
 
     @property
     def pipeline(self) -> Any:
-        """The pipeline this stands in for; None if it is gone."""
-        return self._pipeline()
+        """The pipeline this stands in for.
+
+        Raises:
+            ReferenceError: it is gone.
+        """
+        pipeline = self._pipeline()
+        if pipeline is None:
+            raise ReferenceError("encode_prompt was called after its pipeline was freed")
+        return pipeline
 
     @property
     def call(self) -> EncodeCall:
         """How the pipeline's ``encode_prompt`` is called; read anew if the class has another one."""
-        call = self._call
-        if call is None or not call.is_current(self._pipeline()):
-            with self._reading:
-                call = self._call
-                if call is None or not call.is_current(self._pipeline()):  # else another thread was first
-                    if call is not None:
-                        name = type(self._pipeline()).__name__
-                        logger.info("encode_prompt of %s was replaced; its cached embeddings are dropped", name)
-                        self.close()
-                    self._call = call = EncodeCall(self._pipeline(), self.original, self.cache, self.model_tag)
-        return call
+        call, pipeline = self._call, self.pipeline
+        if call is not None and call.is_current(pipeline):
+            return call
+        with self._reading:
+            call = self._call
+            if call is None or not call.is_current(pipeline):  # else another thread was first
+                if call is not None:
+                    name = type(pipeline).__name__
+                    logger.info("encode_prompt of %s was replaced; its cached embeddings are dropped", name)
+                    self.close()
+                self._call = call = EncodeCall(pipeline, self.original, self.cache, self.model_tag)
+            return call
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -100,7 +107,7 @@ class CachedEncodePrompt:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        return own_function(self.pipeline) if self.original is None else self.original  # type: ignore[no-any-return]  # whatever the user had put there
+        return own_function(self.pipeline) if self.original is None else self.original
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -112,7 +119,7 @@ class CachedEncodePrompt:
 
     @property
     def __doc__(self) -> str | None:  # type: ignore[override]  # the documentation of what it stands in for
-        return self.__wrapped__.__doc__ if self.pipeline is not None else None
+        return None if self._pipeline() is None else self.__wrapped__.__doc__
 
     @property
     def __self__(self) -> Any:
