@@ -1,6 +1,6 @@
 """Continuous batching with reuse: throughput and rows of each wave, in vllm-omni's own scheduler, with a cost model.
 
-    scripts/vllm_omni_venv.sh VENV && VENV/bin/python -m bench.waves
+    scripts/vllm_omni_venv.sh VENV && VENV/bin/python -W ignore -m bench.waves
 
 Requests arrive at random (Poisson) and run in waves. A wave costs `per_wave` once and `per_row` for each row that
 computes; forecast rows cost `FORECAST` of a computed one. Variants: no cache; a cache whose requests all compute in the
@@ -13,14 +13,17 @@ import argparse
 import json
 import random
 import statistics
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.integrations.phases import WavePlanner, linear_cost
+from tests.hosts.vllm_omni import cpu_platform
 
 RESULTS = Path(__file__).parent / "results" / "waves.json"
 STEPS, MOST_RUNNING, FORECAST = (20, 28, 40), 8, 0.01
@@ -52,6 +55,7 @@ class Measured:
     end: float = 0.0
 
     def figures(self) -> dict[str, float]:
+        """The figures that are compared, times in the unit of one row."""
         computing = [rows for rows in self.rows if rows]
         return {
             "requests_per_time": len(self.latencies) / self.end,
@@ -71,7 +75,7 @@ def arrivals(load: float, per_wave: float, count: int, seed: int) -> Iterator[Jo
         yield Job(number, clock, rng.choice(STEPS))
 
 
-def simulate(variant: str, load: float, per_wave: float, *, count: int, seed: int) -> Measured:
+def simulate(variant: str, load: float, per_wave: float, count: int, seed: int) -> Measured:
     """Run the engine's scheduler over all requests."""
     from vllm_omni.diffusion.sched.step_scheduler import StepScheduler
 
@@ -143,35 +147,32 @@ def over_seeds(make: Callable[[int], Measured], seeds: int) -> dict[str, dict[st
     """Mean and spread of each figure over random arrivals."""
     figures = [make(seed).figures() for seed in range(seeds)]
     return {
-        name: {"mean": statistics.mean(each[name] for each in figures), "spread": statistics.stdev(e[name] for e in figures)}
+        name: {"mean": statistics.mean(values), "spread": statistics.stdev(values)}
         for name in figures[0]
+        for values in [[each[name] for each in figures]]
     }
 
 
 def main() -> None:
     """Measure all variants, print a table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=120)
+    parser.add_argument("--seeds", type=int, default=4)
     options = parser.parse_args()
+    cpu_platform.install(Path(tempfile.mkdtemp()))
     results: dict[str, Any] = {"requests": options.requests, "seeds": options.seeds, "most_running": MOST_RUNNING}
     print("device      load  variant        requests/time (x none)   latency (x none)   rows/wave  idle waves")
     for shape, per_wave in SHAPES.items():
         for load in LOADS:
             base: dict[str, dict[str, float]] = {}
             for variant in VARIANTS:
-                found = over_seeds(
-                    lambda seed, v=variant, n=load, c=per_wave: simulate(v, n, c, count=options.requests, seed=seed),
-                    options.seeds,
-                )
+                found = over_seeds(partial(simulate, variant, load, per_wave, options.requests), options.seeds)
                 base = base or found
                 results.setdefault(shape, {}).setdefault(str(load), {})[variant] = found
                 ratio = found["requests_per_time"]["mean"] / base["requests_per_time"]["mean"]
                 waits = found["median_latency"]["mean"] / base["median_latency"]["mean"]
-                print(
-                    f"{shape:10}  {load:4}  {variant:13}  {ratio:21.2f}  {waits:17.2f}  "
-                    f"{found['rows_of_a_computing_wave']['mean']:9.2f}  {found['waves_without_computation']['mean']:9.0%}"
-                )
+                rows, idle = found["rows_of_a_computing_wave"]["mean"], found["waves_without_computation"]["mean"]
+                print(f"{shape:10}  {load:4}  {variant:13}  {ratio:21.2f}  {waits:17.2f}  {rows:9.2f}  {idle:9.0%}")
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 

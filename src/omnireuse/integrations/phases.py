@@ -1,8 +1,9 @@
 """Which steps the requests of a continuous batch compute, so that their computed steps fall into the same waves.
 
-A wave of an engine is one denoising step of all running requests. The transformer takes longer for the first row of a
-batch than for each further one, so two requests that compute in the same wave cost less than in two. Schedules are known
-ahead: the computed steps of a new request move by one step where others compute.
+A wave of an engine is one denoising step of all running requests. The first row of a batch takes the transformer longer
+than each further one, so two requests that compute in the same wave cost less than in two. Schedules are known ahead:
+the computed steps of a new request move by one step to waves in which others compute. The steps of a request that is
+aborted count until their waves are over.
 """
 
 from __future__ import annotations
@@ -64,16 +65,6 @@ class WavePlanner:
             self._rows[wave + step] += rows
         return frozenset(placed)
 
-    def forget(self, steps: Iterable[int], *, wave: int, rows: int = 1) -> None:
-        """Take back the steps of a request that ends early.
-
-        Args:
-            steps: those that it will not compute.
-            wave: of its first step.
-            rows: that it brought.
-        """
-        self._rows.subtract({wave + step: rows for step in steps})
-
     def finish(self, wave: int) -> None:
         """Drop what is known of the waves before this one."""
         for past in [each for each in self._rows if each < wave]:
@@ -101,5 +92,3 @@ class WavePlanner:
 
     def _added(self, wave: int, rows: int) -> float:
         return self._cost(self._rows[wave] + rows) - self._cost(self._rows[wave])
-
-

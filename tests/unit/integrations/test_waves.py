@@ -14,6 +14,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from omnireuse import BestOrder, Blend, ErrorControl, FixedSchedule, Strategy
+from omnireuse.integrations.phases import WavePlanner, linear_cost
 from omnireuse.integrations.vllm_omni.settings import OFF, Plan
 from omnireuse.integrations.vllm_omni.waves import KEY, Waves
 
@@ -52,9 +53,9 @@ def request(name: str, plan: str, steps: int, seed: int) -> State:
 class Engine:
     """Steps a set of requests; keeps count of the rows that the transformer sees."""
 
-    def __init__(self) -> None:
+    def __init__(self, planner: WavePlanner | None = None) -> None:
         self.rows: list[int] = []
-        self.waves = Waves(self._denoise, list, lambda state: PLANS[state.plan])
+        self.waves = Waves(self._denoise, list, lambda state: PLANS[state.plan], planner)
         self.fails = False
 
     def _denoise(self, batch: Sequence[State], *, states: Sequence[State], **_: Any) -> torch.Tensor:
@@ -114,6 +115,18 @@ def test_only_requests_that_compute_go_through_the_transformer() -> None:
     for wave in range(21):
         engine.wave([each for each, start in ((first, 0), (second, 1)) if start <= wave < start + 20])
     assert sum(engine.rows) == first.extra[KEY].computed + second.extra[KEY].computed < 40
+
+
+def test_aligned_requests_compute_in_fewer_waves() -> None:
+    waves = {}
+    for planner in (None, WavePlanner(linear_cost())):
+        engine = Engine(planner)
+        states = [request(f"request {number}", "half", 20, number) for number in range(3)]
+        for wave in range(22):
+            engine.wave([state for number, state in enumerate(states) if number <= wave < number + 20])
+        waves[planner is None] = len(engine.rows)
+        assert [state.extra[KEY].computed for state in states] == [states[0].extra[KEY].computed] * 3
+    assert waves[False] < waves[True]
 
 
 def test_random_waves_with_aborts_and_faults_leak_nothing_and_mix_nothing_up() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.pipelines import enable
+from omnireuse.integrations.phases import WavePlanner, linear_cost
 from omnireuse.integrations.vllm_omni.settings import KEY, Plan, RequestSettings, ServerSettings
 from omnireuse.integrations.vllm_omni.waves import Waves
 
@@ -98,7 +99,8 @@ class Backend:
         """Stand before the pipeline's `denoise_step`. Idempotent."""
         self.end()
         if self.waves is None:
-            self.waves = Waves(pipeline.denoise_step, sub_batch, self._plan_of)
+            planner = WavePlanner(linear_cost()) if self.settings.align else None
+            self.waves = Waves(pipeline.denoise_step, sub_batch, self._plan_of, planner)
             pipeline.denoise_step = self.waves.denoise_step
 
     def _plan_of(self, state: Any) -> Plan:

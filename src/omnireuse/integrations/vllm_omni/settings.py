@@ -18,7 +18,7 @@ KEY = "omnireuse"
 """Name of the backend, and of a request's settings in its ``extra_args``."""
 
 _TARGETS = ("speedup", "computed_steps", "quality", "tolerance")
-_SERVER_OPTIONS = (*_TARGETS, "profile")
+_SERVER_OPTIONS = (*_TARGETS, "profile", "align")
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,9 @@ class RequestSettings:
 class ServerSettings:
     """What the server was started with: a target, a profile, or neither for the default.
 
+    With ``"align": true`` the computed steps of a request may move by one step, so that requests of a continuous batch
+    compute in the same waves. A picture then depends a little on the requests beside it.
+
     Args:
         cache_config: a mapping, or vllm-omni's `DiffusionCacheConfig`.
 
@@ -98,6 +101,9 @@ class ServerSettings:
                 raise UnknownNameError(
                     "option of --cache-config for the cache backend omnireuse", name, _SERVER_OPTIONS
                 )
+        self.align = self.options.pop("align", False)
+        if not isinstance(self.align, bool):
+            raise WrongTypeError(f"--cache-config(align={self.align!r:.60}): align must be true or false")
         check_targets(**{name: self.options.get(name) for name in _TARGETS})
         self._plans: dict[tuple[tuple[str, float], ...], Plan] = {}
 
@@ -129,7 +135,7 @@ class ServerSettings:
         arguments = self.enable_arguments(request)
         if not arguments:
             return Plan(DEFAULT, "default")
-        wanted = {name: arguments.get(name) for name in _SERVER_OPTIONS}
+        wanted = {name: arguments.get(name) for name in (*_TARGETS, "profile")}
         strategy, name, promise = strategy_for(pipeline, **wanted)
         return Plan(strategy, name, promise)
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
 from omnireuse.diffusion.reuse.branch_state import layout_of
+from omnireuse.diffusion.reuse.forecasters import Fitted
 from omnireuse.diffusion.reuse.generation import Generation
 from omnireuse.diffusion.reuse.noise import noise_levels
+from omnireuse.diffusion.reuse.policies import FixedSchedule
+from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.integrations.phases import WavePlanner
 from omnireuse.integrations.vllm_omni.settings import KEY, Plan
 
 __all__ = ["RequestReuse", "Waves"]
@@ -56,6 +60,8 @@ class Waves:
         denoise: the pipeline's own `denoise_step(input_batch, *, states, **kwargs)`.
         sub_batch: makes the input batch of some of the wave's requests.
         plan: what a request follows.
+        planner: moves the computed steps of a request to waves in which others compute; None leaves every request the
+            schedule that it would have alone.
     """
 
     def __init__(
@@ -63,10 +69,13 @@ class Waves:
         denoise: Callable[..., Any],
         sub_batch: Callable[[list[Any]], Any],
         plan: Callable[[Any], Plan],
+        planner: WavePlanner | None = None,
     ) -> None:
         self._denoise = denoise
         self._sub_batch = sub_batch
         self._plan = plan
+        self._planner = planner
+        self._wave = 0
         self._warned = False
         self.computed_whole = 0
         """Waves whose outputs are no single tensor, and which were computed whole for that."""
@@ -83,6 +92,9 @@ class Waves:
         """
         if not states:
             return self._denoise(input_batch, states=states, **kwargs)
+        self._wave += 1
+        if self._planner is not None:
+            self._planner.finish(self._wave)
         requests = [self._request(state) for state in states]
         choices = [
             None if request.generation is None else request.generation.decide(layout=layout_of(state.latents))
@@ -126,9 +138,19 @@ class Waves:
             return None
         scheduler = state.scheduler
         levels = noise_levels(scheduler) if hasattr(scheduler, "timesteps") else ()
-        generation = plan.strategy.start(levels, total=state.total_steps)
+        strategy = self._in_phase(plan.strategy, plan.strategy.start(levels, total=state.total_steps), state)
+        generation = strategy.start(levels, total=state.total_steps)
         generation.index = state.step_index
         return generation
+
+    def _in_phase(self, strategy: Strategy, alone: Generation, state: Any) -> Strategy:
+        """The strategy with the planner's steps. Fitted weights belong to the steps they were fitted for, and a policy
+        that measures has no steps ahead of the run: both stay."""
+        own = alone.schedule
+        if self._planner is None or own is None or isinstance(strategy.forecaster, Fitted) or state.step_index:
+            return strategy
+        steps = self._planner.place(own, state.total_steps, wave=self._wave, rows=state.latents.shape[0])
+        return replace(strategy, policy=FixedSchedule(steps=tuple(sorted(steps))))
 
     def _without_reuse(
         self,
