@@ -4,9 +4,9 @@ WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test coverage lint bench clean
+.PHONY: help setup demo test test-hosts coverage lint bench clean
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.stamp-project ## the virtual environment in .venv
 
@@ -15,6 +15,10 @@ demo: setup ## one prompt set in full, cached and with fewer steps; writes out/d
 
 test: setup ## the test suite, on all cores with one thread each (TEST="-k name" narrows it)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations=20 $(TEST)
+
+test-hosts: ## reuse inside the engines: builds an environment for each (2 GB) and runs the tests in it
+	scripts/vllm_venv.sh
+	scripts/vllm_omni_venv.sh
 
 coverage: setup ## the same with branch coverage, which takes longer
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term $(TEST)

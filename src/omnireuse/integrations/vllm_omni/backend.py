@@ -8,6 +8,7 @@ from typing import Any
 
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.pipelines import enable
+from omnireuse.errors import ConfigError
 from omnireuse.integrations.phases import WavePlanner, linear_cost
 from omnireuse.integrations.vllm_omni.settings import KEY, Plan, RequestSettings, ServerSettings
 from omnireuse.integrations.vllm_omni.waves import Waves
@@ -104,7 +105,13 @@ class Backend:
             pipeline.denoise_step = self.waves.denoise_step
 
     def _plan_of(self, state: Any) -> Plan:
-        return self.settings.plan(RequestSettings.of(state.sampling.extra_args), self._pipeline)
+        plan = self.settings.plan(RequestSettings.of(state.sampling.extra_args), self._pipeline)
+        if plan.strategy is not None and plan.strategy.region != "step":
+            raise ConfigError(
+                f"--cache-config: {plan.name} works in region {plan.strategy.region!r}, and a wave of requests is "
+                "forecast after guidance, in region 'step'; run the server without step execution, or give speedup="
+            )
+        return plan
 
     def __repr__(self) -> str:
         return f"Backend(config={self.settings.options!r})"
