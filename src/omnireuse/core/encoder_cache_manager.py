@@ -1,7 +1,6 @@
-"""Which multimodal encoder outputs stay, per request: bookkeeping in encoder tokens, without a tensor.
+"""Decide which multimodal encoder outputs stay, counted in encoder tokens. The model runner keeps the tensors.
 
-The outputs themselves live with the model runner; this class says which of them may. Entries belong to one
-request each. `omnireuse.core.shared_encoder_cache` shares them between requests.
+An entry belongs to one request; `omnireuse.core.shared_encoder_cache` shares entries between requests.
 """
 
 from __future__ import annotations
@@ -18,16 +17,15 @@ __all__ = ["EncoderCacheManager", "EncoderRequest", "compute_encoder_budget"]
 
 logger = logging.getLogger(__name__)
 
-# One step frees at most what is cached, so a caller that drains every step stays far below this.
 _MAX_PENDING_FREED = 65_536
 
 
 class EncoderRequest(Protocol):
-    """What the manager needs to know of a request."""
+    """The part of a request that the manager reads."""
 
     @property
     def request_id(self) -> str:
-        """The name of the request, unique among those alive."""
+        """The name of the request, unique among those that run."""
 
     def get_num_encoder_tokens(self, input_id: int) -> int:
         """Encoder tokens of one multimodal input of the request."""
@@ -35,7 +33,7 @@ class EncoderRequest(Protocol):
 
 def _as_size(what: str, value: object) -> int:
     try:
-        size = index(value)  # type: ignore[arg-type]  # the point is to find out whether it is an integer
+        size = index(value)  # type: ignore[arg-type]  # tells whether it is an integer
     except TypeError:
         raise WrongTypeError(f"{what} must be an integer, got {value!r} of type {type(value).__name__}") from None
     if size < 0:
@@ -47,20 +45,19 @@ class EncoderCacheManager:
     """Decide which multimodal encoder outputs stay, counted in encoder tokens.
 
     Always holds: `num_free_slots` + the tokens of everything in `cached` == `cache_size`, and
-    0 ≤ `num_free_slots` ≤ `cache_size`. What is read off the manager is a copy. Not thread-safe: one scheduler owns it.
+    0 ≤ `num_free_slots` ≤ `cache_size`. Returned collections are copies. Not thread-safe: one scheduler owns it.
 
     Args:
         cache_size: capacity in encoder tokens, ≥ 0. A larger one keeps more inputs alive at once.
 
     Raises:
-        WrongTypeError: a size that is no integer.
-        ConfigError: a negative size.
+        WrongTypeError, ConfigError: a size that is no integer ≥ 0.
     """
 
     def __init__(self, cache_size: int) -> None:
         self._cache_size = _as_size("EncoderCacheManager(cache_size): field", cache_size)
         self._num_free_slots = self._cache_size
-        # The size is remembered as charged, so that a request that changes its mind cannot unbalance the books.
+        # The charged size is kept: the request may report another one later.
         self._charged: dict[str, dict[int, int]] = {}
         self._freed: deque[tuple[str, int]] = deque()
         self._num_freed_dropped = 0
@@ -83,17 +80,17 @@ class EncoderCacheManager:
 
     @property
     def cached(self) -> dict[str, set[int]]:
-        """Input ids held, by request id (a copy)."""
+        """Input ids held, by request id."""
         return {request_id: set(charged) for request_id, charged in self._charged.items()}
 
     @property
     def freed(self) -> list[tuple[str, int]]:
-        """(request id, input id) pairs freed since the last `get_freed_ids`, oldest first (a copy)."""
+        """(request id, input id) pairs freed since the last `get_freed_ids`, oldest first."""
         return list(self._freed)
 
     @property
     def num_freed_dropped(self) -> int:
-        """Freed pairs forgotten because nobody drained them; anything but 0 means the runner missed frees."""
+        """Freed pairs dropped because they were not drained: the runner missed them."""
         return self._num_freed_dropped
 
     def has_cache(self, request: EncoderRequest, input_id: int) -> bool:
@@ -105,11 +102,10 @@ class EncoderCacheManager:
         return self._num_tokens(request, input_id) <= self._num_free_slots
 
     def allocate(self, request: EncoderRequest, input_id: int) -> None:
-        """Charge the input to the request. An input already held is charged once and only once.
+        """Charge the input to the request, once.
 
         Raises:
-            StateError: the input does not fit (ask `can_allocate` first), or it is already held with another size
-                (free it first). Nothing has changed then.
+            StateError: the input does not fit, or it is already held with another size. Nothing has changed.
         """
         num_tokens = self._num_tokens(request, input_id)
         request_id = request.request_id
@@ -131,11 +127,11 @@ class EncoderCacheManager:
         self._num_free_slots -= num_tokens
 
     def get_cached_input_ids(self, request: EncoderRequest) -> set[int]:
-        """Return the input ids held for the request (a copy)."""
+        """Return the input ids held for the request."""
         return set(self._charged.get(request.request_id, ()))
 
     def free_encoder_input(self, request: EncoderRequest, input_id: int) -> None:
-        """Give one input back. An input that is not held is left alone, so a second free does nothing."""
+        """Free one input; one that is not held is left alone."""
         charged = self._charged.get(request.request_id)
         if charged is None or input_id not in charged:
             return
@@ -145,15 +141,15 @@ class EncoderCacheManager:
         self._note_freed(request.request_id, input_id)
 
     def free(self, request: EncoderRequest) -> None:
-        """Give every input of the request back, in the order of their ids."""
+        """Free every input of the request, in the order of their ids."""
         for input_id in sorted(self._charged.get(request.request_id, ())):
             self.free_encoder_input(request, input_id)
 
     def get_freed_ids(self) -> list[tuple[str, int]]:
         """Drain the (request id, input id) pairs freed since the last call, oldest first.
 
-        Call it once a step and let the runner drop these outputs before it encodes: an input freed and allocated
-        again within the step is in the list too.
+        Call it once a step. The runner must drop these outputs before it encodes: an input freed and allocated again
+        within the step is in the list too.
         """
         freed = list(self._freed)
         self._freed.clear()
@@ -180,9 +176,9 @@ class EncoderCacheManager:
 
 
 def compute_encoder_budget(model_config: Any, scheduler_config: Any, mm_registry: Any) -> tuple[int, int]:
-    """Compute what one step may encode and what the cache may hold, in encoder tokens.
+    """Compute how much one step may encode and the cache may hold, in encoder tokens.
 
-    Both are at least as large as the largest single item, which could otherwise never be scheduled.
+    Both are at least the size of the largest item, which could otherwise never be scheduled.
 
     Args:
         model_config: has `is_multimodal_model`.
@@ -191,7 +187,7 @@ def compute_encoder_budget(model_config: Any, scheduler_config: Any, mm_registry
         mm_registry: has `get_max_tokens_per_item_by_nonzero_modality(model_config)`; not touched for a text model.
 
     Returns:
-        (compute budget, cache size); (0, 0) for a text model, and with a warning where every modality is disabled.
+        (compute budget, cache size); (0, 0) for a text model, and with a warning if every modality is disabled.
 
     Raises:
         ConfigError: an item may not be split over steps and the largest one does not fit into one step.

@@ -39,14 +39,13 @@ _key_of = functools.lru_cache(maxsize=16_384)(EncoderKey)
 class VllmEncoderCacheManager:
     """Decide for vLLM's scheduler which encoder outputs stay, by content, counted in encoder embeddings.
 
-    A scheduling pass lasts from one `get_freed_mm_hashes` to the next. What the pass plans is committed at its end,
-    when the plan goes to the model runner; an item whose request is preempted before was never encoded and is no hit.
+    A scheduling pass ends with `get_freed_mm_hashes`. What it plans is committed at its end, when the plan goes to the
+    model runner; an item whose request is preempted before was never encoded and is no hit.
 
     Args:
         cache_size: capacity in encoder embeddings.
-        policy: see `SharedEncoderCacheConfig`.
-        ttl_seconds: see `SharedEncoderCacheConfig`.
-        join_within_pass: let a request use what another one plans in the same pass. Off where the scheduler may
+        policy, ttl_seconds: see `SharedEncoderCacheConfig`.
+        join_within_pass: let a request use what another one plans in the same pass. Must be off if the scheduler may
             withdraw a plan of the same pass (priority scheduling): then both encode.
     """
 
@@ -63,7 +62,7 @@ class VllmEncoderCacheManager:
         self.cache_size = cache_size
         self._join_within_pass = join_within_pass
         self._planned: dict[EncoderKey, Lease] = {}  # planned in this pass → the lease to commit
-        self._encoders: dict[EncoderKey, set[str]] = {}  # → the requests whose plan includes encoding it
+        self._encoders: dict[EncoderKey, set[str]] = {}  # → the requests that plan to encode it
 
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> VllmEncoderCacheManager:
@@ -71,7 +70,7 @@ class VllmEncoderCacheManager:
 
         Raises:
             UnknownNameError: `manager_config` has a key that nothing reads, or an unknown policy.
-            UnsupportedModelError: an encoder-decoder model, which vLLM schedules by other rules.
+            UnsupportedModelError: an encoder-decoder model.
         """
         if vllm_config.model_config.is_encoder_decoder:
             raise UnsupportedModelError(
@@ -98,7 +97,7 @@ class VllmEncoderCacheManager:
         return self.num_free_slots + self.shared.stats()["idle_embeds"]
 
     def reset(self) -> None:
-        """Forget everything: the weights changed. The runner is told by vLLM itself."""
+        """Forget everything, because the weights changed. vLLM itself tells the runner."""
         self.shared.clear()
         self.shared.drain_events()
         self._planned.clear()
@@ -121,7 +120,7 @@ class VllmEncoderCacheManager:
     def can_allocate(
         self, request: Any, input_id: int, encoder_compute_budget: int, num_embeds_to_schedule: int
     ) -> bool:
-        """Tell whether the input may be encoded now, and evict what stands in its way.
+        """Tell whether the input may be encoded now, and make room for it.
 
         Args:
             encoder_compute_budget: embeddings that this pass may still encode.
@@ -154,11 +153,11 @@ class VllmEncoderCacheManager:
             self._encoders.setdefault(key, set()).add(request.request_id)
 
     def get_cached_input_ids(self, request: Any) -> set[int]:
-        """Return the inputs the request holds (a copy)."""
+        """Return the inputs that the request holds (a copy)."""
         return set(self.shared.held_positions(request.request_id))
 
     def free_encoder_input(self, request: Any, input_id: int) -> None:
-        """Let go of one input; one that is not held is left alone."""
+        """Release one input; one that is not held is left alone."""
         request_id = request.request_id
         if not self._planned:
             self.shared.release(request_id, input_id)
@@ -180,14 +179,14 @@ class VllmEncoderCacheManager:
                 )
 
     def free(self, request: Any) -> None:
-        """Let go of everything a request holds: it finished, was preempted or could not be scheduled."""
+        """Release everything that a request holds."""
         for input_id in sorted(self.get_cached_input_ids(request)):
             self.free_encoder_input(request, input_id)
 
     def get_freed_mm_hashes(self) -> list[str]:
-        """End the pass: commit what it plans, and drain the identifiers whose outputs the runner drops.
+        """End the pass: commit its plans, and drain the identifiers whose outputs the runner drops.
 
-        One that left and was planned again in the pass is not among them.
+        An item that was evicted and planned again in the pass is not among them.
         """
         for lease in self._planned.values():
             self.shared.commit(lease)
@@ -201,7 +200,7 @@ class VllmEncoderCacheManager:
         return [key.content for key in freed if self.shared.get_num_embeds(key) is None]
 
     def get_manager_metadata(self) -> None:
-        """Nothing to tell the worker beside the freed identifiers."""
+        """The worker needs nothing beside the freed identifiers."""
 
     def _hold(self, key: EncoderKey, request: Any, input_id: int) -> Lease:
         lease = self.shared.reserve(key, request.request_id, input_id, request.get_num_encoder_embeds(input_id))
@@ -214,5 +213,5 @@ class VllmEncoderCacheManager:
 
     @staticmethod
     def _key(request: Any, input_id: int) -> EncoderKey:
-        # The runner files outputs under the identifier alone, so nothing else may tell entries apart here.
+        # The runner stores outputs under the identifier alone, so nothing else may distinguish entries here.
         return _key_of(request.mm_features[input_id].identifier)

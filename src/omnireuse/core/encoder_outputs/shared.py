@@ -1,4 +1,4 @@
-"""A shared encoder cache and its tensors as one: what the manager says is there, is there."""
+"""Join a shared encoder cache with the store of its tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["SharedEncoderOutputs"]
 
 
 class SharedEncoderOutputs:
-    """Let a store of tensors follow a manager, where both live in one process.
+    """Join a manager and a store of tensors in one process: the store holds what the manager lists.
 
-    It is the one reader of the manager's events. Every other call of the manager may be made on it directly; what it
-    evicts thereby is freed before anything is stored or read here.
+    It must be the only reader of the manager's events. Other calls of the manager may be made directly; what they
+    evict is freed before anything is stored or read here.
 
     Args:
         manager: decides what is on the device.
@@ -52,20 +52,19 @@ class SharedEncoderOutputs:
             return lease
         self.manager.commit(lease, num_bytes=found.num_bytes)
         self.follow()
-        return Lease(key=key, request_id=request_id, position=position, outcome=Outcome.HIT)
+        return lease._replace(outcome=Outcome.HIT)
 
     def commit(self, lease: Lease, output: object, *, encode_seconds: float | None = None) -> None:
         """Store what the lease's holder encoded: from now on it is a hit.
 
         Raises:
-            StateError: the lease is not, or no more, the one that has to encode. Nothing is stored then.
+            StateError: the lease is not, or no longer, the one that has to encode. Nothing is stored then.
             WrongTypeError: the output is made of more than tensors. The lease is still to be settled.
         """
-        num_embeds = self.manager.get_num_embeds(lease.key)
-        kept = self.store.compact(output, num_embeds or 0)
+        kept = self.store.compact(output, self.manager.get_num_embeds(lease.key) or 0)
         self.follow()
         self.manager.commit(lease, num_bytes=kept.num_bytes, encode_seconds=encode_seconds)
-        self.store.keep(lease.key, kept)
+        self.store.put(lease.key, kept, kept.num_embeds)
         self.follow()
 
     def abort(self, lease: Lease) -> list[Lease]:
@@ -85,23 +84,20 @@ class SharedEncoderOutputs:
 
     def follow(self) -> None:
         """Free what the manager has removed since the last call."""
-        events = self.manager.drain_events()
-        if not events:
-            return
-        gone: dict[EncoderKey, None] = {}
-        for event in events:
+        removed: dict[EncoderKey, None] = {}
+        for event in self.manager.drain_events():
             if event.key is None:  # cleared
                 self.store.clear()
-                gone.clear()
+                removed.clear()
             elif event.kind == "removed":
-                gone[event.key] = None
+                removed[event.key] = None
             else:
-                gone.pop(event.key, None)
+                removed.pop(event.key, None)
         num_dropped = self.manager.stats()["events_dropped"]
-        if num_dropped != self._num_events_dropped:  # what was not told is asked
+        if num_dropped != self._num_events_dropped:  # compare with the manager instead
             self._num_events_dropped = num_dropped
-            gone.update((key, None) for key in self.store.on_device if not self.manager.is_ready(key))
-        for key in gone:
+            removed.update((key, None) for key in self.store.on_device if not self.manager.is_ready(key))
+        for key in removed:
             self.store.drop(key)
 
     def assert_invariants(self) -> None:

@@ -1,4 +1,4 @@
-"""Encoder outputs by key: on the device for as long as the encoder cache says, then in tiers below it."""
+"""Keep encoder outputs: on the device while the encoder cache says so, then in host memory and outer tiers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["EncoderOutput", "EncoderOutputStore"]
 _COUNTERS = ("puts", "drops", "loads_host", "loads_outer", "load_misses", "mismatched")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EncoderOutput:
-    """One output as it is stored: in storage of its own, nobody else's.
+    """One output in storage of its own.
 
     Args:
         value: a tensor, or tuples, lists and dicts of tensors (several levels of features). Read-only by contract.
@@ -36,9 +36,16 @@ class EncoderOutput:
     num_embeds: int
     num_bytes: int
 
+    def to(self, device: torch.device) -> EncoderOutput:
+        """Return the output on another device, through pinned memory; on the same one, the same tensors."""
+        skeleton, leaves = flatten(self.value)
+        return EncoderOutput(
+            unflatten(skeleton, [_move(leaf, device) for leaf in leaves]), self.num_embeds, self.num_bytes
+        )
+
 
 class EncoderOutputStore:
-    """Keep the tensors of encoder outputs. It decides nothing: what stays on the device is said by `put` and `drop`.
+    """Keep the tensors of encoder outputs. The caller decides what is on the device, by `put` and `drop`.
 
     An output is written to the outer tiers when it is put, and moves to host memory when it is dropped from the
     device. `load` brings it back from the nearest place that has it. One thread owns the store, and one CUDA stream:
@@ -47,8 +54,8 @@ class EncoderOutputStore:
     Args:
         device: where outputs are used.
         host_bytes: budget of the host tier in bytes, least recently used first out; 0 for none. Pinned for CUDA.
-        outer: a tier, or several, outside the process. Whatever fails there is a counted miss.
-        weights: names the encoder's weights by their content (a checkpoint hash), where there is an outer tier:
+        outer: a tier, or several, outside the process. Any failure there is a counted miss.
+        weights: with an outer tier, the name of the encoder's weights by their content (a checkpoint hash), because
             `EncoderKey.weights_epoch` counts within one process only.
 
     Raises:
@@ -73,7 +80,7 @@ class EncoderOutputStore:
         self._on_device: dict[EncoderKey, EncoderOutput] = {}
         self._num_bytes = 0
         self._counters: Counter[str] = Counter()
-        self._weights = self._require_weights(weights)
+        self._set_weights(weights)
 
     def __repr__(self) -> str:
         return f"EncoderOutputStore({self.device}, {self.stats()})"
@@ -92,12 +99,12 @@ class EncoderOutputStore:
         return self._num_bytes
 
     def stats(self) -> dict[str, int]:
-        """Return counters and sizes; what a tier could not do is counted by the tier."""
-        host = None if self._host is None else self._host.stats()
+        """Return counters and sizes; failures of a tier are counted by the tier."""
         return {
             **{name: self._counters[name] for name in _COUNTERS},
             "device_entries": len(self._on_device), "device_bytes": self._num_bytes,
-            "host_entries": 0 if host is None else host.entries, "host_bytes": 0 if host is None else host.num_bytes,
+            "host_entries": 0 if self._host is None else len(self._host),
+            "host_bytes": 0 if self._host is None else self._host.num_bytes,
         }  # fmt: skip
 
     def compact(self, output: object, num_embeds: int) -> EncoderOutput:
@@ -112,24 +119,21 @@ class EncoderOutputStore:
             if not isinstance(leaf, torch.Tensor):
                 raise WrongTypeError("encoder output: must be made of tensors, got a numpy array; use torch.from_numpy")
             tensors.append(compact_copy(leaf.detach().to(self.device)))
-        return EncoderOutput(
-            value=unflatten(skeleton, tensors), num_embeds=num_embeds, num_bytes=storage_bytes(tensors)
-        )
+        return EncoderOutput(unflatten(skeleton, tensors), num_embeds, storage_bytes(tensors))
 
     def put(self, key: EncoderKey, output: object, num_embeds: int) -> EncoderOutput:
-        """Keep a copy of `output` on the device, and in every outer tier. What was there under the key goes.
+        """Keep a copy of `output` on the device and in every outer tier, in place of an earlier one.
+
+        `output` may be an `EncoderOutput` that `compact` returned; it is kept as it is.
 
         Raises: as `compact`.
         """
-        return self.keep(key, self.compact(output, num_embeds))
-
-    def keep(self, key: EncoderKey, output: EncoderOutput) -> EncoderOutput:
-        """As `put`, of what `compact` gave."""
-        self._place(key, output)
+        kept = output if isinstance(output, EncoderOutput) else self.compact(output, num_embeds)
+        self._place(key, kept)
         self._counters["puts"] += 1
         if self._outer is not None:
-            self._outer.put(_name(key), (output.num_embeds, output.value), namespace=self._namespace)
-        return output
+            self._outer.put(_name(key), (kept.num_embeds, kept.value), namespace=self._namespace)
+        return kept
 
     def get(self, key: EncoderKey) -> Any:
         """Return the output on the device, to be read only.
@@ -147,24 +151,30 @@ class EncoderOutputStore:
 
     def load(self, key: EncoderKey, num_embeds: int) -> EncoderOutput | None:
         """Bring an output onto the device from a tier below it; None, counted, if none has it with this size."""
-        kept = self._on_device.get(key)
-        if kept is None and self._host is not None:
-            found = self._host.lookup(key, None)
-            if found is not None:
-                kept = EncoderOutput(
-                    value=_moved(found.value, self.device), num_embeds=found.num_embeds, num_bytes=found.num_bytes
-                )
-                self._counters["loads_host"] += 1
-        if kept is None and self._outer is not None:
-            kept = self._load_outer(key)
+        kept = self._on_device.get(key) or self._load_host(key) or self._load_outer(key)
         if kept is None or kept.num_embeds != num_embeds:
             self._counters["load_misses" if kept is None else "mismatched"] += 1
             return None
         self._place(key, kept)
         return kept
 
+    def _load_host(self, key: EncoderKey) -> EncoderOutput | None:
+        found = None if self._host is None else self._host.lookup(key, None)
+        if found is None:
+            return None
+        self._counters["loads_host"] += 1
+        return found.to(self.device)
+
+    def _load_outer(self, key: EncoderKey) -> EncoderOutput | None:
+        found = None if self._outer is None else self._outer.lookup(_name(key), None, namespace=self._namespace)
+        if found is None:
+            return None
+        self._counters["loads_outer"] += 1
+        num_embeds, value = found
+        return self.compact(value, num_embeds)
+
     def drop(self, key: EncoderKey) -> None:
-        """Free an output on the device; the host tier takes it. One that is not there is left alone."""
+        """Move an output from the device to the host tier; one that is not on the device is left alone."""
         kept = self._on_device.pop(key, None)
         if kept is None:
             return
@@ -173,68 +183,48 @@ class EncoderOutputStore:
         if self._host is not None:
             copy = self._host.get(key)  # put again, so that it counts as used now; copied only once
             if copy is None or copy.num_embeds != kept.num_embeds:
-                value = _moved(kept.value, torch.device("cpu"))
-                copy = EncoderOutput(value=value, num_embeds=kept.num_embeds, num_bytes=kept.num_bytes)
+                copy = kept.to(torch.device("cpu"))
             self._host.put(key, copy, copy.num_bytes)
 
     def clear(self, *, weights: str | None = None) -> None:
-        """Forget what this process holds. What lies in outer tiers stays, under the name of the weights.
+        """Forget what this process holds. Outer tiers keep theirs, under the name of the weights.
 
         Args:
-            weights: the name of the encoder's weights from now on, where they have changed.
+            weights: the name of the encoder's weights from now on, if they have changed.
         """
         if weights is not None:
-            self._weights = self._require_weights(weights)
+            self._set_weights(weights)
         self._on_device.clear()
         self._num_bytes = 0
         if self._host is not None:
             self._host.clear()
 
     def assert_invariants(self) -> None:
-        """Assert that the sums are the sums and no budget is passed."""
+        """Assert that the sums are right and that the host tier respects its budget."""
         held = self._on_device.values()
         assert self._num_bytes == sum(kept.num_bytes for kept in held), "num_bytes is not the sum"
         for kept in held:
-            assert kept.num_bytes == storage_bytes(flatten(kept.value)[1]), "an output is not as large as it says"
+            assert kept.num_bytes == storage_bytes(flatten(kept.value)[1]), "an output has another size than it says"
         if self._host is not None:
             assert self._host.num_bytes <= (self._host.max_bytes or 0), "the host tier is over its budget"
             assert self._host.num_bytes == sum(kept.num_bytes for _, kept in self._host.snapshot()), "host sum"
-
-    @property
-    def _namespace(self) -> str:
-        return f"encoder:{self._weights}"
 
     def _place(self, key: EncoderKey, kept: EncoderOutput) -> None:
         before = self._on_device.get(key)
         self._num_bytes += kept.num_bytes - (0 if before is None else before.num_bytes)
         self._on_device[key] = kept
 
-    def _load_outer(self, key: EncoderKey) -> EncoderOutput | None:
-        assert self._outer is not None
-        found = self._outer.lookup(_name(key), None, namespace=self._namespace)
-        if found is None:
-            return None
-        self._counters["loads_outer"] += 1
-        num_embeds, value = found
-        return self.compact(value, num_embeds)
-
-    def _require_weights(self, weights: str) -> str:
+    def _set_weights(self, weights: str) -> None:
         if self._outer is not None and not weights:
             raise ConfigError(
                 "EncoderOutputStore(weights=''): field must name the encoder's weights where there is an outer tier, "
                 "or another model's outputs are found there; pass a hash of the checkpoint"
             )
-        return weights
+        self._namespace = f"encoder:{weights}"
 
 
 def _name(key: EncoderKey) -> str:
     return hashlib.blake2b(json.dumps(tuple(key)).encode(), digest_size=20).hexdigest()
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """The same value on another device, through pinned memory; on the same one, the very same tensors."""
-    skeleton, leaves = flatten(value)
-    return unflatten(skeleton, [_move(leaf, device) for leaf in leaves])
 
 
 def _move(leaf: Any, device: torch.device) -> torch.Tensor:

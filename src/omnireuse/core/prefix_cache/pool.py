@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from omnireuse.core.prefix_cache.batch import BatchRows
-from omnireuse.core.prefix_cache.rows import Integers, MergeBuffers, RowStore, to_raw
+from omnireuse.core.prefix_cache.rows import Integers, Mask, MergeBuffers, RowStore, to_raw
 from omnireuse.errors import StateError
 
 __all__ = ["HIDDEN", "PrefixHits", "RowPool"]
@@ -22,6 +23,7 @@ __all__ = ["HIDDEN", "PrefixHits", "RowPool"]
 HIDDEN = "hidden_states"
 
 
+@dataclass(frozen=True)
 class PrefixHits:
     """The requests of a step that start on a prefix hit, and their blocks.
 
@@ -32,14 +34,10 @@ class PrefixHits:
         planned_H: for each hit, how often its blocks had been released when it was planned, by block.
     """
 
-    def __init__(
-        self,
-        is_hit_R: np.ndarray[tuple[int], np.dtype[np.bool_]],
-        num_blocks_H: Integers,
-        blocks_N: Integers,
-        planned_H: list[Mapping[int, int]],
-    ) -> None:
-        self.is_hit_R, self.num_blocks_H, self.blocks_N, self.planned_H = is_hit_R, num_blocks_H, blocks_N, planned_H
+    is_hit_R: Mask
+    num_blocks_H: Integers
+    blocks_N: Integers
+    planned_H: list[Mapping[int, int]]
 
 
 class RowPool:
@@ -181,9 +179,7 @@ class RowPool:
         whole = torch.from_numpy(memory).view(store.dtype).view(-1, *store.feature_shape)
         return dict(zip(batch.req_ids, whole.split(num_rows_R.tolist()), strict=True))
 
-    def _readable(
-        self, name: str, batch: BatchRows, hits: PrefixHits
-    ) -> tuple[Integers, Integers, np.ndarray[tuple[int], np.dtype[np.bool_]] | None]:
+    def _readable(self, name: str, batch: BatchRows, hits: PrefixHits) -> tuple[Integers, Integers, Mask | None]:
         """Return the hits' block counts and blocks without the hits that are missed, and the rows to zero if any."""
         is_absent_NO = self.stores[name].absent(hits.blocks_N)
         if not is_absent_NO.any() and not any(hits.planned_H):

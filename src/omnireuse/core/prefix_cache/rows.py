@@ -12,11 +12,12 @@ import torch
 
 from omnireuse.core.prefix_cache.options import require_size
 
-__all__ = ["Integers", "MergeBuffers", "RawRows", "RowStore", "to_raw"]
+__all__ = ["Integers", "Mask", "MergeBuffers", "RawRows", "RowStore", "to_raw"]
 
 # Legend: B block, O offset in a block, F feature, S slot = block · block_size + offset, K rows of one call.
 
 Integers = npt.NDArray[np.integer]
+Mask = npt.NDArray[np.bool_]
 RawRows = npt.NDArray[np.void]
 """Rows as opaque bytes, one element each: numpy then copies a row at a time, whatever its dtype."""
 
@@ -83,9 +84,9 @@ class RowStore:
         """Make rows at these slots absent if an earlier step wrote them: the slot holds other content now."""
         self.version_S[slots_K[self.version_S[slots_K] < step]] = 0
 
-    def absent(self, blocks_N: Integers) -> npt.NDArray[np.bool_]:
+    def absent(self, blocks_N: Integers) -> Mask:
         """Tell for each row of these blocks whether it is absent, (blocks, block_size)."""
-        is_absent: npt.NDArray[np.bool_] = self.version_S.reshape(-1, self.block_size)[blocks_N] == 0
+        is_absent: Mask = self.version_S.reshape(-1, self.block_size)[blocks_N] == 0
         return is_absent
 
     def release(self, blocks_N: Integers) -> None:

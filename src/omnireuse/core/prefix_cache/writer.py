@@ -6,18 +6,10 @@ import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
 
 import torch
 
-__all__ = ["Ready", "WriteQueue", "start_host_copies"]
-
-
-class Ready(Protocol):
-    """Something to wait for, as a CUDA event is."""
-
-    def synchronize(self) -> None:
-        """Return once it has happened."""
+__all__ = ["WriteQueue", "start_host_copies"]
 
 
 @functools.cache
@@ -25,15 +17,15 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def start_host_copies(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Ready | None]:
+def start_host_copies(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.cuda.Event | None]:
     """Start copying device tensors into pinned memory on a stream of their own.
 
-    The tensors are first snapshot on their device, in order with the model's own work: the engine may overwrite its
-    buffers (a CUDA graph replay does) as soon as this returns. Host tensors come along as copies for the same reason.
+    The tensors are first cloned on their device, in order with the model's own work: the engine may overwrite its
+    buffers (a CUDA graph replay does) as soon as this returns. Host tensors among them are cloned for the same reason.
 
     Returns:
-        The host tensors, and what to wait for before they may be read; with no device tensor among them, the very
-        tensors that were given and None.
+        The host tensors, and the event to wait for before they are read; without a device tensor, the very tensors
+        that were given and None.
 
     Cost: no host synchronisation; one device-to-device copy on the current stream.
     """
@@ -42,24 +34,21 @@ def start_host_copies(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tenso
         return list(tensors), None
     (device,) = devices
     current, side = torch.cuda.current_stream(device), _side_stream(device)
-    snapshots = [tensor.detach().clone() for tensor in tensors]
+    host = [tensor.detach().clone() for tensor in tensors]
     side.wait_stream(current)
-    host = []
     with torch.cuda.stream(side):
-        for snapshot in snapshots:
-            if snapshot.is_cuda:
-                pinned = torch.empty(snapshot.shape, dtype=snapshot.dtype, pin_memory=True)
-                host.append(pinned.copy_(snapshot, non_blocking=True))
-                snapshot.record_stream(side)
-            else:
-                host.append(snapshot)
+        for index, clone in enumerate(host):
+            if clone.is_cuda:
+                pinned = torch.empty(clone.shape, dtype=clone.dtype, pin_memory=True)
+                host[index] = pinned.copy_(clone, non_blocking=True)
+                clone.record_stream(side)
         event = torch.cuda.Event()
         event.record(side)
     return host, event
 
 
 class WriteQueue:
-    """Run writes in the order given: at once where nothing is to be waited for, else on one thread of their own.
+    """Run writes in the order given: at once if nothing is to be waited for, else on one thread of their own.
 
     Args:
         max_pending: writes in flight before the caller waits for the oldest.
@@ -74,7 +63,7 @@ class WriteQueue:
         self._thread: ThreadPoolExecutor | None = None
         self.num_stalls = 0
 
-    def write(self, job: Callable[[], None], ready: Ready | None) -> None:
+    def write(self, job: Callable[[], None], ready: torch.cuda.Event | None) -> None:
         """Run `job` after `ready` and after every earlier job. A failed job raises at the next call."""
         if ready is None:
             self.flush()
@@ -95,6 +84,6 @@ class WriteQueue:
             self._pending.popleft().result()
 
 
-def _run_after(ready: Ready, job: Callable[[], None]) -> None:
+def _run_after(ready: torch.cuda.Event, job: Callable[[], None]) -> None:
     ready.synchronize()
     job()

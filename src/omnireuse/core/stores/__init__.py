@@ -1,1 +1,1 @@
-"""Stores of reusable values: bounded mappings that know bytes and time, and nothing of what the values mean."""
+"""Stores of reusable values, in memory and outside the process."""

@@ -1,4 +1,4 @@
-"""Single flight: concurrent requests for one absent key run its loader once and share what came of it."""
+"""Single flight: concurrent requests for one absent key run its loader once and share the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 
 class _Flight(Generic[V]):
-    """One running loader: the thread and task that run it, and what they will deliver."""
+    """One running loader: the thread and task that run it, and its result to be."""
 
     __slots__ = ("future", "task", "thread")
 
@@ -23,14 +23,17 @@ class _Flight(Generic[V]):
         self.thread, self.task = threading.get_ident(), task
 
 
+class _AbandonedError(Exception):
+    """The leader was interrupted: one of the waiters leads next."""
+
+
 class SingleFlight(Generic[V]):
-    """Runs at most one loader per key at a time, across threads and asyncio tasks.
+    """Run at most one loader per key at a time, across threads and asyncio tasks.
 
     The first caller (the leader) runs its loader; the others wait and get the same value, or the leader's own error.
-    Nothing is remembered once the leader is done: an error is never served to a later caller. A leader that is
-    interrupted rather than failed (KeyboardInterrupt, a cancelled task) hands over to one of its waiters. A loader
-    that asks for its own key again, and a synchronous call on a thread whose own task is loading, run at once,
-    because waiting would never end.
+    Nothing is remembered afterwards: an error is never served to a later caller. If the leader is interrupted
+    (KeyboardInterrupt, a cancelled task), one of its waiters leads next. A loader that asks for its own key, and a
+    synchronous call on a thread whose own task is loading, run at once, because waiting would never end.
     """
 
     def __init__(self) -> None:
@@ -38,47 +41,37 @@ class SingleFlight(Generic[V]):
         self._flights: dict[Hashable, _Flight[V]] = {}
 
     def __len__(self) -> int:
-        """Loaders running now."""
+        """Return the number of running loaders."""
         return len(self._flights)
 
     def run(self, key: Hashable, load: Callable[[], V]) -> tuple[V, bool]:
-        """The value of ``load()`` and whether this call led.
+        """Return the value of ``load()`` and whether this call led.
 
         Raises:
             Exception: what ``load`` raised, in the leader and in every waiter.
         """
-        while True:
-            flight, leads = self._join(key, None)
-            if not leads:
-                if flight.thread == threading.get_ident():
-                    return load(), True
-                try:
-                    return flight.future.result(), False
-                except _Abandoned:
-                    continue
-            try:
-                value = load()
-            except BaseException as error:
-                self._finish(key, flight, error=error)
-                raise
-            self._finish(key, flight, value=value)
-            return value, True
+        led = []
+
+        def lead(keys: list[Any]) -> dict[Any, V]:
+            led.append(key)
+            return {key: load()}
+
+        return self.run_many([key], lead)[key], bool(led)
 
     def run_many(self, keys: Sequence[Hashable], load: Callable[[list[Any]], Mapping[Any, V]]) -> dict[Any, V]:
-        """The values of several keys: one call of ``load`` for those that nobody is loading, the others waited for.
+        """Return the values of several keys: one call of ``load`` for those that nobody is loading.
 
-        A caller finishes its own keys before it waits, so that two callers with overlapping keys never wait for each
-        other.
+        A caller finishes its own keys before it waits, so two callers with overlapping keys never wait for each other.
 
         Raises:
             Exception: what ``load`` raised, here and in every waiter; or what the loader of a key waited for raised.
         """
         values: dict[Any, V] = {}
-        wanted = list(dict.fromkeys(keys))
-        while wanted:
-            joined = {key: self._join(key, None) for key in wanted}
+        missing = list(dict.fromkeys(keys))
+        while missing:
+            joined = {key: self._join(key, None) for key in missing}
             led = {key: flight for key, (flight, leads) in joined.items() if leads}
-            own = [key for key in wanted if key in led or joined[key][0].thread == threading.get_ident()]
+            own = [key for key in missing if key in led or joined[key][0].thread == threading.get_ident()]
             if own:
                 try:
                     loaded = load(own)
@@ -89,12 +82,12 @@ class SingleFlight(Generic[V]):
                     raise
                 for key, flight in led.items():
                     self._finish(key, flight, value=values[key])
-            wanted = [key for key in wanted if key not in values]
-            for key in tuple(wanted):
+            missing = [key for key in missing if key not in values]
+            for key in tuple(missing):
                 try:
                     values[key] = joined[key][0].future.result()
-                    wanted.remove(key)
-                except _Abandoned:
+                    missing.remove(key)
+                except _AbandonedError:
                     continue  # another round: this caller may lead it now
         return values
 
@@ -109,7 +102,7 @@ class SingleFlight(Generic[V]):
                 try:
                     # Shielded: a cancelled waiter must not cancel the flight that others wait for.
                     return await asyncio.shield(asyncio.wrap_future(flight.future)), False
-                except _Abandoned:
+                except _AbandonedError:
                     continue
             try:
                 value = await load()
@@ -130,17 +123,10 @@ class SingleFlight(Generic[V]):
     def _finish(
         self, key: Hashable, flight: _Flight[V], *, value: V | None = None, error: BaseException | None = None
     ) -> None:
-        # The key leaves first: a caller that comes after the outcome is known starts afresh (and finds the store
-        # filled).
+        # The key leaves first: a caller that comes once the result is known finds the store filled, or starts afresh.
         with self._lock:
             del self._flights[key]
         if error is None:
             flight.future.set_result(value)  # type: ignore[arg-type]  # value is V whenever there is no error
-        elif isinstance(error, Exception):
-            flight.future.set_exception(error)
         else:
-            flight.future.set_exception(_Abandoned())
-
-
-class _Abandoned(Exception):
-    """The leader was interrupted: one of the waiters leads next."""
+            flight.future.set_exception(error if isinstance(error, Exception) else _AbandonedError())

@@ -1,4 +1,4 @@
-"""A thread-safe mapping in process memory with a byte budget, an eviction policy and a clock that is a parameter."""
+"""A thread-safe mapping in memory with a byte budget, an eviction policy and a clock that is a parameter."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar, overload
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import cachetools
 
@@ -29,8 +29,7 @@ EVICTION_POLICIES: Mapping[str, type[cachetools.Cache[Any, Any]]] = {
 class StoreStats:
     """Counters of one store since its creation; ``entries`` and ``num_bytes`` are as of now.
 
-    ``refused`` counts values larger than the whole budget, ``expired`` the entries dropped for their age and
-    ``failures`` by reason what a tier could not do (each such lookup is also one of ``misses``).
+    ``refused`` counts values larger than the whole budget, ``expired`` the entries dropped for their age.
     """
 
     entries: int = 0
@@ -41,10 +40,6 @@ class StoreStats:
     refused: int = 0
     expired: int = 0
 
-    def as_dict(self) -> dict[str, int]:
-        """The counters by name."""
-        return asdict(self)
-
 
 @dataclass(slots=True)
 class _Slot(Generic[V]):
@@ -53,24 +48,19 @@ class _Slot(Generic[V]):
     expires_at: float
 
 
-def _slot_bytes(slot: Any) -> float:
-    return float(slot.num_bytes)
-
-
 class MemoryStore(Mapping[Hashable, V], Generic[V]):
-    """A bounded mapping: what does not fit evicts the least valuable entries, what can never fit is refused alone.
+    """A bounded mapping. A value that does not fit evicts others; one that can never fit is refused alone.
 
-    Reading through the mapping interface (``store[key]``, ``in``, iteration) counts nothing and moves nothing;
-    :meth:`lookup` is the read that counts and that the eviction policy sees. The size of a value is given with it,
-    so the store knows nothing of tensors.
+    Reading through the mapping interface (``store[key]``, ``get``, ``in``, iteration) counts nothing and moves
+    nothing; :meth:`lookup` is the read that counts and that the eviction policy sees.
 
     Args:
         max_bytes: budget in bytes, at least 1; None for no limit.
         max_entries: budget in entries, at least 1; None for no limit.
         eviction: one of ``lru``, ``lfu``, ``fifo``.
         ttl_s: seconds an entry lives, above 0; None for ever.
-        clock: monotonic seconds; a test passes its own.
-        on_drop: told ``(key, value)`` of every entry that leaves for any reason, under the store's lock.
+        clock: monotonic seconds.
+        on_drop: called with ``(key, value)`` of every entry that leaves for any reason, under the store's lock.
 
     Raises:
         ConfigError: a budget or ``ttl_s`` out of range.
@@ -96,11 +86,13 @@ class MemoryStore(Mapping[Hashable, V], Generic[V]):
         self.eviction, self.ttl_s, self._clock, self._on_drop = eviction, ttl_s, clock, on_drop
         self._lock = threading.RLock()
         limit = math.inf if max_bytes is None else max_bytes
-        self._slots: cachetools.Cache[Hashable, _Slot[V]] = EVICTION_POLICIES[eviction](limit, _slot_bytes)
+        self._slots: cachetools.Cache[Hashable, _Slot[V]] = EVICTION_POLICIES[eviction](
+            limit, lambda slot: slot.num_bytes
+        )
         self._stats = StoreStats()
 
     def lookup(self, key: Hashable, default: D) -> V | D:
-        """The value of ``key``, or ``default``; counted, and seen by the eviction policy."""
+        """Return the value of ``key``, or ``default``; counted, and seen by the eviction policy."""
         with self._lock:
             try:
                 slot = self._slots[key]
@@ -116,26 +108,25 @@ class MemoryStore(Mapping[Hashable, V], Generic[V]):
             return slot.value
 
     def put(self, key: Hashable, value: V, num_bytes: int) -> bool:
-        """Store ``value``; False, and nothing else touched, when ``num_bytes`` exceeds the whole budget.
+        """Store ``value``; False, and nothing else touched, if ``num_bytes`` exceeds the whole budget.
 
-        An entry of the same key that can no longer be replaced is dropped all the same: it would be out of date.
+        An entry of the same key is out of date and is dropped even then.
         """
         if num_bytes < 0:
             raise ConfigError(f"put(num_bytes={num_bytes}): field must be at least 0, got {num_bytes}")
         expires_at = math.inf if self.ttl_s is None else self._clock() + self.ttl_s
         with self._lock:
-            if key in self._slots:
-                self._drop(key)
+            self.discard(key)
             if self.max_bytes is not None and num_bytes > self.max_bytes:
                 self._stats.refused += 1
                 return False
-            while self._is_over(num_bytes):
+            while self._slots and self._is_over(num_bytes):
                 self._evict()
             self._slots[key] = _Slot(value, num_bytes, expires_at)
             return True
 
     def resize(self, max_entries: int) -> None:
-        """Take another budget of entries; what exceeds it is evicted at once."""
+        """Change the budget of entries and evict what exceeds it."""
         with self._lock:
             self.max_entries = check_budget("MemoryStore", "max_entries", max_entries)
             while len(self._slots) > max_entries:
@@ -150,21 +141,21 @@ class MemoryStore(Mapping[Hashable, V], Generic[V]):
             return True
 
     def discard_if(self, predicate: Callable[[Hashable, V], bool]) -> int:
-        """Drop every entry for which ``predicate(key, value)``; the number dropped."""
+        """Drop every entry for which ``predicate(key, value)``; returns how many."""
         with self._lock:
-            doomed = [key for key, slot in self._raw_items() if predicate(key, slot.value)]
-            for key in doomed:
+            dropped = [key for key, value in self.snapshot() if predicate(key, value)]
+            for key in dropped:
                 self._drop(key)
-            return len(doomed)
+            return len(dropped)
 
     def clear(self) -> None:
         """Drop every entry; counters stay."""
         self.discard_if(lambda _key, _value: True)
 
     def snapshot(self) -> list[tuple[Hashable, V]]:
-        """All entries at one instant, uncounted."""
+        """Return all entries at one instant, uncounted."""
         with self._lock:
-            return [(key, slot.value) for key, slot in self._raw_items()]
+            return [(key, self._peek(key)) for key in self._slots]
 
     @property
     def num_bytes(self) -> int:
@@ -172,23 +163,13 @@ class MemoryStore(Mapping[Hashable, V], Generic[V]):
         return int(self._slots.currsize)
 
     def stats(self) -> StoreStats:
-        """A consistent copy of the counters."""
+        """Return a consistent copy of the counters."""
         with self._lock:
-            self._stats.entries, self._stats.num_bytes = len(self._slots), self.num_bytes
-            return StoreStats(**asdict(self._stats))
+            return replace(self._stats, entries=len(self._slots), num_bytes=self.num_bytes)
 
     def __getitem__(self, key: Hashable) -> V:
         with self._lock:
-            return self._peek(key).value
-
-    @overload
-    def get(self, key: Hashable, /) -> V | None: ...
-    @overload
-    def get(self, key: Hashable, /, default: D) -> V | D: ...
-    def get(self, key: Hashable, /, default: Any = None) -> Any:
-        """As of any mapping: uncounted, the policy does not see it."""
-        with self._lock:
-            return self._peek(key).value if key in self._slots else default
+            return self._peek(key)
 
     def __contains__(self, key: object) -> bool:
         return key in self._slots
@@ -205,27 +186,28 @@ class MemoryStore(Mapping[Hashable, V], Generic[V]):
         return too_many or (self.max_bytes is not None and self.num_bytes + incoming > self.max_bytes)
 
     def _evict(self) -> None:
-        gone, slot = self._slots.popitem()
+        key, slot = self._slots.popitem()
         self._stats.evictions += 1
         if self._on_drop is not None:
-            self._on_drop(gone, slot.value)
+            self._on_drop(key, slot.value)
 
-    def _peek(self, key: Hashable) -> _Slot[V]:
+    def _peek(self, key: Hashable) -> V:
         # Cache.__getitem__ of the base class reads without telling the subclass's eviction order.
-        return cachetools.Cache.__getitem__(self._slots, key)
-
-    def _raw_items(self) -> list[tuple[Hashable, _Slot[V]]]:
-        return [(key, self._peek(key)) for key in self._slots]
+        return cachetools.Cache.__getitem__(self._slots, key).value
 
     def _drop(self, key: Hashable) -> None:
-        value = self._peek(key).value
+        value = self._peek(key)
         del self._slots[key]
         if self._on_drop is not None:
             self._on_drop(key, value)
 
 
 def check_budget(owner: str, name: str, value: int | None) -> int | None:
-    """``value`` if it is None or an integer of at least 1; ConfigError otherwise."""
+    """Return ``value`` if it is None or an integer of at least 1.
+
+    Raises:
+        ConfigError: it is not.
+    """
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         return value
     raise ConfigError(

@@ -13,9 +13,7 @@ __all__ = ["RedisTier"]
 
 
 class RedisTier(Tier):
-    """Values under ``namespace:key``, with the server's own eviction and, if wanted, an age.
-
-    What comes back is not trusted: the bytes carry a checksum and the key they were stored under.
+    """Values under ``namespace:key``, with the server's own eviction and an optional age.
 
     Args:
         url: as ``redis://localhost:6379/0``.
@@ -27,7 +25,7 @@ class RedisTier(Tier):
 
     Raises:
         MissingExtraError: the ``redis`` package is not installed.
-        ConfigError: a value out of range, or a URL that is none.
+        ConfigError: a value out of range, or an invalid URL.
     """
 
     name = "redis"
@@ -63,7 +61,7 @@ class RedisTier(Tier):
             raise ConfigError(f"RedisTier(url={url!r}): field must be a Redis URL, got {url!r}: {error}") from error
 
     def errors(self) -> tuple[type[Exception], ...]:
-        """Whatever the client or the network raises."""
+        """Return what the client and the network raise."""
         return self._errors
 
     def close(self) -> None:

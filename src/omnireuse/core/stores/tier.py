@@ -1,4 +1,4 @@
-"""A tier: a place outside this process that may keep values, and that may be dead, slow, lying or full.
+"""A tier: a place outside this process that keeps values, and that may be dead, slow, full or corrupt.
 
 Whatever goes wrong there is a miss, counted by its reason, and never an error of the request. After a few failures in
 a row the circuit opens: for a while the tier is not asked at all.
@@ -48,11 +48,11 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls are being held back."""
+        """Whether calls are held back."""
         return self._opened_at is not None
 
     def allows(self) -> bool:
-        """Whether to try now; after the pause it lets one call through and holds the others back until that reports."""
+        """Tell whether to try now; after the pause, one call is let through and others wait for its outcome."""
         with self._lock:
             if self._opened_at is None:
                 return True
@@ -62,22 +62,22 @@ class CircuitBreaker:
             return True
 
     def report(self, *, ok: bool) -> bool:
-        """Tell the outcome of a call; True when this very failure opened the circuit."""
+        """Take the outcome of a call; True if this failure opened the circuit."""
         with self._lock:
             if ok:
                 self._num_failures, self._opened_at = 0, None
                 return False
             self._num_failures += 1
-            opens = self._opened_at is None and self._num_failures >= self._max_failures
-            if self._num_failures >= self._max_failures:
-                self._opened_at = self._clock()
-            return opens
+            if self._num_failures < self._max_failures:
+                return False
+            was_closed, self._opened_at = self._opened_at is None, self._clock()
+            return was_closed
 
 
 class Tier(ABC):
-    """Bytes by text key in some outside place, wrapped so that nothing it does can hurt.
+    """Values by text key in an outside place. No failure there is an error here.
 
-    A subclass implements ``_read``, ``_write``, ``_delete`` and ``_keys`` and lets its errors out.
+    A subclass implements ``_read``, ``_write``, ``_delete`` and ``_keys`` and raises its own errors.
 
     Args:
         namespace: separates values of one model and state from those of others; part of every key.
@@ -93,7 +93,7 @@ class Tier(ABC):
         self._lock = threading.Lock()
 
     def lookup(self, key: str, default: Any = None, *, namespace: str | None = None) -> Any:
-        """The value of ``key`` with its tensors on the CPU, or ``default``. Never raises for the tier's sake."""
+        """Return the value of ``key`` with its tensors on the CPU, or ``default``."""
         full = self._full(key, namespace)
         data = self._guard("read", lambda: self._read(full))
         if data is None:
@@ -110,7 +110,7 @@ class Tier(ABC):
         return value
 
     def put(self, key: str, value: object, *, namespace: str | None = None) -> bool:
-        """Store ``value``; False, counted, when the tier does not take it."""
+        """Store ``value``; False, counted, if the tier does not take it."""
         full = self._full(key, namespace)
         try:
             data = encode(full, value)
@@ -127,14 +127,13 @@ class Tier(ABC):
         self._guard("delete", lambda: self._delete(self._full(key, namespace)))
 
     def stored_keys(self) -> Iterator[str]:
-        """The keys of this namespace, without it; none where the tier does not answer."""
+        """Return the keys of this namespace, without it; none if the tier does not answer."""
         prefix = f"{self.namespace}:"
         found: list[str] = self._guard("list", lambda: list(self._keys(prefix))) or []
         return (key[len(prefix) :] for key in found)
 
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of connections."""
+    def close(self) -> None:  # noqa: B027 - not every tier has connections
+        """Close connections."""
 
     def _full(self, key: str, namespace: str | None) -> str:
         return f"{self.namespace if namespace is None else f'{self.namespace}:{namespace}'}:{key}"
@@ -158,7 +157,7 @@ class Tier(ABC):
             self.counts.update(names)
 
     def errors(self) -> tuple[type[Exception], ...]:
-        """What the outside place may raise."""
+        """Return the errors that count as failures of the tier."""
         return (OSError,)
 
     @abstractmethod

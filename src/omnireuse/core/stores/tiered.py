@@ -23,7 +23,7 @@ class TieredStore:
         self.tiers = tuple(tiers)
 
     def lookup(self, key: str, default: Any = None, *, namespace: str | None = None) -> Any:
-        """The value from the nearest tier that has it, copied to those nearer; ``default`` if none has."""
+        """Return the value from the nearest tier that has it, copied to those nearer; ``default`` if none has."""
         for i, tier in enumerate(self.tiers):
             value = tier.lookup(key, _ABSENT, namespace=namespace)
             if value is not _ABSENT:

@@ -1,4 +1,4 @@
-"""Values made of tensors: detach, compact, count and copy them through nested tuples, lists and dicts."""
+"""Nested values made of tensors: split them into structure and tensors, copy and measure them."""
 
 from __future__ import annotations
 
@@ -36,29 +36,28 @@ class Node:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Opaque:
-    """Something in a skeleton that nobody looks into; equal to itself alone."""
+    """An object in a skeleton that is taken as it is; equal to itself alone."""
 
     value: Any
 
 
 Skeleton = Any
-"""A value with :class:`Leaf` in place of every tensor and array, and :class:`Node` in place of every container.
-Other objects are in an :class:`Opaque` where they are allowed."""
+"""A value with :class:`Leaf` for every tensor and array, :class:`Node` for every container and :class:`Opaque` for
+other objects where they are allowed."""
 
 
 def flatten(value: object, *, opaque: bool = False) -> tuple[Skeleton, list[torch.Tensor | np.ndarray[Any, Any]]]:
     """Split ``value`` into its skeleton and its tensors, in order; a tensor that occurs twice is one leaf.
 
-    Served: dense tensors, numpy arrays without objects, plain scalars, and tuples, named tuples, lists, dicts (and
+    Supported: dense tensors, numpy arrays without objects, plain scalars, and tuples, named tuples, lists, dicts (and
     mapping classes that are built from a dict, such as ``transformers`` outputs), dataclasses of those, and sets of
     plain scalars.
 
     Args:
-        opaque: take anything else as it is, as part of the skeleton.
+        opaque: accept anything else as an :class:`Opaque`, except what can be read only once (a generator).
 
     Raises:
-        WrongTypeError: anything else (a sparse tensor, a module), named with its place; with ``opaque`` only what can
-            be read once (a generator).
+        WrongTypeError: anything else (a sparse tensor, a module), named with its place.
     """
     leaves: list[Any] = []
     seen: dict[int, Leaf] = {}
@@ -117,7 +116,7 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _is_record(value: Any) -> bool:
-    """Whether this is an instance of a dataclass that is made of its fields and nothing else."""
+    """Tell whether this is an instance of a dataclass that consists of its fields."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type) or type(value).__new__ is not object.__new__:
         return False
     names = {field.name for field in dataclasses.fields(value)}
@@ -157,10 +156,9 @@ def _record(kind: type, items: dict[str, Any]) -> Any:
 
 
 def compact_copy(leaf: Any) -> Any:
-    """A copy of a tensor or array that shares nothing: detached, in storage of its own size, with a version counter.
+    """Return a copy of a tensor or array: detached, in storage of its own size, with a version counter.
 
-    A view of a large base thus does not keep the base alive. The copy is made outside inference mode, because an
-    inference tensor has no version counter, and that counter is how a change in place is noticed later.
+    It is made outside inference mode: an inference tensor has no version counter, which shows a change in place.
     """
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
@@ -171,7 +169,7 @@ def compact_copy(leaf: Any) -> Any:
 
 
 def storage_bytes(leaves: list[Any]) -> int:
-    """Bytes of the storages behind ``leaves``, each storage once (a view counts its whole base)."""
+    """Return the bytes of the storages behind ``leaves``, each storage once (a view counts its whole base)."""
     storages: dict[Any, int] = {}
     for leaf in leaves:
         if isinstance(leaf, np.ndarray):
