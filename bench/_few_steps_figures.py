@@ -10,7 +10,7 @@ import matplotlib as mpl
 from rich.console import Console
 
 from bench._common import new_table
-from omnireuse.evaluation.report.style import explain
+from reference.figures import explain
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

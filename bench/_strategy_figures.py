@@ -13,7 +13,7 @@ from rich.table import Table
 
 from bench._choices import FORECASTERS, STRATEGIES
 from bench._verdict import GAIN_UNGUIDED, LOSS_GUIDED, MOST_COMPUTED, grouped, verdicts
-from omnireuse.evaluation.report.style import explain
+from reference.figures import explain
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

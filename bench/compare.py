@@ -1,4 +1,4 @@
-"""The reference pipelines under this library, other libraries' caches and plain fewer steps.
+"""The reference pipelines with this library, with other libraries' caches and with plain fewer steps.
 
     python -m bench compare [--case shapes-flux] [--steps 28 50] [--guidance 6 1] [--profile FILE …] [--only METHOD …]
     python -m bench compare --merge FILE …
@@ -16,12 +16,11 @@ from pathlib import Path
 from rich.console import Console
 
 from omnireuse.errors import StateError
-from omnireuse.evaluation.compare.catalogue import catalogue
-from omnireuse.evaluation.compare.command import compare_all, run_merge
-from omnireuse.evaluation.compare.subject import Subject
+from omnireuse.evaluation.compare.methods import chosen_methods
+from omnireuse.evaluation.compare.run import compare_all, merged, show
+from omnireuse.evaluation.compare.workload import Workload
 from reference.case import CLIPS, IMAGES
-from reference.demo.reference import load_quietly
-from reference.subject import reference_subject
+from reference.workload import load_quietly, reference_workload
 
 CASES = {case.name: case for case in (IMAGES, CLIPS)}
 SEED = 9000
@@ -30,7 +29,7 @@ BATCH = 8
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run and write ``compare.json``, ``compare.png`` and the tables."""
+    """Run and write ``compare.json``, its page and the tables."""
     parser = argparse.ArgumentParser(prog="python -m bench compare", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--steps", type=int, nargs="+", default=[28, 50])
@@ -39,35 +38,34 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--time", type=int, default=4, metavar="N", help="prompts for the wall-clock; 0 leaves it out")
     parser.add_argument("--profile", type=Path, nargs="+", default=[])
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="METHOD", help="methods or families: ours, peer, floor"
+        "--only", nargs="+", default=[], metavar="METHOD", help="methods or families: ours, peer, baseline"
     )
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--merge", type=Path, nargs="+", default=[], metavar="FILE")
     options = parser.parse_args(arguments)
-    console = Console()
     if options.merge:
-        run_merge(options.merge, options.out, console)
-        return
-    complete = compare_all(
-        subjects(options),
-        catalogue(options.profile, options.only),
-        options.out,
-        console,
-        timed=options.time,
-        command=f"python -m bench compare --prompts {options.prompts} --time {options.time}",
-    )
-    if not complete:
+        comparison = merged(options.merge)
+    else:
+        comparison = compare_all(
+            workloads(options),
+            chosen_methods(options.profile, options.only),
+            options.out,
+            timed=options.time,
+            command=f"python -m bench compare --prompts {options.prompts} --time {options.time}",
+        )
+    show(comparison, options.out, Console())
+    if not comparison.complete:
         raise StateError(f"compare: interrupted; {options.out} holds what was measured")
 
 
-def subjects(options: argparse.Namespace) -> Iterator[Subject]:
-    """Every case that was asked for, each pipeline loaded once."""
+def workloads(options: argparse.Namespace) -> Iterator[Workload]:
+    """Every case that was chosen, each pipeline loaded once."""
     for name in options.case:
         case = CASES[name]
         pipeline = load_quietly(case, case.find(None))
         for steps in options.steps:
             for guidance in options.guidance:
-                yield reference_subject(
+                yield reference_workload(
                     case,
                     pipeline,
                     steps=steps,

@@ -26,7 +26,7 @@ from rich.progress import Progress
 import omnireuse
 from bench._common import environment, new_table, write_record
 from bench.few_steps import CASES, SEED, SHIFTS, shifted
-from omnireuse.evaluation.report.style import explain
+from reference.figures import explain
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

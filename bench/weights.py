@@ -21,9 +21,9 @@ from omnireuse.diffusion.calibration import fit
 from omnireuse.diffusion.calibration.candidate import FITTED, Candidate
 from omnireuse.diffusion.calibration.judge import FullRun, Judge
 from omnireuse.diffusion.calibration.starts import spread
-from omnireuse.evaluation.compare.front import bootstrap
+from omnireuse.evaluation.metrics import bootstrap
 from reference.case import CLIPS, IMAGES
-from reference.demo.reference import load_quietly
+from reference.workload import load_quietly
 
 CASES = {case.name: case for case in (IMAGES, CLIPS)}
 POWER = 1.7

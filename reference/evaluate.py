@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from omnireuse.evaluation.metrics import mean_psnr, psnr
+from omnireuse.evaluation.metrics import capped_psnr
 from reference.case import BATCH_SIZE, CLIPS, IMAGES, Case
 from reference.drawing import Array
 
@@ -66,7 +66,7 @@ def step_sensitivity(case: Case, pipeline: Any, scenes: Sequence[Any], **overrid
     full = case.generate(pipeline, prompts, seeds, **overrides)
     halved = overrides | {"num_inference_steps": case.sampling["num_inference_steps"] // 2}
     half = case.generate(pipeline, prompts, seeds, **halved)
-    return mean_psnr(psnr(a, b) for a, b in zip(half, full, strict=True))
+    return float(np.mean([capped_psnr(a, b) for a, b in zip(half, full, strict=True)]))
 
 
 def measure(

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from omnireuse.evaluation.compare.front import FEWER
-from omnireuse.evaluation.report.pareto import Case, Mean, Point, Spread, read_pareto
+from omnireuse.evaluation.front import FEWER
+from omnireuse.evaluation.metrics import Mean, Spread
+from omnireuse.evaluation.record import Case, Point, read_comparison
 
 SHORT = {
     "best of its own timesteps": "own timesteps",
@@ -23,7 +24,7 @@ KINDS = {"shapes-flux": "images", "shapes-wan": "clips"}
 
 def main(path: str = "bench/results/compare.json") -> None:
     """Print one table for each number of steps."""
-    cases = read_pareto(Path(path)).cases
+    cases = read_comparison(Path(path)).cases
     for steps in sorted({case.steps for case in cases}):
         chosen = sorted(
             (case for case in cases if case.steps == steps), key=lambda each: (each.pipeline, -each.guidance)
@@ -56,8 +57,8 @@ def _rows(case: Case) -> Iterator[tuple[str, str]]:
         if fewer == FEWER[0]:
             yield f"{fewer}×: default", _best(case, most, "ours", "omnireuse, default")
         yield f"{fewer}×: best other cache", _best(case, most, "peer")
-        yield f"{fewer}×: best floor", _best(case, most, "floor")
-    for what, family in (("cache", "peer"), ("floor", "floor")):
+        yield f"{fewer}×: best baseline", _best(case, most, "baseline")
+    for what, family in (("cache", "peer"), ("baseline", "baseline")):
         values = [case.targets[f"db_over_best_{family}_at_{fewer}x"] for fewer in FEWER]
         yield f"above the best {what} at 2×, 3×, 4×, dB", ", ".join("–" if v is None else f"{v:+.1f}" for v in values)
     ratios = [case.targets[f"steps_over_best_peer_{which}"] for which in ("median", "worst")]

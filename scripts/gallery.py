@@ -16,20 +16,17 @@ import io
 import json
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
 from PIL import Image
 
 from omnireuse.cli import main as omnireuse
-from omnireuse.evaluation.compare.figure import comparison_figure
-from omnireuse.evaluation.compare.figure import save_figure as save_comparison
+from omnireuse.evaluation.record import Case, Comparison, read_comparison, write_comparison
 from omnireuse.evaluation.report.clips import read_frames
-from omnireuse.evaluation.report.figure import difference, grid_figure, save_figure
-from omnireuse.evaluation.report.pareto import Case, Pareto, read_pareto, write_pareto
-from omnireuse.evaluation.report.results import Comparison, read_results
 from omnireuse.evaluation.report.style import DARK, LIGHT
 from reference.commands import main as reference
+from reference.figures import comparison_figure, difference, grid_figure, save_figure
 
 TOP = Path(__file__).parents[1]
 GALLERY = TOP / "docs" / "gallery"
@@ -96,9 +93,9 @@ def make(name: str, points: Path, *, again: bool) -> None:
     """Write one page; the command line's own errors end the script."""
     folder, page = TOP / "out" / "gallery" / name, GALLERY / f"{name}.html"
     folder.mkdir(parents=True, exist_ok=True)
-    results = folder / "results.json"
+    results = folder / "report.json"
     if name == "peers":
-        write_pareto(usual(read_pareto(points)), results)
+        write_comparison(usual(read_comparison(points)), results)
     elif not again:
         kind = ["--prompts", "4"] if name == "images" else ["--video", "--prompts", "2"]
         run("demo", *kind, "--out", str(folder))
@@ -115,12 +112,12 @@ def run(*command: str) -> None:
         raise SystemExit(status)
 
 
-def usual(pareto: Pareto) -> Pareto:
+def usual(comparison: Comparison) -> Comparison:
     """Of each pipeline the guided case of fewest steps, as it is usually sampled; all cases would be megabytes."""
     found: dict[str, Case] = {}
-    for case in sorted(pareto.cases, key=lambda case: (case.guidance <= 1.0, case.steps)):
+    for case in sorted(comparison.cases, key=lambda case: (case.guidance <= 1.0, case.steps)):
         found.setdefault(case.pipeline, case)
-    return replace(pareto, cases=tuple(found.values()))
+    return replace(comparison, cases=tuple(found.values()))
 
 
 def write_index() -> None:
@@ -139,7 +136,8 @@ def write_thumbnail(name: str, results: Path) -> None:
     """A small picture of a page for the index: of a demo the prompt that differs most, of points the first case."""
     target = GALLERY / f"{name}.webp"
     if name == "peers":
-        figure = comparison_figure(replace(read_pareto(results), cases=read_pareto(results).cases[:1]))
+        comparison = read_comparison(results)
+        figure = comparison_figure(replace(comparison, cases=comparison.cases[:1]))
         # At this size neither can be read; the page has both.
         figure.legends[0].remove()
         figure.suptitle("")
@@ -148,10 +146,10 @@ def write_thumbnail(name: str, results: Path) -> None:
         figure.savefig(held, format="png", dpi=100)
         picture = Image.open(held).convert("RGB")
     else:
-        comparison = read_results(results)
-        best = comparison.highlighted
-        shown = [each for each in (comparison.reference, best, comparison.floor(best)) if each is not None]
-        differ = min(range(len(comparison.prompts)), key=lambda number: shown[-1].samples[number].psnr)
+        (case,) = read_comparison(results).cases
+        best = case.points[case.highlight]
+        shown = [each for each in (case.full, best, case.baseline_of(best)) if each is not None]
+        differ = min(range(len(case.prompts)), key=lambda number: shown[-1].samples[number].psnr)
         frames = [read_frames(results.parent / each.samples[differ].image) for each in shown]
         pictures = [each[len(each) // 2].resize((SIDE, SIDE), Image.Resampling.NEAREST) for each in frames]
         picture = Image.new("RGB", (SIDE * len(pictures), 2 * SIDE))
@@ -166,27 +164,28 @@ def write_pictures(points: Path) -> None:
     sys.path.insert(0, str(TOP))  # the benchmarks are no part of the package
     from bench._strategy_figures import draw
 
-    results = TOP / "out" / "gallery" / "images" / "results.json"
+    results = TOP / "out" / "gallery" / "images" / "report.json"
     if not results.exists():
         raise SystemExit(f"{results}: missing; `python scripts/gallery.py images` makes it")
-    figure = grid_figure(told_apart(read_results(results)), results.parent, rows=2)
+    figure = grid_figure(readable(read_comparison(results).cases[0]), results.parent, rows=2)
     save_figure(figure, IMAGES / "demo.png")
     with tempfile.TemporaryDirectory() as folder:
-        save_comparison(read_pareto(points), Path(folder) / "compare.png")
+        save_figure(comparison_figure(read_comparison(points)), Path(folder) / "compare.png", dpi=130)
         record = json.loads((TOP / "bench" / "results" / "strategies.json").read_text(encoding="utf-8"))
         draw(record, lambda steps: Path(folder) / f"strategies-{steps}.png")
         for path in sorted(Path(folder).iterdir()):
             write_small(Image.open(path), IMAGES / path.name)
 
 
-def told_apart(comparison: Comparison) -> Comparison:
-    """The full run, the highlighted cache, the one that computes least, and their runs of fewer steps: as many as can
-    be read in the width of a README."""
-    caches = [variant for variant in comparison.variants if variant.role == "cache"]
-    chosen = {comparison.highlight, min(caches, key=lambda cache: cache.computed_steps).name}
-    floors = {floor.name for cache in caches if cache.name in chosen and (floor := comparison.floor(cache))}
-    names = chosen | floors | {comparison.reference.name}
-    return replace(comparison, variants=tuple(each for each in comparison.variants if each.name in names))
+def readable(case: Case) -> Case:
+    """The highlighted cache, the one that computes least, and their runs of fewer steps: as many as can be read in the
+    width of a README."""
+    best = case.points[case.highlight]
+    caches = [point for point in case.points if point.family != "baseline"]
+    chosen = [best, min(caches, key=lambda cache: cache.computed_steps or 0.0)]
+    chosen += [baseline for cache in chosen if (baseline := case.baseline_of(cache))]
+    points = tuple(point for point in case.points if any(point is each for each in chosen))
+    return replace(case, points=points, highlight=points.index(best))
 
 
 def write_small(picture: Image.Image, path: Path) -> None:

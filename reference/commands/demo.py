@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from omnireuse.cli.options import Quiet, Verbose
-from omnireuse.cli.parsing import INTERRUPTED
+from omnireuse.cli.program import INTERRUPTED
 from omnireuse.extras import check_extra
 from reference.demo.config import DemoConfig
 
@@ -50,9 +50,8 @@ def run(
 ) -> int:
     """Compare the full run, caches and fewer steps on a reference pipeline.
 
-    Shows a table, and writes the results, two pictures and a page to open
-    in a browser (report.html) to a folder. Files of an earlier demo there are
-    removed.
+    Shows a table, and writes the pictures and a page to open in a browser
+    (report.html) to a folder. Files of an earlier demo there are removed.
     """
     config = DemoConfig(video=video, model=model, out=out, steps=steps, guidance=guidance, prompts=prompts, seed=seed)
     check_extra("python -m reference demo", "report")

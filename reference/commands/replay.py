@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from omnireuse.cli.options import Quiet, Verbose
-from omnireuse.cli.parsing import names, whole_numbers
+from omnireuse.cli.options import Quiet, Verbose, names, whole_numbers
 from omnireuse.extras import check_extra
 from reference.replay.config import ReplayConfig
 

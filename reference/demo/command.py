@@ -1,7 +1,8 @@
-"""``python -m reference demo``: compare, show the table, write the report."""
+"""``python -m reference demo``: compare, show the table, write the page."""
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from pathlib import Path
 
 from rich.console import Console
@@ -9,20 +10,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.errors import ConfigError
-from omnireuse.evaluation.report.files import REPORT, write_report
-from omnireuse.evaluation.report.results import read_results, write_results
+from omnireuse.evaluation.record import Comparison, environment, read_comparison, write_comparison
+from omnireuse.evaluation.report.page import write_page
 from omnireuse.records import check_writable
 from omnireuse.terminal import notes, progress_bar
 from reference.case import CLIPS, IMAGES, Case
-from reference.demo.compare import Cache, compare, generations
+from reference.demo.compare import Cache, compare_caches, generations
 from reference.demo.config import DemoConfig
-from reference.demo.reference import generator, load_quietly, tasks
-from reference.demo.table import results_table
+from reference.demo.table import demo_table
+from reference.workload import load_quietly, reference_workload
 
 __all__ = ["CACHES", "run_demo"]
 
-RESULTS = "results.json"
-#: What is compared on any model; the first is what the report is about.
+RECORD, PAGE = "report.json", "report.html"
+#: What is compared on any model; the page is about the first.
 CACHES = (
     Cache(name="omnireuse default"),
     Cache(name="TeaCache 0.2", backend="tea_cache", options={"rel_l1_thresh": 0.2}),
@@ -47,39 +48,39 @@ def _caches(case: Case, folder: Path, config: DemoConfig) -> tuple[Cache, ...]:
 
 
 def _written_before(out: Path) -> list[Path]:
-    """The files that an earlier demo has written to `out`, the results that name them last.
+    """The files that an earlier demo has written to `out`, the record that names them last.
 
     Raises:
-        ConfigError: results that are not of a demo; they would be overwritten.
+        ConfigError: a record that is not of a demo; it would be overwritten.
     """
-    results = out / RESULTS
-    if not results.exists():
+    record = out / RECORD
+    if not record.exists():
         return []
     try:
-        earlier = read_results(results)
+        earlier = read_comparison(record)
     except ConfigError as error:
         raise ConfigError(
-            f"demo(--out {str(out)!r}): {results} must be missing, or results of an earlier demo; "
+            f"demo(--out {str(out)!r}): {record} must be missing, or the record of an earlier demo; "
             f"delete it, or name another folder ({error})"
         ) from error
-    images = dict.fromkeys(sample.image for variant in earlier.variants for sample in variant.samples)
-    return [*(out / name for name in (*images, *REPORT)), results]
+    rows = (row for case in earlier.cases for row in (case.full.samples, *(point.samples for point in case.points)))
+    return [*(out / name for name in dict.fromkeys(sample.image for row in rows for sample in row)), out / PAGE, record]
 
 
 def run_demo(config: DemoConfig, console: Console) -> bool:
-    """Compare on the reference pipeline and write the results and their report to `config.out`.
+    """Compare on the reference pipeline, and write the record and its page to `config.out`.
 
     Returns:
-        Whether it ran to its end; False where an interrupt cut it short and the finished prompts were kept.
+        Whether it is complete; False where an interrupt ended it and the finished prompts were kept.
 
     Raises:
         ConfigError: no pipeline where `config.model` says, or a folder that cannot be written to.
-        KeyboardInterrupt: interrupted before anything could be kept.
+        KeyboardInterrupt: before anything could be kept.
     """
     case = CLIPS if config.video else IMAGES
     folder = case.find(config.model)
     earlier = _written_before(config.out)
-    check_writable(config.out / RESULTS)
+    check_writable(config.out / RECORD)
     with notes.status("loading the reference pipeline"):
         pipeline = load_quietly(case, folder)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -88,25 +89,35 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
         for path in earlier:
             path.unlink(missing_ok=True)
         bar = progress.add_task("warm-up: full", total=generations(config.prompts, len(caches)))
-        comparison = compare(
+        workload = reference_workload(
+            case,
             pipeline,
-            tasks(case, config.prompts, seed=config.seed),
-            caches,
-            generate=generator(case, pipeline, guidance=config.full_guidance),
-            num_inference_steps=config.full_steps,
+            steps=config.full_steps,
             guidance=config.full_guidance,
-            model=folder.resolve().name,
+            prompts=config.prompts,
+            seed=config.seed,
+            name=folder.resolve().name,
+        )
+        compared, complete = compare_caches(
+            workload,
+            caches,
             folder=config.out,
             advance=lambda name: progress.update(bar, advance=1, description=name),
         )
-    results = config.out / RESULTS
-    write_results(comparison, results)
-    written = write_report(comparison, config.out, config.out)
-    console.print(results_table(comparison))
+    comparison = Comparison(
+        command="python -m reference demo",
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        environment=environment(),
+        complete=complete,
+        cases=(compared,),
+    )
+    write_comparison(comparison, config.out / RECORD)
+    page = write_page([comparison], config.out, config.out / PAGE)
+    console.print(demo_table(compared))
     console.print()
-    if not comparison.complete:
-        done = len(comparison.prompts)
+    if not complete:
+        done = len(compared.prompts)
         console.print(f"[yellow]interrupted:[/] kept the {done} of {config.prompts} prompts that were finished")
-    for path in (results, *written):
+    for path in (config.out / RECORD, page):
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
-    return comparison.complete
+    return complete

@@ -1,42 +1,26 @@
-"""Run several variants of one pipeline on the same prompts and noise, and record what came of it."""
+"""The comparison of the demo: pictures and decisions of each cache, and of as many plain steps as it computed."""
 
 from __future__ import annotations
 
-import os
-import platform
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import omnireuse
 from omnireuse.errors import StateError
-from omnireuse.evaluation.metrics import psnr, ssim
-from omnireuse.evaluation.report.results import Comparison, Mark, Sample, Variant
+from omnireuse.evaluation.compare.harness import Harness, Measured
+from omnireuse.evaluation.compare.methods.base import Kept, Setting
+from omnireuse.evaluation.compare.methods.baselines import fewer_steps
+from omnireuse.evaluation.compare.workload import Workload
+from omnireuse.evaluation.metrics import bootstrap, capped_psnr, spread, ssim
+from omnireuse.evaluation.record import Case, FullRun, Point, Sample, StepDecision
+from omnireuse.evaluation.report.clips import save_clip
 
-__all__ = ["Cache", "Task", "compare", "generations", "named"]
-
-Image = NDArray[np.float32]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What to generate.
-
-    Attributes:
-        prompt, seed: the seed decides the noise.
-        check: tells which of the prompt's attributes an image or a clip in 0..1 shows; None where nothing can.
-    """
-
-    prompt: str
-    seed: int
-    check: Callable[[Image], dict[str, bool]] | None = None
+__all__ = ["Cache", "compare_caches", "generations"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +28,8 @@ class Cache:
     """One way of calling `omnireuse.enable`.
 
     Attributes:
-        name: what the report calls it.
-        backend, options: what `enable` is given besides the pipeline.
+        name: for people.
+        backend, options: what `enable` is given beside the pipeline.
     """
 
     name: str
@@ -58,176 +42,158 @@ class Cache:
         arguments = ["pipeline", *backend, *(f"{name}={value!r}" for name, value in self.options.items())]
         return f"omnireuse.enable({', '.join(arguments)})"
 
+    def setting(self, decisions: list[StepDecision]) -> Setting:
+        """The cache as a setting of the harness, which leaves the decisions of the last run in `decisions`."""
 
-@dataclass(frozen=True, kw_only=True)
-class _Run:
-    """One timed generation."""
+        @contextmanager
+        def enable(pipeline: Any) -> Iterator[Kept]:
+            backend: Any = self.backend  # a name that is known when the demo runs, not to a type checker
+            with omnireuse.enable(pipeline, backend, **self.options) as handle:
+                yield lambda: handle.summary().kept_bytes
+                names = StepDecision.__struct_fields__
+                decisions[:] = [StepDecision(**{name: getattr(each, name) for name in names}) for each in handle.events]
 
-    image: Image
-    seconds: float
-    computed_steps: float
-    marks: tuple[Mark, ...] = ()
-    retained_bytes: int | None = None
-
-
-def generations(num_tasks: int, num_caches: int) -> int:
-    """How many images `compare` generates, warm-up included: for a progress bar."""
-    return 1 + num_caches + num_tasks * (1 + 2 * num_caches)
+        return Setting(settings={}, call=str(self), enable=enable)
 
 
-def compare(
-    pipeline: Any,
-    tasks: Sequence[Task],
-    caches: Sequence[Cache],
-    *,
-    generate: Callable[[str, int, int], Image],
-    num_inference_steps: int,
-    guidance: float,
-    model: str,
-    folder: Path,
-    advance: Callable[[str], None] = lambda _: None,
-) -> Comparison:
-    """Generate every task in full, with each cache, and for each cache with as few steps as it computed.
+def generations(num_prompts: int, num_caches: int) -> int:
+    """How many pictures `compare_caches` generates after the first full runs, for a progress bar."""
+    return num_caches + num_prompts * (1 + 2 * num_caches)
 
-    Caches that computed the same number of steps share one run of fewer steps; its name tells the number.
-    All variants are warmed up and then take turns on each task, so that a slow moment of the machine meets all of them.
-    An interrupt (Ctrl-C) ends the comparison after the last task that every variant has finished.
+
+def compare_caches(
+    workload: Workload, caches: Sequence[Cache], *, folder: Path, advance: Callable[[str], None] = lambda _: None
+) -> tuple[Case, bool]:
+    """Generate every prompt in full, with each cache, and with as few plain steps as each cache computed.
+
+    Caches that compute the same number of steps share one plain run. All runs take turns on each prompt, so that a slow
+    moment of the machine meets all of them. An interrupt (Ctrl-C) ends the comparison after the last whole prompt.
 
     Args:
-        pipeline: what `omnireuse.enable` takes.
-        generate: (prompt, number of steps, seed) -> what `pipeline` makes: an image (height, width, 3) or a clip
-            (frames, height, width, 3), floats in 0..1.
-        num_inference_steps: of the full run.
-        guidance, model: for the record.
-        folder: images are written to ``folder/images``.
-        advance: told the name of each variant when it has made an image.
-        caches: the first is the one that the report is about.
+        caches: the first is the one that the page is about.
+        folder: pictures are written to ``folder/images``.
+        advance: called with the name of each run when it has made a picture.
+
+    Returns:
+        The case, and whether it is complete.
 
     Raises:
-        KeyboardInterrupt: interrupted before the first task was finished.
+        KeyboardInterrupt: before the first prompt was whole.
     """
     (folder / "images").mkdir(parents=True, exist_ok=True)
+    rows: list[list[Sample]] = []
+    kept = [0] * len(caches)
+    decisions: list[StepDecision] = []
+    complete = True
+    with Harness(workload) as harness:
 
-    def plain(task: Task, steps: int) -> _Run:
-        start = time.perf_counter()
-        image = generate(task.prompt, steps, task.seed)
-        return _Run(image=image, seconds=time.perf_counter() - start, computed_steps=steps)
-
-    def cached(task: Task, cache: Cache) -> _Run:
-        backend: Any = cache.backend  # a name that is known when the demo runs, not to a type checker
-        with omnireuse.enable(pipeline, backend, **cache.options) as handle:
-            run = plain(task, num_inference_steps)
-            summary, events = handle.summary(), handle.events
-        if not events:
-            raise StateError(
-                f"{cache}: no step was decided, so there is nothing to compare; is the pipeline supported?"
+        def sample(number: int, run: Measured, place: int, *, steps: float) -> Sample:
+            (picture,), full = run.pictures, harness.full.pictures[number]
+            name = f"images/{number:02d}-{place}.png"
+            save_clip(picture, folder / name)
+            checked = workload.checks[number](picture).items() if workload.checks else None
+            return Sample(
+                image=name,
+                seconds=run.seconds,
+                computed_steps=steps,
+                psnr=capped_psnr(picture, full),
+                ssim=ssim(picture, full),
+                attributes=None if checked is None else {key: bool(held) for key, held in checked},
+                decisions=tuple(decisions),
             )
-        marks = tuple(
-            Mark(branch=e.branch, step=e.step, reused=e.reused, reason=e.reason, drift=e.drift, error=e.error)
-            for e in events
-        )
-        return replace(run, computed_steps=summary.computed_steps, marks=marks, retained_bytes=summary.kept_bytes)
 
-    variants = [_variant("full", "reference", {"num_inference_steps": num_inference_steps})]
-    for cache in caches:
-        variants.append(_variant(cache.name, "cache", {"call": str(cache)}))
-        variants.append(_variant(f"fewer steps ({cache.name})", "floor", {}, floor_of=cache.name))
-
-    samples: list[list[Sample]] = []
-    interrupted = False
-    try:
-        plain(tasks[0], num_inference_steps)
-        advance("warm-up: full")
-        for cache in caches:
-            cached(tasks[0], cache)
-            advance(f"warm-up: {cache.name}")
-        for number, task in enumerate(tasks):
-            full = plain(task, num_inference_steps)
-            row = [_sample(task, full, full.image, folder, f"images/{number:02d}-0.png")]
-            advance("full")
-            fewer: dict[int, Sample] = {}
+        try:
             for cache in caches:
-                run = cached(task, cache)
-                row.append(_sample(task, run, full.image, folder, f"images/{number:02d}-{len(row)}.png"))
-                advance(cache.name)
-                steps = row[-1].whole_steps
-                if steps not in fewer:
-                    run = plain(task, steps)
-                    fewer[steps] = _sample(task, run, full.image, folder, f"images/{number:02d}-{len(row)}.png")
-                row.append(fewer[steps])
-                advance(f"fewer steps ({cache.name})")
-            samples.append(row)
-    except KeyboardInterrupt:
-        if not samples:
-            raise
-        interrupted = True
-    return Comparison(
-        title="python -m reference demo",
-        model=model,
-        steps=num_inference_steps,
-        guidance=guidance,
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        environment=_environment(),
-        complete=not interrupted,
-        highlight=caches[0].name,
-        variants=named(
-            Variant(**variant, samples=tuple(row[index] for row in samples)) for index, variant in enumerate(variants)
-        ),
-    )
+                harness.run(cache.setting(decisions), [0])
+                if not decisions:
+                    raise StateError(
+                        f"{cache}: no step was decided, so there is nothing to compare; is the pipeline supported?"
+                    )
+                advance(f"warm-up: {cache.name}")
+            for number in range(len(workload.prompts)):
+                decisions.clear()
+                row = [sample(number, harness.run(None, [number]), 0, steps=workload.steps)]
+                advance("full")
+                plain: dict[int, Sample] = {}
+                for place, cache in enumerate(caches):
+                    run = harness.run(cache.setting(decisions), [number])
+                    kept[place] = max(kept[place], run.kept_bytes)
+                    row.append(sample(number, run, len(row), steps=harness.computed_steps(run)))
+                    advance(cache.name)
+                    decisions.clear()
+                    steps = row[-1].whole_steps
+                    if steps not in plain:
+                        run = harness.run(fewer_steps(steps), [number])
+                        plain[steps] = sample(number, run, len(row), steps=steps)
+                    row.append(plain[steps])
+                    advance(f"fewer steps ({cache.name})")
+                rows.append(row)
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            complete = False
+    return case_of(workload, caches, rows, kept), complete
 
 
-def named(variants: Iterable[Variant]) -> tuple[Variant, ...]:
-    """Runs of fewer steps named by their number; of those that take the same for every prompt the first alone."""
-    kept: list[Variant] = []
-    for variant in variants:
-        if variant.role != "floor":
-            kept.append(variant)
-            continue
-        steps = [sample.whole_steps for sample in variant.samples]
-        if any(other.role == "floor" and [s.whole_steps for s in other.samples] == steps for other in kept):
+def case_of(workload: Workload, caches: Sequence[Cache], rows: Sequence[Sequence[Sample]], kept: Sequence[int]) -> Case:
+    """The record of so many whole prompts; each row holds the full run, then each cache and its plain run."""
+    full, *columns = (tuple(column) for column in zip(*rows, strict=True))
+    points: list[Point] = []
+    for place, cache in enumerate(caches):
+        own = _figures(columns[2 * place], full)
+        points.append(
+            Point(method=cache.name, family="ours", settings={}, call=str(cache), kept_bytes=kept[place], **own)
+        )
+        baseline = columns[2 * place + 1]
+        steps = [sample.whole_steps for sample in baseline]
+        if any([sample.whole_steps for sample in each.samples] == steps for each in points if each.label):
             continue
         few, many = min(steps), max(steps)
-        count, number = (f"{few}", f"{few}") if few == many else (f"{few}–{many}", "n")
-        settings: dict[str, Any] = {"call": f"pipeline(prompt, num_inference_steps={number})"}
-        if few < many:
-            settings["n"] = f"{count}, as many as {variant.floor_of} computed for the prompt, rounded up"
-        taken = {other.name for other in kept}
-        name = f"fewer steps ({count})"
-        name = f"fewer steps ({count}, as {variant.floor_of})" if name in taken else name
-        kept.append(replace(variant, name=name, settings=settings))
-    return tuple(kept)
-
-
-def _variant(name: str, role: str, settings: dict[str, Any], *, floor_of: str | None = None) -> dict[str, Any]:
-    return {"name": name, "role": role, "settings": settings, "floor_of": floor_of}
-
-
-def _sample(task: Task, run: _Run, reference: Image, folder: Path, name: str) -> Sample:
-    from omnireuse.evaluation.report.clips import save_clip
-
-    save_clip(run.image, folder / name)
-    return Sample(
-        prompt=task.prompt,
-        seed=task.seed,
-        image=name,
-        seconds=(run.seconds,),
-        computed_steps=float(run.computed_steps),
-        psnr=psnr(run.image, reference),
-        ssim=ssim(run.image, reference),
-        attributes={name: bool(held) for name, held in task.check(run.image).items()} if task.check else None,
-        marks=run.marks,
-        retained_bytes=run.retained_bytes,
+        count, argument = (f"{few}", f"{few}") if few == many else (f"{few}–{many}", "n")
+        label = f"fewer steps ({count})"
+        if label in {each.label for each in points}:
+            label = f"fewer steps ({count}, as {cache.name})"
+        settings: dict[str, Any] = (
+            {} if few == many else {"n": f"{count}, as many as {cache.name} computed for the prompt, rounded up"}
+        )
+        points.append(
+            Point(
+                method="fewer steps",
+                family="baseline",
+                settings=settings,
+                call=f"pipeline(prompt, num_inference_steps={argument})",
+                label=label,
+                **_figures(baseline, full),
+            )
+        )
+    attributes = _attributes(full)
+    return Case(
+        pipeline=workload.name,
+        steps=workload.steps,
+        guidance=workload.guidance,
+        prompts=workload.prompts[: len(rows)],
+        seed=workload.seed,
+        full=FullRun(
+            seconds=spread([each.seconds for each in full]),
+            attributes=float(np.mean(attributes)) if attributes else None,
+            samples=full,
+        ),
+        points=tuple(points),
     )
 
 
-def _environment() -> dict[str, str]:
-    import torch
-
+def _figures(samples: tuple[Sample, ...], full: tuple[Sample, ...]) -> dict[str, Any]:
+    each, attributes = tuple(sample.psnr for sample in samples), _attributes(samples)
     return {
-        "omnireuse": omnireuse.__version__,
-        "torch": torch.__version__,
-        "diffusers": version("diffusers"),
-        "transformers": version("transformers"),
-        "python": platform.python_version(),
-        "processor": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        "computed_steps": float(np.mean([sample.computed_steps for sample in samples])),
+        "psnr": bootstrap(each),
+        "each": each,
+        "ssim": bootstrap([sample.ssim for sample in samples]),
+        "attributes": bootstrap(attributes) if attributes else None,
+        "speedup": spread([one.seconds / own.seconds for one, own in zip(full, samples, strict=True)]),
+        "samples": samples,
     }
+
+
+def _attributes(samples: Sequence[Sample]) -> list[float]:
+    return [float(np.mean(list(sample.attributes.values()))) for sample in samples if sample.attributes]

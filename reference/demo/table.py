@@ -1,20 +1,19 @@
-"""A comparison as a table for the terminal."""
+"""The comparison of the demo as a table for the terminal."""
 
 from __future__ import annotations
 
 from rich.table import Table
 
-from omnireuse.evaluation.report.results import Comparison
+from omnireuse.evaluation.record import Case
 from omnireuse.evaluation.report.style import decibels
 
-__all__ = ["results_table"]
+__all__ = ["demo_table"]
 
 
-def results_table(comparison: Comparison) -> Table:
-    """One row a variant; runs of fewer steps stand dimmed below the first cache that computed as many."""
-    count = len(comparison.prompts)
+def demo_table(case: Case) -> Table:
+    """One row for each run; runs of fewer steps stand dimmed below the first cache that computed as many."""
     table = Table(
-        title=f"{comparison.model}: {comparison.steps} steps, guidance {comparison.guidance:g}, {count} prompts",
+        title=f"{case.pipeline}: {case.steps} steps, guidance {case.guidance:g}, {len(case.prompts)} prompts",
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -24,22 +23,22 @@ def results_table(comparison: Comparison) -> Table:
         caption_justify="left",
         caption_style="dim",
     )
-    table.add_column("variant", no_wrap=True)
+    table.add_column("run", no_wrap=True)
     for heading in ("steps", "speed-up", "PSNR", "gain", "SSIM", "attributes"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for variant in comparison.variants:
-        gain = comparison.gain(variant)
-        full = variant.role == "reference"
+    attributes = "–" if case.full.attributes is None else f"{case.full.attributes:.0%}"
+    table.add_row("full", f"{case.steps:.1f}", "1.00×", "–", "", "–", attributes)
+    for place, point in enumerate(case.points):
+        gain = case.gain(point)
+        plain = point.family == "baseline"
         table.add_row(
-            f"  {variant.name}" if variant.role == "floor" else variant.name,
-            f"{variant.computed_steps:.1f}",
-            f"{comparison.speedup(variant):.2f}×",
-            "–" if full else decibels(variant.psnr),
+            f"  {point.title}" if plain else point.title,
+            f"{point.computed_steps:.1f}",
+            "–" if point.speedup is None else f"{point.speedup.median:.2f}×",
+            "–" if point.psnr is None else decibels(point.psnr.mean),
             "" if gain is None else f"[{'green' if gain > 0 else 'red'}]{decibels(gain, signed=True)}[/]",
-            "–" if full else f"{variant.ssim:.4f}",
-            "–" if variant.accuracy is None else f"{variant.accuracy:.0%}",
-            style={"floor": "dim", "cache": "bold" if variant.name == comparison.highlight else ""}.get(
-                variant.role, ""
-            ),
+            "–" if point.ssim is None else f"{point.ssim.mean:.4f}",
+            "–" if point.attributes is None else f"{point.attributes.mean:.0%}",
+            style="dim" if plain else "bold" if place == case.highlight else "",
         )
     return table

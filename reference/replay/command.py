@@ -13,11 +13,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from omnireuse.core.shared_encoder_cache.policies import POLICIES
-from omnireuse.evaluation.report.figure import save_figure
 from omnireuse.records import check_writable
 from omnireuse.terminal import progress_bar
 from reference.replay.config import ReplayConfig
-from reference.replay.figure import hit_ratio_figure
 from reference.replay.generate import make_trace
 from reference.replay.run import BOUND, ORACLE, Score, default_capacities, has_equal_sizes, replay
 from reference.replay.traces import Access, read_trace, requests_of, write_trace
@@ -40,6 +38,9 @@ def run_replay(config: ReplayConfig, console: Console) -> None:
         write_trace(made, config.trace)
         console.print(f"wrote {config.trace}: {describe(made)}", highlight=False, soft_wrap=True)
         return
+    from reference.figures import save_figure
+    from reference.replay.figure import hit_ratio_figure
+
     trace = read_trace(config.trace)
     out = config.out or Path("out/replay")
     results, picture = out / "replay.json", out / "hit_ratio.png"

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from omnireuse.diffusion.reuse.policy import Policy, StepView
     from omnireuse.diffusion.reuse.strategy import Strategy
     from omnireuse.diffusion.reuse.summary import Summary
-    from omnireuse.evaluation.compare.pipelines import compare_pipeline
+    from omnireuse.evaluation.compare.run import compare_pipeline
 
 __version__ = "0.1.0"
 
@@ -116,7 +116,7 @@ _HOME = {
     "BestOrder": "omnireuse.diffusion.reuse.forecasters",
     "Blend": "omnireuse.diffusion.reuse.forecasters",
     "calibrate": "omnireuse.diffusion.calibration.calibrate",
-    "compare_pipeline": "omnireuse.evaluation.compare.pipelines",
+    "compare_pipeline": "omnireuse.evaluation.compare.run",
     "Choice": "omnireuse.diffusion.reuse.choice",
     "Decision": "omnireuse.diffusion.reuse.events",
     "disable": "omnireuse.diffusion.handle",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 from PIL import Image
 
+from omnireuse.evaluation.metrics import Mean, Spread, bootstrap, spread
+from omnireuse.evaluation.record import Case, Comparison, FullRun, Point, Sample, StepDecision
 from omnireuse.evaluation.report.clips import save_clip
-from omnireuse.evaluation.report.pareto import Case, Full, Mean, Pareto, Point, Spread
-from omnireuse.evaluation.report.results import Comparison, Mark, Sample, Variant
 
 PROMPTS = (
     "a large red circle in the centre on a plain teal background",
@@ -20,9 +20,9 @@ PROMPTS = (
 STEPS = 28
 
 
-def marks(computed: set[int], branches: tuple[str, ...] = ("cond", "uncond")) -> tuple[Mark, ...]:
+def decisions(computed: set[int], branches: tuple[str, ...] = ("cond", "uncond")) -> tuple[StepDecision, ...]:
     return tuple(
-        Mark(
+        StepDecision(
             branch=branch,
             step=step,
             reused=step not in computed,
@@ -35,65 +35,100 @@ def marks(computed: set[int], branches: tuple[str, ...] = ("cond", "uncond")) ->
     )
 
 
-def _variant(index: int, name: str, role: str, computed: set[int], psnr: float, **more: object) -> Variant:
-    samples = tuple(
+def _samples(index: int, family: str, computed: set[int], psnr: float) -> tuple[Sample, ...]:
+    return tuple(
         Sample(
-            prompt=prompt,
-            seed=number,
             image=f"images/{index}-{number}.png",
-            seconds=(0.02 * len(computed) + 0.001 * number, 0.02 * len(computed) + 0.002),
+            seconds=0.02 * len(computed) + 0.001 * number,
             computed_steps=float(len(computed)),
-            psnr=psnr + number,
-            ssim=1.0 if math.isinf(psnr) else 0.98 - 0.01 * number,
-            attributes={"shape": True, "colour": role != "floor", "place": number != 2},
-            marks=marks(computed) if role == "cache" else (),
-            retained_bytes=98_304 if role == "cache" else None,
+            psnr=min(psnr + number, 100.0),
+            ssim=1.0 if psnr == 100.0 else 0.98 - 0.01 * number,
+            attributes={"shape": True, "colour": family != "baseline", "place": number != 2},
+            decisions=decisions(computed) if family == "ours" else (),
         )
-        for number, prompt in enumerate(PROMPTS)
+        for number, _ in enumerate(PROMPTS)
     )
-    settings = {"threshold": 0.2} | ({"call": f"omnireuse.enable(pipeline, {name!r})"} if role == "cache" else {})
-    return Variant(name=name, role=role, settings=settings, samples=samples, **more)  # type: ignore[arg-type]
 
 
-def comparison() -> Comparison:
-    every = set(range(STEPS))
-    return Comparison(
-        title="python -m reference demo",
-        model="shapes-flux",
+FULL = _samples(0, "full", set(range(STEPS)), 100.0)
+
+
+def _point(index: int, name: str, computed: set[int], psnr: float, family: str = "ours") -> Point:
+    samples = _samples(index, family, computed, psnr)
+    each = tuple(sample.psnr for sample in samples)
+    ours = family == "ours"
+    steps = len(computed)
+    return Point(
+        method=name if ours else "fewer steps",
+        family=family,
+        settings={"threshold": 0.2} if ours else {},
+        computed_steps=float(steps),
+        psnr=bootstrap(each),
+        each=each,
+        ssim=bootstrap([sample.ssim for sample in samples]),
+        attributes=bootstrap([sum(sample.attributes.values()) / 3 for sample in samples if sample.attributes]),
+        speedup=spread([full.seconds / own.seconds for full, own in zip(FULL, samples, strict=True)]),
+        kept_bytes=98_304 if ours else None,
+        call=f"omnireuse.enable(pipeline, {name!r})" if ours else f"pipeline(prompt, num_inference_steps={steps})",
+        label="" if ours else f"fewer steps ({steps})",
+        samples=samples,
+    )
+
+
+def gallery() -> Comparison:
+    case = Case(
+        pipeline="shapes-flux",
         steps=STEPS,
         guidance=5.0,
+        prompts=PROMPTS,
+        full=FullRun(seconds=spread([each.seconds for each in FULL]), attributes=8 / 9, samples=FULL),
+        points=(
+            _point(1, "TeaCache 0.2", set(range(0, 28, 2)) | {27}, 36.0),
+            _point(2, "omnireuse", set(range(0, 28, 3)) | {1, 2, 27}, 44.0),
+            _point(3, "", set(range(15)), 37.4, "baseline"),
+            _point(4, "", set(range(12)), 34.0, "baseline"),
+        ),
+        highlight=1,
+    )
+    return Comparison(
+        command="python -m reference demo",
         created="2026-01-02T03:04:05+00:00",
         environment={"torch": "2.13.0", "processor": "2 cores"},
         complete=True,
-        highlight="omnireuse",
-        variants=(
-            _variant(0, "full", "reference", every, math.inf),
-            _variant(1, "TeaCache 0.2", "cache", set(range(0, 28, 2)) | {27}, 36.0),
-            _variant(2, "omnireuse", "cache", set(range(0, 28, 3)) | {1, 2, 27}, 44.0),
-            _variant(3, "fewer steps (15)", "floor", set(range(15)), 37.4, floor_of="TeaCache 0.2"),
-            _variant(4, "fewer steps (12)", "floor", set(range(12)), 34.0, floor_of="omnireuse"),
-        ),
+        cases=(case,),
     )
+
+
+def changed(made: Comparison, **fields: object) -> Comparison:
+    """The comparison with other fields of its only case."""
+    return replace(made, cases=(replace(made.cases[0], **fields),))
+
+
+def images(made: Comparison) -> list[tuple[str, ...]]:
+    """For each run, the full one first, the names of its pictures."""
+    (case,) = made.cases
+    rows = (case.full.samples, *(point.samples for point in case.points))
+    return [tuple(sample.image for sample in row) for row in rows]
 
 
 def save_images(made: Comparison, folder: Path) -> None:
     rng = np.random.default_rng(0)
     (folder / "images").mkdir(parents=True, exist_ok=True)
-    for number in range(len(made.prompts)):
+    for number, names in enumerate(zip(*images(made), strict=True)):
         base = rng.integers(60, 200, 3)
-        for variant in made.variants:
+        for name in names:
             pixels = np.broadcast_to(base, (64, 64, 3)).astype(np.float64) + rng.normal(0, 6, (64, 64, 3))
             pixels[16 + 4 * number : 40, 20:48] = 255 - base
-            Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / variant.samples[number].image)
+            Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / name)
 
 
 def save_clips(made: Comparison, folder: Path, *, frames: int = 4) -> None:
     """Clips whose frames differ in brightness, so that a screenshot tells which one is shown."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     clip = np.stack([np.full((16, 16, 3), (number + 1) / (frames + 1)) for number in range(frames)])
-    for variant in made.variants:
-        for sample in variant.samples:
-            save_clip(clip, folder / sample.image)
+    for names in images(made):
+        for name in names:
+            save_clip(clip, folder / name)
 
 
 def point(method: str, family: str, steps: float, psnr: float, **more: object) -> Point:
@@ -108,16 +143,16 @@ def point(method: str, family: str, steps: float, psnr: float, **more: object) -
         attributes=Mean(mean=0.9, low=0.8, high=1.0),
         speedup=Spread(median=1.5, low=1.4, high=1.7),
         loop_speedup=Spread(median=1.6, low=1.5, high=1.7),
-        retained_bytes=3 * 2**20,
+        kept_bytes=3 * 2**20,
         call=f"{method.split()[0]}.enable(pipe, computed_steps={steps:g})",
         **more,  # type: ignore[arg-type]
     )
 
 
-def pareto() -> Pareto:
+def peers() -> Comparison:
     points = (
-        point("fewer steps", "floor", 7, 27.0),
-        point("fewer steps", "floor", 14, 37.0),
+        point("fewer steps", "baseline", 7, 27.0),
+        point("fewer steps", "baseline", 14, 37.0),
         point("omnireuse default", "ours", 7, 29.0),
         point("omnireuse default", "ours", 14, 51.0),
         point("peer <one>", "peer", 10, 36.0),
@@ -129,11 +164,11 @@ def pareto() -> Pareto:
         steps=28,
         guidance=6.0,
         prompts=("one", "two"),
-        full=Full(seconds=Spread(median=0.95, low=0.9, high=1.0), attributes=0.99),
+        full=FullRun(seconds=Spread(median=0.95, low=0.9, high=1.0), attributes=0.99),
         points=points,
         targets={"steps for 40 dB": 10.5, "steps for 60 dB": None},
     )
-    return Pareto(
+    return Comparison(
         command="omnireuse compare",
         created="2026-01-02T03:04:05+00:00",
         environment={"torch": "2.13.0"},

@@ -17,7 +17,7 @@ from typer.main import get_command
 
 import omnireuse
 from omnireuse import cli
-from omnireuse.cli.parsing import Command
+from omnireuse.cli.program import Command
 from omnireuse.terminal import notes, progress_bar
 from reference import commands
 
@@ -49,6 +49,12 @@ def test_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_module_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "omnireuse", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"omnireuse {omnireuse.__version__}\n"
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    shell = f"set -o pipefail; {sys.executable} -m omnireuse calibrate --help | head -n 1"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,15 +164,15 @@ def test_quiet_and_verbose(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def rebuild(*_: object) -> tuple[Path, ...]:
+    def rebuild(*_: object) -> Path:
         logger = logging.getLogger("omnireuse")
         logger.info("details")
         logger.warning("careful")
         logger.error("broken")
         notes.print("a notice")
-        return (Path("page.html"),)
+        return Path("page.html")
 
-    monkeypatch.setattr("omnireuse.evaluation.report.files.rebuild", rebuild)
+    monkeypatch.setattr("omnireuse.evaluation.report.page.rebuild", rebuild)
     assert main(arguments) == 0
     out, err = capsys.readouterr()
     assert out == "wrote page.html\n", "results are shown always, on standard output"
@@ -189,13 +195,19 @@ def test_long_work_shows_a_bar_on_terminals_alone(is_terminal: bool, monkeypatch
     assert is_terminal or not target.getvalue()
 
 
-def test_several_values_come_with_or_without_the_option_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_values_come_with_or_without_the_option_repeated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asked: list[dict[str, object]] = []
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one")
+    done = SimpleNamespace(complete=True)
     monkeypatch.setattr(
-        "omnireuse.evaluation.compare.command.run_compare", lambda *_, **given: asked.append(given) or True
+        "omnireuse.evaluation.compare.run.compare_pipeline", lambda *_, **given: asked.append(given) or done
     )
+    monkeypatch.setattr("omnireuse.evaluation.compare.run.show", lambda *_: None)
     for steps in (["--steps", "28", "50"], ["--steps", "28", "--steps", "50"], ["--steps=28", "--steps", "50"]):
-        assert main(["compare", "folder", *steps, "--only", "ours", "peer", "--prompts", "file", "-q"]) == 0
+        assert main(["compare", "folder", *steps, "--only", "ours", "peer", "--prompts", str(prompts), "-q"]) == 0
     assert [(given["steps"], given["only"], given["guidance"]) for given in asked] == [
         ([28, 50], ["ours", "peer"], []),
     ] * 3
@@ -249,7 +261,7 @@ def test_a_file_that_cannot_be_used_is_one_line(
     def rebuild(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "page.html")
 
-    monkeypatch.setattr("omnireuse.evaluation.report.files.rebuild", rebuild)
+    monkeypatch.setattr("omnireuse.evaluation.report.page.rebuild", rebuild)
     assert fails(capsys, "report", "x") == "error: page.html: Permission denied\n"
 
 

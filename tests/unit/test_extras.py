@@ -10,7 +10,7 @@ import pytest
 
 from omnireuse import cli
 from omnireuse.errors import MissingExtraError
-from omnireuse.evaluation.compare.catalogue import catalogue
+from omnireuse.evaluation.compare.methods import chosen_methods
 from omnireuse.extras import MODULES, check_extra
 from reference import commands
 from tests import TOP
@@ -73,11 +73,11 @@ def test_cache_dit_is_left_out_where_it_is_not_installed_unless_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "cache_dit", None)
-    methods = catalogue(only=["peer"])
+    methods = chosen_methods(only=["peer"])
     assert methods
     assert not [method.name for method in methods if "cache-dit" in method.name]
     assert "cache-dit is left out, it is not installed" in caplog.text
     with pytest.raises(MissingExtraError, match=r"omnireuse\[cache-dit\]"):
-        catalogue(only=["peer", "scm"])
+        chosen_methods(only=["peer", "scm"])
     with pytest.raises(MissingExtraError, match="this needs an optional dependency"):
         check_extra("this", "cache-dit")

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from omnireuse.evaluation.report.figure import save_figure
 from omnireuse.records import check_writable
 from omnireuse.terminal import notes, progress_bar
 from reference.demo.engine.config import EngineDemoConfig
@@ -18,6 +17,7 @@ from reference.demo.engine.timeline import timeline_figure
 from reference.engine import Engine, EngineConfig, Result, TinyOmniModel
 from reference.engine.conversation import Conversation, converse, made_up_conversations
 from reference.engine.request import largest_difference
+from reference.figures import save_figure
 
 __all__ = ["compare_engines", "comparison_table", "run_engine_demo"]
 

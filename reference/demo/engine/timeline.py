@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from omnireuse.errors import MissingExtraError
-from omnireuse.evaluation.report.style import LIGHT, explain, quiet_axes
+from omnireuse.evaluation.report.style import LIGHT
 from reference.demo.engine.record import EngineComparison, EngineRun
+from reference.figures import explain, quiet_axes
 
 try:
     from matplotlib.figure import Figure

@@ -8,9 +8,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from omnireuse.cli.options import Quiet, Verbose
-from omnireuse.cli.parsing import INTERRUPTED, json_object, whole_numbers
-from omnireuse.cli.source import Device, Dtype, Model, Pictures, Pipeline, the_source
+from omnireuse.cli.options import (
+    Call,
+    Device,
+    Dtype,
+    Model,
+    Pictures,
+    Pipeline,
+    Quiet,
+    Verbose,
+    pipeline_source,
+    whole_numbers,
+)
+from omnireuse.cli.program import INTERRUPTED
 from omnireuse.extras import check_extra
 
 __all__ = ["EXAMPLES", "run"]
@@ -51,14 +61,7 @@ def run(
     device: Device = None,
     dtype: Dtype = None,
     pictures: Pictures = None,
-    call: Annotated[
-        Any,
-        typer.Option(
-            parser=json_object,
-            metavar="JSON",
-            help="""Further arguments of the pipeline, as '{"true_cfg_scale": 6}'.""",
-        ),
-    ] = None,
+    call: Call = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew where an earlier search was interrupted.")] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -73,7 +76,7 @@ def run(
     from omnireuse.diffusion.calibration.command import run_calibrate
 
     profile = run_calibrate(
-        the_source("calibrate", model, pipeline),
+        pipeline_source("calibrate", model, pipeline),
         prompts,
         out,
         Console(),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from omnireuse.cli.options import Quiet, Verbose
-from omnireuse.cli.parsing import INTERRUPTED, json_object
-from omnireuse.cli.source import Device, Dtype, Model, Pictures, Pipeline, the_source
+from omnireuse.cli.options import Call, Device, Dtype, Model, Pictures, Pipeline, Quiet, Verbose, pipeline_source
+from omnireuse.cli.program import INTERRUPTED
 from omnireuse.errors import ConfigError
 from omnireuse.extras import check_extra
+from omnireuse.terminal import notes
 
 __all__ = ["EXAMPLES", "run"]
 
@@ -27,22 +28,18 @@ def run(
     model: Model = None,
     prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="Text file with one prompt a line.")] = None,
     steps: Annotated[
-        list[int] | None,
-        typer.Option(metavar="N...", help="Denoising steps of the full run (default: 28)."),
+        list[int] | None, typer.Option(metavar="N...", help="Denoising steps of the full run (default: 28).")
     ] = None,
     guidance: Annotated[
         list[float] | None,
-        typer.Option(
-            metavar="G...",
-            help="Classifier-free guidance; 1 is none (default: that of the pipeline).",
-        ),
+        typer.Option(metavar="G...", help="Classifier-free guidance; 1 is none (default: that of the pipeline)."),
     ] = None,
     profile: Annotated[
         list[Path] | None, typer.Option(metavar="FILE...", help="Profiles that omnireuse calibrate has written.")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="METHOD...", help="Methods or families of them: ours, peer, floor (default: all)."),
+        typer.Option(metavar="METHOD...", help="Methods or families of them: ours, peer, baseline (default: all)."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the noise of the first prompt.")] = 0,
     time: Annotated[int, typer.Option(metavar="N", help="Prompts to measure the wall-clock on; 0 is none.")] = 0,
@@ -51,12 +48,7 @@ def run(
     device: Device = None,
     dtype: Dtype = None,
     pictures: Pictures = None,
-    call: Annotated[
-        Any,
-        typer.Option(
-            parser=json_object, metavar="JSON", help="""Further arguments of the pipeline, as '{"height": 512}'."""
-        ),
-    ] = None,
+    call: Call = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("out/compare"),
     merge: Annotated[
         list[Path] | None,
@@ -71,29 +63,51 @@ def run(
     with "..." take several values.
     """
     check_extra("omnireuse compare", "report")
-    from omnireuse.evaluation.compare.command import run_compare, run_merge
+    if merge is None:
+        source = pipeline_source("compare", model, pipeline, unless=", unless --merge is")
+        if prompts is None:
+            raise ConfigError("compare: --prompts must be given, unless --merge is; see omnireuse compare --help")
+    from omnireuse.evaluation.compare.run import compare_pipeline, merged, show
+    from omnireuse.pipelines.source import function_named
 
-    if merge:
-        run_merge(merge, out, Console())
-        return 0
-    source = the_source("compare", model, pipeline, unless=", unless --merge is")
-    if prompts is None:
-        raise ConfigError("compare: --prompts must be given, unless --merge is; see omnireuse compare --help")
-    complete = run_compare(
-        source,
-        prompts,
-        out,
-        Console(),
-        steps=steps or [28],
-        guidance=guidance or [],
-        profiles=profile or [],
-        only=only or [],
-        seed=seed,
-        timed=time,
-        batch_size=batch,
-        device=device,
-        dtype=dtype,
-        pictures=pictures,
-        call=call or {},
-    )
-    return 0 if complete else INTERRUPTED
+    if merge or prompts is None:
+        comparison = merged(merge or ())
+    else:
+        if own := (call or {}).keys() & signature(compare_pipeline).parameters:
+            raise ConfigError(f"compare(--call): {min(own)} is an option of compare; see omnireuse compare --help")
+        comparison = compare_pipeline(
+            source,
+            _lines(prompts),
+            steps=steps or [28],
+            guidance=guidance or [],
+            profiles=profile or [],
+            only=only or [],
+            seed=seed,
+            timed=time,
+            batch_size=batch,
+            device=device,
+            dtype=dtype,
+            pictures=None if pictures is None else function_named(pictures, "compare(--pictures"),
+            out=out,
+            progress=not notes.quiet,
+            command="omnireuse compare",
+            **(call or {}),
+        )
+    show(comparison, out, Console())
+    return 0 if comparison.complete or merge else INTERRUPTED
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file that are not blank.
+
+    Raises:
+        ConfigError: no such file, or nothing in it.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"compare(--prompts {str(path)!r}): cannot be read ({error})") from error
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise ConfigError(f"compare(--prompts {str(path)!r}): must hold one prompt a line, got none")
+    return prompts

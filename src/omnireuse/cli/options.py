@@ -1,25 +1,121 @@
-"""The options that every command takes, before its name or after it."""
+"""Options that several commands take, and how their values are read."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
 
+from omnireuse.errors import ConfigError
 from omnireuse.terminal import be_quiet, be_verbose
 
-__all__ = ["Quiet", "Verbose"]
+__all__ = [
+    "Call",
+    "Device",
+    "Dtype",
+    "Model",
+    "Pictures",
+    "Pipeline",
+    "Quiet",
+    "Verbose",
+    "names",
+    "pipeline_source",
+    "whole_numbers",
+]
 
 
-def _quiet(asked: bool) -> None:
-    if asked:
-        be_quiet()
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        BadParameter: anything else.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"must be JSON, got {text!r}: {error}") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"must be a JSON object, got {text!r}")
+    return value
 
 
-def _verbose(asked: bool) -> None:
-    if asked:
-        be_verbose()
+def names(text: str) -> tuple[str, ...]:
+    """Names with commas between."""
+    return tuple(text.split(","))
 
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only results and errors.", callback=_quiet)]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show more of what happens.", callback=_verbose)]
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between.
+
+    Raises:
+        BadParameter: anything else.
+    """
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"must be whole numbers with commas between, got {text!r}") from None
+
+
+# Every command takes these two, before its name or after it.
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Show only results and errors.", callback=lambda asked: asked and be_quiet()),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Show more of what happens.", callback=lambda asked: asked and be_verbose()),
+]
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL", help="Folder of a diffusers pipeline, or its id on the Hugging Face Hub.", show_default=False
+    ),
+]
+Pipeline = Annotated[
+    str | None,
+    typer.Option(metavar="PACKAGE:FUNCTION", help="Function without arguments that makes any other pipeline."),
+]
+Device = Annotated[
+    str | None, typer.Option(help="Device, as torch names it (default: cuda or mps where there is one, else cpu).")
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="bfloat16, float16 or float32 (default: bfloat16 on cuda and mps, else float32)."),
+]
+Pictures = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PACKAGE:FUNCTION",
+        help="Function from the result of the pipeline to arrays (height, width, channels) in 0 to 1, one per prompt.",
+    ),
+]
+Call = Annotated[
+    Any,
+    typer.Option(
+        parser=json_object, metavar="JSON", help="""Further arguments of the pipeline, as '{"height": 512}'."""
+    ),
+]
+
+
+def pipeline_source(command: str, model: str | None, pipeline: str | None, *, unless: str = "") -> str:
+    """MODEL or --pipeline, whichever was given.
+
+    Args:
+        command: for the error.
+        unless: when neither need be given, for the error.
+
+    Raises:
+        ConfigError: neither or both of them, or a function that is not named package:function.
+    """
+    if (model is None) == (pipeline is None):
+        how = f"must be given{unless}" if model is None else "cannot both be given"
+        raise ConfigError(
+            f"{command}: MODEL, a folder or an id, {'or' if model is None else 'and'} --pipeline {how}; see omnireuse "
+            f"{command} --help"
+        )
+    if pipeline is not None and ":" not in pipeline:
+        raise ConfigError(
+            f"{command}(--pipeline {pipeline!r}): must be PACKAGE:FUNCTION, such as my_package.models:load"
+        )
+    return model or str(pipeline)

@@ -1,21 +1,65 @@
-"""A program of several commands: the options that all of them share, and its exit statuses."""
+"""A program of several commands: suggestions for misspelt words, options with several values, and exit statuses."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import omnireuse
 from omnireuse.cli.options import Quiet, Verbose
-from omnireuse.cli.parsing import Command, Group, usage_error
-from omnireuse.errors import OmniReuseError
-from omnireuse.terminal import log_lines, print_error
+from omnireuse.errors import OmniReuseError, UnknownNameError
+from omnireuse.terminal import log_lines, notes, print_error
 
-__all__ = ["program"]
+__all__ = ["INTERRUPTED", "Command", "program"]
+
+INTERRUPTED = 130
+"""Exit status of a program that Ctrl-C ended, as shells have it."""
+
+
+class Command(TyperCommand):
+    """A command. An option that may be repeated takes several values at once as well: ``--steps 28 50``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does; a misspelt option gets the nearest one suggested."""
+        repeated = {option for each in self.params if getattr(each, "multiple", False) for option in each.opts}
+        try:
+            return super().parse_args(ctx, _repeat_options(args, repeated))
+        except typer.TyperException as error:
+            raise _explained(error, self, ctx) from error.__cause__
+
+
+class Group(TyperGroup):
+    """The commands. A misspelt one gets the nearest one suggested; Ctrl-C becomes an exit status."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does; a misspelt option gets the nearest one suggested."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException as error:
+            raise _explained(error, self, ctx) from error.__cause__
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of this name.
+
+        Raises:
+            UnknownNameError: there is none.
+        """
+        if args[0] not in self.commands and not ctx.resilient_parsing:
+            raise UnknownNameError("command", args[0], self.commands)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an interrupt says what was kept, where the command knows."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            notes.print(str(interrupt) or "interrupted; nothing was kept", highlight=False, soft_wrap=True)
+            return INTERRUPTED
 
 
 def program(name: str, summary: str, commands: Mapping[str, ModuleType]) -> Callable[[Sequence[str] | None], int]:
@@ -52,11 +96,16 @@ def program(name: str, summary: str, commands: Mapping[str, ModuleType]) -> Call
             try:
                 status: int | None = app(arguments or ["--help"], prog_name=name, standalone_mode=False)
             except typer.TyperException as error:
-                print_error(usage_error(error))
+                print_error(_usage_error(error))
                 return error.exit_code
             except OmniReuseError as error:
                 print_error(str(error))
                 return 2
+            except SystemExit as end:
+                # rich exits so when nobody reads the output any more, as in `omnireuse --help | head`.
+                if isinstance(end.__context__, BrokenPipeError):
+                    return 0
+                raise
             except OSError as error:
                 print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
                 return 2
@@ -69,3 +118,39 @@ def _show_version(asked: bool) -> None:
     if asked:
         typer.echo(f"omnireuse {omnireuse.__version__}")
         raise typer.Exit
+
+
+def _repeat_options(args: list[str], repeated: set[str]) -> list[str]:
+    """``--steps 28 50`` as ``--steps 28 --steps 50``."""
+    spread: list[str] = []
+    option, values = "", 0
+    for each in args:
+        if each.startswith("-") and not (option and values == 0):
+            option, values = (each if each in repeated else ""), 0
+        elif option:
+            values += 1
+            if values > 1:
+                spread.append(option)
+        spread.append(each)
+    return spread
+
+
+def _explained(error: Any, command: TyperCommand | TyperGroup, ctx: Any) -> Exception:
+    """The error with its command, and an unknown option with the nearest one."""
+    if hasattr(error, "possibilities"):
+        known = (name for each in command.get_params(ctx) for name in each.opts if name.startswith("--"))
+        return UnknownNameError("option", error.option_name, known)
+    error.ctx = getattr(error, "ctx", None) or ctx
+    return cast(Exception, error)
+
+
+def _usage_error(error: typer.TyperException) -> str:
+    """What is wrong with the arguments, and where help is, as one line."""
+    words = " ".join(error.format_message().split()).rstrip(".")
+    reasons = getattr(error.__cause__, "errors", None)
+    if reasons is not None:  # of pydantic, which typer checks values with
+        what, given = reasons()[0]["msg"], reasons()[0]["input"]
+        words = words.replace(what, f"{what.partition(',')[0].replace('Input should', 'must')}, got {given!r}")
+    ctx = getattr(error, "ctx", None)
+    where = "omnireuse" if ctx is None else ctx.command_path
+    return f"{words[:1].lower()}{words[1:]}; see {where} --help"

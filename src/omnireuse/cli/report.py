@@ -13,14 +13,13 @@ from omnireuse.extras import check_extra
 __all__ = ["EXAMPLES", "run"]
 
 EXAMPLES = """Examples:
-$ omnireuse report out/demo/results.json
-$ omnireuse report results.json compare.json --out page.html"""
+$ omnireuse report out/compare/compare.json
+$ omnireuse report report.json compare.json --out page.html"""
 
 
 def run(
     files: Annotated[
-        list[Path],
-        typer.Argument(metavar="RESULTS.json", help="Results of a demo or of omnireuse compare."),
+        list[Path], typer.Argument(metavar="RESULTS.json", help="Results of omnireuse compare or of a demo.")
     ],
     out: Annotated[
         Path | None,
@@ -29,13 +28,12 @@ def run(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Make the page and the pictures again from results that were written before.
+    """Make the page again from results that were written before.
 
-    Takes the results of a demo, those of a comparison, or one file of each.
+    Several files make one page; one of them can hold pictures.
     """
     check_extra("omnireuse report", "report")
-    from omnireuse.evaluation.report.files import rebuild
+    from omnireuse.evaluation.report.page import rebuild
 
-    for path in rebuild(files, out):
-        typer.echo(f"wrote {path}")
+    typer.echo(f"wrote {rebuild(files, out)}")
     return 0

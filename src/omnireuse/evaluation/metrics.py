@@ -1,44 +1,39 @@
-"""How close an image or a clip is to its reference."""
+"""How close an image or a clip is to its reference, and means over prompts with their intervals."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from omnireuse.errors import ConfigError, MissingExtraError
+from omnireuse.records import Record
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-__all__ = ["IDENTICAL_DB", "bootstrap", "mean_psnr", "psnr", "ssim"]
+__all__ = ["IDENTICAL_DB", "Mean", "Spread", "bootstrap", "capped_psnr", "psnr", "spread", "ssim"]
 
 IDENTICAL_DB = 100.0
-"""What an infinite PSNR counts as in a mean. One level of one channel of one pixel of a 64 × 64 image is 89 dB."""
+"""What identical pictures count as in a mean. One level of one channel of one pixel of a 64 × 64 image is 89 dB."""
+RESAMPLES = 2000
 
 
-def _pair(image: Any, reference: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    import numpy as np
+class Mean(Record, frozen=True, kw_only=True):
+    """A mean over prompts with its bootstrap interval of 95 %."""
 
-    arrays = []
-    for name, given in (("image", image), ("reference", reference)):
-        array = np.asarray(given)
-        scaled = array / 255.0 if array.dtype == np.uint8 else array.astype(np.float64)
-        if array.ndim not in (3, 4) or array.shape[-1] not in (1, 3):
-            raise ConfigError(
-                f"{name}(shape={array.shape}): shape must be (height, width, channels) with 1 or 3 channels, with the "
-                "frames of a clip before them"
-            )
-        if not np.isfinite(scaled).all() or scaled.min() < -1e-6 or scaled.max() > 1 + 1e-6:
-            raise ConfigError(
-                f"{name}: values must be uint8 or finite floats in 0..1, got {scaled.min():g}..{scaled.max():g}"
-            )
-        arrays.append(scaled)
-    if arrays[0].shape != arrays[1].shape:
-        raise ConfigError(f"image(shape={arrays[0].shape}): shape must be the reference's, got {arrays[1].shape} there")
-    return arrays[0], arrays[1]
+    mean: float
+    low: float
+    high: float
+
+
+class Spread(Record, frozen=True, kw_only=True):
+    """A median over prompts with the lowest and the highest value."""
+
+    median: float
+    low: float
+    high: float
 
 
 def psnr(image: Any, reference: Any) -> float:
@@ -57,6 +52,11 @@ def psnr(image: Any, reference: Any) -> float:
     return math.inf if error == 0.0 else -10.0 * math.log10(error)
 
 
+def capped_psnr(image: Any, reference: Any) -> float:
+    """`psnr`, at most `IDENTICAL_DB`; 0 where the image is not finite."""
+    return min(psnr(image, reference), IDENTICAL_DB) if np.isfinite(image).all() else 0.0
+
+
 def ssim(image: Any, reference: Any) -> float:
     """Structural similarity, 1 where identical, as scikit-image computes it on all channels; of clips the mean.
 
@@ -67,45 +67,49 @@ def ssim(image: Any, reference: Any) -> float:
         ConfigError: as `psnr`.
         MissingExtraError: scikit-image is not installed.
     """
-    first, second = _pair(image, reference)
     try:
         from skimage.metrics import structural_similarity
     except ImportError as error:
         raise MissingExtraError("ssim", "report") from error
+    first, second = _pair(image, reference)
+    options = {"data_range": 1.0, "channel_axis": 2, "gaussian_weights": True, "sigma": 1.5}
     frames = [(first, second)] if first.ndim == 3 else zip(first, second, strict=True)
     return statistics.fmean(
-        float(
-            structural_similarity(
-                one,
-                other,
-                data_range=1.0,
-                channel_axis=2,
-                gaussian_weights=True,
-                sigma=1.5,
-                use_sample_covariance=False,
-            )
-        )
-        for one, other in frames
+        float(structural_similarity(one, other, use_sample_covariance=False, **options)) for one, other in frames
     )
 
 
-def mean_psnr(values: Iterable[float]) -> float:
-    """Mean of PSNRs in dB, each counted as `IDENTICAL_DB` at most; inf only where all images are identical."""
-    values = list(values)
-    if not values:
-        return math.nan
-    if all(value == math.inf for value in values):
-        return math.inf
-    return sum(min(value, IDENTICAL_DB) for value in values) / len(values)
+def bootstrap(values: Sequence[float]) -> Mean:
+    """The mean of `values` with its percentile interval of 95 %. The same values give the same interval.
 
-
-def bootstrap(values: Sequence[float], *, resamples: int = 2000) -> tuple[float, float]:
-    """The interval of 95 % of the mean of `values`: percentiles of the means of samples drawn from them anew.
-
-    Source: Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979. The same values give the same interval.
+    Source: Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979.
     """
-    import numpy as np
+    array = np.asarray(values, dtype=np.float64)
+    picks = np.random.default_rng(0).integers(len(array), size=(RESAMPLES, len(array)))
+    low, high = np.quantile(array[picks].mean(axis=1), (0.025, 0.975))
+    return Mean(mean=float(array.mean()), low=float(low), high=float(high))
 
-    drawn = np.random.default_rng(0).choice(np.asarray(values, dtype=np.float64), (resamples, len(values)))
-    low, high = np.percentile(drawn.mean(axis=1), (2.5, 97.5))
-    return float(low), float(high)
+
+def spread(values: Sequence[float]) -> Spread:
+    """The median of `values` with the lowest and the highest."""
+    return Spread(median=statistics.median(values), low=min(values), high=max(values))
+
+
+def _pair(image: Any, reference: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    arrays = []
+    for name, given in (("image", image), ("reference", reference)):
+        array = np.asarray(given)
+        scaled = array / 255.0 if array.dtype == np.uint8 else array.astype(np.float64)
+        if array.ndim not in (3, 4) or array.shape[-1] not in (1, 3):
+            raise ConfigError(
+                f"{name}(shape={array.shape}): shape must be (height, width, channels) with 1 or 3 channels, with the "
+                "frames of a clip before them"
+            )
+        if not np.isfinite(scaled).all() or scaled.min() < -1e-6 or scaled.max() > 1 + 1e-6:
+            raise ConfigError(
+                f"{name}: values must be uint8 or finite floats in 0..1, got {scaled.min():g}..{scaled.max():g}"
+            )
+        arrays.append(scaled)
+    if arrays[0].shape != arrays[1].shape:
+        raise ConfigError(f"image(shape={arrays[0].shape}): shape must be the reference's, got {arrays[1].shape} there")
+    return arrays[0], arrays[1]

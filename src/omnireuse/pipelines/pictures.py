@@ -30,26 +30,26 @@ def pictures_of(result: Any, count: int, *, where: str, strict: bool, given: boo
     """The pictures of so many prompts.
 
     Args:
-        result: what the call returned, or what a function of the user's made of it.
+        result: what the call returned, or what a function of the user made of it.
         count: prompts of the call.
         where: class of the pipeline.
         strict: whether values outside of 0…1 are refused; else they are clipped, as a forecast may overshoot.
-        given: whether a function of the user's made it.
+        given: whether a function of the user made it.
 
     Raises:
         ConfigError: anything that is not safely so many pictures; it says what to do.
     """
-    subject = f"{where}: pictures= returned" if given else f"{where} returned"
+    said = f"{where}: pictures= returned {_shape(result)}" if given else f"{where} returned {_shape(result)}"
     found = _rows(result if given else _content(result))
     if found is None:
-        raise ConfigError(f"{subject} {_shape(result)}, in which no pictures can be recognised; {REMEDY}")
+        raise ConfigError(f"{said}, in which no pictures can be recognised; {REMEDY}")
     if len(found) != count:
-        raise ConfigError(f"{subject} {_shape(result)}, which is {len(found)} pictures for {count} prompts; {REMEDY}")
-    return [_picture(row, f"{subject} {_shape(result)}", strict=strict) for row in found]
+        raise ConfigError(f"{said}, which is {len(found)} pictures for {count} prompts; {REMEDY}")
+    return [_picture(row, said, strict=strict) for row in found]
 
 
 def _content(result: Any) -> Any:
-    """What holds the pictures: an entry of that name, else the first."""
+    """What holds the pictures: an entry or attribute of a known name, else the first."""
     if isinstance(result, Mapping):
         named = next((result[name] for name in NAMES if result.get(name) is not None), None)
         return next(iter(result.values()), None) if named is None else named
@@ -69,7 +69,7 @@ def _rows(content: Any) -> Sequence[Any] | None:
     return None
 
 
-def _picture(row: Any, subject: str, *, strict: bool) -> Picture:
+def _picture(row: Any, said: str, *, strict: bool) -> Picture:
     is_tensor = isinstance(row, torch.Tensor)
     if isinstance(row, torch.Tensor):
         row = row.detach().cpu()
@@ -81,27 +81,27 @@ def _picture(row: Any, subject: str, *, strict: bool) -> Picture:
         values = np.asarray(row)
     if values.dtype == np.uint8:
         values = values / np.float32(255)
-    axis = _channels(values.shape, last=not is_tensor)
+    axis = _channel_axis(values.shape, last=not is_tensor)
     if axis is None or not np.issubdtype(values.dtype, np.floating):
-        raise ConfigError(f"{subject}, which is not safely read as pictures; {REMEDY}")
+        raise ConfigError(f"{said}, which is not safely read as pictures; {REMEDY}")
     if strict:
         low, high = (float(of(values, initial=0.5, where=np.isfinite(values))) for of in (np.min, np.max))
         if low < -SLACK or high > 1 + SLACK:
-            raise ConfigError(f"{subject} with values from {low:.3g} to {high:.3g} instead of 0…1; {REMEDY}")
+            raise ConfigError(f"{said} with values from {low:.3g} to {high:.3g} instead of 0…1; {REMEDY}")
     made: Picture = np.clip(np.moveaxis(values, axis, -1), 0.0, 1.0)
     return made
 
 
-def _channels(shape: tuple[int, ...], *, last: bool) -> int | None:
-    """The axis of the channels: the only one of 3, or else of 1, that can be it; None where that is not clear.
+def _channel_axis(shape: tuple[int, ...], *, last: bool) -> int | None:
+    """The only axis of size 3, or else 1, that can be the channels; None where that is not clear.
 
     Args:
-        last: whether the last axis is meant where others are possible too, as in arrays.
+        last: whether the last axis wins where others are possible too, as in arrays.
     """
     if len(shape) not in (3, 4) or 0 in shape:
         return None
     for size in (3, 1):
-        possible = {place for place in (0, len(shape) - 3, len(shape) - 1) if shape[place] == size}
+        possible = {axis for axis in (0, len(shape) - 3, len(shape) - 1) if shape[axis] == size}
         if possible:
             if last and len(shape) - 1 in possible:
                 return len(shape) - 1
@@ -110,7 +110,7 @@ def _channels(shape: tuple[int, ...], *, last: bool) -> int | None:
 
 
 def _is_image(value: Any) -> bool:
-    # Of Pillow, which need not be there.
+    # Of Pillow, which may be missing.
     return any(each.__module__.startswith("PIL.") and each.__name__ == "Image" for each in type(value).__mro__)
 
 

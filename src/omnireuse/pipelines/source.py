@@ -1,11 +1,10 @@
-"""Where a pipeline comes from: a folder, a hub, a function, or somebody who has loaded it."""
+"""Where a pipeline comes from: a folder, a hub, a function, or a loaded object."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import inspect
-import logging
 import os
 import re
 import sys
@@ -23,10 +22,7 @@ from omnireuse.pipelines.hub import why_not_loaded
 
 __all__ = ["Source", "function_named"]
 
-logger = logging.getLogger("omnireuse")
-
 DTYPES = ("bfloat16", "float16", "float32")
-INDEX = "model_index.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -37,10 +33,10 @@ class Source:
     Args:
         given: a folder of a diffusers pipeline, the id of one on a hub, ``package:function``, a function without
             arguments that makes one, or the pipeline itself.
-        device: where it shall compute, as torch names it; None for CUDA or MPS where there is one, and else the CPU.
-        dtype: "bfloat16", "float16", "float32" or the same of torch; None for bfloat16 on CUDA and MPS, and else
-            float32. A function decides for itself where neither is given.
-        where: the function that speaks to the user.
+        device: where it computes, as torch names it; None for CUDA or MPS where there is one, else the CPU.
+        dtype: "bfloat16", "float16", "float32" or the same of torch; None for bfloat16 on CUDA and MPS, else float32.
+            A function decides for itself where neither device nor dtype is given.
+        where: name of the caller, for messages.
 
     Raises:
         ConfigError: a device that is not there, or a device or dtype beside a pipeline that is loaded already.
@@ -55,36 +51,39 @@ class Source:
     def __post_init__(self) -> None:
         if self.dtype is not None and str(self.dtype).removeprefix("torch.") not in DTYPES:
             raise UnknownNameError("dtype", self.dtype, DTYPES)
-        if self.is_loaded and (self.device is not None or self.dtype is not None):
+        if self.device is None and self.dtype is None:
+            return
+        if self.is_loaded:
             name = "dtype" if self.device is None else "device"
             raise ConfigError(
                 f"{self.where}({name}=…): the {type(self.given).__name__} is loaded already; move it with "
                 ".to(device, dtype), or give the folder or the function that it comes from"
             )
-        self._check_device()
-
-    def _check_device(self) -> None:
-        if self.device is None:
-            return
         try:
-            kind = torch.device(self.device).type
+            kind = torch.device(self.device or "cpu").type
         except RuntimeError as error:
             raise ConfigError(
                 f"{self.where}(device={self.device!r}): must be a device of torch, such as 'cuda', 'mps' or 'cpu'"
             ) from error
-        there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-        if not there.get(kind, True):
+        available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        if not available.get(kind, True):
             raise ConfigError(f"{self.where}(device={self.device!r}): torch finds no such device on this machine")
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the pipeline itself was given."""
-        return not self.is_path and not _is_function(self.given)
 
     @property
     def is_path(self) -> bool:
         """Whether a folder, a hub id or ``package:function`` was given."""
         return isinstance(self.given, (str, os.PathLike))
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the pipeline itself was given."""
+        # A pipeline is callable, too.
+        is_function = inspect.isroutine(self.given) or isinstance(self.given, functools.partial)
+        return not (self.is_path or is_function)
+
+    @property
+    def _is_place(self) -> bool:
+        return self.is_path and not _is_function_name(str(self.given))
 
     def check(self) -> None:
         """Refuse, without loading anything, what cannot be loaded.
@@ -92,18 +91,14 @@ class Source:
         Raises:
             ConfigError: no such folder and no id, or no such function.
         """
-        if not self.is_path:
-            return
-        if _function_name(str(self.given)):
+        if self._is_place:
+            _check_place(str(self.given), self.where)
+        elif self.is_path:
             function_named(str(self.given), f"{self.where}(pipeline")
-        else:
-            check_place(str(self.given), self.where)
 
     def name(self, pipeline: Any) -> str:
-        """What a record calls it: the last part of the folder or id, else the class of the loaded pipeline."""
-        if self.is_path and not _function_name(str(self.given)):
-            return Path(self.given).resolve().name
-        return type(pipeline).__name__
+        """The name for records: the last part of the folder or id, else the class of the loaded pipeline."""
+        return Path(self.given).resolve().name if self._is_place else type(pipeline).__name__
 
     def load(self) -> Any:
         """The pipeline, ready to be called.
@@ -113,38 +108,38 @@ class Source:
         """
         if self.is_loaded:
             return self.given
-        if self.is_path and not _function_name(str(self.given)):
+        if self._is_place:
             return self._from_pretrained(str(self.given))
         make = function_named(str(self.given), f"{self.where}(pipeline") if self.is_path else self.given
         return self._moved(make())
 
     def _moved(self, pipeline: Any) -> Any:
-        """What a function made, on the device and in the dtype that were asked for."""
-        wanted = {"device": self.device, "dtype": None if self.dtype is None else self._dtype("")}
-        wanted = {name: value for name, value in wanted.items() if value is not None}
-        if not wanted:
+        """What a function made, on the device and in the dtype of this source."""
+        place = {"device": self.device, "dtype": None if self.dtype is None else self._dtype("")}
+        place = {name: value for name, value in place.items() if value is not None}
+        if not place:
             return pipeline
         try:
-            pipeline.to(**wanted)
-            is_there = self.dtype is None or dtype_of(pipeline) == str(self._dtype("")).removeprefix("torch.")
+            pipeline.to(**place)
+            moved = self.dtype is None or dtype_of(pipeline) == str(self._dtype("")).removeprefix("torch.")
         except (AttributeError, ValueError, TypeError):
-            is_there = False
-        # Diffusers moves what the constructor names as needed, and passes over the rest without a word.
-        if not is_there or (
-            self.device is not None and device_of(pipeline) != str(torch.empty(0, device=self.device).device)
-        ):
+            moved = False
+        # diffusers moves what the constructor names, and skips the rest silently.
+        if moved and self.device is not None:
+            moved = device_of(pipeline) == str(torch.empty(0, device=self.device).device)
+        if not moved:
             raise ConfigError(
-                f"{self.where}({', '.join(f'{name}={value}' for name, value in wanted.items())}): "
+                f"{self.where}({', '.join(f'{name}={value}' for name, value in place.items())}): "
                 f"{type(pipeline).__name__}.to() does not move it; let the function that makes it choose both"
             )
         return pipeline
 
     def _from_pretrained(self, name: str) -> Any:
-        check_place(name, self.where)
+        _check_place(name, self.where)
         import diffusers
 
         device = str(self.device or _best_device())
-        # Its older name is deprecated, its newer one unknown to older versions.
+        # The older name is deprecated; older versions do not know the newer one.
         key = "dtype" if tuple(map(int, diffusers.__version__.split(".")[:2])) >= (0, 40) else "torch_dtype"
         try:
             with quiet_loading():
@@ -162,24 +157,19 @@ class Source:
         return found
 
 
-def check_place(name: str, where: str) -> None:
-    """Refuse what is neither the folder of a pipeline nor looks like the id of one on a hub.
-
-    Raises:
-        ConfigError: it says what was looked for.
-    """
+def _check_place(name: str, where: str) -> None:
+    """Refuse what is neither the folder of a pipeline nor looks like the id of one on a hub."""
     folder = Path(name)
+    if (folder / "model_index.json").is_file():
+        return
     if folder.is_dir():
-        if (folder / INDEX).is_file():
-            return
-        other = (
-            "it holds a modular pipeline, which only its own class can load"
-            if (folder / "modular_model_index.json").is_file()
-            else f"it has no {INDEX}"
-        )
+        is_modular = (folder / "modular_model_index.json").is_file()
+        reason = "it holds a modular pipeline, which only its own class can load" if is_modular else (
+            "it has no model_index.json"
+        )  # fmt: skip
         raise ConfigError(
-            f"{where}({name!r}): must be the folder of a diffusers pipeline, but {other}; give package:function for a "
-            "function that loads it"
+            f"{where}({name!r}): must be the folder of a diffusers pipeline, but {reason}; give package:function for "
+            "a function that loads it"
         )
     if not _HUB_ID.fullmatch(name):
         raise ConfigError(
@@ -194,12 +184,7 @@ def _best_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def _is_function(given: Any) -> bool:
-    # A pipeline can be called as well.
-    return inspect.isroutine(given) or isinstance(given, functools.partial)
-
-
-def _function_name(name: str) -> bool:
+def _is_function_name(name: str) -> bool:
     module, colon, function = name.partition(":")
     return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
@@ -211,7 +196,7 @@ def function_named(name: str, where: str) -> Callable[..., Any]:
         ConfigError: no such module or function.
     """
     module, _, function = name.partition(":")
-    if not _function_name(name):
+    if not _is_function_name(name):
         raise ConfigError(f"{where}={name!r}): must be package:function, such as my_package.pipelines:load")
     here = str(Path.cwd())
     if here not in sys.path:

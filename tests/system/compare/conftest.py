@@ -5,20 +5,19 @@ from typing import Any
 
 import pytest
 
-from omnireuse.evaluation.compare.subject import Subject
+from omnireuse.evaluation.compare.workload import Workload
 from reference.case import CLIPS, IMAGES, Case
-from reference.demo.reference import load_quietly
-from reference.subject import reference_subject
+from reference.workload import load_quietly, reference_workload
 
-Make = Callable[..., Subject]
+Make = Callable[..., Workload]
 
 
 def _maker(case: Case) -> Make:
     pipeline: Any = load_quietly(case, case.find(None))
 
-    def make(**given: Any) -> Subject:
+    def make(**given: Any) -> Workload:
         asked = {"steps": 6, "guidance": 3.0, "prompts": 2, "seed": 9000, "batch_size": 2}
-        return reference_subject(case, pipeline, **{**asked, **given})
+        return reference_workload(case, pipeline, **{**asked, **given})
 
     return make
 

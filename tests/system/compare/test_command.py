@@ -1,27 +1,28 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 import omnireuse
 from omnireuse.cli import main
 from omnireuse.errors import ConfigError
-from omnireuse.evaluation.compare.catalogue import catalogue
-from omnireuse.evaluation.compare.ours import warn_of_unused
-from omnireuse.evaluation.compare.record import merged
-from omnireuse.evaluation.compare.run import settings_of
-from omnireuse.evaluation.compare.subject import Subject
+from omnireuse.evaluation.compare.harness import Harness, settings_of
+from omnireuse.evaluation.compare.methods import chosen_methods
+from omnireuse.evaluation.compare.methods.ours import warn_of_unused
+from omnireuse.evaluation.compare.run import merged
 from omnireuse.evaluation.compare.table import case_table
-from omnireuse.evaluation.report.pareto import read_pareto, write_pareto
+from omnireuse.evaluation.compare.workload import Workload
+from omnireuse.evaluation.record import read_comparison, write_comparison
 from reference.load import SAMPLING, find_image_pipeline
-from tests.helpers.comparisons import pareto
+from tests.helpers.comparisons import peers
 
 CALL = json.dumps({"height": 64, "width": 64, "max_sequence_length": 20})
 PROMPT = "a large red circle in the top left on a plain gray background"
@@ -40,14 +41,14 @@ def test_a_comparison_writes_record_table_and_picture(
     asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*asked, "--only", "fewer-steps", "default-call"]) == 0
-    pareto = read_pareto(tmp_path / "out" / "compare.json")
-    assert pareto.complete
-    (case,) = pareto.cases
+    comparison = read_comparison(tmp_path / "out" / "compare.json")
+    assert comparison.complete
+    (case,) = comparison.cases
     assert (case.pipeline, case.steps, case.guidance, case.prompts) == ("shapes-flux", 6, 3.0, (PROMPT,))
-    assert {point.family for point in case.points} == {"floor", "ours"}
+    assert {point.family for point in case.points} == {"baseline", "ours"}
     assert case.full.attributes is None
-    assert case.targets["db_over_best_floor_at_2x"] is not None
-    assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert case.targets["db_over_best_baseline_at_2x"] is not None
+    assert "fewer uniform steps" in (tmp_path / "out" / "compare.html").read_text()
     shown, notes = capsys.readouterr()
     assert "Loading" not in notes, "the libraries are quiet while they load"
     assert "dB above the best without a cache, 2x fewer steps" in shown
@@ -56,7 +57,7 @@ def test_a_comparison_writes_record_table_and_picture(
 
 
 def test_the_table_is_whole_at_eighty_columns() -> None:
-    made = pareto().cases[0]
+    made = peers().cases[0]
     long = replace(
         made.points[0],
         method="cache-dit DBCache + TaylorSeer",
@@ -99,9 +100,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
 def test_ctrl_c_keeps_what_was_measured(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from omnireuse.evaluation.compare import run
-
-    inner, calls = run._Bench._point, []
+    inner, calls = Harness.point, []
 
     def point(*args: Any) -> Any:
         calls.append(args)
@@ -109,12 +108,12 @@ def test_ctrl_c_keeps_what_was_measured(
             raise KeyboardInterrupt
         return inner(*args)
 
-    monkeypatch.setattr(run._Bench, "_point", point)
+    monkeypatch.setattr(Harness, "point", point)
     assert main([*asked, "--only", "fewer-steps"]) == 130
-    pareto = read_pareto(tmp_path / "out" / "compare.json")
-    assert not pareto.complete
-    assert len(pareto.cases[0].points) == 2
-    assert "interrupted: what was measured is kept" in capsys.readouterr().err
+    comparison = read_comparison(tmp_path / "out" / "compare.json")
+    assert not comparison.complete
+    assert len(comparison.cases[0].points) == 2
+    assert "interrupted: what was measured is kept in" in capsys.readouterr().err
 
 
 def test_parts_are_merged_and_the_questions_answered_anew(asked: list[str], tmp_path: Path) -> None:
@@ -124,9 +123,9 @@ def test_parts_are_merged_and_the_questions_answered_anew(asked: list[str], tmp_
         assert main([*asked, "--only", key, "--out", str(out)]) == 0
         parts.append(out / "compare.json")
     assert main(["compare", "--merge", *map(str, parts), "--out", str(tmp_path / "whole")]) == 0
-    whole = read_pareto(tmp_path / "whole" / "compare.json")
+    whole = read_comparison(tmp_path / "whole" / "compare.json")
     assert {point.method for point in whole.cases[0].points} == {"fewer uniform steps", "omnireuse, default by call"}
-    assert whole.cases[0].targets["db_over_best_floor_at_2x"] is not None
+    assert whole.cases[0].targets["db_over_best_baseline_at_2x"] is not None
     # The same part twice changes nothing.
     assert len(merged([*parts, *parts]).cases[0].points) == len(whole.cases[0].points)
 
@@ -134,12 +133,12 @@ def test_parts_are_merged_and_the_questions_answered_anew(asked: list[str], tmp_
 def test_parts_of_unlike_comparisons_are_refused(asked: list[str], tmp_path: Path) -> None:
     assert main([*asked, "--only", "default-call"]) == 0
     part = tmp_path / "out" / "compare.json"
-    pareto = read_pareto(part)
+    comparison = read_comparison(part)
     other = tmp_path / "other.json"
-    write_pareto(replace(pareto, environment={"torch": "0"}), other)
+    write_comparison(replace(comparison, environment={"torch": "0"}), other)
     with pytest.raises(ConfigError, match="environment must be that of"):
         merged([part, other])
-    write_pareto(replace(pareto, cases=(replace(pareto.cases[0], prompts=("another",)),)), other)
+    write_comparison(replace(comparison, cases=(replace(comparison.cases[0], prompts=("another",)),)), other)
     with pytest.raises(ConfigError, match="must have the prompts of the other parts"):
         merged([part, other])
 
@@ -179,23 +178,26 @@ def test_a_folder_without_a_pipeline_and_no_folder_at_all(
 
 
 def test_a_profile_serves_the_case_that_it_was_searched_at(
-    images: Callable[..., Subject], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    images: Callable[..., Workload], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    subject = images(guidance=6.0)
+    workload = images(guidance=6.0)
     call = {name: value for name, value in SAMPLING.items() if name != "num_inference_steps"}
     profile = omnireuse.calibrate(
-        subject.pipeline, [PROMPT, PROMPT, PROMPT], steps=6, computed_steps=[3], evaluations=1, **call
+        workload.pipeline, [PROMPT, PROMPT, PROMPT], steps=6, computed_steps=[3], evaluations=1, **call
     )
     profile.save(tmp_path / "p.json")
-    (method,) = catalogue([tmp_path / "p.json"], ["profile"])
-    full: Any = None
-    found = settings_of([method], subject, full)
+    (method,) = chosen_methods([tmp_path / "p.json"], ["profile"])
+
+    def found_on(workload: Workload) -> list[Any]:
+        return list(settings_of([method], Harness(workload)))
+
+    found = found_on(workload)
     assert [setting.settings for _, setting in found if not isinstance(setting, Exception)] == [
         {"profile": "p.json", "computed_steps": 3}
     ]
-    assert not settings_of([method], replace(subject, steps=7), full)
-    warn_of_unused([tmp_path / "p.json"], [replace(subject, steps=7), subject])
+    assert not found_on(dataclasses.replace(workload, steps=7))
+    warn_of_unused([tmp_path / "p.json"], [dataclasses.replace(workload, steps=7), workload])
     assert "is not compared" not in caplog.text
-    warn_of_unused([tmp_path / "p.json"], [replace(subject, steps=7)])
+    warn_of_unused([tmp_path / "p.json"], [dataclasses.replace(workload, steps=7)])
     assert "p.json is not compared: it was searched at 6 steps and serves none of the cases" in caplog.text
-    assert not settings_of([method], images(guidance=3.0), full)
+    assert not found_on(images(guidance=3.0))

@@ -12,7 +12,7 @@ from diffusers.models.transformers.transformer_flux import FluxSingleTransformer
 
 import omnireuse
 from omnireuse.evaluation.compare.count import Work, parts_of
-from omnireuse.evaluation.compare.subject import Subject
+from omnireuse.evaluation.compare.workload import Workload
 
 KINDS = (FluxTransformerBlock, FluxSingleTransformerBlock)
 
@@ -36,13 +36,13 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def test_skipped_blocks_weigh_nothing_and_executed_ones_what_they_weigh(
-    images: Callable[..., Subject], executed: Counter[str]
+    images: Callable[..., Workload], executed: Counter[str]
 ) -> None:
-    subject = images()
-    transformer = subject.pipeline.transformer
-    work = Work(subject.pipeline)
+    workload = images()
+    transformer = workload.pipeline.transformer
+    work = Work(workload.pipeline)
     try:
-        subject.pictures([0], 6)
+        workload.pictures([0], 6)
         full, per_kind = work.flops, dict(executed)
         assert per_kind == {"FluxTransformerBlock": 2 * 2 * 6, "FluxSingleTransformerBlock": 4 * 2 * 6}
         # One block of each kind once more, to know what it weighs.
@@ -63,7 +63,7 @@ def test_skipped_blocks_weigh_nothing_and_executed_ones_what_they_weigh(
         work.reset()
         transformer.enable_cache(FirstBlockCacheConfig(threshold=0.5))
         try:
-            subject.pictures([0], 6)
+            workload.pictures([0], 6)
         finally:
             transformer.disable_cache()
         assert executed["FluxTransformerBlock"] < per_kind["FluxTransformerBlock"]
@@ -74,29 +74,29 @@ def test_skipped_blocks_weigh_nothing_and_executed_ones_what_they_weigh(
 
 
 @pytest.mark.parametrize("region", ["step", "call", "blocks"])
-def test_our_own_schedule_counts_as_the_steps_it_computes(images: Callable[..., Subject], region: str) -> None:
-    subject = images()
-    work = Work(subject.pipeline)
+def test_our_own_schedule_counts_as_the_steps_it_computes(images: Callable[..., Workload], region: str) -> None:
+    workload = images()
+    work = Work(workload.pipeline)
     try:
-        subject.pictures([0, 1], 6)
+        workload.pictures([0, 1], 6)
         full = work.flops
         work.reset()
         quantity = "residual" if region == "blocks" else "output"
         policy = omnireuse.FixedSchedule(num_computed=3)
-        with omnireuse.enable(subject.pipeline, policy=policy, region=region, quantity=quantity):
-            subject.pictures([0, 1], 6)
+        with omnireuse.enable(workload.pipeline, policy=policy, region=region, quantity=quantity):
+            workload.pictures([0, 1], 6)
         assert work.flops / full == pytest.approx(3 / 6)
     finally:
         work.close()
 
 
-def test_a_batch_weighs_what_its_samples_weigh(images: Callable[..., Subject]) -> None:
-    subject = images(guidance=1.0)
-    work = Work(subject.pipeline)
+def test_a_batch_weighs_what_its_samples_weigh(images: Callable[..., Workload]) -> None:
+    workload = images(guidance=1.0)
+    work = Work(workload.pipeline)
     try:
-        subject.pictures([0], 2)
+        workload.pictures([0], 2)
         one = work.flops
-        subject.pictures([0, 1], 2)
+        workload.pictures([0, 1], 2)
         assert work.flops == pytest.approx(3 * one)
         assert work.calls == 4
     finally:

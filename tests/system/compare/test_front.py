@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnireuse.evaluation.compare.front import bootstrap, front, psnr_at, steps_at, targets
-from omnireuse.evaluation.report.pareto import Case, Full, Mean, Point
+from omnireuse.evaluation.front import front, psnr_at, steps_at, targets
+from omnireuse.evaluation.metrics import Mean, bootstrap
+from omnireuse.evaluation.record import Case, FullRun, Point
 
 
 def point(steps: float, decibels: float, family: str = "peer", right: float | None = None, **given: Any) -> Point:
@@ -25,7 +26,7 @@ def point(steps: float, decibels: float, family: str = "peer", right: float | No
 
 
 def case(*points: Point, attributes: float | None = None) -> Case:
-    full = Full(attributes=attributes)
+    full = FullRun(attributes=attributes)
     return Case(pipeline="p", steps=28, guidance=1.0, prompts=("a",), full=full, points=points)
 
 
@@ -70,7 +71,7 @@ def test_targets_answer_every_question() -> None:
         case(
             *(point(steps, decibels, "ours", right) for steps, decibels, right in ((5, 30, 0.9), (10, 50, 1.0))),
             *(point(steps, decibels, "peer") for steps, decibels in ((10, 30), (20, 50))),
-            *(point(steps, decibels, "floor") for steps, decibels in ((7, 20), (14, 34))),
+            *(point(steps, decibels, "baseline") for steps, decibels in ((7, 20), (14, 34))),
             attributes=0.95,
         )
     )
@@ -78,10 +79,10 @@ def test_targets_answer_every_question() -> None:
     assert found["steps_over_best_peer_median"] == pytest.approx(0.5)
     assert found["steps_over_best_peer_share"] == 1.0
     assert found["db_over_best_peer_at_2x"] == pytest.approx(50 - 38)
-    assert found["db_over_best_floor_at_2x"] == pytest.approx(16)
+    assert found["db_over_best_baseline_at_2x"] == pytest.approx(16)
     # No peer is as cheap as 4x.
     assert found["db_over_best_peer_at_4x"] is None
-    assert found["db_over_best_floor_at_4x"] == pytest.approx(38 - 20)
+    assert found["db_over_best_baseline_at_4x"] == pytest.approx(38 - 20)
     assert found["attributes_over_full_at_2x"] == pytest.approx(0.05)
     assert found["attributes_over_full_at_3x"] == pytest.approx(-0.05)
 

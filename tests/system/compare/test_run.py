@@ -12,20 +12,19 @@ import pytest
 import torch
 
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, UnsupportedModelError
-from omnireuse.evaluation.compare.catalogue import catalogue
-from omnireuse.evaluation.compare.floors import stronger_solver
-from omnireuse.evaluation.compare.methods import Kept, Method, Setting
-from omnireuse.evaluation.compare.run import compare
-from omnireuse.evaluation.compare.subject import Subject
-from omnireuse.evaluation.compare.untouched import untouched
-from omnireuse.evaluation.report.pareto import Case
+from omnireuse.evaluation.compare.harness import compare
+from omnireuse.evaluation.compare.methods import METHODS, chosen_methods
+from omnireuse.evaluation.compare.methods.base import Kept, Method, Setting
+from omnireuse.evaluation.compare.methods.baselines import stronger_solver
+from omnireuse.evaluation.compare.restore import restored
+from omnireuse.evaluation.compare.workload import Workload
+from omnireuse.evaluation.record import Case
 
-Make = Callable[..., Subject]
-METHODS = {method.key: method for method in catalogue() if method.key != "profile"}
+Make = Callable[..., Workload]
 
 
 def short(method: Method, count: int = 2) -> Method:
-    return replace(method, grid=lambda subject, full: islice(method.grid(subject, full), count))
+    return replace(method, grid=lambda harness: islice(method.grid(harness), count))
 
 
 def one(enable: Callable[..., Any], **given: Any) -> Method:
@@ -33,7 +32,7 @@ def one(enable: Callable[..., Any], **given: Any) -> Method:
         key="one",
         name="one",
         family="peer",
-        grid=lambda *_: [Setting(**{"settings": {}, "call": "one(pipe)", "enable": enable, **given})],
+        grid=lambda _: [Setting(**{"settings": {}, "call": "one(pipe)", "enable": enable, **given})],
     )
 
 
@@ -65,9 +64,9 @@ def test_peers_run_on_clips_without_guidance(clips: Make, key: str) -> None:
 @pytest.mark.parametrize("key", ["mag-cache", "first-block-cache", "taylorseer", "db-cache-taylor"])
 def test_what_caches_keep_is_counted(images: Make, key: str) -> None:
     (point,) = compare(images(prompts=1), [short(METHODS[key], 1)]).points
-    assert point.retained_bytes is not None
+    assert point.kept_bytes is not None
     # Two branches, at least one residual of 64 tokens each, or one output.
-    assert point.retained_bytes >= 2 * 64 * 32 * 4
+    assert point.kept_bytes >= 2 * 64 * 32 * 4
 
 
 def test_caches_of_every_kind_save_work(images: Make) -> None:
@@ -100,12 +99,12 @@ def test_a_method_that_changes_weights_ends_the_comparison(images: Make) -> None
             pipeline.transformer.x_embedder.weight.mul_(1.01)
         yield lambda: None
 
-    subject = images()
-    weight = subject.pipeline.transformer.x_embedder.weight
+    workload = images()
+    weight = workload.pipeline.transformer.x_embedder.weight
     before = weight.detach().clone()
     try:
         with pytest.raises(StateError, match=r"one \(one\(pipe\)\) left the pipeline changed"):
-            compare(subject, [one(careless)])
+            compare(workload, [one(careless)])
     finally:
         with torch.no_grad():
             weight.copy_(before)
@@ -115,7 +114,7 @@ def test_whatever_is_done_to_a_pipeline_is_undone(images: Make) -> None:
     pipeline = images().pipeline
     kind, block = type(pipeline), pipeline.transformer.transformer_blocks[0]
     call, scheduler, order = kind.__call__, pipeline.scheduler, list(pipeline.transformer._modules)
-    with untouched(pipeline):
+    with restored(pipeline):
         kind.__call__ = lambda self: None
         kind.mark = True
         pipeline.scheduler = stronger_solver(scheduler, "UniPCMultistepScheduler")
@@ -182,11 +181,11 @@ def test_wall_clock_is_taken_of_one_setting_a_method(images: Make) -> None:
 def test_stronger_solvers_go_to_the_same_picture(images: Make, name: str) -> None:
     from omnireuse.evaluation.metrics import psnr
 
-    subject = images(guidance=1.0)
-    limit = subject.pictures([0], 150)[0]
-    with untouched(subject.pipeline):
-        subject.pipeline.scheduler = stronger_solver(subject.pipeline.scheduler, name)
-        few, many = subject.pictures([0], 6)[0], subject.pictures([0], 60)[0]
+    workload = images(guidance=1.0)
+    limit = workload.pictures([0], 150)[0]
+    with restored(workload.pipeline):
+        workload.pipeline.scheduler = stronger_solver(workload.pipeline.scheduler, name)
+        few, many = workload.pictures([0], 6)[0], workload.pictures([0], 60)[0]
     assert psnr(many, limit) > 45
     assert psnr(many, limit) > psnr(few, limit) + 8
 
@@ -200,12 +199,12 @@ def test_a_solver_for_another_kind_of_noise_is_refused() -> None:
 
 def test_an_unknown_method_gets_the_nearest_named() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'db-cache'"):
-        catalogue(only=["dbcache"])
-    assert {method.family for method in catalogue(only=["floor"])} == {"floor"}
-    assert [method.key for method in catalogue(only=["scm", "default"])] == ["scm", "default"]
+        chosen_methods(only=["dbcache"])
+    assert {method.family for method in chosen_methods(only=["baseline"])} == {"baseline"}
+    assert [method.key for method in chosen_methods(only=["scm", "default"])] == ["scm", "default"]
 
 
-def test_a_subject_without_prompts_is_refused(images: Make) -> None:
+def test_a_workload_without_prompts_is_refused(images: Make) -> None:
     with pytest.raises(ConfigError, match="must hold at least one"):
         replace(images(), prompts=(), checks=())
     with pytest.raises(ConfigError, match="as many as the 2 prompts, got 1"):

@@ -4,17 +4,17 @@ import io
 
 from rich.console import Console
 
-from reference.demo.table import results_table
-from tests.helpers.comparisons import comparison
+from reference.demo.table import demo_table
+from tests.helpers.comparisons import gallery
 
 
 def test_a_terminal_of_eighty_columns_holds_the_table() -> None:
-    made = comparison()
+    (made,) = gallery().cases
     target = io.StringIO()
-    Console(file=target, width=80).print(results_table(made))
+    Console(file=target, width=80).print(demo_table(made))
     lines = [line.rstrip() for line in target.getvalue().splitlines()]
     assert lines[0] == "shapes-flux: 28 steps, guidance 5, 3 prompts"
-    assert len(lines) == 2 + len(made.variants) + 2
+    assert len(lines) == 3 + len(made.points) + 2
     assert " ".join(" ".join(lines[-2:]).split()) == (
         "PSNR and SSIM are to the full run; the gain is in PSNR over plain fewer steps, as many as computed."
     )

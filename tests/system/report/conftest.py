@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from omnireuse.evaluation.report.page import render_page
-from tests.helpers.comparisons import comparison, pareto, save_clips, save_images
+from tests.helpers.comparisons import gallery, peers, save_clips, save_images
 
 from .window import CHROMIUM, Window
 
@@ -34,14 +34,14 @@ def window(chromium: Browser) -> Iterator[Window]:
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
-    save_images(comparison(), folder)
-    (folder / "page.html").write_text(render_page(comparison(), folder, pareto=pareto()), encoding="utf-8")
+    save_images(gallery(), folder)
+    (folder / "page.html").write_text(render_page([gallery(), peers()], folder), encoding="utf-8")
     return folder / "page.html"
 
 
 @pytest.fixture(scope="session")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clips")
-    save_clips(comparison(), folder)
-    (folder / "page.html").write_text(render_page(comparison(), folder), encoding="utf-8")
+    save_clips(gallery(), folder)
+    (folder / "page.html").write_text(render_page([gallery()], folder), encoding="utf-8")
     return folder / "page.html"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image
 
 from omnireuse.evaluation.report.clips import save_clip
 from omnireuse.evaluation.report.page import render_page
-from tests.helpers.comparisons import comparison, save_clips, save_images
+from tests.helpers.comparisons import changed, gallery, images, save_clips, save_images
 
 from .window import Window, place
 
@@ -60,11 +60,12 @@ def test_no_column_is_cut_off(window: Window, report: Path, width: int) -> None:
 
 @pytest.mark.parametrize("count", [3, 4, 5, 7, 9, 10])
 def test_no_picture_stands_alone_in_a_line(window: Window, tmp_path: Path, count: int) -> None:
-    made = comparison()
-    copies = tuple(replace(made.variants[1], name=f"cache {number}") for number in range(10))
-    made = replace(made, variants=(made.reference, made.highlighted, *copies[: count - 2]))
+    made = gallery()
+    first, second, *_ = made.cases[0].points
+    copies = (replace(first, method=f"cache {number}") for number in range(count - 2))
+    made = changed(made, points=(second, *copies), highlight=0)
     save_images(made, tmp_path)
-    (tmp_path / "page.html").write_text(render_page(made, tmp_path), encoding="utf-8")
+    (tmp_path / "page.html").write_text(render_page([made], tmp_path), encoding="utf-8")
     for width in (420, 768, 1000, 1400):
         page = window.open(tmp_path / "page.html", width=width)
         for lines in page.evaluate(LINES):
@@ -73,19 +74,19 @@ def test_no_picture_stands_alone_in_a_line(window: Window, tmp_path: Path, count
 
 
 def test_a_difference_is_four_times_as_bright_as_it_is(window: Window, tmp_path: Path) -> None:
-    made = comparison()
+    made = gallery()
     (tmp_path / "images").mkdir()
-    shades = {"full": 100, "TeaCache 0.2": 103, "omnireuse": 90, "fewer steps (15)": 100, "fewer steps (12)": 180}
-    for variant in made.variants:
-        for sample in variant.samples:
-            Image.new("RGB", (8, 8), (shades[variant.name], 0, 20)).save(tmp_path / sample.image)
-    (tmp_path / "page.html").write_text(render_page(made, tmp_path), encoding="utf-8")
+    shades = (100, 103, 90, 100, 180)
+    for shade, names in zip(shades, images(made), strict=True):
+        for name in names:
+            Image.new("RGB", (8, 8), (shade, 0, 20)).save(tmp_path / name)
+    (tmp_path / "page.html").write_text(render_page([made], tmp_path), encoding="utf-8")
     page = window.open(tmp_path / "page.html", width=1400)
-    assert page.evaluate("document.querySelectorAll('.diff[role=img]').length") == 4 * len(made.prompts)
-    for number, variant in enumerate(made.variants[1:], start=2):
+    assert page.evaluate("document.querySelectorAll('.diff[role=img]').length") == 4 * len(made.cases[0].prompts)
+    for number, shade in enumerate(shades[1:], start=2):
         x, y = place(page, f"article figure:nth-of-type({number}) .diff")
         pixel = Image.open(io.BytesIO(page.screenshot())).convert("RGB").getpixel((int(x), int(y)))
-        assert pixel == (min(255, 4 * abs(shades[variant.name] - 100)), 0, 0)
+        assert pixel == (min(255, 4 * abs(shade - 100)), 0, 0)
     words = page.evaluate("[...document.querySelectorAll('.diff[role=img]')].map(e => e.ariaLabel)")
     assert words[0] == "TeaCache 0.2: difference to the full run, times 4"
     assert (
@@ -94,13 +95,13 @@ def test_a_difference_is_four_times_as_bright_as_it_is(window: Window, tmp_path:
 
 
 def test_the_differences_of_clips_play_in_step(window: Window, tmp_path: Path) -> None:
-    made = comparison()
+    made = gallery()
     save_clips(made, tmp_path)
     # One run is off by 10 of 255 in the third frame alone.
     off = np.stack([np.full((16, 16, 3), number / 5) for number in (1, 2, 3, 4)])
     off[2] += 10 / 255
-    save_clip(off, tmp_path / made.variants[1].samples[0].image)
-    (tmp_path / "page.html").write_text(render_page(made, tmp_path), encoding="utf-8")
+    save_clip(off, tmp_path / images(made)[1][0])
+    (tmp_path / "page.html").write_text(render_page([made], tmp_path), encoding="utf-8")
     page = window.open(tmp_path / "page.html", width=1400, still=True)
     seen = []
     for frame in range(4):
@@ -146,7 +147,7 @@ def test_every_chart_has_a_legend_and_says_how_to_read_it(
 
 def test_runs_of_fewer_steps_are_told_apart_by_their_count(window: Window, report: Path) -> None:
     page = window.open(report)
-    for selector in ("article figcaption b", ".lane[data-name] > span", "#demo-0 ~ tr th > span:first-child"):
+    for selector in ("article figcaption b", ".lane[data-name] > span", "#gallery-0 ~ tr th > span:first-child"):
         names = page.evaluate(f"(e => [...document.querySelectorAll({selector!r})].map(e => e.innerText.trim()))()")
         fewer = {name for name in names if name.startswith("fewer steps")}
         assert fewer >= {"fewer steps (15)", "fewer steps (12)"}

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from omnireuse.evaluation.compare.figure import PEERS, comparison_figure
-from omnireuse.evaluation.report.figure import quality_figure
-from omnireuse.evaluation.report.pareto import Case, Full, Pareto
+from omnireuse.evaluation.record import Case, Comparison, FullRun
 from reference.demo.engine.record import EngineComparison, EngineRun
 from reference.demo.engine.timeline import timeline_figure
+from reference.figures import PEERS, comparison_figure
 from reference.replay.figure import hit_ratio_figure
 from reference.replay.generate import make_trace
 from reference.replay.run import replay
 from tests import TOP
-from tests.helpers.comparisons import comparison, pareto, point
+from tests.helpers.comparisons import peers, point
 
 
 def _timeline() -> Any:
@@ -38,8 +37,7 @@ def _replay() -> Any:
 
 
 CHARTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
-    "quality": (lambda: quality_figure(comparison()), ("omnireuse", "fewer steps", "full")),
-    "compare": (lambda: comparison_figure(pareto()), ("omnireuse default", "other peer", "fewer steps")),
+    "compare": (lambda: comparison_figure(peers()), ("omnireuse default", "other peer", "fewer steps")),
     "timeline": (_timeline, ("prefill", "decode", "encode")),
     "replay": (_replay, ("lru",)),
 }
@@ -82,8 +80,8 @@ def test_no_two_methods_look_alike() -> None:
     points = tuple(
         point(f"peer {number}", "peer", steps, 30.0 + steps) for number in range(len(PEERS) + 3) for steps in (7, 9)
     )
-    case = Case(pipeline="p", steps=28, guidance=1.0, prompts=("a", "b"), full=Full(), points=points)
-    made = Pareto(command="c", created="now", environment={}, complete=True, cases=(case,))
+    case = Case(pipeline="p", steps=28, guidance=1.0, prompts=("a", "b"), full=FullRun(), points=points)
+    made = Comparison(command="c", created="now", environment={}, complete=True, cases=(case,))
     (axes,) = comparison_figure(made).axes
     looks = {(line.get_color(), str(line.get_linestyle()), str(line._unscaled_dash_pattern)) for line in axes.lines}
     assert len(looks) == len(PEERS) + 3

@@ -11,9 +11,9 @@ from PIL import Image
 
 from omnireuse.errors import ConfigError
 from omnireuse.evaluation.report.clips import FRAME_MILLISECONDS, read_frames, save_clip
-from omnireuse.evaluation.report.figure import grid_figure
 from omnireuse.evaluation.report.page import render_page
-from tests.helpers.comparisons import PROMPTS, comparison, save_clips
+from reference.figures import grid_figure
+from tests.helpers.comparisons import PROMPTS, gallery, images, save_clips
 
 CLIP = np.random.default_rng(0).random((4, 16, 16, 3), dtype=np.float32)
 
@@ -36,9 +36,9 @@ def test_no_image_says_where_it_belongs(tmp_path: Path) -> None:
 
 
 def test_the_grid_shows_four_frames_of_a_clip(tmp_path: Path) -> None:
-    made = comparison()
+    made = gallery()
     save_clips(made, tmp_path, frames=7)
-    figure = grid_figure(made, tmp_path, rows=1)
+    figure = grid_figure(made.cases[0], tmp_path, rows=1)
     picture = next(image for axes in figure.axes for image in axes.get_images())
     # A corner of each quarter: frames 1, 3, 5 and 7 of 7, each of one brightness.
     corners = [picture.get_array()[y, x, 0] for y in (0, -1) for x in (0, -1)]
@@ -46,13 +46,13 @@ def test_the_grid_shows_four_frames_of_a_clip(tmp_path: Path) -> None:
 
 
 def test_the_page_holds_the_frames_of_a_clip_side_by_side_and_to_the_bit(tmp_path: Path) -> None:
-    made = comparison()
+    made = gallery()
     (tmp_path / "images").mkdir()
-    for variant in made.variants:
-        for sample in variant.samples:
-            save_clip(CLIP, tmp_path / sample.image)
-    page = render_page(made, tmp_path)
-    assert page.count('<div class="frame clip"><img src="data:image/webp') == len(made.variants) * len(PROMPTS)
+    for names in images(made):
+        for name in names:
+            save_clip(CLIP, tmp_path / name)
+    page = render_page([made], tmp_path)
+    assert page.count('<div class="frame clip"><img src="data:image/webp') == 5 * len(PROMPTS)
     assert "--frames: 4;" in page
     assert f'data-frames="4" data-milliseconds="{FRAME_MILLISECONDS}"' in page
     held = re.search(r"data:image/webp;base64,([^\"]+)", page)

@@ -1,47 +1,39 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from omnireuse.cli import main
 from omnireuse.errors import ConfigError
-from omnireuse.evaluation.report.files import rebuild
-from omnireuse.evaluation.report.pareto import write_pareto
-from omnireuse.evaluation.report.results import write_results
-from tests.helpers.comparisons import comparison, pareto, save_images
+from omnireuse.evaluation.record import write_comparison
+from omnireuse.evaluation.report.page import rebuild
+from tests.helpers import comparisons as make
+from tests.helpers.comparisons import gallery, save_images
 
 
 @pytest.fixture
 def demo(tmp_path: Path) -> Path:
-    save_images(comparison(), tmp_path)
-    write_results(comparison(), tmp_path / "results.json")
-    return tmp_path / "results.json"
+    save_images(gallery(), tmp_path)
+    write_comparison(gallery(), tmp_path / "report.json")
+    return tmp_path / "report.json"
 
 
 @pytest.fixture
 def peers(tmp_path: Path) -> Path:
-    write_pareto(pareto(), tmp_path / "pareto.json")
-    return tmp_path / "pareto.json"
+    write_comparison(make.peers(), tmp_path / "compare.json")
+    return tmp_path / "compare.json"
 
 
-def names(paths: tuple[Path, ...]) -> list[str]:
-    return [path.name for path in paths]
-
-
-def test_a_demo_gets_its_page_and_pictures_beside_it(demo: Path) -> None:
-    written = rebuild([demo])
-    assert names(written) == ["report.html", "report.png", "quality.png"]
-    assert all(path.parent == demo.parent and path.is_file() for path in written)
-
-
-def test_points_get_a_page_named_as_their_file(peers: Path) -> None:
-    (page,) = rebuild([peers])
-    assert page == peers.with_suffix(".html")
-    assert "What each cache gives" in page.read_text()
+@pytest.mark.parametrize("kind", ["demo", "peers"])
+def test_a_page_is_named_as_its_file_and_lies_beside_it(kind: str, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(kind)
+    page = rebuild([path])
+    assert page == path.with_suffix(".html")
+    assert ("What each cache gives" in page.read_text()) == (kind == "peers")
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -55,12 +47,13 @@ def test_both_together_make_one_page_where_it_is_asked_for(
     text = page.read_text()
     assert "Beside other caches" in text
     assert "One prompt" in text
-    assert names(rebuild([demo, peers], demo.parent / "all")) == ["report.html", "report.png", "quality.png"]
-    assert "Beside other caches" in (demo.parent / "all" / "report.html").read_text()
+    other = rebuild([demo, peers], demo.parent / "all")
+    assert other == demo.parent / "all" / "report.html"
+    assert "Beside other caches" in other.read_text()
 
 
-def test_two_of_a_kind_are_refused(demo: Path) -> None:
-    with pytest.raises(ConfigError, match="one of a demo, one of `omnireuse compare` or both"):
+def test_two_with_pictures_are_refused(demo: Path) -> None:
+    with pytest.raises(ConfigError, match="only one of the files can hold pictures"):
         rebuild([demo, demo])
 
 
@@ -70,13 +63,22 @@ def test_a_file_that_was_cut_off_is_refused_wherever_it_was_cut(kind: str, reque
     whole = path.read_bytes()
     for length in range(0, len(whole) - 3, len(whole) // 40):
         path.write_bytes(whole[:length])
-        with pytest.raises(ConfigError, match="cut off"):
+        with pytest.raises(ConfigError, match="not a whole comparison"):
             rebuild([path])
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "3", "null", '{"format": 1}', '{"kind": "pareto"}', '{"format": 1, "kind": "pareto"}', "[" * 100_000],
+    [
+        "",
+        "[]",
+        "3",
+        "null",
+        '{"format": 2}',
+        '{"kind": "comparison"}',
+        '{"format": 2, "kind": "comparison"}',
+        "[" * 100_000,
+    ],
 )
 def test_a_foreign_file_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
@@ -84,7 +86,7 @@ def test_a_foreign_file_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"other\.json"):
         rebuild([path])
     path.write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe")
-    with pytest.raises(ConfigError, match=r"other\.json: not JSON"):
+    with pytest.raises(ConfigError, match=r"other\.json: not a whole comparison"):
         rebuild([path])
 
 
@@ -100,8 +102,8 @@ def leaves(document: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("value", [None, 0, -1, "nan", 1e300])
 def test_a_damaged_value_is_refused_or_shown_but_never_a_surprise(value: Any, peers: Path) -> None:
-    case = pareto().cases[0]
-    write_pareto(replace(pareto(), cases=(replace(case, points=case.points[-2:]),)), peers)
+    case = make.peers().cases[0]
+    write_comparison(replace(make.peers(), cases=(replace(case, points=case.points[-2:]),)), peers)
     whole = json.loads(peers.read_text())
     refused = 0
     for *path, last in leaves(whole):

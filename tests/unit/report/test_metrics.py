@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omnireuse.errors import ConfigError
-from omnireuse.evaluation.metrics import IDENTICAL_DB, mean_psnr, psnr, ssim
+from omnireuse.evaluation.metrics import IDENTICAL_DB, capped_psnr, psnr, ssim
 
 GREY = np.full((16, 16, 3), 0.5)
 
@@ -49,10 +49,10 @@ def test_a_clip_counts_as_its_frames() -> None:
     assert ssim(clip, np.stack([GREY, GREY])) == pytest.approx((1.0 + ssim(GREY + 0.1, GREY)) / 2)
 
 
-def test_mean_counts_identical_images_as_the_clamp() -> None:
-    assert mean_psnr([40.0, math.inf]) == (40.0 + IDENTICAL_DB) / 2
-    assert mean_psnr([math.inf, math.inf]) == math.inf
-    assert math.isnan(mean_psnr([]))
+def test_a_mean_counts_identical_images_as_the_cap_and_broken_ones_as_nothing() -> None:
+    assert capped_psnr(GREY, GREY) == IDENTICAL_DB
+    assert capped_psnr(GREY + 0.1, GREY) == pytest.approx(20.0)
+    assert capped_psnr(np.full_like(GREY, math.nan), GREY) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import html.parser
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from omnireuse.errors import ConfigError
+from omnireuse.evaluation.record import Case, Comparison
 from omnireuse.evaluation.report.page import COLUMNS, columns_of, render_page
-from omnireuse.evaluation.report.results import Comparison
-from omnireuse.evaluation.report.style import DARK, LIGHT, strip, tones
-from tests.helpers.comparisons import PROMPTS, STEPS, comparison, pareto, save_images
+from omnireuse.evaluation.report.runs import runs_of, strip
+from omnireuse.evaluation.report.style import DARK, LIGHT
+from tests.helpers.comparisons import PROMPTS, STEPS, changed, gallery, peers, save_images
 
 
 class Page(html.parser.HTMLParser):
@@ -32,20 +33,25 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture
 def made() -> Comparison:
-    return comparison()
+    return gallery()
+
+
+@pytest.fixture
+def case(made: Comparison) -> Case:
+    return made.cases[0]
 
 
 @pytest.fixture
 def rendered(made: Comparison, tmp_path: Path) -> str:
     save_images(made, tmp_path)
-    return render_page(made, tmp_path)
+    return render_page([made], tmp_path)
 
 
-def test_the_page_needs_nothing_beside_itself(rendered: str, made: Comparison) -> None:
+def test_the_page_needs_nothing_beside_itself(rendered: str, case: Case) -> None:
     page = Page(rendered)
     sources = [value for _, attrs in page.tags for name, value in attrs.items() if name in ("src", "href", "srcset")]
     images = [value for value in sources if value and value.startswith("data:image/png;base64,")]
-    assert len(images) == len(made.variants) * len(PROMPTS)
+    assert len(images) == (1 + len(case.points)) * len(PROMPTS)
     assert len(sources) == len(images)
     assert not re.search(r"url\((?!.data:)|@import|<script [^>]|<link", rendered)
     assert "default-src 'none'" in rendered, "and the browser is told to hold it to that"
@@ -56,22 +62,22 @@ def test_a_prompt_is_text_and_not_markup(rendered: str) -> None:
     assert "<b>pink" not in rendered
 
 
-def test_every_decision_has_a_cell(rendered: str, made: Comparison) -> None:
+def test_every_decision_has_a_cell(rendered: str, case: Case) -> None:
     cells = [attrs for tag, attrs in Page(rendered).tags if tag == "i" and attrs.get("class") in (None, "c")]
     per_prompt = STEPS + 2 * 2 * STEPS + 15 + 12
     assert len(cells) == per_prompt * len(PROMPTS)
     computed = sum("class" in attrs for attrs in cells)
     expected = sum(
-        sum(not reused for _, line in strip(variant, number) for reused, _ in line)
-        for variant in made.variants
-        for number in range(len(PROMPTS))
+        sum(not reused for _, line in strip(sample) for reused, _ in line)
+        for run in runs_of(case)
+        for sample in run.samples
     )
     assert computed == expected
     assert sum("title" in attrs for attrs in cells) == 2 * 2 * STEPS * len(PROMPTS), "those of a cache say why"
     assert any("cond, step 2: computed (policy), drift 0.01" in (attrs.get("title") or "") for attrs in cells)
 
 
-def test_drift_and_error_stand_on_the_axis_of_the_decisions(rendered: str, made: Comparison) -> None:
+def test_drift_and_error_stand_on_the_axis_of_the_decisions(rendered: str, case: Case) -> None:
     boxes = [
         attrs["viewbox"] for tag, attrs in Page(rendered).tags if tag == "svg" and attrs.get("preserveaspectratio")
     ]
@@ -79,11 +85,11 @@ def test_drift_and_error_stand_on_the_axis_of_the_decisions(rendered: str, made:
     assert "drift over the steps, from 0.01 to 0.27" in rendered
 
 
-def test_every_point_is_explained(rendered: str, made: Comparison) -> None:
+def test_every_point_is_explained(rendered: str, case: Case) -> None:
     page = Page(rendered)
     dots = [attrs["data-row"] for _, attrs in page.tags if "data-row" in attrs]
     rows = {attrs["id"] for tag, attrs in page.tags if tag == "tr" and "id" in attrs}
-    assert len(dots) == len(made.variants) - 1
+    assert len(dots) == len(case.points)
     assert set(dots) == rows
     text = " ".join(" ".join(page.text).split())
     assert "96 KiB" in text
@@ -92,35 +98,34 @@ def test_every_point_is_explained(rendered: str, made: Comparison) -> None:
 
 
 def test_a_comparison_with_peers_has_a_page_of_its_own() -> None:
-    text = " ".join(" ".join(Page(render_page(None, Path(), pareto=pareto())).text).split())
+    text = " ".join(" ".join(Page(render_page([peers()], Path())).text).split())
     assert "shapes-flux, 28 steps, guidance 6" in text
     assert "Without figures: third peer (no such block)" in text
     assert "peer.enable(pipe, computed_steps=10)" in text
     assert "51.0 49.0 to 53.0" in text
     assert "steps for 40 dB 10.5 steps for 60 dB –" in text
     assert "interrupted" not in text
-    assert "interrupted" in render_page(None, Path(), pareto=replace(pareto(), complete=False))
+    assert "interrupted" in render_page([replace(peers(), complete=False)], Path())
 
 
-def test_a_demo_and_peers_share_a_page(made: Comparison, tmp_path: Path) -> None:
+def test_a_demo_and_peers_share_a_page(made: Comparison, case: Case, tmp_path: Path) -> None:
     save_images(made, tmp_path)
-    page = Page(render_page(made, tmp_path, pareto=pareto()))
+    page = Page(render_page([made, peers()], tmp_path))
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
-    assert len(ids) == len(set(ids)) == len(made.variants) - 1 + 7
+    assert len(ids) == len(set(ids)) == len(case.points) + 7
     assert [tag for tag, _ in page.tags].count("h1") == 1
 
 
-def test_a_step_that_a_branch_was_not_called_in_keeps_its_place(made: Comparison) -> None:
-    cache = made.highlighted
-    marks = tuple(m for m in cache.samples[0].marks if not (m.branch == "uncond" and m.step in (0, 5)))
-    missing = replace(cache, samples=(replace(cache.samples[0], marks=marks), *cache.samples[1:]))
-    (_, cond), (_, uncond) = strip(missing, 0)
+def test_a_step_that_a_branch_was_not_called_in_keeps_its_place(case: Case) -> None:
+    sample = case.points[1].samples[0]
+    fewer = tuple(each for each in sample.decisions if not (each.branch == "uncond" and each.step in (0, 5)))
+    (_, cond), (_, uncond) = strip(replace(sample, decisions=fewer))
     assert len(cond) == len(uncond) == STEPS
     assert [words for _, words in uncond if "not called" in words] == ["step 1: not called", "step 6: not called"]
 
 
 def test_every_row_of_a_table_has_a_cell_a_column(rendered: str) -> None:
-    for text in (rendered, render_page(None, Path(), pareto=pareto())):
+    for text in (rendered, render_page([peers()], Path())):
         head, *rows = re.findall(r"<tr.*?</tr>", text, re.DOTALL)
         columns = len(re.findall("<th ", head))
         for row in rows:
@@ -128,30 +133,26 @@ def test_every_row_of_a_table_has_a_cell_a_column(rendered: str) -> None:
             assert len(re.findall("<t[hd]", row)) + (int(wide[1]) - 1 if wide else 0) == columns
 
 
-def test_a_page_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="one of them must be given"):
-        render_page(None, Path())
-
-
-def test_the_figures_are_those_of_the_comparison(rendered: str, made: Comparison) -> None:
+def test_the_figures_are_those_of_the_comparison(rendered: str, case: Case) -> None:
     text = " ".join(" ".join(Page(rendered).text).split())
-    best = made.highlighted
-    assert f"{made.speedup(best):.2f}" in text
+    speedup = case.points[case.highlight].speedup
+    assert speedup is not None
+    assert f"{speedup.median:.2f}" in text
     assert "45.0 dB" in text
     assert "+10.0 dB" in text
     assert "−1.4" in text, "a cache that loses to fewer steps must say so"
     assert "interrupted" not in text
 
 
-def test_what_the_full_run_misses_is_not_held_against_the_others(rendered: str, made: Comparison) -> None:
+def test_what_the_full_run_misses_is_not_held_against_the_others(rendered: str, case: Case) -> None:
     text = " ".join(" ".join(Page(rendered).text).split())
     assert text.count("not as asked: colour") == 2 * len(PROMPTS), "of the two runs of fewer steps"
     # Nobody shows the place of the third prompt, and only there the full run does not either.
     assert re.findall(r"not as asked: [^<]*place", rendered) == []
     assert re.findall(r"The full run itself misses ([^;]*);", text) == ["place"]
-    found = made.variants[3].samples
-    assert [sample.lost(full) for sample, full in zip(found, made.reference.samples, strict=True)] == [("colour",)] * 3
-    unchecked = replace(made.reference.samples[0], attributes=None)
+    found = case.points[2].samples
+    assert [sample.lost(full) for sample, full in zip(found, case.full.samples, strict=True)] == [("colour",)] * 3
+    unchecked = replace(case.full.samples[0], attributes=None)
     assert found[0].lost(unchecked) == ("colour",), "nothing is known of the full run"
 
 
@@ -179,28 +180,36 @@ def test_texts_can_be_read_on_every_ground(theme: dict[str, str]) -> None:
 
 def test_an_interrupted_run_says_so(made: Comparison, tmp_path: Path) -> None:
     save_images(made, tmp_path)
-    assert "interrupted" in render_page(replace(made, complete=False), tmp_path)
+    assert "interrupted" in render_page([replace(made, complete=False)], tmp_path)
 
 
-def test_a_comparison_without_floors_or_checker_still_has_a_page(made: Comparison, tmp_path: Path) -> None:
+def test_a_comparison_without_baselines_or_checker_still_has_a_page(
+    made: Comparison, case: Case, tmp_path: Path
+) -> None:
     save_images(made, tmp_path)
     bare = tuple(
-        replace(variant, settings={}, samples=tuple(replace(sample, attributes=None) for sample in variant.samples))
-        for variant in made.variants
-        if variant.role != "floor"
+        replace(
+            point,
+            settings={},
+            attributes=None,
+            samples=tuple(replace(sample, attributes=None) for sample in point.samples),
+        )
+        for point in case.points
+        if point.family != "baseline"
     )
-    text = render_page(replace(made, variants=bare, guidance=1.0), tmp_path)
+    full = replace(case.full, attributes=None)
+    text = render_page([changed(made, points=bare, full=full, guidance=1.0)], tmp_path)
     assert "attributes right" not in text
     assert "no guidance" in text
 
 
 def test_a_missing_image_is_named(made: Comparison, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"0-0\.png: No such file"):
-        render_page(made, tmp_path)
+        render_page([made], tmp_path)
 
 
-def test_a_floor_has_the_colour_of_its_cache(made: Comparison) -> None:
-    found = tones(made)
+def test_a_baseline_has_the_colour_of_its_cache(case: Case) -> None:
+    found = {run.name: run.tone for run in runs_of(case)}
     assert found["omnireuse"] == found["fewer steps (12)"] == "highlight"
     assert found["TeaCache 0.2"] == found["fewer steps (15)"] == "first"
     assert found["full"] == "full"

@@ -1,19 +1,14 @@
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
-from omnireuse.evaluation.metrics import bootstrap
-from omnireuse.evaluation.report.curves import curves
-from omnireuse.evaluation.report.pareto import Mean
+from omnireuse.evaluation.metrics import Mean, bootstrap
 from omnireuse.evaluation.report.plot import plot_case
-from omnireuse.evaluation.report.points import case_of
-from omnireuse.evaluation.report.style import tones
-from tests.helpers.comparisons import STEPS, comparison, pareto, point
+from omnireuse.evaluation.report.runs import curves, runs_of
+from tests.helpers.comparisons import STEPS, gallery, peers, point
 
-CASE = pareto().cases[0]
+CASE = peers().cases[0]
 
 
 def test_a_dot_stands_at_its_steps_and_between_the_ends_of_its_interval() -> None:
@@ -56,47 +51,21 @@ def test_identical_pictures_stand_on_the_edge_and_do_not_press_the_others_togeth
     assert plot.y_ticks == plot_case(replace(CASE, points=CASE.points[:3])).y_ticks
 
 
-def test_a_point_without_a_finite_figure_is_not_drawn() -> None:
-    lost = replace(CASE.points[0], psnr=Mean(mean=math.nan, low=math.nan, high=math.nan))
-    assert plot_case(replace(CASE, points=(lost, CASE.points[1]))).dots[0].point is CASE.points[1]
-    assert plot_case(replace(CASE, points=(lost,))).dots == ()
-
-
-def test_the_variants_of_a_demo_are_points() -> None:
-    made = comparison()
-    case = case_of(made)
-    assert [(p.method, p.family, p.computed_steps) for p in case.points] == [
-        ("TeaCache 0.2", "ours", 15.0),
-        ("omnireuse", "ours", 12.0),
-        ("fewer steps", "floor", 15.0),
-        ("fewer steps", "floor", 12.0),
-    ]
-    best = case.points[1]
-    assert best.psnr is not None
-    assert best.psnr.mean == pytest.approx(45.0)
-    assert 44.0 <= best.psnr.low < 45.0 < best.psnr.high <= 46.0
-    assert best.speedup is not None
-    assert best.speedup.median == made.speedup(made.highlighted)
-    assert best.retained_bytes == 98_304
-    assert best.call == "omnireuse.enable(pipeline, 'omnireuse')"
-    assert "call" not in best.settings
-
-
 def test_the_interval_of_a_mean_narrows_with_more_values_and_repeats() -> None:
     few, many = [30.0, 40.0] * 2, [30.0, 40.0] * 50
     assert bootstrap(few) == bootstrap(few)
-    (a, b), (c, d) = bootstrap(few), bootstrap(many)
+    (a, b), (c, d) = ((made.low, made.high) for made in (bootstrap(few), bootstrap(many)))
     # Of two values 5 from their mean, the mean of n is 5 / √n off: at 100 of them the interval is ±1.96 × 0.5.
     assert (c, d) == (pytest.approx(35 - 0.98, abs=0.15), pytest.approx(35 + 0.98, abs=0.15))
     assert a < c < 35 < d < b
-    assert bootstrap([7.0]) == (7.0, 7.0)
+    assert bootstrap([7.0]) == Mean(mean=7.0, low=7.0, high=7.0)
 
 
 def test_curves_have_a_value_a_step_on_one_scale_for_all_runs() -> None:
-    made = comparison()
-    drift, error = curves(made, 0, tones(made))
+    (case,) = gallery().cases
+    drift, error = curves(runs_of(case), 0)
     assert (drift.name, drift.low, drift.high) == ("drift", 0.01, 0.27)
-    assert [(line.variant, line.branch) for line in drift.lines] == [
+    assert [(line.run, line.branch) for line in drift.lines] == [
         ("TeaCache 0.2", 0), ("TeaCache 0.2", 1), ("omnireuse", 0), ("omnireuse", 1)
     ]  # fmt: skip
     # Steps 1 to 27 were measured; each stands in the middle of its cell, the least at the bottom.
@@ -104,14 +73,16 @@ def test_curves_have_a_value_a_step_on_one_scale_for_all_runs() -> None:
     assert drift.lines[0].path.endswith("L27.5 0.0")
     assert drift.lines[0].path.count("L") == STEPS - 2
     # A forecast can only be judged where the truth was computed too.
-    judged = [mark for mark in made.highlighted.samples[0].marks if mark.error is not None and mark.branch == "cond"]
+    judged = [each for each in case.points[1].samples[0].decisions if each.error is not None and each.branch == "cond"]
     assert error.lines[2].dots.count("M") == len(judged) == 11
 
 
 def test_what_no_run_measured_has_no_curve() -> None:
-    made = comparison()
+    (case,) = gallery().cases
+    point = case.points[0]
     bare = tuple(
-        replace(v, samples=tuple(replace(s, marks=tuple(replace(m, error=None) for m in s.marks)) for s in v.samples))
-        for v in made.variants
+        replace(sample, decisions=tuple(replace(each, error=None) for each in sample.decisions))
+        for sample in point.samples
     )
-    assert [curve.name for curve in curves(replace(made, variants=bare), 0, tones(made))] == ["drift"]
+    runs = runs_of(replace(case, points=(replace(point, samples=bare),), highlight=0))
+    assert [curve.name for curve in curves(runs, 0)] == ["drift"]

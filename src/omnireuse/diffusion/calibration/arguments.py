@@ -11,7 +11,7 @@ from typing import Any
 
 from omnireuse.diffusion.calibration.profile import FEWEST_HELD_OUT
 from omnireuse.errors import ConfigError
-from omnireuse.pipelines.signature import refuse_reserved
+from omnireuse.pipelines.call import refuse_reserved
 
 __all__ = ["BUDGETS", "STEPS", "check_call", "check_prompts", "checked_budgets", "checked_steps", "number_searched"]
 

@@ -23,7 +23,7 @@ from omnireuse.diffusion.reuse.runtime.placement import describe, dtype_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
 from omnireuse.evaluation.metrics import IDENTICAL_DB, psnr
-from omnireuse.pipelines.caller import Caller, without_bar
+from omnireuse.pipelines.call import Caller, without_bar
 from omnireuse.pipelines.pictures import Picture
 
 __all__ = ["FullRun", "Judge"]

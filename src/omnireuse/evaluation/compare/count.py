@@ -1,8 +1,8 @@
 """How much of a denoiser really runs, whoever decides about it.
 
-Hooks of other libraries stand before `forward`, so a forward hook would count blocks that were skipped. What is counted
-here are the calls that get through to the parts of each block (attention, feed-forward, …), since some caches skip a
-part alone. A part weighs what torch's FLOP counter says of one execution for one sample.
+Hooks of other libraries stand before `forward`, so a forward hook would count blocks that were skipped. This module
+counts the calls that reach the parts of each block (attention, feed-forward, …), because some caches skip single parts.
+A part weighs what torch's FLOP counter says of one execution for one sample.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 
-__all__ = ["Work"]
-
-
-def _attention_on_cpu(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    count: int = sdpa_flop_count(query, key, value)
-    return count
-
+__all__ = ["Work", "parts_of"]
 
 #: torch's own table has attention for other devices only.
-EXTRA = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_on_cpu}
+_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **__: sdpa_flop_count(
+        query, key, value
+    )
+}
 
 
 class Work:
@@ -34,27 +32,28 @@ class Work:
 
     Attributes:
         flops: executed since the last `reset`.
-        calls: of the denoisers, let through or not, since the last `reset`.
+        calls: of the denoisers, whether computed or not, since the last `reset`.
         rows: samples in the last call of a denoiser.
-        began: when the first call since the last `reset` came, by `time.perf_counter`; None before it.
+        began: time of the first call since the last `reset`, by `time.perf_counter`; None before it.
 
     Raises:
         UnsupportedModelError: a pipeline without a denoiser.
     """
 
     def __init__(self, pipeline: Any) -> None:
-        self.flops, self.calls, self.rows = 0.0, 0, 0
-        self.began: float | None = None
+        self.reset()
+        self.rows = 0
         self._weights: dict[int, float] = {}
         self._undo: list[Callable[[], None]] = []
         for denoiser in denoisers_of(pipeline):
-            self._stand_before(denoiser, self._count_call)
+            self._wrap(denoiser, self._count_call)
             for part in parts_of(denoiser):
-                self._stand_before(part, self._count_part)
+                self._wrap(part, self._count_part)
 
     def reset(self) -> None:
-        """Start at zero; what parts weigh stays known."""
-        self.flops, self.calls, self.began = 0.0, 0, None
+        """Start at zero; the weights of parts stay known."""
+        self.flops, self.calls = 0.0, 0
+        self.began: float | None = None
 
     def close(self) -> None:
         """Stop counting."""
@@ -62,7 +61,7 @@ class Work:
             undo()
         self._undo.clear()
 
-    def _stand_before(self, module: torch.nn.Module, count: Callable[..., Any]) -> None:
+    def _wrap(self, module: torch.nn.Module, count: Callable[..., Any]) -> None:
         inner, before = module.forward, vars(module).get("forward")
 
         @functools.wraps(inner)
@@ -79,44 +78,40 @@ class Work:
         self._undo.append(undo)
 
     def _count_call(self, _: torch.nn.Module, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if self.began is None:
-            self.began = time.perf_counter()
+        self.began = self.began or time.perf_counter()
         self.calls += 1
         self.rows = _rows(args, kwargs)
         return inner(*args, **kwargs)
 
     def _count_part(self, part: torch.nn.Module, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        rows, key = _rows(args, kwargs), id(part)
-        if key not in self._weights:
-            with FlopCounterMode(display=False, custom_mapping=EXTRA) as counter:
-                result = inner(*args, **kwargs)
-            self._weights[key] = counter.get_total_flops() / rows
-        else:
+        rows = _rows(args, kwargs)
+        if id(part) in self._weights:
             result = inner(*args, **kwargs)
-        self.flops += self._weights[key] * rows
+        else:
+            with FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
+                result = inner(*args, **kwargs)
+            self._weights[id(part)] = counter.get_total_flops() / rows
+        self.flops += self._weights[id(part)] * rows
         return result
 
 
 def parts_of(denoiser: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The parts of its blocks; of a denoiser that is no list of blocks, its own."""
-    named = [(name, child) for name, child in denoiser.named_children()]
+    """The parts of its blocks; its own children where it has no blocks."""
+    named = list(denoiser.named_children())
     blocks = [child for name, child in named if isinstance(child, torch.nn.ModuleList) or "block" in name]
     for block in blocks or [child for _, child in named]:
-        yield from _parts(block, depth=0)
+        yield from _parts(block)
 
 
-def _parts(module: torch.nn.Module, depth: int) -> Iterator[torch.nn.Module]:
+def _parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     if isinstance(module, torch.nn.ModuleList):
         for item in module:
-            yield from _parts(item, depth)
-    elif depth == 0 and any(True for _ in module.children()):
-        for child in module.children():
-            yield from _parts(child, depth + 1)
-    else:
-        yield module
+            yield from _parts(item)
+        return
+    for child in list(module.children()) or [module]:
+        yield from child if isinstance(child, torch.nn.ModuleList) else [child]
 
 
 def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     tensors = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor) and each.ndim)
-    first = next(tensors, None)
-    return 1 if first is None else first.shape[0]
+    return next((each.shape[0] for each in tensors), 1)

@@ -1,285 +1,210 @@
-"""Every method at every setting on one subject, held against the subject's full run."""
+"""A comparison on any pipeline, as one call from Python and for the command line."""
 
 from __future__ import annotations
 
 import logging
-import math
-import statistics
-import time
+import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
+from msgspec.structs import replace
+from rich.console import Console
+from tqdm.auto import tqdm
 
-from omnireuse.errors import OmniReuseError, StateError
-from omnireuse.evaluation.compare.count import Work
-from omnireuse.evaluation.compare.front import bootstrap, targets
-from omnireuse.evaluation.compare.methods import Method, Setting
-from omnireuse.evaluation.compare.subject import Picture, Subject
-from omnireuse.evaluation.compare.untouched import untouched
-from omnireuse.evaluation.metrics import IDENTICAL_DB, psnr, ssim
-from omnireuse.evaluation.report.pareto import Case, Full, Mean, Point, Spread
+from omnireuse.diffusion.reuse.runtime.placement import describe, device_of, dtype_of
+from omnireuse.errors import ConfigError
+from omnireuse.evaluation.compare.harness import compare
+from omnireuse.evaluation.compare.methods import chosen_methods
+from omnireuse.evaluation.compare.methods.base import Method
+from omnireuse.evaluation.compare.methods.ours import warn_of_unused
+from omnireuse.evaluation.compare.table import case_table, targets_table
+from omnireuse.evaluation.compare.workload import Workload, workloads_of
+from omnireuse.evaluation.front import targets
+from omnireuse.evaluation.record import Case, Comparison, Point, environment, read_comparison, write_comparison
+from omnireuse.evaluation.report.page import write_page
+from omnireuse.extras import check_extra
+from omnireuse.pipelines.source import Source
+from omnireuse.records import check_writable
 
-__all__ = ["FullRun", "compare", "settings_of"]
+__all__ = ["compare_all", "compare_pipeline", "merged", "show"]
 
 logger = logging.getLogger("omnireuse")
-PROBE_STEPS = 3
-"""Steps of the short run that must come out bit-equal after every setting."""
-TURNS = 3
-"""Of full run and method on each prompt that is timed: the fastest counts, because whatever else runs only adds."""
+FILE = "compare.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FullRun:
-    """What was learnt of the subject's full run.
-
-    Attributes:
-        pictures: one a prompt.
-        flops: what the blocks execute for one prompt.
-        calls_per_step: calls of the denoiser for one step: 2 where branches come one after the other.
-    """
-
-    pictures: tuple[Picture, ...]
-    flops: float
-    calls_per_step: int
-
-
-def settings_of(methods: Iterable[Method], subject: Subject, full: FullRun) -> list[tuple[Method, Setting | Exception]]:
-    """Every method with each of its settings; one that cannot serve the subject at all with its error instead."""
-    found: list[tuple[Method, Setting | Exception]] = []
-    for method in methods:
-        try:
-            found.extend((method, setting) for setting in method.grid(subject, full))
-        except (OmniReuseError, ImportError) as error:
-            found.append((method, error))
-    return found
-
-
-def compare(
-    subject: Subject,
-    methods: Sequence[Method],
+def compare_pipeline(
+    pipeline: Any,
+    prompts: Sequence[str],
     *,
+    steps: int | Sequence[int] = 28,
+    guidance: float | Sequence[float] = (),
+    profiles: Iterable[str | os.PathLike[str]] = (),
+    only: Iterable[str] = (),
+    seed: int = 0,
     timed: int = 0,
-    advance: Callable[[str, int, int], None] = lambda *_: None,
-    save: Callable[[Case], None] = lambda _: None,
-) -> Case:
-    """Measure every method on the subject.
+    batch_size: int = 1,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    pictures: Callable[[Any], Any] | None = None,
+    out: str | os.PathLike[str] = "out/compare",
+    progress: bool = True,
+    command: str = "omnireuse.compare_pipeline",
+    **call: Any,
+) -> Comparison:
+    """Compare this library, other caches and plain fewer steps with a pipeline's full run.
+
+    An interrupt (Ctrl-C) ends the comparison; what was measured is returned, with `complete` False.
 
     Args:
-        timed: prompts for the wall-clock, one setting a method; 0 leaves it out.
-        advance: told what is being done, how many settings are done and how many there are.
-        save: given the case so far after every setting.
+        pipeline: a pipeline that makes images or clips from prompts; nothing may be enabled on it. Or the folder of
+            one, its id on a hub, "package:function", or a function without arguments that makes one.
+        prompts: at least one.
+        steps: denoising steps of the full run, or several numbers of them, each a case of its own.
+        guidance: strengths of classifier-free guidance, 1 for none; empty for the pipeline's own.
+        profiles: files of `Profile.save`; each serves the cases that it was searched at.
+        only: methods, or families "ours", "peer" and "baseline"; empty for all.
+        seed: of the first prompt's noise; the others count on from it.
+        timed: prompts for the wall-clock; 0 leaves it out.
+        batch_size: prompts in a call, where a method does not decide by what it measures.
+        device, dtype, pictures: as for `omnireuse.calibrate`.
+        out: folder for ``compare.json``, which is written again after every setting.
+        progress: whether to show a bar, on stderr or in the notebook.
+        command: for the record.
+        call: further arguments of the pipeline's call.
+
+    Returns:
+        All that was measured.
 
     Raises:
-        StateError: the pipeline did not come back as it was.
-        KeyboardInterrupt: as it came; `save` has had all that was measured.
+        ConfigError: no prompts, a pipeline that cannot be loaded or whose results are not safely read as pictures, or
+            an argument of the call that is set here.
+        UnknownNameError: a method that does not exist, or an argument that the pipeline does not take.
+        MissingExtraError: the report's libraries are not installed.
+        StateError: the pipeline could not be restored.
     """
-    work = Work(subject.pipeline)
-    try:
-        return _Bench(subject, work).compare(methods, timed, advance, save)
-    finally:
-        work.close()
+    check_extra("a comparison", "report")
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not all(isinstance(p, str) for p in prompts):
+        raise ConfigError(f"compare(prompts=…): prompts must be a list of texts, got a {type(prompts).__name__}")
+    files = [Path(path) for path in profiles]
+    methods = chosen_methods(files, only)
+    check_writable(Path(out) / FILE)
+    source = Source(given=pipeline, device=device, dtype=dtype, where="compare")
+    source.check()
+    workloads = workloads_of(
+        source,
+        prompts,
+        steps=[steps] if isinstance(steps, int) else list(steps),
+        guidance=[guidance] if isinstance(guidance, (int, float)) else list(guidance),
+        call=call,
+        seed=seed,
+        batch_size=batch_size,
+        as_pictures=pictures,
+    )
+    warn_of_unused(files, workloads)
+    if progress:
+        shown = f"{describe(workloads[0].pipeline)}; {len(prompts)} prompts, {len(methods)} methods"
+        tqdm.write(shown, file=sys.stderr)
+    return compare_all(workloads, methods, Path(out), timed=timed, command=command, progress=progress)
 
 
-class _Bench:
-    def __init__(self, subject: Subject, work: Work) -> None:
-        self._subject, self._work = subject, work
-        self._numbers = range(len(subject.prompts))
+def compare_all(
+    workloads: Iterable[Workload],
+    methods: Sequence[Method],
+    out: Path,
+    *,
+    timed: int,
+    command: str,
+    progress: bool = True,
+) -> Comparison:
+    """Compare on one workload after the other, and write ``compare.json`` to `out` after every setting.
 
-    def compare(
-        self,
-        methods: Sequence[Method],
-        timed: int,
-        advance: Callable[[str, int, int], None],
-        save: Callable[[Case], None],
-    ) -> Case:
-        advance("full run", 0, 0)
-        self._full = self._run_in_full()
-        self._probe = self._subject.pictures([0], PROBE_STEPS)[0]
-        self._full_attributes = self._attributes(self._full.pictures)
-        seconds = None
-        points: list[Point] = []
-        left = settings_of(methods, self._subject, self._full)
-        for number, (method, setting) in enumerate(left):
-            advance(method.name, number, len(left))
-            points.append(self._point(method, setting))
-            save(self._case(points, seconds))
-        if timed:
-            points, seconds = self._timed(points, left, timed, advance)
-        case = self._case(points, seconds)
-        save(case)
-        return case
+    Raises:
+        KeyboardInterrupt: before anything was measured; later, what was measured is returned.
+    """
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    cases: dict[tuple[str, int, float], Case] = {}
+    place: dict[str, str] = {}
 
-    def _run_in_full(self) -> FullRun:
-        pictures = self._batches(self._subject.steps, strict=True)
-        self._work.reset()
-        self._subject.pictures([0], self._subject.steps)
-        if not self._work.flops:
-            raise StateError(f"{self._subject.name}: nothing runs in its denoiser's blocks, so nothing can be counted")
-        if not all(np.isfinite(picture).all() for picture in pictures):
-            raise StateError(f"{self._subject.name}: the full run is not finite; nothing can be held against it")
-        calls = round(self._work.calls / self._subject.steps)
-        return FullRun(pictures=tuple(pictures), flops=self._work.flops, calls_per_step=calls)
-
-    def _batches(
-        self, steps: int, *, alone: bool = False, strict: bool = False, watch: Callable[[], None] | None = None
-    ) -> list[Picture]:
-        """All pictures; `watch` is called after every step of the first batch, where the pipeline tells its steps."""
-        size = 1 if alone else self._subject.batch_size
-        made: list[Picture] = []
-        for start in range(0, len(self._numbers), size):
-            extra: dict[str, Any] = {}
-            if watch is not None and start == 0 and self._subject.accepts("callback_on_step_end"):
-
-                def after_step(_: Any, __: int, ___: Any, given: dict[str, Any]) -> dict[str, Any]:
-                    watch()
-                    return given
-
-                extra["callback_on_step_end"] = after_step
-            made.extend(self._subject.pictures(self._numbers[start : start + size], steps, strict=strict, **extra))
+    def record(*, complete: bool) -> Comparison:
+        made = Comparison(
+            command=command,
+            created=created,
+            environment=environment(**place),
+            complete=complete,
+            cases=tuple(cases.values()),
+        )
+        write_comparison(made, out / FILE)
         return made
 
-    def _point(self, method: Method, setting: Setting | Exception) -> Point:
-        if isinstance(setting, Exception):
-            return self._failed(method, {}, method.name, setting)
-        try:
-            with untouched(self._subject.pipeline):
-                point = self._measure(method, setting)
-        except Exception as error:
-            point = self._failed(method, setting.settings, setting.call, error)
-        if not np.array_equal(self._subject.pictures([0], PROBE_STEPS)[0], self._probe):
-            raise StateError(
-                f"{method.name} ({setting.call}) left the pipeline changed; nothing after it can be judged"
-            )
-        return point
+    def save(case: Case) -> None:
+        cases[case.pipeline, case.steps, case.guidance] = case
+        record(complete=False)
 
-    def _failed(self, method: Method, settings: Any, call: str, error: Exception) -> Point:
-        logger.warning("%s: %s failed: %s", self._subject.name, method.name, error)
-        text = str(error) if isinstance(error, OmniReuseError) else f"{type(error).__name__}: {error}"
-        return Point(method=method.name, family=method.family, settings=dict(settings), call=call, error=text)
+    try:
+        for workload in workloads:
+            place = {"device": device_of(workload.pipeline), "dtype": dtype_of(workload.pipeline)}
+            title = f"{workload.steps} steps, guidance {workload.guidance:g}"
+            with tqdm(desc=title, unit=" settings", disable=not progress, file=sys.stderr) as bar:
 
-    def _measure(self, method: Method, setting: Setting) -> Point:
-        subject, kept = self._subject, 0
-        self._work.reset()
-        with setting.enable(subject.pipeline) as kept_now:
+                def advance(doing: str, done: int, total: int, bar: Any = bar, title: str = title) -> None:
+                    bar.set_description_str(f"{title}: {doing}", refresh=False)
+                    if total and bar.total is None:
+                        bar.reset(total=total)
+                    bar.update(done - bar.n)
 
-            def watch() -> None:
-                nonlocal kept
-                kept = max(kept, kept_now() or 0)
-
-            # What a method learns on its first prompt, such as a calibration, is not part of a run.
-            self._work.reset()
-            made = self._batches(setting.steps or subject.steps, alone=setting.alone, watch=watch)
-            watch()
-        prompts = len(made)
-        each = [_psnr(picture, full) for picture, full in zip(made, self._full.pictures, strict=True)]
-        similar = [_ssim(picture, full) for picture, full in zip(made, self._full.pictures, strict=True)]
-        return Point(
-            method=method.name,
-            family=method.family,
-            settings=dict(setting.settings),
-            computed_steps=self._work.flops / (prompts * self._full.flops) * subject.steps,
-            psnr=bootstrap(each),
-            each=tuple(each),
-            ssim=bootstrap(similar),
-            attributes=self._attributes(made),
-            retained_bytes=kept // (1 if setting.alone else min(subject.batch_size, prompts)),
-            call=setting.call,
-        )
-
-    def _attributes(self, made: Sequence[Picture]) -> Mean | None:
-        checks = self._subject.checks
-        if not checks:
-            return None
-        return bootstrap(
-            [statistics.fmean(map(float, check(picture).values())) for check, picture in zip(checks, made, strict=True)]
-        )
-
-    def _case(self, points: Sequence[Point], seconds: Spread | None) -> Case:
-        subject, attributes = self._subject, self._full_attributes
-        case = Case(
-            pipeline=subject.name,
-            steps=subject.steps,
-            guidance=subject.guidance,
-            prompts=subject.prompts,
-            full=Full(seconds=seconds, attributes=None if attributes is None else attributes.mean),
-            points=tuple(points),
-        )
-        return replace(case, targets=targets(case))
-
-    def _timed(
-        self,
-        points: list[Point],
-        left: Sequence[tuple[Method, Setting | Exception]],
-        timed: int,
-        advance: Callable[[str, int, int], None],
-    ) -> tuple[list[Point], Spread]:
-        """The points again, one of each method with its wall-clock: full run and method take turns on each prompt."""
-        seconds: list[float] = []
-        own_steps = self._subject.steps
-        for number in _nearest_to_half(points, self._subject.steps):
-            setting = left[number][1]
-            assert isinstance(setting, Setting)
-            advance(f"timing {points[number].method}", len(left), len(left))
-            ratios: list[tuple[float, float]] = []
-            for prompt in range(-1, min(timed, len(self._numbers))):
-                full, own = (math.inf, math.inf), (math.inf, math.inf)
-                for _ in range(TURNS):
-                    full = _fastest(full, self._seconds(max(prompt, 0), own_steps))
-                    with untouched(self._subject.pipeline), setting.enable(self._subject.pipeline):
-                        own = _fastest(own, self._seconds(max(prompt, 0), setting.steps or own_steps))
-                # The first turns only warm up.
-                if prompt >= 0:
-                    seconds.append(full[0])
-                    ratios.append((full[0] / own[0], full[1] / own[1]))
-            whole, loop = zip(*ratios, strict=True)
-            points[number] = replace(points[number], speedup=_spread(whole), loop_speedup=_spread(loop))
-        return points, _spread(seconds)
-
-    def _seconds(self, prompt: int, steps: int) -> tuple[float, float]:
-        """Wall-clock of one call, and of its loop: from the denoiser's first call to the end of the last step."""
-        ended = math.nan
-
-        def after_step(_: Any, __: int, ___: Any, given: dict[str, Any]) -> dict[str, Any]:
-            nonlocal ended
-            ended = time.perf_counter()
-            return given
-
-        told: dict[str, Any] = {}
-        if self._subject.accepts("callback_on_step_end"):
-            told["callback_on_step_end"] = after_step
-        self._work.reset()
-        start = time.perf_counter()
-        self._subject.pictures([prompt], steps, **told)
-        whole = time.perf_counter() - start
-        began = self._work.began
-        # Where nobody tells the steps, the call is all that is known.
-        return whole, whole if began is None or math.isnan(ended) else ended - began
+                case = compare(workload, methods, timed=timed, advance=advance, save=save)
+                advance("done", len(case.points), len(case.points))
+    except KeyboardInterrupt:
+        if not cases:
+            raise
+        logger.warning("interrupted: what was measured is kept in %s", out / FILE)
+        return record(complete=False)
+    return record(complete=True)
 
 
-def _nearest_to_half(points: Sequence[Point], steps: int) -> list[int]:
-    """Of every method that has figures, the number of the point whose computed steps come closest to half of all."""
-    best: dict[str, tuple[float, int]] = {}
-    for number, point in enumerate(points):
-        if point.computed_steps is not None:
-            candidate = (abs(point.computed_steps - steps / 2), number)
-            best[point.method] = min(best.get(point.method, candidate), candidate)
-    return sorted(number for _, number in best.values())
+def merged(paths: Iterable[Path]) -> Comparison:
+    """Parts of one comparison as one: the points of each case side by side, of two equal settings the later one.
+
+    Raises:
+        ConfigError: a file that is no comparison, two environments, or a case with two sets of prompts.
+    """
+    parts = [(path, read_comparison(path)) for path in paths]
+    first, whole = parts[0]
+    cases: dict[tuple[str, int, float], Case] = {}
+    for path, part in parts:
+        if part.environment != whole.environment:
+            raise ConfigError(f"merge({path}): environment must be that of {first}; they ran on unlike machines")
+        for case in part.cases:
+            key = case.pipeline, case.steps, case.guidance
+            known = cases.get(key, case)
+            if known.prompts != case.prompts:
+                raise ConfigError(f"merge({path}): {case.name} must have the prompts of the other parts")
+            points = {_setting_of(point): point for point in known.points + case.points}
+            full = case.full if case.full.seconds is not None else known.full
+            cases[key] = replace(case, full=full, points=tuple(points.values()))
+    return replace(
+        whole,
+        command="; ".join(dict.fromkeys(part.command for _, part in parts)),
+        created=max(part.created for _, part in parts),
+        complete=all(part.complete for _, part in parts),
+        cases=tuple(replace(cases[key], targets=targets(cases[key])) for key in sorted(cases)),
+    )
 
 
-def _fastest(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
-    return min(one[0], other[0]), min(one[1], other[1])
+def _setting_of(point: Point) -> tuple[str, str]:
+    return point.method, repr(sorted(point.settings.items()))
 
 
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(median=statistics.median(values), low=min(values), high=max(values))
-
-
-def _psnr(picture: Picture, full: Picture) -> float:
-    """At most `IDENTICAL_DB`; 0 where the picture is not finite."""
-    return min(psnr(picture, full), IDENTICAL_DB) if np.isfinite(picture).all() else 0.0
-
-
-def _ssim(picture: Picture, full: Picture) -> float:
-    return ssim(picture, full) if np.isfinite(picture).all() else 0.0
+def show(comparison: Comparison, out: Path, console: Console) -> None:
+    """Print the tables, and write the record and its page to `out`."""
+    for case in comparison.cases:
+        for table in (case_table(case), targets_table(case)):
+            console.print(table)
+            console.print()
+    write_comparison(comparison, out / FILE)
+    page = write_page([comparison], out, out / "compare.html")
+    console.print(f"wrote {out / FILE} and {page}", soft_wrap=True)

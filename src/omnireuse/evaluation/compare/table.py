@@ -2,46 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from omnireuse.evaluation.compare.front import front
-from omnireuse.evaluation.report.pareto import Case, Mean, Point, Spread
-from omnireuse.evaluation.report.target_words import target_words
+from omnireuse.evaluation.front import front, target_words
+from omnireuse.evaluation.metrics import Mean
+from omnireuse.evaluation.record import Case, Point
 
 __all__ = ["case_table", "targets_table"]
 
-STYLES = {"ours": "bold green", "peer": "", "floor": "dim"}
+STYLES = {"ours": "bold green", "peer": "", "baseline": "dim"}
+
+COLUMNS: dict[str, Callable[[Point], str]] = {
+    "computed": lambda point: "" if point.computed_steps is None else f"{point.computed_steps:.1f}",
+    "PSNR, dB": lambda point: _mean(point.psnr, 1),
+    "SSIM": lambda point: _mean(point.ssim, 3),
+    "attributes": lambda point: _mean(point.attributes, 3),
+    "speed-up": lambda point: "" if point.speedup is None else f"{point.speedup.median:.2f}×",
+    "of the\nloop": lambda point: "" if point.loop_speedup is None else f"{point.loop_speedup.median:.2f}×",
+    "KiB\nkept": lambda point: "" if point.kept_bytes is None else f"{point.kept_bytes / 1024:.0f}",
+}
+"""Heading -> the cell of a point, empty where there is no figure."""
 
 
 def case_table(case: Case) -> Group:
     """Two lines for each setting that no other setting of the same method beats; a star where no method does.
 
-    The first holds the figures, the second the settings and the interval of the PSNR. A figure that no setting has is
+    The first line holds the figures, the second the settings and the interval of the PSNR. A column without figures is
     left out.
     """
     points = list(_shown(case))
-    columns = [(heading, cells) for heading, cells in _figures(points) if any(cells)]
-    widths = [max(map(len, (*heading.split("\n"), *cells))) for heading, cells in columns]
+    columns = {heading: [cell(point) for point in points] for heading, cell in COLUMNS.items()}
+    columns = {heading: cells for heading, cells in columns.items() if any(cells)}
+    widths = [max(map(len, (*heading.split("\n"), *cells))) for heading, cells in columns.items()]
     best = front(case.points)
     lines: list[RenderableType] = [
         Text(f"{case.name}: {len(case.prompts)} prompts", style="italic"),
         Text("means; below: settings, 95 % interval of the PSNR; * the best at its cost", style="dim"),
-        _line("", "method", [heading for heading, _ in columns], widths, "bold"),
+        _line("", "method", list(columns), widths, "bold"),
     ]
     for row, point in enumerate(points):
-        figures = [cells[row] or "–" for _, cells in columns]
+        figures = [cells[row] or "–" for cells in columns.values()]
         lines.append(_line("*" if point in best else "", point.method, figures, widths, STYLES[point.family]))
-        lines.append(Padding(Text(_below(point), style="dim"), (0, 0, 0, 4)))
+        lines.append(Padding(Text(_details(point), style="dim"), (0, 0, 0, 4)))
     return Group(*lines)
 
 
 def targets_table(case: Case) -> Table:
-    """What the comparison is for, answered."""
+    """The answers that the comparison is for."""
     table = Table(title=f"{case.name}: ours beside the best of the others", box=None, title_justify="left")
     table.add_column("")
     table.add_column("", justify="right")
@@ -67,8 +79,7 @@ def _line(mark: str, method: str, figures: Sequence[str], widths: Sequence[int],
     return line
 
 
-def _below(point: Point) -> str:
-    """What stands below the name of the method."""
+def _details(point: Point) -> str:
     if point.error is not None:
         return point.error.splitlines()[0]
     settings = ", ".join(f"{name}={value}" for name, value in point.settings.items())
@@ -76,25 +87,5 @@ def _below(point: Point) -> str:
     return "; ".join(words for words in (settings, interval) if words)
 
 
-def _figures(points: Sequence[Point]) -> list[tuple[str, list[str]]]:
-    """Each heading with its cells; a cell is empty where there is no figure."""
-    return [
-        ("computed", ["" if point.computed_steps is None else f"{point.computed_steps:.1f}" for point in points]),
-        ("PSNR, dB", [_mean(point.psnr, 1) for point in points]),
-        ("SSIM", [_mean(point.ssim, 3) for point in points]),
-        ("attributes", [_mean(point.attributes, 3) for point in points]),
-        ("speed-up", [_times(point.speedup) for point in points]),
-        ("of the\nloop", [_times(point.loop_speedup) for point in points]),
-        (
-            "KiB\nkept",
-            ["" if point.retained_bytes is None else f"{point.retained_bytes / 1024:.0f}" for point in points],
-        ),
-    ]
-
-
 def _mean(mean: Mean | None, digits: int) -> str:
     return "" if mean is None else f"{mean.mean:.{digits}f}"
-
-
-def _times(spread: Spread | None) -> str:
-    return "" if spread is None else f"{spread.median:.2f}×"

@@ -1,9 +1,11 @@
-"""Images and clips as files: a clip is an animated PNG, lossless, and plays wherever an image is shown."""
+"""Images and clips as files. A clip is an animated PNG: lossless, and it plays wherever an image is shown."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from omnireuse.errors import ConfigError, MissingExtraError
 
@@ -23,8 +25,6 @@ FRAME_MILLISECONDS = 125
 
 def save_clip(clip: NDArray[Any], path: Path) -> None:
     """Write (height, width, 3) as a PNG, or (frames, height, width, 3) as an animated one; floats in 0..1."""
-    import numpy as np
-
     frames = np.rint((clip if clip.ndim == 4 else clip[None]) * 255.0).astype(np.uint8)
     first, *rest = (Image.fromarray(frame) for frame in frames)
     animation = {"save_all": True, "append_images": rest, "duration": FRAME_MILLISECONDS, "loop": 0} if rest else {}
@@ -32,7 +32,7 @@ def save_clip(clip: NDArray[Any], path: Path) -> None:
 
 
 def read_frames(path: Path) -> list[Image.Image]:
-    """The frames of a PNG, one where it is a still image.
+    """The frames of a PNG; a still image has one.
 
     Raises:
         ConfigError: no such image.

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from omnireuse.errors import ConfigError, MissingExtraError
+from omnireuse.evaluation.front import target_words
+from omnireuse.evaluation.record import Case, Comparison, read_comparison
 from omnireuse.evaluation.report.clips import FRAME_MILLISECONDS, read_frames
-from omnireuse.evaluation.report.curves import curves
-from omnireuse.evaluation.report.pareto import Pareto
 from omnireuse.evaluation.report.plot import SHAPES, plot_case
-from omnireuse.evaluation.report.points import case_of
-from omnireuse.evaluation.report.results import Comparison
-from omnireuse.evaluation.report.style import DARK, DIFFERENCE_GAIN, LIGHT, decibels, size, strip, tones
-from omnireuse.evaluation.report.target_words import target_words
+from omnireuse.evaluation.report.runs import axis_of, curves, runs_of, strip
+from omnireuse.evaluation.report.style import DARK, DIFFERENCE_GAIN, LIGHT, decibels, size
 
 try:
     import jinja2
@@ -24,34 +23,69 @@ try:
 except ImportError as missing:
     raise MissingExtraError("the report page", "report") from missing
 
-__all__ = ["COLUMNS", "columns_of", "render_page"]
+__all__ = ["COLUMNS", "columns_of", "rebuild", "render_page", "write_page"]
 
 COLUMNS = {"wide": 9, "middle": 5, "narrow": 3}
 """Pictures in a line, by the width of the window."""
 
 
-def render_page(comparison: Comparison | None, folder: Path, *, pareto: Pareto | None = None) -> str:
-    """A demo's comparison, a comparison with peers, or both as HTML.
+def rebuild(files: Sequence[Path], out: Path | None = None) -> Path:
+    """Make the page of one or several records again.
 
     Args:
-        folder: where the images or clips of `comparison` lie; they are put inside the page.
+        out: a folder, or the page itself where it ends in ".html"; the folder of the first file by default. In a folder
+            the page has the name of the first file.
+
+    Returns:
+        The page.
 
     Raises:
-        ConfigError: neither of the two, or an image of the results is not in `folder`.
+        ConfigError: a file that is no comparison, two with pictures, or a missing image.
     """
-    if comparison is None and pareto is None:
-        raise ConfigError("render_page(comparison=None, pareto=None): one of them must be given")
+    comparisons = [read_comparison(path) for path in files]
+    with_pictures = [path for path, each in zip(files, comparisons, strict=True) if _galleries([each])]
+    if len(with_pictures) > 1:
+        raise ConfigError(f"report({', '.join(map(str, with_pictures))}): only one of the files can hold pictures")
+    page = out or files[0].parent
+    page = page if page.suffix == ".html" else page / f"{files[0].stem}.html"
+    return write_page(comparisons, with_pictures[0].parent if with_pictures else Path(), page)
+
+
+def write_page(comparisons: Sequence[Comparison], folder: Path, page: Path) -> Path:
+    """Write the page of `render_page`; returns its path."""
+    text = render_page(comparisons, folder)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+def render_page(comparisons: Sequence[Comparison], folder: Path) -> str:
+    """Comparisons as HTML; the one with pictures comes first.
+
+    Args:
+        comparisons: at least one; at most one case of all may hold pictures.
+        folder: where the pictures lie; they are put inside the page.
+
+    Raises:
+        ConfigError: a picture is not in `folder`.
+    """
+    galleries = _galleries(comparisons)
+    plain = [each for each in comparisons if not _galleries([each])]
     return (
         _templates()
         .get_template("page.html.j2")
         .render(
-            **(_demo(comparison, folder) if comparison else {"comparison": None}),
-            pareto=pareto,
-            cases=[(case, plot_case(case)) for case in pareto.cases] if pareto else [],
+            **(_gallery(*galleries[0], folder) if galleries else {"runs": ()}),
+            plain=[(each, [(case, plot_case(case)) for case in each.cases]) for each in plain],
+            title=comparisons[0].command,
             themes={"light": LIGHT, "dark": DARK},
             shapes=SHAPES,
         )
     )
+
+
+def _galleries(comparisons: Sequence[Comparison]) -> list[tuple[Comparison, Case]]:
+    return [(each, case) for each in comparisons for case in each.cases if case.full.samples]
 
 
 @cache
@@ -63,33 +97,30 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(decibels=decibels, size=size, target_words=target_words)
+    environment.filters.update(decibels=decibels, size=size, target_words=target_words, strip=strip)
     return environment
 
 
-def _demo(comparison: Comparison, folder: Path) -> dict[str, Any]:
-    """What the template shows of a demo."""
-    colours = tones(comparison)
-    names = [sample.image for variant in comparison.variants for sample in variant.samples]
-    pictures = {name: _picture(folder / name) for name in names}
-    case = case_of(comparison)
-    count = len(comparison.variants)
+def _gallery(comparison: Comparison, case: Case, folder: Path) -> dict[str, Any]:
+    """What the template shows of a case with pictures."""
+    runs = runs_of(case)
+    pictures = {each.image: _picture(folder / each.image) for run in runs for each in run.samples}
+    tones = {point.method: run.tone for point, run in zip(case.points, runs[1:], strict=True) if run.role == "cache"}
+    best = case.points[case.highlight]
     return {
         "comparison": comparison,
-        "best": comparison.highlighted,
-        "floor": comparison.floor(comparison.highlighted),
         "case": case,
-        "plot": plot_case(case, colours),
-        "names": [variant.name for variant in comparison.variants[1:]],
+        "plot": plot_case(case, tones),
+        "runs": runs,
+        "best": best,
+        "baseline": case.baseline_of(best),
+        "axis": axis_of(case),
         "gain": DIFFERENCE_GAIN,
-        "columns": "; ".join(f"--{name}: {columns_of(count, most)}" for name, most in COLUMNS.items()),
-        "gains": [comparison.gain(variant) for variant in comparison.variants[1:]],
-        "tones": colours,
+        "columns": "; ".join(f"--{name}: {columns_of(len(runs), most)}" for name, most in COLUMNS.items()),
         "pictures": {name: picture for name, (picture, _) in pictures.items()},
         "frames": max(count for _, count in pictures.values()),
         "frame_ms": FRAME_MILLISECONDS,
-        "strip": strip,
-        "curves": [curves(comparison, number, colours) for number in range(len(comparison.prompts))],
+        "curves": [curves(runs, number) for number in range(len(case.prompts))],
     }
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import cycle, pairwise
-from operator import itemgetter
 
 from omnireuse.errors import MissingExtraError
+from omnireuse.evaluation.front import front
 from omnireuse.evaluation.metrics import IDENTICAL_DB
-from omnireuse.evaluation.report.pareto import Case, Mean, Point
+from omnireuse.evaluation.record import Case, Point
 
 try:
     from matplotlib.ticker import MaxNLocator
@@ -26,7 +25,7 @@ SHAPES = {
     "triangle": "M0-6 5.7 4.4H-5.7z",
     "wedge": "M0 6-5.7-4.4H5.7z",
 }
-"""Outlines around their centre in pixels: whoever cannot tell two colours apart tells two shapes."""
+"""Outlines around their centre in pixels, so that methods differ in shape as well as in colour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,7 @@ class Dot:
     """One point with figures.
 
     Attributes:
-        index: of the point in its case.
+        index: place of the point in its case.
         x, y, low, high: its place and the ends of its interval, per cent from the left and the top.
         tone, shape: of its method.
         front, own_front: whether no other point, or none of its method, is as good with as few computed steps.
@@ -57,7 +56,7 @@ class Plot:
     """A case laid out.
 
     Attributes:
-        dots: the floor's first, so that what is held against it lies above; each from the left to the right.
+        dots: baselines first, so that the others lie above them; each from the left to the right.
         lines: a pair of dots for each piece of a line that joins the settings of a method.
         looks: method -> tone and shape.
         x_ticks, y_ticks: place and label.
@@ -74,31 +73,27 @@ def plot_case(case: Case, tones: Mapping[str, str] | None = None) -> Plot:
     """Lay `case` out: computed steps from 0 to the full run, PSNR over the range that the intervals need.
 
     Args:
-        tones: method -> colour, where the page has given it one already.
+        tones: method -> colour, where the page has chosen it already.
     """
     drawn = [
         (index, point, point.computed_steps, point.psnr)
         for index, point in enumerate(case.points)
-        if point.computed_steps is not None and point.psnr is not None and _is_finite(point.computed_steps, point.psnr)
+        if point.computed_steps is not None and point.psnr is not None
     ]
-    drawn.sort(key=lambda item: (item[1].family != "floor", item[2], -item[3].mean))
-    looks = _looks((point for _, point, _, _ in sorted(drawn, key=itemgetter(0))), tones or {})
-    # Identical pictures stand on the upper edge: a scale up to what they count as would press the others together.
-    bounds = [value for *_, psnr in drawn for value in (psnr.low, psnr.high) if psnr.mean < IDENTICAL_DB - 1.0] or [
-        0.0,
-        IDENTICAL_DB,
-    ]
+    looks = _looks((point for _, point, _, _ in drawn), tones or {})
+    drawn.sort(key=lambda item: (item[1].family != "baseline", item[2], -item[3].mean))
+    # Identical pictures stand on the upper edge; a scale up to 100 dB would press the others together.
+    bounds = [value for *_, psnr in drawn for value in (psnr.low, psnr.high) if psnr.mean < IDENTICAL_DB - 1.0]
+    bounds = bounds or [0.0, IDENTICAL_DB]
     ticks = MaxNLocator(nbins=6, steps=[1, 2, 5, 10]).tick_values(min(bounds), max(bounds))
     bottom, top = float(ticks[0]), float(ticks[-1])
 
     def height(value: float) -> float:
         return round(min(max(100.0 * (top - value) / (top - bottom), 0.0), 100.0), 2)
 
-    front = _front((steps, psnr.mean) for *_, steps, psnr in drawn)
-    own_fronts = {
-        method: _front((steps, psnr.mean) for _, point, steps, psnr in drawn if point.method == method)
-        for method in looks
-    }
+    points = [point for _, point, _, _ in drawn]
+    best = set(map(id, front(points)))
+    own_best = {id(each) for name in looks for each in front(point for point in points if point.method == name)}
     dots = tuple(
         Dot(
             index=index,
@@ -109,52 +104,32 @@ def plot_case(case: Case, tones: Mapping[str, str] | None = None) -> Plot:
             high=height(psnr.high),
             tone=looks[point.method][0],
             shape=looks[point.method][1],
-            front=(steps, psnr.mean) in front,
-            own_front=(steps, psnr.mean) in own_fronts[point.method],
+            front=id(point) in best,
+            own_front=id(point) in own_best,
         )
         for index, point, steps, psnr in drawn
     )
+    own = {name: [dot for dot in dots if dot.point.method == name and dot.own_front] for name in looks}
+    steps = MaxNLocator(nbins=7, integer=True).tick_values(0, case.steps)
     return Plot(
         dots=dots,
-        lines=tuple(
-            pair
-            for method in looks
-            for pair in pairwise(dot for dot in dots if dot.point.method == method and dot.own_front)
-        ),
+        lines=tuple(pair for each in own.values() for pair in pairwise(each)),
         looks=looks,
-        x_ticks=tuple(
-            (round(100.0 * tick / case.steps, 2), f"{tick:g}")
-            for tick in MaxNLocator(nbins=7, integer=True).tick_values(0, case.steps)
-            if 0 <= tick <= case.steps
-        ),
+        x_ticks=tuple((round(100.0 * tick / case.steps, 2), f"{tick:g}") for tick in steps if 0 <= tick <= case.steps),
         y_ticks=tuple((height(tick), f"{tick:g}") for tick in ticks),
     )
 
 
-def _front(points: Iterable[tuple[float, float]]) -> set[tuple[float, float]]:
-    """The pairs of steps and PSNR that no other beats in both."""
-    kept: list[tuple[float, float]] = []
-    for steps, level in sorted(points, key=lambda pair: (pair[0], -pair[1])):
-        if not kept or level > kept[-1][1]:
-            kept.append((steps, level))
-    return set(kept)
-
-
-def _is_finite(steps: float, psnr: Mean) -> bool:
-    return all(map(math.isfinite, (steps, psnr.mean, psnr.low, psnr.high)))
-
-
 def _looks(points: Iterable[Point], tones: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Every method has a pair of colour and shape of its own; floors are quiet, and drawn hollow."""
+    """A pair of colour and shape for each method; baselines are grey."""
     pairs = {
-        "floor": cycle(("muted", shape) for shape in SHAPES),
+        "baseline": cycle(("muted", shape) for shape in SHAPES),
         "ours": cycle((tone, shape) for tone in ("highlight", "good") for shape in SHAPES),
         "peer": cycle((tone, shape) for shape in reversed(SHAPES) for tone in ("first", "second", "third")),
     }
     looks: dict[str, tuple[str, str]] = {}
     for point in points:
-        if point.method in looks:
-            continue
-        given = tones.get(point.method)
-        looks[point.method] = (given, "circle") if given else next(pairs[point.family])
+        if point.method not in looks:
+            given = tones.get(point.method)
+            looks[point.method] = (given, "circle") if given else next(pairs[point.family])
     return looks

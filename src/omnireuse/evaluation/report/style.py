@@ -1,19 +1,17 @@
-"""The one set of colours and words of figures, which the page, the pictures and the table share."""
+"""Colours and words that the page and the pictures share."""
 
 from __future__ import annotations
 
 import math
-import textwrap
-from typing import Any
 
-from omnireuse.evaluation.report.results import Comparison, Variant
+from omnireuse.evaluation.metrics import IDENTICAL_DB
 
-__all__ = ["DARK", "DIFFERENCE_GAIN", "LIGHT", "decibels", "explain", "quiet_axes", "size", "strip", "tones"]
+__all__ = ["DARK", "DIFFERENCE_GAIN", "LIGHT", "decibels", "size"]
 
 DIFFERENCE_GAIN = 4
-"""How many times as bright a difference to the full run is shown, since the pictures look alike."""
+"""How many times as bright a difference to the full run is shown, because the pictures look alike."""
 
-#: Colours by role. Texts have a contrast of 4.5 at least on paper and card.
+#: Colours by role. Texts have a contrast of at least 4.5 on paper and card.
 LIGHT = {
     "paper": "#f7f6f2",
     "card": "#ffffff",
@@ -46,44 +44,11 @@ DARK = {
 }
 
 
-def tones(comparison: Comparison) -> dict[str, str]:
-    """Name of each variant -> name of its colour; a floor shares the colour of its cache."""
-    found = {comparison.reference.name: "full"}
-    spare = iter(("first", "second", "third"))
-    for variant in comparison.variants:
-        if variant.role == "cache":
-            found[variant.name] = "highlight" if variant.name == comparison.highlight else next(spare, "muted")
-    for variant in comparison.variants:
-        found.setdefault(variant.name, found.get(variant.floor_of or "", "muted"))
-    return found
-
-
-def strip(variant: Variant, number: int) -> list[tuple[str, list[tuple[bool, str]]]]:
-    """The decisions for prompt `number`: per branch its name and, per step, whether it was reused and in words why.
-
-    A variant that decides nothing computes every step it takes; its strip has one cell a step.
-    """
-    sample = variant.samples[number]
-    if not sample.marks:
-        steps = round(sample.computed_steps)
-        return [("", [(False, f"step {step + 1} of {steps}: computed") for step in range(steps)])]
-    steps = 1 + max(mark.step for mark in sample.marks)
-    branches: dict[str, list[tuple[bool, str]]] = {}
-    for mark in sample.marks:
-        # A step in which a branch was not called keeps its place, so that all strips share one axis.
-        cells = branches.setdefault(mark.branch, [(True, f"step {step + 1}: not called") for step in range(steps)])
-        words = f"step {mark.step + 1}: {'reused' if mark.reused else 'computed'} ({mark.reason})"
-        words += "" if mark.drift is None else f", drift {mark.drift:.3g}"
-        words += "" if mark.error is None else f", forecast error {mark.error:.2g}"
-        cells[mark.step] = (mark.reused, words)
-    return [("" if len(branches) == 1 else branch, cells) for branch, cells in branches.items()]
-
-
 def decibels(value: float | None, *, signed: bool = False) -> str:
-    """A PSNR or a difference of two, for people."""
+    """A PSNR, or with `signed` a difference of two, for people."""
     if value is None or math.isnan(value):
         return "–"
-    if value == math.inf:
+    if value >= IDENTICAL_DB and not signed:
         return "identical"
     return f"{value:{'+' if signed else ''}.1f} dB".replace("-", "−")
 
@@ -96,25 +61,3 @@ def size(count: int) -> str:
             break
         value, unit = value / 1024.0, larger
     return f"{value:.3g} {unit}"
-
-
-def explain(figure: Any, sentence: str, *, points: float = 9.5, share: float = 1.0) -> None:
-    """Write above the panels of a matplotlib figure how to read it; a constrained layout makes room for it.
-
-    Args:
-        points: size of the letters.
-        share: of the figure's width that the text may take, above 0.
-    """
-    # A letter is about half as wide as it is high, and an inch has 72 points.
-    letters = int(share * figure.get_figwidth() * 72 / (0.54 * points))
-    figure.suptitle(textwrap.fill(sentence, letters), x=0.01, ha="left", fontsize=points, color=LIGHT["ink"])
-
-
-def quiet_axes(axes: Any, *, grid: str = "y", labels: float = 9.5) -> None:
-    """Matplotlib axes of which only the bottom line and a pale grid are left."""
-    axes.tick_params(colors=LIGHT["muted"], length=0, labelsize=labels)
-    axes.grid(axis=grid, color=LIGHT["line"], linewidth=1)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(LIGHT["line"])

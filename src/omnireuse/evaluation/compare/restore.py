@@ -1,4 +1,4 @@
-"""Whatever other libraries do to a pipeline, it is undone: attributes, classes, and attributes of classes."""
+"""Undo whatever other libraries do to a pipeline: attributes, classes, and attributes of classes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from typing import Any
 
 import torch
 
-__all__ = ["untouched"]
+__all__ = ["restored"]
+
+_CONTAINERS = (dict, list, set, *{type(torch.nn.Module()._forward_hooks), type(torch.nn.Module()._modules)})
 
 
 @contextmanager
-def untouched(pipeline: Any) -> Iterator[None]:
-    """On leaving, the pipeline, its scheduler and all its modules are as they were on entering, tensors' values apart.
+def restored(pipeline: Any) -> Iterator[None]:
+    """On leaving, the pipeline, its scheduler and all its modules are as they were on entering, except for the values
+    of tensors.
 
-    Libraries patch instances and classes alike, and not each takes back all that it did.
+    Libraries patch instances and classes, and not every library undoes all that it did.
     """
     objects = list(_objects(pipeline))
-    instances = [(each, type(each), _shallow(vars(each))) for each in objects]
-    classes = [(each, dict(vars(each))) for each in {type(each): None for each in objects}]
+    instances = [(each, type(each), _shallow_copy(vars(each))) for each in objects]
+    classes = [(kind, dict(vars(kind))) for kind in {type(each) for each in objects}]
     try:
         yield
     finally:
@@ -44,18 +47,15 @@ def _objects(pipeline: Any) -> Iterator[Any]:
             yield component
 
 
-def _shallow(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Each attribute, and beside a container a copy of what it holds: those of modules are changed in place."""
+def _shallow_copy(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Each attribute with a copy of its container, if it is one: modules change their dicts of hooks in place."""
     return {name: (value, value.copy() if type(value) in _CONTAINERS else None) for name, value in attributes.items()}
 
 
 def _restore(attributes: dict[str, Any], before: dict[str, tuple[Any, Any]]) -> None:
     attributes.clear()
-    for name, (value, held) in before.items():
-        if held is not None:
+    for name, (value, content) in before.items():
+        if content is not None:
             value.clear()
-            (value.extend if isinstance(value, list) else value.update)(held)
+            (value.extend if isinstance(value, list) else value.update)(content)
         attributes[name] = value
-
-
-_CONTAINERS = (dict, list, set, *{type(torch.nn.Module()._forward_hooks), type(torch.nn.Module()._modules)})

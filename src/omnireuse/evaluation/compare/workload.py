@@ -1,4 +1,4 @@
-"""The pipeline that is compared on, what is asked of it, and how its pictures are made."""
+"""What a comparison runs: a pipeline, prompts and noise, and how pictures are made and judged."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omnireuse.errors import ConfigError
-from omnireuse.pipelines.caller import Caller, without_bar
+from omnireuse.pipelines.call import Caller, Signature, is_modular, refuse_reserved, without_bar
 from omnireuse.pipelines.pictures import Picture
-from omnireuse.pipelines.signature import Signature, is_modular, refuse_reserved
+from omnireuse.pipelines.source import Source
 
-__all__ = ["GUIDANCE", "Picture", "Subject", "guided_call", "own_guidance"]
+__all__ = ["GUIDANCE", "Workload", "guided_call", "workloads_of"]
 
 GUIDANCE = ("true_cfg_scale", "guidance_scale")
-"""Names of the argument that sets guidance. Where a pipeline has both, the second is what a distilled model is told and
+"""Names of the argument that sets guidance. Where a pipeline has both, the second belongs to a distilled model and
 costs no second branch."""
 
 SET_HERE = {
-    "num_inference_steps": "steps= says how many the full run has, and floors take fewer",
-    "callback_on_step_end": "what a method keeps is looked at after every step",
+    "num_inference_steps": "steps= says how many the full run has, and baselines take fewer",
+    "callback_on_step_end": "what a method keeps is read after every step",
 }
 """Arguments of the call that a comparison sets itself, beside those that are always set, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """One pipeline at one number of steps and one guidance.
+class Workload:
+    """One pipeline at one number of steps and one guidance, with its prompts.
 
     Args:
         name: for the record.
-        pipeline: a pipeline that makes images or clips from prompts.
+        pipeline: makes images or clips from prompts.
         steps: denoising steps of the full run.
-        guidance: for the record; what sets it stands in `call`.
+        guidance: for the record; `call` holds what sets it.
         prompts: not empty.
         seed: of the first prompt's noise; the others count on from it.
         call: arguments of every call beside prompt, steps and noise.
-        checks: for each prompt, what tells which of its attributes a picture shows; empty where nothing can.
-        batch_size: prompts a call, where a method decides nothing by what it sees.
+        checks: for each prompt a function from a picture to which attributes it shows; empty where nothing can.
+        batch_size: prompts in a call, where a method does not decide by what it measures.
         as_pictures: from what the call returns to one array a prompt, (height, width, channels) in 0…1, a clip with its
             frames first; None where the result is read as pipelines of diffusers return it.
 
@@ -60,10 +60,10 @@ class Subject:
 
     def __post_init__(self) -> None:
         if not self.prompts:
-            raise ConfigError("Subject(prompts): prompts must hold at least one")
+            raise ConfigError("Workload(prompts): prompts must hold at least one")
         if self.checks and len(self.checks) != len(self.prompts):
             raise ConfigError(
-                f"Subject(checks): checks must be as many as the {len(self.prompts)} prompts, got {len(self.checks)}"
+                f"Workload(checks): checks must be as many as the {len(self.prompts)} prompts, got {len(self.checks)}"
             )
         refuse_reserved("compare", self.call, **SET_HERE)
         caller = Caller(
@@ -82,7 +82,7 @@ class Subject:
         Args:
             numbers: places of the prompts.
             steps: of the run.
-            strict: whether values outside of 0…1 are refused, as they must be in the full run, or else clipped.
+            strict: whether values outside of 0…1 are refused, as in the full run, or clipped.
             extra: arguments of this call alone.
 
         Raises:
@@ -94,6 +94,47 @@ class Subject:
     def accepts(self, argument: str) -> bool:
         """Whether the pipeline's call has an argument of this name."""
         return argument in self._caller.signature.defaults
+
+
+def workloads_of(
+    source: Source,
+    prompts: Sequence[str],
+    *,
+    steps: Sequence[int],
+    guidance: Sequence[float],
+    call: Mapping[str, Any],
+    **fields: Any,
+) -> list[Workload]:
+    """A workload for each number of steps and each strength of guidance, on one pipeline.
+
+    Args:
+        steps: of the full run.
+        guidance: strengths, 1 for none; empty for the pipeline's own.
+        call: further arguments of every call.
+        fields: further fields of each `Workload`.
+
+    Raises:
+        ConfigError: as `Source.load` and `Workload`.
+    """
+    refuse_reserved("compare", call, **SET_HERE)
+    if not steps:
+        raise ConfigError("compare(steps=[]): steps must hold at least one number")
+    for count in steps:
+        if not isinstance(count, int) or count < 2:
+            raise ConfigError(f"compare(steps={count!r}): steps must be whole numbers of at least 2")
+    pipeline = source.load()
+    if guidance:
+        calls = [(strength, {**call, **guided_call(pipeline, strength)}) for strength in guidance]
+    else:
+        calls = [(_own_guidance(pipeline, call), dict(call))]
+    name = source.name(pipeline)
+    return [
+        Workload(
+            name=name, pipeline=pipeline, steps=count, guidance=strength, prompts=tuple(prompts), call=own, **fields
+        )
+        for count in steps
+        for strength, own in calls
+    ]
 
 
 def guided_call(pipeline: Any, guidance: float) -> dict[str, Any]:
@@ -110,14 +151,12 @@ def guided_call(pipeline: Any, guidance: float) -> dict[str, Any]:
             f"compare(guidance={guidance:g}): {type(pipeline).__name__} takes neither {' nor '.join(GUIDANCE)}; "
             f"{remedy}"
         )
-    call: dict[str, Any] = {name: guidance}
-    if "negative_prompt" in known and guidance > 1.0:
-        call["negative_prompt"] = ""
-    return call
+    negative = {"negative_prompt": ""} if "negative_prompt" in known and guidance > 1.0 else {}
+    return {name: guidance, **negative}
 
 
-def own_guidance(pipeline: Any, call: Mapping[str, Any]) -> float:
-    """The strength of guidance that the pipeline samples with unless told otherwise; 1 where it does not say."""
+def _own_guidance(pipeline: Any, call: Mapping[str, Any]) -> float:
+    """The guidance that the pipeline samples with by itself; 1 where it does not say."""
     defaults = Signature.of(pipeline).defaults
     name = next((name for name in GUIDANCE if name in defaults), None)
     found = getattr(getattr(pipeline, "guider", None), "guidance_scale", 1.0)

@@ -5,51 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import omnireuse
 from omnireuse.errors import UnsupportedModelError
-from omnireuse.evaluation.compare.methods import Kept, Method, Setting, call_text
-from omnireuse.evaluation.compare.run import FullRun
-from omnireuse.evaluation.compare.subject import Subject
+from omnireuse.evaluation.compare.methods.base import Kept, Method, Setting, call_text, unchanged
 
-__all__ = ["FLOORS", "stronger_solver"]
+if TYPE_CHECKING:
+    from omnireuse.evaluation.compare.harness import Harness
+
+__all__ = ["BASELINES", "fewer_steps", "stronger_solver"]
 
 SHARES = (0.72, 0.5, 0.36, 1 / 3, 0.25)
 POWERS = (1.0, 1.35, 1.7, 2.2)
 
 
-def counts(steps: int, shares: tuple[float, ...] = SHARES) -> list[int]:
-    """These shares of `steps` in whole steps, at least two."""
-    return sorted({max(round(steps * share), 2) for share in shares}, reverse=True)
+def fewer_steps(count: int) -> Setting:
+    """The plain pipeline with so many uniform steps."""
+    return Setting(
+        settings={"num_inference_steps": count},
+        call=call_text("pipe", "prompt", num_inference_steps=count),
+        enable=unchanged,
+        steps=count,
+    )
 
 
-@contextmanager
-def _as_it_is(_: Any) -> Iterator[Kept]:
-    yield lambda: 0
+def _counts(harness: Harness) -> list[int]:
+    """`SHARES` of the steps in whole steps, at least two."""
+    return sorted({max(round(harness.workload.steps * share), 2) for share in SHARES}, reverse=True)
 
 
-def _fewer_steps(subject: Subject, _: FullRun) -> Iterator[Setting]:
-    for count in counts(subject.steps):
-        yield Setting(
-            settings={"num_inference_steps": count},
-            call=call_text("pipe", "prompt", num_inference_steps=count),
-            enable=_as_it_is,
-            steps=count,
-        )
+def _fewer_steps(harness: Harness) -> Iterator[Setting]:
+    return map(fewer_steps, _counts(harness))
 
 
-def _own_timesteps(subject: Subject, _: FullRun) -> Iterator[Setting]:
+def _own_timesteps(harness: Harness) -> Iterator[Setting]:
     # Holding the raw output is Euler's method on the computed timesteps alone.
     @contextmanager
     def enable(pipeline: Any, policy: omnireuse.FixedSchedule) -> Iterator[Kept]:
         with omnireuse.enable(pipeline, policy=policy, forecaster="hold", quantity="output"):
             yield lambda: 0
 
-    for count in counts(subject.steps):
+    for count in _counts(harness):
         for power in POWERS:
             policy = omnireuse.FixedSchedule(num_computed=count, power=power)
-            timesteps = sorted(policy.schedule(subject.steps))
+            timesteps = sorted(policy.schedule(harness.workload.steps))
             yield Setting(
                 settings={"num_timesteps": count, "power": power, "steps": " ".join(map(str, timesteps))},
                 call=call_text("pipe", "prompt", sigmas=f"those of steps {timesteps}"),
@@ -75,7 +75,7 @@ def stronger_solver(scheduler: Any, name: str) -> Any:
 
     class Solver(getattr(diffusers, name)):  # type: ignore[misc]  # a base by its name
         def set_timesteps(self, num_inference_steps: int, device: Any = None, mu: float | None = None) -> None:
-            # Flux tells every scheduler its mu; one without dynamic shifting refuses it.
+            # Flux gives every scheduler its mu; one without dynamic shifting refuses it.
             shift = {"mu": mu} if self.config.use_dynamic_shifting else {}
             super().set_timesteps(num_inference_steps, device=device, **shift)
 
@@ -88,13 +88,13 @@ def stronger_solver(scheduler: Any, name: str) -> Any:
     )
 
 
-def _solver(name: str, subject: Subject, _: FullRun) -> Iterator[Setting]:
+def _solver(name: str, harness: Harness) -> Iterator[Setting]:
     @contextmanager
     def enable(pipeline: Any) -> Iterator[Kept]:
         pipeline.scheduler = stronger_solver(pipeline.scheduler, name)
         yield lambda: 0
 
-    for count in counts(subject.steps):
+    for count in _counts(harness):
         yield Setting(
             settings={"num_inference_steps": count, "solver_order": 2},
             call=f"pipe.scheduler = {name}(prediction_type='flow_prediction', use_flow_sigmas=True, "
@@ -104,9 +104,12 @@ def _solver(name: str, subject: Subject, _: FullRun) -> Iterator[Setting]:
         )
 
 
-FLOORS = (
-    Method(key="fewer-steps", name="fewer uniform steps", family="floor", grid=_fewer_steps),
-    Method(key="own-timesteps", name="best of its own timesteps", family="floor", grid=_own_timesteps),
-    Method(key="unipc", name="UniPC", family="floor", grid=partial(_solver, "UniPCMultistepScheduler")),
-    Method(key="dpm-solver", name="DPM-Solver++", family="floor", grid=partial(_solver, "DPMSolverMultistepScheduler")),
+BASELINES = tuple(
+    Method(key=key, name=name, family="baseline", grid=grid)
+    for key, name, grid in (
+        ("fewer-steps", "fewer uniform steps", _fewer_steps),
+        ("own-timesteps", "best of its own timesteps", _own_timesteps),
+        ("unipc", "UniPC", partial(_solver, "UniPCMultistepScheduler")),
+        ("dpm-solver", "DPM-Solver++", partial(_solver, "DPMSolverMultistepScheduler")),
+    )
 )

@@ -1,4 +1,4 @@
-"""Means with their intervals, Pareto fronts, and what two fronts say of each other."""
+"""Pareto fronts of a comparison, and what two fronts say of each other."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from omnireuse.evaluation.report.pareto import Case, Mean, Point
+from omnireuse.evaluation.record import Case, Point
 
-__all__ = ["bootstrap", "front", "psnr_at", "steps_at", "targets"]
+__all__ = ["FEWER", "front", "psnr_at", "steps_at", "target_words", "targets"]
 
-RESAMPLES = 2000
 DECIBELS = tuple(np.arange(30.0, 50.25, 0.5).tolist())
 """Where steps are compared at equal PSNR."""
 FEWER = (2, 3, 4)
 """Where PSNR is compared at equal steps: so many times fewer than the full run's."""
 
-
-def bootstrap(values: Sequence[float]) -> Mean:
-    """The mean of `values` with the interval that 95 % of the means of their resamples lie in.
-
-    Source: Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979; percentile interval.
-    """
-    array = np.asarray(values, dtype=np.float64)
-    picks = np.random.default_rng(0).integers(len(array), size=(RESAMPLES, len(array)))
-    low, high = np.quantile(array[picks].mean(axis=1), (0.025, 0.975))
-    return Mean(mean=float(array.mean()), low=float(low), high=float(high))
+WORDS = {
+    "steps_over_best_peer_worst": "share of the best other cache's steps at equal PSNR, worst",
+    "steps_over_best_peer_median": "share of the best other cache's steps at equal PSNR, median",
+    "steps_over_best_peer_share": "share of 30 to 50 dB where both can be compared",
+    "db_over_best_peer_at": "dB above the best other cache, {} fewer steps",
+    "db_over_best_baseline_at": "dB above the best without a cache, {} fewer steps",
+    "attributes_over_full_at": "attributes right less the full run's, {} fewer steps",
+}
+"""Targets for people, by the stem of their names."""
 
 
 def front(points: Iterable[Point]) -> list[Point]:
@@ -63,16 +61,16 @@ def psnr_at(points: Sequence[Point], steps: float) -> float | None:
 
 
 def targets(case: Case) -> dict[str, float | None]:
-    """The questions that a comparison is for, by name; None where it has no answer.
+    """The answers that a comparison is for, by name; None where it has none.
 
-    Between two settings of a method stands a straight line; between settings of two methods there is nothing.
+    Settings of one method are joined by straight lines, settings of two methods are not.
 
     - ``steps_over_best_peer_worst`` and ``…_median``: over 30..50 dB, our computed steps divided by the best peer's at
       equal PSNR; ``…_share`` of that range has an answer on both fronts.
-    - ``db_over_best_peer_at_2x``, ``db_over_best_floor_at_2x``, and at 3x and 4x: our PSNR less theirs at equal steps.
+    - ``db_over_best_peer_at_2x``, ``db_over_best_baseline_at_2x``, and at 3x, 4x: our PSNR less theirs at equal steps.
     - ``attributes_over_full_at_2x`` and 3x: of our best point within as many steps, less the full run's.
     """
-    ours, peers, floors = (_fronts(case, family) for family in ("ours", "peer", "floor"))
+    ours, peers, baselines = (_fronts(case, family) for family in ("ours", "peer", "baseline"))
     asked = [(_fewest_steps(ours, level, below=True), _fewest_steps(peers, level)) for level in DECIBELS]
     ratios = [own / other for own, other in asked if own is not None and other is not None]
     found: dict[str, float | None] = {
@@ -82,7 +80,7 @@ def targets(case: Case) -> dict[str, float | None]:
     }
     for fewer in FEWER:
         own = _best_psnr(ours, case.steps / fewer)
-        for name, others in (("peer", peers), ("floor", floors)):
+        for name, others in (("peer", peers), ("baseline", baselines)):
             other = _best_psnr(others, case.steps / fewer)
             found[f"db_over_best_{name}_at_{fewer}x"] = None if own is None or other is None else own - other
     for fewer in FEWER[:2]:
@@ -91,6 +89,12 @@ def targets(case: Case) -> dict[str, float | None]:
         full, own_mean = case.full.attributes, best[-1] if best else None
         found[f"attributes_over_full_at_{fewer}x"] = None if full is None or own_mean is None else own_mean.mean - full
     return found
+
+
+def target_words(name: str) -> str:
+    """The name of a target for people."""
+    stem, _, fewer = name.rpartition("_") if name.endswith("x") else (name, "", "")
+    return WORDS.get(stem, stem).format(fewer)
 
 
 def _fronts(case: Case, family: str) -> list[list[Point]]:

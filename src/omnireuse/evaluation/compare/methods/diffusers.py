@@ -1,4 +1,4 @@
-"""The caches of diffusers itself, switched on as it documents it: ``pipe.transformer.enable_cache(config)``."""
+"""The caches of diffusers, enabled as it documents them: ``pipe.transformer.enable_cache(config)``."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.errors import StateError, UnsupportedModelError
-from omnireuse.evaluation.compare.methods import Kept, Method, Setting, call_text
-from omnireuse.evaluation.compare.retained import bytes_of, hook_states
-from omnireuse.evaluation.compare.run import FullRun
-from omnireuse.evaluation.compare.subject import Subject
+from omnireuse.evaluation.compare.memory import bytes_of, hook_states
+from omnireuse.evaluation.compare.methods.base import Kept, Method, Setting, call_text
+from omnireuse.evaluation.compare.workload import Workload
+
+if TYPE_CHECKING:
+    from omnireuse.evaluation.compare.harness import Harness
 
 __all__ = ["DIFFUSERS"]
 
@@ -38,57 +41,49 @@ def _enabled(pipeline: Any, make: Callable[[Any], Any]) -> Iterator[Kept]:
             denoiser.disable_cache()  # type: ignore[operator]  # as above
 
 
-def _setting(config: str, options: dict[str, Any], *, alone: bool, told: dict[str, Any] | None = None) -> Setting:
-    """A setting of one of the library's configs; `told` are arguments that are no choice of ours."""
+def _setting(config: str, options: dict[str, Any], *, alone: bool = False, **late: Callable[[], Any]) -> Setting:
+    """A setting of one of the library's configs.
+
+    Args:
+        config: name of the class.
+        options: what is chosen here.
+        late: further arguments, made when the cache is enabled.
+    """
 
     def make(pipeline: Any) -> Any:
         import diffusers.hooks
 
         kind = getattr(diffusers.hooks, config)
-        given = {**options, **(told or {})}
+        given = {**options, **{name: value() for name, value in late.items()}}
         if "current_timestep_callback" in kind.__dataclass_fields__:
             given["current_timestep_callback"] = lambda: pipeline.current_timestep
         return kind(**given)
 
-    shown = call_text(config, **options, **dict.fromkeys(told or {}, "…"))
+    shown = call_text(config, **options, **dict.fromkeys(late, "…"))
     return Setting(
-        settings={
-            name: value if isinstance(value, (int, float, str)) else str(value) for name, value in options.items()
-        },
+        settings={k: value if isinstance(value, (int, float, str)) else str(value) for k, value in options.items()},
         call=f"pipe.transformer.enable_cache({shown})",
         enable=partial(_enabled, make=make),
         alone=alone,
     )
 
 
-def _first_block(_: Subject, __: FullRun) -> Iterator[Setting]:
+def _first_block(_: Harness) -> Iterator[Setting]:
     for threshold in (0.06, 0.1, 0.14, 0.2, 0.3, 0.45):
         yield _setting("FirstBlockCacheConfig", {"threshold": threshold}, alone=True)
 
 
-def _mag_cache(subject: Subject, _: FullRun) -> Iterator[Setting]:
-    told: dict[str, Any] = {}
-
-    def ratios(pipeline: Any) -> list[float]:
-        if "mag_ratios" not in told:
-            told["mag_ratios"] = measured_ratios(subject)
-        return list(told["mag_ratios"])
-
+def _mag_cache(harness: Harness) -> Iterator[Setting]:
+    workload = harness.workload
+    ratios = cache(lambda: measured_ratios(workload))
     for retention, thresholds in ((0.25, (0.03, 0.06, 0.12, 0.24, 0.5)), (0.1, (0.12, 0.24, 0.5))):
         for threshold in thresholds:
             options = {"threshold": threshold, "max_skip_steps": 4, "retention_ratio": retention}
-            options["num_inference_steps"] = subject.steps
-            setting = _setting("MagCacheConfig", options, alone=False, told={"mag_ratios": ()})
-
-            def make(pipeline: Any, options: dict[str, Any] = options) -> Any:
-                from diffusers.hooks import MagCacheConfig
-
-                return MagCacheConfig(**options, mag_ratios=ratios(pipeline))
-
-            yield Setting(settings=setting.settings, call=setting.call, enable=partial(_enabled, make=make))
+            options["num_inference_steps"] = workload.steps
+            yield _setting("MagCacheConfig", options, mag_ratios=lambda: list(ratios()))
 
 
-def measured_ratios(subject: Subject) -> list[float]:
+def measured_ratios(workload: Workload) -> list[float]:
     """Ratios as the library's calibration run prints them; the mean over its branches, as it takes one list for all.
 
     Raises:
@@ -97,18 +92,18 @@ def measured_ratios(subject: Subject) -> list[float]:
     from diffusers.hooks import MagCacheConfig
 
     def make(_: Any) -> Any:
-        return MagCacheConfig(calibrate=True, num_inference_steps=subject.steps)
+        return MagCacheConfig(calibrate=True, num_inference_steps=workload.steps)
 
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), _enabled(subject.pipeline, make):
-        subject.pictures([0], subject.steps)
+    with contextlib.redirect_stdout(printed), _enabled(workload.pipeline, make):
+        workload.pictures([0], workload.steps)
     found = [ast.literal_eval(line) for line in re.findall(r"^\[[-\d.e, ]+\]$", printed.getvalue(), re.MULTILINE)]
     if not found:
         raise StateError("the calibration run of MagCache printed no ratios")
     return [float(ratio) for ratio in np.mean(found, axis=0)]
 
 
-def _taylorseer(subject: Subject, _: FullRun) -> Iterator[Setting]:
+def _taylorseer(harness: Harness) -> Iterator[Setting]:
     for order, before, intervals in (
         (0, 6, (3, 4, 5, 7)),
         (1, 6, (2, 3, 4, 5, 7)),
@@ -117,31 +112,29 @@ def _taylorseer(subject: Subject, _: FullRun) -> Iterator[Setting]:
         (2, 3, (2, 3, 4, 5, 6)),
     ):
         for interval in intervals:
-            yield _taylor(subject, interval, order, before, {"use_lite_mode": True})
+            yield _taylor(harness, interval, order, before, {"use_lite_mode": True})
 
 
-def _taylorseer_parts(subject: Subject, _: FullRun) -> Iterator[Setting]:
+def _taylorseer_parts(harness: Harness) -> Iterator[Setting]:
     for order, interval in ((1, 2), (1, 3), (0, 3)):
-        yield _taylor(subject, interval, order, 6, {"cache_identifiers": list(ATTENTION_AND_FEED_FORWARD)})
+        yield _taylor(harness, interval, order, 6, {"cache_identifiers": list(ATTENTION_AND_FEED_FORWARD)})
 
 
-def _taylor(subject: Subject, interval: int, order: int, before: int, what: dict[str, Any]) -> Setting:
-    import torch
-
+def _taylor(harness: Harness, interval: int, order: int, before: int, what: dict[str, Any]) -> Setting:
     options = {
         "cache_interval": interval,
         "max_order": order,
         "disable_cache_before_step": before,
         # Both serve the library: it keeps bfloat16 otherwise, and ends on a forecast.
-        "disable_cache_after_step": subject.steps - 1,
+        "disable_cache_after_step": harness.workload.steps - 1,
         "taylor_factors_dtype": torch.float32,
         **what,
     }
-    return _setting("TaylorSeerCacheConfig", options, alone=False)
+    return _setting("TaylorSeerCacheConfig", options)
 
 
-def _sea_cache(subject: Subject, _: FullRun) -> Iterator[Setting]:
-    names = {type(denoiser).__name__ for denoiser in denoisers_of(subject.pipeline)}
+def _sea_cache(harness: Harness) -> Iterator[Setting]:
+    names = {type(denoiser).__name__ for denoiser in denoisers_of(harness.workload.pipeline)}
     if not names & {"WanTransformer3DModel", "Cosmos3OmniTransformer"}:
         raise UnsupportedModelError(
             f"SeaCache of diffusers serves Wan and Cosmos 3; a {' and '.join(sorted(names))} it runs in full"
@@ -152,20 +145,20 @@ def _sea_cache(subject: Subject, _: FullRun) -> Iterator[Setting]:
             yield _setting("SeaCacheConfig", options, alone=True)
 
 
-def _faster_cache(subject: Subject, full: FullRun) -> Iterator[Setting]:
+def _faster_cache(harness: Harness) -> Iterator[Setting]:
     # Its guess at the unconditional branch wants both branches in one batch; otherwise its attention cache is left.
-    is_in_one_batch = subject.guidance > 1.0 and full.calls_per_step == 1
+    is_in_one_batch = harness.workload.guidance > 1.0 and harness.calls_per_step == 1
     for skip, bound in ((2, 681), (3, 901)):
         options = {
             "spatial_attention_block_skip_range": skip,
             "spatial_attention_timestep_skip_range": (-1, bound),
             "is_guidance_distilled": not is_in_one_batch,
-            "tensor_format": "BCFHW" if full.pictures[0].ndim == 4 else "BCHW",
+            "tensor_format": "BCFHW" if harness.full.pictures[0].ndim == 4 else "BCHW",
         }
-        yield _setting("FasterCacheConfig", options, alone=False)
+        yield _setting("FasterCacheConfig", options)
 
 
-def _pyramid(_: Subject, __: FullRun) -> Iterator[Setting]:
+def _pyramid(_: Harness) -> Iterator[Setting]:
     for skip, bounds in ((2, (100, 800)), (3, (100, 950))):
         options = {
             "spatial_attention_block_skip_range": skip,
@@ -173,15 +166,18 @@ def _pyramid(_: Subject, __: FullRun) -> Iterator[Setting]:
             "cross_attention_block_skip_range": skip + 1,
             "cross_attention_timestep_skip_range": bounds,
         }
-        yield _setting("PyramidAttentionBroadcastConfig", options, alone=False)
+        yield _setting("PyramidAttentionBroadcastConfig", options)
 
 
-DIFFUSERS = (
-    Method(key="first-block-cache", name="diffusers FirstBlockCache", family="peer", grid=_first_block),
-    Method(key="mag-cache", name="diffusers MagCache", family="peer", grid=_mag_cache),
-    Method(key="taylorseer", name="diffusers TaylorSeer", family="peer", grid=_taylorseer),
-    Method(key="taylorseer-parts", name="diffusers TaylorSeer, by parts", family="peer", grid=_taylorseer_parts),
-    Method(key="diffusers-sea-cache", name="diffusers SeaCache", family="peer", grid=_sea_cache),
-    Method(key="faster-cache", name="diffusers FasterCache", family="peer", grid=_faster_cache),
-    Method(key="pyramid", name="diffusers Pyramid Attention Broadcast", family="peer", grid=_pyramid),
+DIFFUSERS = tuple(
+    Method(key=key, name=f"diffusers {name}", family="peer", grid=grid)
+    for key, name, grid in (
+        ("first-block-cache", "FirstBlockCache", _first_block),
+        ("mag-cache", "MagCache", _mag_cache),
+        ("taylorseer", "TaylorSeer", _taylorseer),
+        ("taylorseer-parts", "TaylorSeer, by parts", _taylorseer_parts),
+        ("diffusers-sea-cache", "SeaCache", _sea_cache),
+        ("faster-cache", "FasterCache", _faster_cache),
+        ("pyramid", "Pyramid Attention Broadcast", _pyramid),
+    )
 )

@@ -1,4 +1,4 @@
-"""The `cache-dit` library through its own front door: ``cache_dit.enable_cache(pipe, cache_config=…)``."""
+"""The caches of the `cache-dit` library: ``cache_dit.enable_cache(pipe, cache_config=…)``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from omnireuse.errors import MissingExtraError
-from omnireuse.evaluation.compare.methods import Kept, Method, Setting, call_text
-from omnireuse.evaluation.compare.retained import bytes_of
-from omnireuse.evaluation.compare.run import FullRun
-from omnireuse.evaluation.compare.subject import Subject
+from omnireuse.evaluation.compare.memory import bytes_of
+from omnireuse.evaluation.compare.methods.base import Kept, Method, Setting, call_text
+
+if TYPE_CHECKING:
+    from omnireuse.evaluation.compare.harness import Harness
 
 __all__ = ["CACHE_DIT"]
 
@@ -20,17 +20,10 @@ ANY_DRIFT = 1.0
 """The library takes this threshold for "reuse whatever the drift": caps and masks alone decide then."""
 
 
-def _library() -> Any:
-    try:
-        import cache_dit
-    except ImportError as error:
-        raise MissingExtraError("the comparison with cache-dit", "cache-dit") from error
-    return cache_dit
-
-
 @contextmanager
 def _enabled(pipeline: Any, config: dict[str, Any], order: int | None) -> Iterator[Kept]:
-    library = _library()
+    import cache_dit as library
+
     with _quiet():
         library.enable_cache(
             pipeline,
@@ -44,7 +37,7 @@ def _enabled(pipeline: Any, config: dict[str, Any], order: int | None) -> Iterat
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the library's words about every configuration; its errors remain."""
+    """Hide what the library logs about every configuration, except errors."""
     loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("cache_dit")]
     levels = [logger.level for logger in loggers]
     try:
@@ -56,14 +49,12 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _setting(
-    subject: Subject, full: FullRun, options: dict[str, Any], *, order: int | None, alone: bool, **shown: Any
-) -> Setting:
-    # Without this word the library takes the second branch of a step for a step of its own.
+def _setting(harness: Harness, options: dict[str, Any], *, order: int | None, alone: bool, **shown: Any) -> Setting:
+    # Without `enable_separate_cfg` the library counts the second branch of a step as a step of its own.
     config = {
         **options,
-        "num_inference_steps": subject.steps,
-        "enable_separate_cfg": full.calls_per_step == 2,
+        "num_inference_steps": harness.workload.steps,
+        "enable_separate_cfg": harness.calls_per_step == 2,
     }
     forecast = {} if order is None else {"taylorseer_order": order}
     call = call_text("DBCacheConfig", **config)
@@ -87,38 +78,38 @@ def _blocks(first: int, last: int, warmup: int, consecutive: int, threshold: flo
     }
 
 
-def _db_cache(subject: Subject, full: FullRun, *, orders: tuple[int | None, ...]) -> Iterator[Setting]:
+def _db_cache(harness: Harness, *, orders: tuple[int | None, ...]) -> Iterator[Setting]:
     for order in orders:
         # Beyond the first order the library's own measure decides no better than its caps.
         for threshold in (0.06, 0.1, 0.15) if order != 2 else ():
-            yield _setting(subject, full, _blocks(1, 0, 4, 3, threshold), order=order, alone=True)
+            yield _setting(harness, _blocks(1, 0, 4, 3, threshold), order=order, alone=True)
         # The caps alone: computed every second, third, … step behind the warm-up.
         for warmup, consecutives in ((3, (1, 2)), (6, (1, 2, 3, 5))):
             for consecutive in consecutives:
                 blocks = _blocks(1, 0, warmup, consecutive, ANY_DRIFT)
-                yield _setting(subject, full, blocks, order=order, alone=False)
+                yield _setting(harness, blocks, order=order, alone=False)
 
 
-def _step_masks(subject: Subject, full: FullRun, *, orders: tuple[int | None, ...]) -> Iterator[Setting]:
-    library = _library()
+def _step_masks(harness: Harness, *, orders: tuple[int | None, ...]) -> Iterator[Setting]:
+    import cache_dit
+
     for order in orders:
         for name in ("slow", "medium", "fast", "ultra"):
-            mask = library.steps_mask(total_steps=subject.steps, mask_policy=name)
+            mask = cache_dit.steps_mask(total_steps=harness.workload.steps, mask_policy=name)
             options = {
-                **_blocks(1, 0, subject.steps, -1, ANY_DRIFT),
+                **_blocks(1, 0, harness.workload.steps, -1, ANY_DRIFT),
                 "steps_computation_mask": mask,
                 "steps_computation_policy": "static",
             }
-            yield _setting(subject, full, options, order=order, alone=False, mask_policy=name)
+            yield _setting(harness, options, order=order, alone=False, mask_policy=name)
 
 
-def _method(key: str, name: str, grid: Any, orders: tuple[int | None, ...]) -> Method:
-    return Method(key=key, name=f"cache-dit {name}", family="peer", grid=partial(grid, orders=orders))
-
-
-CACHE_DIT = (
-    _method("db-cache", "DBCache", _db_cache, (None,)),
-    _method("db-cache-taylor", "DBCache + TaylorSeer", _db_cache, (1, 2)),
-    _method("scm", "SCM", _step_masks, (None,)),
-    _method("scm-taylor", "SCM + TaylorSeer", _step_masks, (1, 2)),
+CACHE_DIT = tuple(
+    Method(key=key, name=f"cache-dit {name}", family="peer", grid=partial(grid, orders=orders), extra="cache-dit")
+    for key, name, grid, orders in (
+        ("db-cache", "DBCache", _db_cache, (None,)),
+        ("db-cache-taylor", "DBCache + TaylorSeer", _db_cache, (1, 2)),
+        ("scm", "SCM", _step_masks, (None,)),
+        ("scm-taylor", "SCM + TaylorSeer", _step_masks, (1, 2)),
+    )
 )

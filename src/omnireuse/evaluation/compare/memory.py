@@ -1,4 +1,4 @@
-"""How many bytes of tensors hang on something that a library keeps between steps."""
+"""How many bytes of tensors a library keeps between steps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ __all__ = ["bytes_of", "hook_states"]
 
 
 def bytes_of(roots: Iterable[Any]) -> int:
-    """Bytes of all tensors that are reached through containers and plain objects; shared storage counts once.
-
-    Modules are not entered: weights are nobody's cache.
-    """
+    """Bytes of all tensors within containers and plain objects. Shared storage counts once, weights of modules do not
+    count."""
     seen: set[int] = set()
     storages: dict[int, int] = {}
     left = list(roots)
@@ -36,13 +34,12 @@ def bytes_of(roots: Iterable[Any]) -> int:
 
 
 def hook_states(denoiser: torch.nn.Module) -> list[Any]:
-    """What the caches of diffusers keep: the states of their hooks."""
-    found: list[Any] = []
-    for module in denoiser.modules():
-        registry = getattr(module, "_diffusers_hook", None)
-        for hook in getattr(registry, "hooks", {}).values():
-            manager = getattr(hook, "state_manager", None)
-            found.append(
-                getattr(manager, "_state_cache", None) if manager is not None else getattr(hook, "state", None)
-            )
-    return found
+    """The states that the hooks of diffusers keep on a denoiser."""
+    hooks = [
+        hook
+        for module in denoiser.modules()
+        for hook in getattr(getattr(module, "_diffusers_hook", None), "hooks", {}).values()
+    ]
+    managers = [(hook, getattr(hook, "state_manager", None)) for hook in hooks]
+    return [getattr(hook if manager is None else manager, "state" if manager is None else "_state_cache", None)
+            for hook, manager in managers]  # fmt: skip

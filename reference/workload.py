@@ -1,0 +1,48 @@
+"""The reference pipelines as workloads: held-out captions, and the checkers that read the pictures."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omnireuse.evaluation.compare.workload import Workload, guided_call
+from omnireuse.loading import quiet_loading
+from reference.case import Case
+
+__all__ = ["load_quietly", "reference_workload"]
+
+
+def load_quietly(case: Case, folder: Path) -> Any:
+    """The pipeline in `folder`, without messages of the libraries that load it; its own progress bar is off."""
+    with quiet_loading():
+        pipeline = case.load(folder, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def reference_workload(
+    case: Case,
+    pipeline: Any,
+    *,
+    steps: int,
+    guidance: float,
+    prompts: int,
+    seed: int,
+    batch_size: int = 1,
+    name: str | None = None,
+) -> Workload:
+    """One case with captions that training never saw; `seed` decides them and the noise."""
+    scenes = case.held_out(prompts, seed=seed)
+    rest = ("num_inference_steps", "negative_prompt", case.guidance)
+    return Workload(
+        name=name or case.name,
+        pipeline=pipeline,
+        steps=steps,
+        guidance=guidance,
+        prompts=tuple(case.caption(scene) for scene in scenes),
+        seed=seed,
+        call={key: value for key, value in case.sampling.items() if key not in rest} | guided_call(pipeline, guidance),
+        checks=tuple(partial(case.check, scene) for scene in scenes),
+        batch_size=batch_size,
+    )

@@ -1,0 +1,52 @@
+"""Every method that a comparison knows: one declaration each, and one line in `METHODS`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from omnireuse.errors import UnknownNameError
+from omnireuse.evaluation.compare.methods.base import Method
+from omnireuse.evaluation.compare.methods.baselines import BASELINES
+from omnireuse.evaluation.compare.methods.cache_dit import CACHE_DIT
+from omnireuse.evaluation.compare.methods.diffusers import DIFFUSERS
+from omnireuse.evaluation.compare.methods.ours import OURS, profile_method
+from omnireuse.extras import check_extra, has_extra
+from omnireuse.registry import Registry
+
+__all__ = ["METHODS", "chosen_methods"]
+
+logger = logging.getLogger("omnireuse")
+
+METHODS: Registry[Method] = Registry(
+    "omnireuse.methods", {method.key: method for method in (*BASELINES, *DIFFUSERS, *CACHE_DIT, *OURS)}
+)
+
+
+def chosen_methods(profiles: Sequence[Path] = (), only: Iterable[str] = ()) -> list[Method]:
+    """All methods, or those of these keys or families ("ours", "peer", "baseline").
+
+    Args:
+        profiles: files that `omnireuse.calibrate` has written; each serves the cases that it was searched at.
+
+    Raises:
+        ConfigError: a file that is no profile.
+        UnknownNameError: a key that no method has.
+        MissingExtraError: a method is chosen by its key, and its library is not installed. Methods that are not chosen
+            by key are left out then, with a warning.
+    """
+    only = set(only)
+    methods = [*METHODS.values(), profile_method(profiles)]
+    known = {name for method in methods for name in (method.key, method.family)}
+    for name in only - known:
+        raise UnknownNameError("method", name, known)
+    chosen = [method for method in methods if not only or only & {method.key, method.family}]
+    for extra in {method.extra for method in chosen} - {""}:
+        if has_extra(extra):
+            continue
+        if any(method.key in only for method in chosen if method.extra == extra):
+            check_extra(f"the comparison with {extra}", extra)
+        logger.warning("%s is left out, it is not installed; install it: pip install 'omnireuse[%s]'", extra, extra)
+        chosen = [method for method in chosen if method.extra != extra]
+    return chosen

@@ -1,0 +1,208 @@
+"""How a pipeline is called: which arguments its call takes, and one picture for each prompt and noise."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from omnireuse.errors import ConfigError, UnknownNameError
+from omnireuse.pipelines.pictures import Picture, pictures_of
+
+__all__ = ["RESERVED", "Caller", "Signature", "is_modular", "refuse_reserved", "without_bar"]
+
+logger = logging.getLogger("omnireuse")
+
+RESERVED = {
+    "prompt": "the prompts are given as a list of their own",
+    "generator": "every prompt has a noise of its own, which seed= decides",
+    "output_type": "pictures are compared as arrays",
+    "return_dict": "the result is read in whatever form it comes; pictures= reads one of your own",
+}
+"""Arguments of a call that the library sets itself, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """The arguments of a pipeline's call.
+
+    Attributes:
+        owner: class of the pipeline.
+        defaults: by name; `inspect.Parameter.empty` where there is none.
+        takes_any: whether it has a ``**kwargs``, so that the names it knows cannot be told.
+    """
+
+    owner: str
+    defaults: Mapping[str, Any]
+    takes_any: bool
+
+    @classmethod
+    def of(cls, pipeline: Any) -> Signature:
+        """The signature of this pipeline; a modular one lists the inputs of its blocks."""
+        owner = type(pipeline).__name__
+        if is_modular(pipeline):
+            inputs = {each.name or each.kwargs_type: each.default for each in pipeline.blocks.inputs}
+            return cls(owner=owner, defaults=inputs, takes_any=False)
+        if not callable(pipeline):
+            raise ConfigError(f"{owner}: must be a pipeline that can be called with a prompt")
+        parameters = inspect.signature(pipeline).parameters.values()
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        return cls(
+            owner=owner,
+            defaults={each.name: each.default for each in parameters if each.kind in named},
+            takes_any=any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters),
+        )
+
+    def takes(self, name: str) -> bool:
+        """Whether a call may have an argument of this name."""
+        return self.takes_any or name in self.defaults
+
+    def check(self, names: Iterable[str], *, known: Iterable[str] = ()) -> None:
+        """Refuse a pipeline that cannot run with prompts, and arguments that it does not take.
+
+        Args:
+            names: of arguments.
+            known: further names that a mistyped one may have meant.
+
+        Raises:
+            ConfigError: a call without prompt or step count.
+            UnknownNameError: an argument that the call does not take.
+        """
+        for name in ("prompt", "num_inference_steps"):
+            if not self.takes(name):
+                raise ConfigError(
+                    f"{self.owner}: its call must take {name}, but it takes {', '.join(self.defaults) or 'nothing'}; "
+                    "give a function that makes a pipeline whose call takes it"
+                )
+        for name in names:
+            if not self.takes(name):
+                raise UnknownNameError(f"argument of {self.owner}", name, {*self.defaults, *known} - RESERVED.keys())
+
+
+class Caller:
+    """Calls a pipeline with prompts, each with its own noise, and only with arguments that its call takes.
+
+    Args:
+        pipeline: any pipeline whose call takes a prompt and a step count.
+        prompts: all that it will be called with.
+        seed: of the first prompt's noise; the others count on from it.
+        call: further arguments of every call.
+        batch_size: the most prompts in a call.
+        pictures: from what the call returns to one array a prompt, (height, width, channels) in 0…1, a clip with its
+            frames first; None where the result is read as pipelines usually return it.
+        known: further names that a mistyped argument may have meant.
+
+    Raises:
+        ConfigError: a call that takes no prompt or step count, or no generator with more than one prompt in a call.
+        UnknownNameError: an argument that the call does not take.
+    """
+
+    def __init__(
+        self,
+        pipeline: Any,
+        prompts: Sequence[str],
+        *,
+        seed: int,
+        call: Mapping[str, Any],
+        batch_size: int = 1,
+        pictures: Callable[[Any], Any] | None = None,
+        known: Sequence[str] = (),
+    ) -> None:
+        # Read now, because reuse and other libraries replace the call later.
+        self.signature = Signature.of(pipeline)
+        self.signature.check(call, known=known)
+        self._takes_generator = self.signature.takes("generator")
+        if not self._takes_generator:
+            if batch_size > 1:
+                raise ConfigError(
+                    f"{self.signature.owner}: its call takes no generator, so prompts of one call cannot have a noise "
+                    f"of their own; batch_size must be 1, got {batch_size}"
+                )
+            logger.info("%s takes no generator; torch's own seed is set for each call", self.signature.owner)
+        self._pipeline, self._prompts, self._seed = pipeline, prompts, seed
+        self._call, self._pictures = dict(call), pictures
+
+    def pictures(self, numbers: Sequence[int], *, strict: bool, **extra: Any) -> list[Picture]:
+        """One picture for each of these prompts, all in one call.
+
+        Args:
+            numbers: places of the prompts.
+            strict: whether values outside of 0…1 are refused or clipped.
+            extra: arguments of this call alone.
+
+        Raises:
+            ConfigError: a result that cannot safely be read as pictures.
+        """
+        call: dict[str, Any] = {**self._call, **extra}
+        prompts: Any = [self._prompts[number] for number in numbers]
+        generators: Any = [torch.Generator().manual_seed(self._seed + number) for number in numbers]
+        if len(numbers) == 1:
+            prompts, generators = prompts[0], generators[0]
+        else:
+            # Beside a list of prompts, pipelines take a list of negative prompts.
+            texts = [name for name in call if name.startswith("negative_prompt") and isinstance(call[name], str)]
+            call |= {name: [call[name]] * len(numbers) for name in texts}
+        if self.signature.takes("output_type"):
+            call["output_type"] = "np"
+        if self._takes_generator:
+            result = self._pipeline(prompt=prompts, generator=generators, **call)
+        else:
+            with torch.random.fork_rng():
+                torch.manual_seed(self._seed + numbers[0])
+                result = self._pipeline(prompt=prompts, **call)
+        made = result if self._pictures is None else self._pictures(result)
+        return pictures_of(
+            made, len(numbers), where=self.signature.owner, strict=strict, given=self._pictures is not None
+        )
+
+
+def is_modular(pipeline: Any) -> bool:
+    """Whether it is a `ModularPipeline` of diffusers, which older versions do not have."""
+    return any(each.__name__ == "ModularPipeline" for each in type(pipeline).__mro__)
+
+
+def refuse_reserved(where: str, call: Iterable[str], **also: str) -> None:
+    """Refuse arguments that the library sets itself.
+
+    Args:
+        where: the function that was called.
+        call: names of the arguments that were given for the pipeline's call.
+        also: further names that are set there, and why.
+
+    Raises:
+        ConfigError: one of those.
+    """
+    reserved = {**RESERVED, **also}
+    for name in call:
+        if name in reserved:
+            raise ConfigError(f"{where}({name}=…): {name} is set by {where} itself: {reserved[name]}; leave it out")
+
+
+@contextmanager
+def without_bar(pipeline: Any) -> Iterator[None]:
+    """Hide the progress bar that diffusers shows of every run; its settings are as before afterwards."""
+    name = "_progress_bar_config"
+    before = [(each, vars(each).get(name)) for each in _with_bars(pipeline)]
+    try:
+        for each, settings in before:
+            each.set_progress_bar_config(**{**(settings or {}), "disable": True})
+        yield
+    finally:
+        for each, settings in before:
+            vars(each).pop(name, None)
+            if settings is not None:
+                vars(each)[name] = settings
+
+
+def _with_bars(holder: Any) -> Iterator[Any]:
+    """The pipeline, and those blocks of a modular one that show bars, at any depth."""
+    if hasattr(holder, "set_progress_bar_config"):
+        yield holder
+    blocks = getattr(holder, "_blocks", holder)
+    for block in dict(getattr(blocks, "sub_blocks", None) or {}).values():
+        yield from _with_bars(block)

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from omnireuse.errors import ConfigError
+from omnireuse.evaluation.metrics import Mean, Spread
+from omnireuse.evaluation.record import Case, Comparison, FullRun, Point, read_comparison, write_comparison
+from tests.helpers.comparisons import changed, gallery
+
+
+def made() -> Comparison:
+    point = Point(
+        method="default",
+        family="ours",
+        settings={"speedup": 2.0, "note": None},
+        computed_steps=14.0,
+        psnr=Mean(mean=45.0, low=40.0, high=50.0),
+        each=(40.0, 50.0),
+        ssim=Mean(mean=0.9, low=0.8, high=1.0),
+        speedup=Spread(median=1.9, low=1.8, high=2.0),
+        call="omnireuse.enable(pipe)",
+    )
+    failed = Point(method="other", family="peer", settings={}, call="other(pipe)", error="does not serve it")
+    full = FullRun(seconds=Spread(median=1.0, low=0.9, high=1.1), attributes=0.99)
+    case = Case(
+        pipeline="shapes",
+        steps=28,
+        guidance=6.0,
+        prompts=("a", "b"),
+        full=full,
+        points=(point, failed),
+        targets={"worst": 0.5, "none": None},
+    )
+    return Comparison(command="c", created="now", environment={"torch": "2"}, complete=True, cases=(case,))
+
+
+def test_round_trip_keeps_everything(tmp_path: Path) -> None:
+    write_comparison(made(), tmp_path / "p.json")
+    assert read_comparison(tmp_path / "p.json") == made()
+    document = json.loads((tmp_path / "p.json").read_text())
+    assert (document["format"], document["kind"]) == (2, "comparison")
+
+
+def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
+    write_comparison(made(), tmp_path / "p.json")
+    document = json.loads((tmp_path / "p.json").read_text())
+    (tmp_path / "q.json").write_text(json.dumps({**document, "kind": "other"}))
+    with pytest.raises(ConfigError, match=r"must be 'comparison', got 'other'; `omnireuse compare` writes"):
+        read_comparison(tmp_path / "q.json")
+
+
+def test_a_wrong_field_is_named_by_its_place(tmp_path: Path) -> None:
+    write_comparison(made(), tmp_path / "p.json")
+    document = json.loads((tmp_path / "p.json").read_text())
+    document["cases"][0]["points"][0]["psnr"]["low"] = "far"
+    (tmp_path / "p.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=r"Expected `float`, got `str` - at `\$\.cases\[0\]\.points\[0\]\.psnr\.low`"):
+        read_comparison(tmp_path / "p.json")
+
+
+def test_a_point_holds_either_an_error_or_figures() -> None:
+    point = made().cases[0].points[0]
+    with pytest.raises(ConfigError, match="either an error or its figures"):
+        replace(point, error="failed")
+    with pytest.raises(ConfigError, match="either an error or its figures"):
+        replace(point, psnr=None)
+
+
+def test_a_point_has_one_psnr_for_each_prompt() -> None:
+    case = made().cases[0]
+    with pytest.raises(ConfigError, match="one PSNR for each of 2 prompts, got 1"):
+        replace(case, points=(replace(case.points[0], each=(40.0,)),))
+
+
+def test_an_unknown_family_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'ours', 'peer', 'baseline'"):
+        replace(made().cases[0].points[0], family="friend")
+
+
+def test_the_name_says_whether_there_is_guidance() -> None:
+    case = made().cases[0]
+    assert case.name == "shapes, 28 steps, guidance 6"
+    assert replace(case, guidance=1.0).name == "shapes, 28 steps, no guidance"
+
+
+def test_round_trip_keeps_pictures_and_decisions_in_strict_json(tmp_path: Path) -> None:
+    write_comparison(gallery(), tmp_path / "r.json")
+    assert read_comparison(tmp_path / "r.json") == gallery()
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    json.loads((tmp_path / "r.json").read_text(), parse_constant=refuse)
+
+
+def test_a_figure_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="float"):
+        write_comparison(changed(gallery(), guidance=math.nan), tmp_path / "r.json")
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_the_baseline_of_a_cache_costs_as_much() -> None:
+    (case,) = gallery().cases
+    assert case.baseline_of(case.points[0]) is case.points[2]
+    assert case.baseline_of(case.points[1]) is case.points[3]
+    assert case.baseline_of(case.points[2]) is None
+    plain = replace(case, points=case.points[:2])
+    assert plain.baseline_of(case.points[0]) is None
+    assert plain.gain(case.points[0]) is None
+
+
+def test_gain_is_what_a_cache_adds_to_taking_fewer_steps() -> None:
+    (case,) = gallery().cases
+    assert case.gain(case.points[1]) == pytest.approx(44.0 - 34.0)
+    assert case.gain(case.points[0]) == pytest.approx(36.0 - 37.4)
+    assert case.gain(case.points[3]) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda document, case: document.update(format=99), "format of a comparison must be 2, got 99"),
+        (lambda document, case: case.update(steps="many"), r"Expected `int`, got `str` - at `\$\.cases\[0\]\.steps`"),
+        (lambda document, case: document.pop("command"), "missing required field `command`"),
+        (lambda document, case: document.update(more=1), "unknown field `more`"),
+        (
+            lambda document, case: case["points"][1]["samples"][0].update(psnr="good"),
+            r"points\[1\]\.samples\[0\]\.psnr",
+        ),
+        (lambda document, case: case["points"][0].update(family="none"), "family must be"),
+        (lambda document, case: case.update(steps=2), "must fit a run of 2 steps"),
+        (lambda document, case: case.update(steps=0), "steps must be at least 1"),
+        (lambda document, case: case.update(highlight=4), "highlight must be the place of a point"),
+        (lambda document, case: case["points"][0]["samples"].pop(), "every point must hold 3 samples"),
+        (lambda document, case: case["full"]["samples"][0].update(image="../a.png"), "image must lie in the folder"),
+        (lambda document, case: case["full"]["samples"][0].update(seconds=0), "seconds must be above 0"),
+        (lambda document, case: case["full"]["samples"][0].update(computed_steps=-1), "must fit a run"),
+        (lambda document, case: case["full"]["samples"][0].update(computed_steps="nan"), "Expected `float`"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_the_place(tmp_path: Path, change: Any, message: str) -> None:
+    path = tmp_path / "r.json"
+    write_comparison(gallery(), path)
+    document = json.loads(path.read_text())
+    change(document, document["cases"][0])
+    path.write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_comparison(path)
+    assert str(path) in str(caught.value)
+
+
+def test_what_is_no_file_and_what_is_no_json_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_comparison(tmp_path / "absent.json")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(ConfigError, match="not a whole comparison"):
+        read_comparison(tmp_path / "text")
