@@ -1,6 +1,6 @@
-"""Contracts that every policy, forecaster, eviction policy and tier keeps; other packages can run them on theirs.
+"""Contracts of policies, forecasters, adapters, eviction policies, tiers and compared methods, for any package.
 
-Each is one function that raises an AssertionError whose message says what is broken. They need nothing but the package:
+Each is one function. It raises an AssertionError that names the broken requirement::
 
     from omnireuse.testing import check_policy
 
@@ -15,19 +15,23 @@ from typing import TYPE_CHECKING
 from omnireuse.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from omnireuse.testing.adapters import check_adapter
     from omnireuse.testing.eviction_policies import check_eviction_policy
     from omnireuse.testing.forecasters import check_forecaster
+    from omnireuse.testing.methods import check_method
     from omnireuse.testing.policies import check_policy
     from omnireuse.testing.tiers import check_tier
 
-__all__ = ["check_eviction_policy", "check_forecaster", "check_policy", "check_tier"]
+__all__ = [
+    "check_adapter",
+    "check_eviction_policy",
+    "check_forecaster",
+    "check_method",
+    "check_policy",
+    "check_tier",
+]
 
+_MODULES = ("adapters", "eviction_policies", "forecasters", "methods", "policies", "tiers")
 __getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "check_eviction_policy": "omnireuse.testing.eviction_policies",
-        "check_forecaster": "omnireuse.testing.forecasters",
-        "check_policy": "omnireuse.testing.policies",
-        "check_tier": "omnireuse.testing.tiers",
-    },
+    __name__, {name: f"{__name__}.{module}" for name, module in zip(__all__, _MODULES, strict=True)}
 )

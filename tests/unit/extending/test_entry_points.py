@@ -1,4 +1,4 @@
-"""Another package adds a policy, a forecaster, an eviction policy and an adapter, and they are found by name."""
+"""Another package adds a policy, a forecaster, an eviction policy, an adapter and a method, found by their names."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import torch
 from omnireuse import Forecaster, Memory, Policy, StepView
 from omnireuse.core.shared_encoder_cache.policies.lru import LRU
 from omnireuse.diffusion.adapters import BLOCK_STACKS
+from omnireuse.evaluation.compare.methods.base import Method
 from dataclasses import replace
 
 
@@ -63,6 +64,7 @@ class Youngest(LRU):
         return next(key for key in reversed(self._idle) if may_go(key))
 
 
+method = Method(key="mine", name="mine", family="peer", grid=lambda harness: [])
 adapter = replace(BLOCK_STACKS["FluxTransformer2DModel"], model="MyFlux")
 broken = None
 '''
@@ -80,6 +82,9 @@ youngest = reuse_plugin:Youngest
 
 [omnireuse.adapters]
 MyFlux = reuse_plugin:adapter
+
+[omnireuse.methods]
+mine = reuse_plugin:method
 """
 
 USE = """
@@ -90,6 +95,7 @@ from omnireuse import FixedSchedule, Strategy
 from omnireuse.core.shared_encoder_cache.policies import POLICIES
 from omnireuse.diffusion.adapters import block_stack_for
 from omnireuse.diffusion.reuse.forecasters import FORECASTERS
+from omnireuse.evaluation.compare.methods import METHODS
 from omnireuse.errors import OmniReuseError, UnknownNameError
 from omnireuse.testing import check_eviction_policy, check_forecaster, check_policy
 
@@ -99,6 +105,7 @@ check_policy(strategy.policy)
 check_forecaster(strategy.forecaster)
 check_eviction_policy(POLICIES["youngest"])
 assert block_stack_for("MyFlux").model == "MyFlux"
+assert METHODS["mine"].name == "mine"
 assert "youngest" in POLICIES and "last" in set(FORECASTERS)
 try:
     Strategy.of("third")
