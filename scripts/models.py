@@ -1,4 +1,4 @@
-"""Write docs/models.md: what is reused of which model, from the declarations, the published tables and the tests.
+"""Write docs/models.md, the list of supported models, from the declarations, the published tables and the tests.
 
 Usage: python scripts/models.py [--check]
 """
@@ -18,17 +18,18 @@ PAGE = TOP / "docs" / "models.md"
 TRIED = (TOP / "tests/helpers/tiny.py", *sorted((TOP / "tests/models/diffusion/pipelines").glob("*.py")))
 
 HEAD = """\
-# Models
+# Supported models
 
-Written by `python scripts/models.py`; a test keeps it current.
+This page lists the supported models and regions, and why others are not supported. `python scripts/models.py` writes
+it, and a test keeps it current.
 
-Regions `step` and `call` do not depend on the model. They serve every diffusers pipeline whose denoiser is its
+Regions `step` and `call` do not depend on the model. They support every diffusers pipeline whose denoiser is its
 `transformer`, `transformer_2`, `unconditional_transformer`, `unet`, `prior` or `decoder`, and whose scheduler receives
 its timesteps. Tests on tiny versions of these pipelines check that the result is bit-equal where everything computes,
 that half of the work is done where half is reused, and that nothing stays behind:
 {pipelines}.
 
-A denoiser that produces two kinds of latents (LTX-2: frames and sound) is served in region `call`, which forecasts
+A denoiser that produces two kinds of latents (LTX-2: frames and sound) needs region `call`, which forecasts
 both; `enable(pipe)` selects it. `region="step"` raises `UnsupportedModelError`: the pipeline passes the sound to
 a private copy of the scheduler, made for each run, and a forecast could not reach it.
 
@@ -118,13 +119,13 @@ UNDECLARED = (
     "SanaWMTransformer3DModel",
     "WanAnimate2Transformer3DModel",
 )
-"""Denoisers of diffusers 0.42 that regions `blocks` and `tail` could perhaps serve, but that nobody has declared."""
+"""Denoisers of diffusers 0.42 without a declaration, which regions `blocks` and `tail` could perhaps support."""
 
 UNSERVED = """
-## Served only in regions `step` and `call`
+## Models for regions `step` and `call` only
 
 Region `blocks` or `tail` raises `UnsupportedModelError` with the reason on these models. A ControlNet changes nothing
-here: Stable Diffusion with one is served in regions `step` and `call`, Flux with one in all four.
+here: Stable Diffusion with one supports regions `step` and `call`, Flux with one all four.
 
 | denoiser | reason |
 |---|---|
@@ -174,7 +175,7 @@ def page() -> str:
     lines.append(UNSERVED)
     lines += [f"| `{name}` | {why} |\n" for name, why in sorted(UNSUPPORTED.items())]
     names = ", ".join(f"`{name}`" for name in UNDECLARED)
-    lines.append(f"\nThese are not declared yet, so they too are served only in regions `step` and `call`: {names}.\n")
+    lines.append(f"\nThese are not declared yet, so they too support regions `step` and `call` only: {names}.\n")
     return "".join(lines)
 
 

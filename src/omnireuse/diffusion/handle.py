@@ -1,4 +1,4 @@
-"""What a user holds of enabled reuse: see what it does, and end it."""
+"""The handle of enabled reuse: what it does, and how to end it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,23 @@ __all__ = ["Handle", "disable", "handle_of"]
 
 
 class Handle:
-    """Reuse at work on one pipeline. A context manager: leaving it disables.
+    """Reuse on one pipeline. `omnireuse.enable` returns it; as a context manager it disables reuse at the end.
+
+    Attributes:
+        name: what the summary calls the strategy.
 
     Args:
         pipeline: a pipeline with a denoiser.
-        strategy: what to do.
-        name: of the strategy, for the summary.
+        strategy: what is skipped, who decides, and what stands in.
+        name: name of the strategy.
         region: builds the region; the strategy's own by default.
-        agreement: how ranks agree; alone by default.
-        promise: what a profile knows of the strategy's quality, for the summary.
+        agreement: how ranks agree; by default this rank decides alone.
+        promise: what a profile promises of the strategy's quality.
 
     Raises:
-        StateError: enabled already.
+        StateError: reuse is enabled on this pipeline already.
+        UnsupportedModelError: the pipeline has no denoiser, or one that the region cannot serve.
+        UnknownNameError: the model has no declaration for the region.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class Handle:
                 f"reuse is already enabled on this {type(pipeline).__name__} ({present.name}), so {name} cannot be "
                 "enabled; call omnireuse.disable(pipeline) first"
             )
-        self._name = name
+        self.name: str = name
         self._ledger = Ledger(name, promise)
         self._session = Session(pipeline, strategy, region or make_region, self._ledger.record, agreement)
         self._session.handle = self
@@ -59,58 +64,55 @@ class Handle:
         self._pipeline = type(pipeline).__name__
 
     @property
-    def name(self) -> str:
-        """What the summary calls the strategy."""
-        return self._name
-
-    @property
     def strategy(self) -> Strategy:
-        """The strategy at work."""
+        """The strategy in use."""
         return self._session.strategy
 
     @property
     def enabled(self) -> bool:
-        """Whether `disable` was not yet called."""
+        """Whether reuse is on: False after `disable`."""
         return self._enabled
 
     @property
     def events(self) -> tuple[Decision, ...]:
-        """The latest decisions of this handle's runs, oldest first; at most 20,000."""
+        """The decisions of all runs so far, oldest first; the latest 20,000 are kept."""
         return self._ledger.events
 
     def subscribe(self, observer: Callable[[Decision], None]) -> Callable[[], None]:
-        """Call `observer` with every decision from now on; returns a function that ends it."""
+        """Call `observer` with every decision from now on. The returned function ends it."""
         return self._ledger.subscribe(observer)
 
     def summary(self) -> Summary:
-        """What reuse has done so far; readable through `str`, and in a notebook as it is."""
+        """What reuse has done so far: a record whose `str` is a short text, and which a notebook shows as figures."""
         return self._ledger.summary(
             kept_bytes=self._session.runs.peak_kept_bytes, calls_outside=self._session.calls_outside
         )
 
     def expect(self, num_inference_steps: int | None) -> None:
-        """Drop all state and announce the next run's step count, for engines without a diffusers scheduler; None where
-        it is not known."""
+        """Drop all state and set the step count of the next run, for engines without a diffusers scheduler.
+
+        Args:
+            num_inference_steps: number of steps; None where it is not known.
+        """
         self._session.expect(num_inference_steps)
 
     def advance(self, latents: torch.Tensor | None = None) -> None:
-        """Say that a step is over, in a loop that does not call its scheduler's `step` (rollouts with a step of their
-        own).
+        """End a step, in a sampling loop that does not call its scheduler's `step`.
 
-        Regions "call", "blocks" and "tail" reuse in such a loop; region "step" computes everything, because its
+        Regions "call", "blocks" and "tail" reuse in such a loop. Region "step" computes everything there, because its
         forecast goes through the scheduler.
 
         Args:
-            latents: what the next step starts from, for quantity "x0" on models that are fed more channels than
-                latents.
+            latents: what the next step starts from; needed for quantity "x0" where the denoiser takes more channels
+                than the latents have.
 
         Raises:
-            StateError: no run is under way.
+            StateError: no run is in progress.
         """
         self._session.runs.advance(latents)
 
     def disable(self) -> None:
-        """Restore the pipeline exactly and drop all state. Idempotent."""
+        """End reuse: restore the pipeline exactly and drop all state. Idempotent."""
         self._session.close()
         self._enabled = False
 
@@ -130,22 +132,22 @@ class Handle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Disable, whatever happened."""
+        """Disable reuse, also after an exception."""
         self.disable()
 
 
 def handle_of(pipeline: Any) -> Handle | None:
-    """The handle of the reuse that is enabled on this pipeline; None where none is."""
+    """The handle of this pipeline; None where no reuse is enabled on it."""
     session = session_of(pipeline)
     handle: Handle | None = None if session is None else session.handle
     return handle
 
 
 def disable(pipeline: Any) -> None:
-    """End reuse on this pipeline and restore it exactly. Nothing happens where none is enabled.
+    """End reuse on this pipeline and restore it exactly. Does nothing where none is enabled.
 
     Raises:
-        UnsupportedModelError: something else than a pipeline with a denoiser.
+        UnsupportedModelError: this is no pipeline with a denoiser.
     """
     handle = handle_of(pipeline)
     if handle is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +76,21 @@ def test_every_backend_says_what_it_reads(name: str) -> None:
     assert set(STEP_CACHES[name].options) <= known
     with pytest.raises(UnknownNameError, match="unknown option of"):
         config_of(name, dict.fromkeys(known))
+
+
+def test_the_page_lists_the_options_of_every_cache() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "step-reuse.md").read_text(encoding="utf-8")
+    listed: dict[str, set[str]] = {}
+    for row in re.findall(r"^\| (`[a-z_`, ]+`) \| `(?:step|call|blocks|tail)` \| (.+) \|$", page, re.MULTILINE):
+        options = set(re.findall(r"`(\w+)`", row[1]))
+        for name in re.findall(r"`(\w+)`", row[0]):
+            listed[name] = options
+    assert listed.keys() == STEP_CACHES.keys()
+    listed["cache_dit"] |= listed["db_cache"]
+    listed["cache_dit"].discard("db_cache")
+    refused = {"force_refresh_step_hint"}  # 'db_cache' reads it to name the cache that has it
+    for name, cache in STEP_CACHES.items():
+        assert listed[name] == {*cache.options} - (set() if name == "cache_dit" else refused)
 
 
 @pytest.mark.parametrize("tolerance", [1, 5.0])

@@ -1,7 +1,7 @@
-"""Models outside diffusers, served through a function that takes their forward apart.
+"""Region `blocks` for models outside diffusers, through a function that takes their forward apart.
 
-An extractor returns a `CacheContext`: the pieces of one forward that a block-level cache needs. Models of diffusers
-need none, they are served by declaration (`omnireuse.diffusion.adapters`).
+An extractor returns a `CacheContext`: the parts of one forward that a block-level cache needs. Models of diffusers need
+none, because their blocks are declared (`omnireuse.diffusion.adapters`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
+from omnireuse.errors import ConfigError, OmniReuseError, StateError, UnknownNameError, WrongTypeError
 
 __all__ = ["CacheContext", "ExtractedRegion", "Extractor", "get_extractor", "has_extractor", "register_extractor"]
 
 
 @dataclass
 class CacheContext:
-    """One forward, taken apart.
+    """The parts of one forward.
 
     Attributes:
         modulated_input: the tensor compared between steps.
@@ -33,7 +33,7 @@ class CacheContext:
         temb: the time embedding; its batch size may differ, since some models double it.
         run_transformer_blocks: runs the blocks; returns hidden, (hidden,) or (hidden, encoder).
         postprocess: the model's output layers: hidden → model output.
-        extra_states: whatever else the extractor carries along.
+        extra_states: further values of the extractor's own.
     """
 
     modulated_input: torch.Tensor
@@ -45,51 +45,44 @@ class CacheContext:
     extra_states: dict[str, Any] | None = None
 
     def validate(self, *, run_blocks: bool = False) -> None:
-        """Check the pieces against each other.
+        """Check the parts against each other.
 
         Args:
             run_blocks: also run the blocks and the output layers once, which costs a forward.
 
         Raises:
-            WrongTypeError: a field of the wrong type.
-            ConfigError: tensors that disagree in batch size (`temb` aside) or device, are empty, 0-dimensional or not
+            WrongTypeError: a field is of the wrong type.
+            ConfigError: tensors disagree in batch size (`temb` aside) or device, or one is empty, 0-dimensional or not
                 finite.
-            StateError: with `run_blocks`, blocks or output layers that fail or return something else than declared.
+            StateError: with `run_blocks`: a callable fails, or returns something else than declared.
         """
-        tensors = {"modulated_input": self.modulated_input, "hidden_states": self.hidden_states, "temb": self.temb}
-        if self.encoder_hidden_states is not None:
-            tensors["encoder_hidden_states"] = self.encoder_hidden_states
+        tensors: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("modulated_input", "hidden_states", "encoder_hidden_states", "temb")
+            if name != "encoder_hidden_states" or self.encoder_hidden_states is not None
+        }
         for name, value in tensors.items():
-            if not isinstance(value, torch.Tensor):
-                raise WrongTypeError(f"CacheContext.{name} must be a tensor, got {type(value).__name__}")
+            _check(isinstance(value, torch.Tensor), name, "be a tensor", type(value).__name__, WrongTypeError)
         for name in ("run_transformer_blocks", "postprocess"):
-            if not callable(getattr(self, name)):
-                raise WrongTypeError(f"CacheContext.{name} must be callable, got {type(getattr(self, name)).__name__}")
-        if self.extra_states is not None and not isinstance(self.extra_states, dict):
-            raise WrongTypeError(f"CacheContext.extra_states must be a dict, got {type(self.extra_states).__name__}")
+            value = getattr(self, name)
+            _check(callable(value), name, "be callable", type(value).__name__, WrongTypeError)
+        extra = self.extra_states
+        _check(isinstance(extra, dict | None), "extra_states", "be a dict", type(extra).__name__, WrongTypeError)
+        device, batch = self.hidden_states.device, self.hidden_states.shape[:1]
         for name, value in tensors.items():
-            if value.ndim == 0 or value.numel() == 0:
-                raise ConfigError(
-                    f"CacheContext.{name} must have elements and a batch dimension, got {tuple(value.shape)}"
-                )
-            if value.device != self.hidden_states.device:
-                raise ConfigError(
-                    f"CacheContext.{name} must be on the device of hidden_states, {self.hidden_states.device}, "
-                    f"got {value.device}"
-                )
-            if name != "temb" and value.shape[0] != self.hidden_states.shape[0]:
-                raise ConfigError(
-                    f"CacheContext.{name} must have the batch size of hidden_states, {self.hidden_states.shape[0]}, "
-                    f"got {value.shape[0]}"
-                )
+            shape = tuple(value.shape)
+            _check(value.ndim > 0 and value.numel() > 0, name, "have elements and a batch dimension", shape)
+            _check(value.device == device, name, f"be on the device of hidden_states, {device}", value.device)
+            has_batch = name == "temb" or value.shape[:1] == batch
+            _check(has_batch, name, f"have the batch size of hidden_states, {batch[0]}", shape)
         for name, value in tensors.items():
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise ConfigError(f"CacheContext.{name} must be finite")
+            is_finite = not value.is_floating_point() or bool(torch.isfinite(value).all())
+            _check(is_finite, name, "be finite", "NaN or infinity")
         if run_blocks:
-            self._try_out()
+            self._try_callables()
 
     def computed_streams(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the blocks: hidden states and encoder states behind them, the latter None where they return none.
+        """Run the blocks: the hidden states and the encoder states after them, or None where they return none.
 
         Raises:
             StateError: they return anything but hidden, (hidden,) or (hidden, encoder).
@@ -110,14 +103,14 @@ class CacheContext:
             )
         return hidden, encoder
 
-    def _try_out(self) -> None:
+    def _try_callables(self) -> None:
         try:
             hidden, _ = self.computed_streams()
             self.postprocess(hidden)
         except StateError:
             raise
         except Exception as error:
-            raise StateError(f"CacheContext: its callables failed when tried out: {error}") from error
+            raise StateError(f"CacheContext: a callable failed its test: {error}") from error
         if hidden.shape != self.hidden_states.shape:
             raise StateError(
                 "CacheContext.run_transformer_blocks must keep the shape of hidden_states, "
@@ -125,8 +118,13 @@ class CacheContext:
             )
 
 
+def _check(holds: bool, name: str, must: str, got: object, error: type[OmniReuseError] = ConfigError) -> None:
+    if not holds:
+        raise error(f"CacheContext.{name} must {must}, got {got}")
+
+
 Extractor = Callable[..., CacheContext]
-"""`extractor(module, *args, **kwargs)` of the module's own call, which may have come through a wrapper of it."""
+"""`extractor(module, *args, **kwargs)`, with the arguments of the module's own call."""
 
 _EXTRACTORS: dict[str, Extractor] = {}
 
@@ -135,7 +133,7 @@ def register_extractor(transformer_type: str, fn: Extractor) -> None:
     """Serve models of this class name through `fn`; a later registration replaces an earlier one.
 
     Raises:
-        WrongTypeError: a name that is no text, or a function that cannot be called.
+        WrongTypeError: the name is no text, or the function is not callable.
     """
     if not isinstance(transformer_type, str) or not transformer_type:
         raise WrongTypeError(f"register_extractor: transformer_type must be a class name, got {transformer_type!r}")
@@ -145,7 +143,11 @@ def register_extractor(transformer_type: str, fn: Extractor) -> None:
 
 
 def get_extractor(transformer_type: str) -> Extractor:
-    """The extractor registered for a class name; the error names the known ones."""
+    """The extractor registered for a class name.
+
+    Raises:
+        UnknownNameError: there is none; the error names the known ones.
+    """
     if transformer_type not in _EXTRACTORS:
         raise UnknownNameError(
             "transformer type", transformer_type, _EXTRACTORS, hint="register_extractor(name, fn) adds one"
@@ -159,7 +161,7 @@ def has_extractor(transformer_type: str) -> bool:
 
 
 class ExtractedRegion:
-    """Region `blocks` on models that extractors take apart. The first context of each denoiser is validated."""
+    """Region `blocks` on denoisers with extractors. The first context of each denoiser is validated."""
 
     def __init__(self, strategy: Strategy, denoisers: Sequence[torch.nn.Module]) -> None:
         self._strategy = strategy
@@ -201,8 +203,8 @@ class ExtractedRegion:
         return after - before if self._residual else after.clone()
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """The output as it is: this region has done its work in the call."""
+        """The output, unchanged."""
         return output
 
     def undo(self) -> None:
-        """Nothing stands between objects."""
+        """Do nothing: this region changes no object."""
