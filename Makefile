@@ -4,7 +4,9 @@ WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test test-hosts coverage lint bench clean
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations=20
+
+.PHONY: help setup demo test test-all test-hosts coverage lint bench clean
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -13,15 +15,18 @@ setup: $(VENV)/.stamp-project ## the virtual environment in .venv
 demo: setup ## one prompt set in full, cached and with fewer steps; writes out/demo/report.html
 	$(BIN)/python -m reference demo $(DEMO)
 
-test: setup ## the test suite, on all cores with one thread each (TEST="-k name" narrows it)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations=20 $(TEST)
+test: setup ## the tests of a few minutes, on all cores with one thread each (TEST="-k name" narrows it)
+	$(PYTEST) -m "not slow and not sweep" $(TEST)
+
+test-all: setup ## all tests, the slow ones and the whole sweeps too
+	$(PYTEST) $(TEST)
 
 test-hosts: ## reuse inside the engines: builds an environment for each (2 GB) and runs the tests in it
 	scripts/vllm_venv.sh
 	scripts/vllm_omni_venv.sh
 
-coverage: setup ## the same with branch coverage, which takes longer
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term $(TEST)
+coverage: setup ## all tests with branch coverage, which takes longer
+	$(PYTEST) --cov --cov-report=term $(TEST)
 
 lint: setup ## ruff check, ruff format, mypy --strict
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ class Prompted:
 
     def __init__(self, name: str = "flux") -> None:
         tiny = TINY[name]()
-        self._pipe, self._inputs = tiny.pipe, tiny.inputs
+        self.inner, self._inputs = tiny.pipe, tiny.inputs
         for part in ("transformer", "unet", "scheduler"):
             if hasattr(tiny.pipe, part):
                 setattr(self, part, getattr(tiny.pipe, part))
@@ -28,7 +28,7 @@ class Prompted:
             for name, value in self._inputs(guided=True, batch=1).items()
             if isinstance(value, torch.Tensor)
         }
-        return self._pipe(**self._inputs(guided=True, batch=len(texts)) | embeddings | call)
+        return self.inner(**self._inputs(guided=True, batch=len(texts)) | embeddings | call)
 
 
 def _embedding(like: torch.Tensor, text: str) -> torch.Tensor:

@@ -15,6 +15,7 @@ from omnireuse.diffusion.adapters import block_stack_for
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.reuse.policies.mag_cache import resampled
+from tests.helpers.sweep import sweep
 from tests.helpers.tiny import TINY, Tiny
 from tests.models.diffusion.pipelines import image, video
 
@@ -86,7 +87,7 @@ class Computed:
             self.steps[self._branch].append(step)
 
 
-@pytest.mark.parametrize("name", sorted(PIPELINES))
+@pytest.mark.parametrize("name", sweep(sorted(PIPELINES), quick={"flux", "wan"}))
 def test_every_decision_is_that_of_diffusers(name: str) -> None:
     reused_last = computed_within = 0
     for ratios, options in SETTINGS:
@@ -114,7 +115,9 @@ def test_every_decision_is_that_of_diffusers(name: str) -> None:
     assert computed_within
 
 
-@pytest.mark.parametrize("name", ["cogview_4", "flux", "hunyuan_video", "qwen_image", "wan"])
+@pytest.mark.parametrize(
+    "name", sweep(["cogview_4", "flux", "hunyuan_video", "qwen_image", "wan"], quick={"flux", "wan"})
+)
 def test_calibrated_ratios_are_those_of_diffusers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     theirs = PIPELINES[name]()
     apply_mag_cache(theirs.pipe.transformer, MagCacheConfig(calibrate=True, num_inference_steps=STEPS))

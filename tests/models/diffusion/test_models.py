@@ -15,6 +15,7 @@ from omnireuse import FixedSchedule
 from omnireuse.diffusion.adapters import BLOCK_STACKS, UNSUPPORTED
 from omnireuse.diffusion.cache.published import published_rows
 from omnireuse.errors import StateError, UnsupportedModelError
+from tests.helpers.sweep import sweep
 from tests.models.diffusion.denoisers.base import Denoiser, tensor
 from tests.models.diffusion.denoisers.hunyuan import hunyuan_video
 from tests.models.diffusion.denoisers.image import aura_flow
@@ -26,6 +27,20 @@ VARIANTS = {
     "AuraFlowTransformer2DModel without single blocks": lambda: aura_flow(single=0),
     "HunyuanVideoTransformer3DModel by token replacement": lambda: hunyuan_video("token_replace"),
     "QwenImage21Transformer2DModel with one time for all": lambda: qwen_image_21(causal=False),
+}
+# One of each: streams joined or apart, one list of blocks or two, skips between blocks, time for each token, conditions
+# added between blocks, several outputs.
+QUICK = {
+    "ChromaTransformer2DModel",
+    "CogVideoXTransformer3DModel",
+    "FluxTransformer2DModel",
+    "HunyuanDiT2DModel",
+    "HunyuanVideoTransformer3DModel by token replacement",
+    "LTX2VideoTransformer3DModel",
+    "PriorTransformer",
+    "SD3Transformer2DModel",
+    "WanVACETransformer3DModel",
+    "ZImageTransformer2DModel",
 }
 STEPS = 4
 REUSED = 2  # holds what step 1 computed
@@ -64,7 +79,7 @@ def equal(ours: Any, theirs: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(pytree.tree_leaves(ours), pytree.tree_leaves(theirs), strict=True))
 
 
-@pytest.fixture(params=sorted({**DENOISERS, **VARIANTS}))
+@pytest.fixture(params=sweep(sorted({**DENOISERS, **VARIANTS}), quick=QUICK))
 def pipeline(request: pytest.FixtureRequest) -> Pipeline:
     return Pipeline({**DENOISERS, **VARIANTS}[request.param]())
 

@@ -16,12 +16,14 @@ from omnireuse import FixedSchedule, Polynomial, TeaCache
 from omnireuse.diffusion.reuse.noise import noise_levels
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.errors import UnsupportedModelError
+from tests.helpers.sweep import sweep
 from tests.helpers.tiny import Tiny
 from tests.models.diffusion.denoisers.registry import DENOISERS
 from tests.models.diffusion.pipelines import conditioned, image, image_later, unet, video
 
 PIPELINES = {**unet.PIPELINES, **image.PIPELINES, **image_later.PIPELINES, **video.PIPELINES, **conditioned.PIPELINES}
 UNETS = {*unet.PIPELINES, "animate_diff", "kandinsky_decoder", "latent_consistency", "sd_ip_adapter"}
+TRANSFORMERS = set(PIPELINES) - UNETS - {"stable_cascade_prior"}
 
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "DDPMScheduler": {"clip_sample": False},  # without sigmas
@@ -39,11 +41,28 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
     "TCDScheduler": {},
     "UniPCMultistepScheduler": {},
 }
+QUICK_SCHEDULERS = {"DDPMScheduler", "HeunDiscreteScheduler", "IPNDMScheduler", "LCMScheduler", "PNDMScheduler"}
 
 # Guidance, or one of its branches, sets in or ends on the way; or another expert takes over.
 CHANGING = {
     "lumina_2_guided_half_way",
     "sd3_skip_layer_guidance",
+    "wan_22_two_experts",
+    "z_image_guided_half_way",
+}
+
+# One of each: a U-Net and a transformer, latents in parts or whole, guidance by batch, by call, late or by a branch
+# more, a run that begins late, two experts, conditions beside the text, clips, sound, and no guidance at all.
+QUICK = {
+    "animate_diff",
+    "flux_2",
+    "flux_ip_adapter",
+    "hunyuan_video_15",
+    "latent_consistency",
+    "lumina_2_guided_half_way",
+    "sd3_skip_layer_guidance",
+    "sd_img2img",
+    "stable_audio",
     "wan_22_two_experts",
     "z_image_guided_half_way",
 }
@@ -57,7 +76,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=sorted(PIPELINES))
+@pytest.fixture(params=sweep(sorted(PIPELINES), quick=QUICK))
 def named(request: pytest.FixtureRequest) -> tuple[str, Tiny]:
     return request.param, PIPELINES[request.param]()
 
@@ -108,7 +127,7 @@ def test_pipelines(named: tuple[str, Tiny], region: str) -> None:
 
 
 @pytest.mark.parametrize("region", ["step", "call"])
-@pytest.mark.parametrize("scheduler", sorted(SCHEDULERS))
+@pytest.mark.parametrize("scheduler", sweep(sorted(SCHEDULERS), quick=QUICK_SCHEDULERS))
 def test_schedulers(scheduler: str, region: str) -> None:
     tiny = unet.with_scheduler(getattr(diffusers, scheduler), **SCHEDULERS[scheduler])
     full = tiny.run()
@@ -118,7 +137,7 @@ def test_schedulers(scheduler: str, region: str) -> None:
     assert steps == len(tiny.pipe.scheduler.timesteps)
 
 
-@pytest.mark.parametrize("name", sorted(set(PIPELINES) - UNETS - {"stable_cascade_prior"}))
+@pytest.mark.parametrize("name", sweep(sorted(TRANSFORMERS), quick=QUICK & TRANSFORMERS))
 def test_blocks_of_pipelines(name: str) -> None:
     tiny = PIPELINES[name]()
     summary = check_region(tiny, tiny.run(), "blocks")

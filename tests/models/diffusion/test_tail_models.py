@@ -10,9 +10,10 @@ import omnireuse
 from omnireuse import FixedSchedule, ResidualDiff
 from omnireuse.diffusion.adapters import BLOCK_STACKS
 from omnireuse.errors import ConfigError
+from tests.helpers.sweep import sweep
 from tests.models.diffusion.denoisers.registry import DENOISERS
 
-from .test_models import STEPS, Pipeline, equal
+from .test_models import QUICK, STEPS, Pipeline, equal
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:diffusers"),
@@ -20,7 +21,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", sorted(DENOISERS))
+@pytest.mark.parametrize("name", sweep(sorted(DENOISERS), quick=QUICK & DENOISERS.keys()))
 def test_every_declared_model_is_served_at_any_split(name: str) -> None:
     pipeline = Pipeline(DENOISERS[name]())
     stack = BLOCK_STACKS[name]

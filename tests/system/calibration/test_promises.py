@@ -91,7 +91,7 @@ def test_another_step_count_is_served_by_noise_and_not_promised(
 def test_another_shift_is_served_by_noise_and_not_promised(profile: Profile, caplog: pytest.LogCaptureFixture) -> None:
     pipeline = Prompted()
     shifted = FlowMatchEulerDiscreteScheduler(shift=4.0)
-    pipeline.scheduler = pipeline._pipe.scheduler = shifted
+    pipeline.scheduler = pipeline.inner.scheduler = shifted
     steps, summary = computed(pipeline, profile)
     assert len(steps) == 5
     assert steps != [0, 1, 2, 5, 11]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ from omnireuse.diffusion.calibration.ray_workers import DEATHS, RayWorkers, Work
 from omnireuse.errors import ConfigError
 
 pytest.importorskip("ray", reason="the extra omnireuse[ray] is not installed")
+
+pytestmark = pytest.mark.slow  # Ray starts a cluster of its own
 
 
 def toy(folder: Path, gpu: bool) -> Any:
@@ -47,10 +50,9 @@ def toy(folder: Path, gpu: bool) -> Any:
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     import ray
-    import test_workers
     from ray import cloudpickle
 
-    cloudpickle.register_pickle_by_value(test_workers)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield ray
     ray.shutdown()

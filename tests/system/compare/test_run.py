@@ -19,8 +19,13 @@ from omnireuse.evaluation.compare.methods.baselines import stronger_solver
 from omnireuse.evaluation.compare.restore import restored
 from omnireuse.evaluation.compare.workload import Workload
 from omnireuse.evaluation.record import Case
+from tests.helpers.sweep import sweep
 
 Make = Callable[..., Workload]
+
+
+# One that computes fewer steps, one of each library, and the default.
+QUICK = ("fewer-steps", "mag-cache", "db-cache", "default")
 
 
 def short(method: Method, count: int = 2) -> Method:
@@ -36,7 +41,7 @@ def one(enable: Callable[..., Any], **given: Any) -> Method:
     )
 
 
-@pytest.mark.parametrize("key", METHODS)
+@pytest.mark.parametrize("key", sweep(METHODS, quick=QUICK))
 def test_every_method_runs_on_images(images: Make, key: str) -> None:
     case = compare(images(steps=8), [short(METHODS[key])])
     assert case.points
@@ -55,7 +60,10 @@ def test_every_method_runs_on_images(images: Make, key: str) -> None:
         assert len(point.each) == 2
 
 
-@pytest.mark.parametrize("key", ["diffusers-sea-cache", "taylorseer-parts", "db-cache-taylor", "mag-cache", "unipc"])
+@pytest.mark.parametrize(
+    "key",
+    sweep(["diffusers-sea-cache", "taylorseer-parts", "db-cache-taylor", "mag-cache", "unipc"], quick=["mag-cache"]),
+)
 def test_peers_run_on_clips_without_guidance(clips: Make, key: str) -> None:
     case = compare(clips(steps=8, guidance=1.0, prompts=1), [short(METHODS[key])])
     assert [point.error for point in case.points] == [None] * len(case.points)
@@ -69,6 +77,7 @@ def test_what_caches_keep_is_counted(images: Make, key: str) -> None:
     assert point.kept_bytes >= 2 * 64 * 32 * 4
 
 
+@pytest.mark.slow
 def test_caches_of_every_kind_save_work(images: Make) -> None:
     keys = ("taylorseer", "db-cache", "scm", "default-call", "fewer-steps")
     case = compare(images(steps=12, prompts=1), [short(METHODS[key], 8) for key in keys])
@@ -165,6 +174,7 @@ def test_pictures_that_are_not_finite_count_as_nothing_alike(images: Make) -> No
     assert point.each == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_wall_clock_is_taken_of_one_setting_a_method(images: Make) -> None:
     case = compare(images(), [short(METHODS["fewer-steps"], 4), short(METHODS["default-call"])], timed=1)
     timed = [point for point in case.points if point.speedup is not None]
@@ -177,6 +187,7 @@ def test_wall_clock_is_taken_of_one_setting_a_method(images: Make) -> None:
     assert case.full.seconds.low > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["UniPCMultistepScheduler", "DPMSolverMultistepScheduler"])
 def test_stronger_solvers_go_to_the_same_picture(images: Make, name: str) -> None:
     from omnireuse.evaluation.metrics import psnr

@@ -66,6 +66,7 @@ def test_demo_and_report(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert all(path.read_text() == "keep me" for path in others)
 
 
+@pytest.mark.slow
 def test_a_demo_of_clips(video_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("skimage")
     out = tmp_path / "out"

@@ -8,10 +8,9 @@ import torch
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache
 from omnireuse.core.shared_encoder_cache.policies import POLICIES
 from reference.engine import Engine, EngineConfig, Request, Result, TinyOmniModel
-from reference.engine import request as request_module
 from reference.engine.conversation import converse, made_up_conversations
 from reference.engine.model import make_cache
-from reference.engine.request import Sequence, largest_difference
+from reference.engine.request import Feature, Sequence, largest_difference
 from reference.engine.trace import PromptBuilder, Trace, random_trace, serve
 
 OFF = {"share_encodes": False, "share_prefixes": False}
@@ -146,8 +145,10 @@ def test_a_block_hash_that_forgets_the_images_is_noticed(model: TinyOmniModel, m
 def test_an_image_name_that_forgets_the_pixels_is_noticed(
     model: TinyOmniModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest = request_module._digest
-    monkeypatch.setattr(request_module, "_digest", lambda text, pixels=None: digest(text))
+    def forgetful(sequence: Sequence) -> list[Feature]:
+        return [Feature(identifier=str(number)) for number, _ in enumerate(sequence.request.images)]
+
+    monkeypatch.setattr(Sequence, "mm_features", property(forgetful))
     assert shown_two_images(model, share_prefixes=False) > TOLERANCE
 
 

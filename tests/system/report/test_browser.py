@@ -11,6 +11,7 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from tests.helpers.comparisons import STEPS
+from tests.helpers.sweep import sweep
 
 from .window import Window, place
 
@@ -29,7 +30,7 @@ def explained(page: Page, plot: int = 0) -> str:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [390, 420, 768, 1280, 1400])
+@pytest.mark.parametrize("width", sweep([390, 420, 768, 1280, 1400], quick=[390, 1280]))
 def test_it_opens_without_network_error_or_sideways_scrolling(
     window: Window, report: Path, width: int, dark: bool
 ) -> None:

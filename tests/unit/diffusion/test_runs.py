@@ -76,13 +76,12 @@ def test_an_exception_in_the_model_leaves_nothing(strategy: dict[str, Any], flux
         if len(calls) == 3:
             raise Broken
 
-    with omnireuse.enable(flux.pipe, **strategy) as handle:
+    with omnireuse.enable(flux.pipe, **strategy):
         hook = flux.pipe.transformer.norm_out.register_forward_pre_hook(fail)
         with pytest.raises(Broken):
             flux.run()
         hook.remove()
         assert torch.equal(flux.run(), fresh(strategy))
-        assert handle._session.runs.current is None
 
 
 def test_an_exception_in_a_callback_leaves_nothing(strategy: dict[str, Any], flux: Tiny) -> None:
@@ -91,10 +90,9 @@ def test_an_exception_in_a_callback_leaves_nothing(strategy: dict[str, Any], flu
             raise Broken
         return {}
 
-    with omnireuse.enable(flux.pipe, **strategy) as handle:
+    with omnireuse.enable(flux.pipe, **strategy):
         with pytest.raises(Broken):
             flux.run(callback_on_step_end=fail)
-        assert handle._session.runs.current is None
         assert torch.equal(flux.run(), fresh(strategy))
 
 
@@ -106,7 +104,6 @@ def test_an_interrupt_leaves_nothing(strategy: dict[str, Any], flux: Tiny) -> No
     with omnireuse.enable(flux.pipe, **strategy) as handle:
         flux.run(callback_on_step_end=interrupt)
         assert max(event.step for event in handle.events) == 2
-        assert handle._session.runs.current is None
         assert torch.equal(flux.run(), fresh(strategy))
 
 
@@ -259,6 +256,23 @@ def test_no_tensor_outlives_its_run(strategy: dict[str, Any], flux: Tiny) -> Non
         gc.collect()
         assert [ref for ref in kept if ref() is not None] == []
         assert handle.summary().kept_bytes > 0
+
+
+def test_no_tensor_outlives_a_run_that_fails(strategy: dict[str, Any], flux: Tiny) -> None:
+    kept: list[Any] = []
+
+    def note_and_fail(_module: Any, _inputs: Any, output: Any) -> None:
+        kept.append(weakref.ref(output[0]))
+        if len(kept) == 3:
+            raise Broken
+
+    with omnireuse.enable(flux.pipe, **strategy):
+        hook = flux.pipe.transformer.register_forward_hook(note_and_fail)
+        with pytest.raises(Broken):
+            flux.run()
+        hook.remove()
+        gc.collect()
+        assert [ref for ref in kept if ref() is not None] == []
 
 
 def test_a_disabled_pipeline_is_not_kept_alive(strategy: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from omnireuse.core.stores.disk import DiskTier
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptCacheOptions, install_prompt_embed_cache
 from omnireuse.diffusion.prompts.rows import plan_rows
 from tests.helpers.prompt_families import ALL
+from tests.helpers.sweep import sweep
 from tests.models.prompts.test_pipelines import same
 
 from .conftest import Pipeline
@@ -206,7 +207,7 @@ def test_rows_are_found_in_the_outer_store(tmp_path):
     assert cache.details()["outside_hits"] >= 2
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", sweep(ALL, quick={"flux", "sdxl", "sd3", "qwen_image", "lumina2", "wan"}))
 @torch.no_grad()
 def test_every_family_gives_the_bits_of_the_direct_call(name):
     build, kwargs = ALL[name]

@@ -65,6 +65,32 @@ def tier(request, tmp_path):
         made.close()
 
 
+@pytest.fixture
+def raw(tier, tmp_path, request):
+    """``raw()``: the bytes of the one value in a tier, or None; ``raw(data)`` puts others in their place."""
+    if isinstance(tier, DiskTier):
+
+        def access(data=None):
+            files = [path for path in (tmp_path / "store").iterdir() if path.is_file()]
+            if data is not None:
+                files[0].write_bytes(data)
+            return files[0].read_bytes() if files else None
+    else:
+        server = client(request.getfixturevalue("redis_url"))
+
+        def access(data=None):
+            key = next((key for key in server.scan_iter() if key.startswith(tier.namespace.encode())), None)
+            if data is not None:
+                server.set(key, data)
+            return None if key is None else server.get(key)
+
+    return access
+
+
+def client(url):
+    return pytest.importorskip("redis").Redis.from_url(url)
+
+
 class TestEveryTier:
     def test_what_was_put_is_found(self, tier):
         assert tier.lookup("k", "absent") == "absent"
@@ -84,12 +110,14 @@ class TestEveryTier:
         tier.put("k", None)
         assert tier.lookup("k", "absent") is None
 
-    def test_foreign_bytes_are_a_miss_and_dropped(self, tier):
+    def test_foreign_bytes_are_a_miss_and_dropped(self, tier, raw):
         tier.put("k", VALUE)
-        for lie in (b"", b"\x80\x04pickle", encode("someone:else", VALUE), encode(tier._full("k", None), VALUE)[:-1]):
-            tier._write(tier._full("k", None), lie)
+        cut = raw()[:-1]
+        for lie in (b"", b"\x80\x04pickle", encode("someone:else", VALUE), cut):
+            tier.put("k", VALUE)
+            raw(lie)
             assert tier.lookup("k", "absent") == "absent"
-            assert tier._read(tier._full("k", None)) is None
+            assert raw() is None
         assert tier.counts["corrupt"] == 4
 
     def test_what_cannot_be_stored_is_counted(self, tier):
@@ -198,17 +226,18 @@ class TestRedis:
 
     def test_a_full_server_is_a_counted_miss(self, redis_url):
         tier = RedisTier(redis_url, namespace="full", timeout_s=5.0)
-        tier._client.config_set("maxmemory", 1)
+        server = client(redis_url)
+        server.config_set("maxmemory", 1)
         try:
             assert tier.put("k", torch.zeros(1000)) is False
             assert tier.counts["failed_write"] == 1
         finally:
-            tier._client.config_set("maxmemory", 0)
+            server.config_set("maxmemory", 0)
             tier.close()
 
     def test_another_type_under_the_key_is_a_counted_miss(self, redis_url):
         tier = RedisTier(redis_url, namespace="wrong", timeout_s=5.0)
-        tier._client.lpush("wrong:k", "item")
+        client(redis_url).lpush("wrong:k", "item")
         assert tier.lookup("k", "absent") == "absent"
         assert tier.counts["failed_read"] == 1
         tier.close()
@@ -216,7 +245,7 @@ class TestRedis:
     def test_entries_may_age(self, redis_url):
         tier = RedisTier(redis_url, namespace="age", ttl_s=100, timeout_s=5.0)
         tier.put("k", 1)
-        assert 0 < tier._client.ttl("age:k") <= 100
+        assert 0 < client(redis_url).ttl("age:k") <= 100
         tier.close()
 
     @pytest.mark.parametrize(

@@ -1,0 +1,19 @@
+"""Parameters of a sweep: a few run in `make test`, all of them in `make test-all`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def sweep(values: Iterable[Any], *, quick: Collection[Any]) -> list[Any]:
+    """`values` as parameters of a test; those that are not in `quick` are marked `sweep`.
+
+    What is in `quick` stands for the others: one of each kind of model, loop or scheduler that the code treats alike.
+    """
+    values = list(values)
+    unknown = [value for value in quick if value not in values]
+    assert not unknown, f"not among the values: {unknown}"
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.sweep) for value in values]
