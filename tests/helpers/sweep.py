@@ -16,4 +16,8 @@ def sweep(values: Iterable[Any], *, quick: Collection[Any]) -> list[Any]:
     values = list(values)
     unknown = [value for value in quick if value not in values]
     assert not unknown, f"not among the values: {unknown}"
-    return [value if value in quick else pytest.param(value, marks=pytest.mark.sweep) for value in values]
+    rest = [value if isinstance(value, tuple) else (value,) for value in values if value not in quick]
+    return [
+        *(value for value in values if value in quick),
+        *(pytest.param(*value, marks=pytest.mark.sweep) for value in rest),
+    ]

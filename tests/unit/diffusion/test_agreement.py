@@ -72,6 +72,7 @@ def _rank(rank: int, meeting: str, ratios: torch.Tensor, decided: torch.Tensor) 
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_and_decide_as_one(tmp_path: Path) -> None:
     ratios = torch.zeros(2).share_memory_()
     decided = torch.zeros(len(POLICIES), 2, 16, dtype=torch.bool).share_memory_()

@@ -175,6 +175,7 @@ omnireuse.enable(pipe, speedup=2, region="blocks")
 """
 
 
+@pytest.mark.slow
 def test_a_type_checker_finds_the_same_mistakes(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     file = tmp_path / "calls.py"

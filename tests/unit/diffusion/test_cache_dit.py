@@ -109,6 +109,7 @@ def adapted(model: torch.nn.Module) -> torch.nn.Module:
 WRAPPERS = [adapted, functools.partial(torch.compile, backend="eager")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", WRAPPERS, ids=["peft", "torch.compile"])
 def test_a_wrapped_denoiser_is_served(flux: Tiny, wrap: Any) -> None:
     flux.pipe.transformer = wrap(flux.pipe.transformer)

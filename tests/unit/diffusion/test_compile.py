@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 import omnireuse
 from omnireuse import FixedSchedule
 from omnireuse.diffusion.reuse.policy import Policy
+from tests.helpers.sweep import sweep
 from tests.helpers.tiny import TINY, Tiny
 
 FIXED = FixedSchedule(every=2)
@@ -48,9 +49,10 @@ def eager(region: str, policy: Policy = FIXED, **call: Any) -> torch.Tensor:
 
 
 CASES = [(in_place, "step"), (wrapped, "call"), (blocks, "step"), (blocks, "blocks"), (blocks, "tail")]
+QUICK = [(in_place, "step"), (blocks, "blocks")]
 
 
-@pytest.mark.parametrize(("compiled", "region"), CASES)
+@pytest.mark.parametrize(("compiled", "region"), sweep(CASES, quick=QUICK))
 def test_nothing_compiles_again_from_step_to_step_nor_from_enabling_to_enabling(
     flux: Tiny, counter: CompileCounter, compiled: Callable[..., None], region: str
 ) -> None:
@@ -69,7 +71,10 @@ def test_nothing_compiles_again_from_step_to_step_nor_from_enabling_to_enabling(
     assert not counters["graph_break"]
 
 
-@pytest.mark.parametrize(("compiled", "region"), [*CASES, (in_place, "call"), (in_place, "blocks"), (in_place, "tail")])
+@pytest.mark.parametrize(
+    ("compiled", "region"),
+    sweep([*CASES, (in_place, "call"), (in_place, "blocks"), (in_place, "tail")], quick=QUICK),
+)
 def test_a_model_may_be_compiled_after_enabling(
     flux: Tiny, counter: CompileCounter, compiled: Any, region: str
 ) -> None:
@@ -114,7 +119,7 @@ def test_blocks_that_share_compiled_code_still_do_so(counter: CompileCounter) ->
 
 
 @pytest.mark.parametrize("compiled", [in_place, wrapped])
-@pytest.mark.parametrize("region", ["blocks", "tail"])
+@pytest.mark.parametrize("region", sweep(["blocks", "tail"], quick=["blocks"]))
 def test_a_model_compiled_whole_runs_uncompiled_in_regions_between_its_blocks(
     flux: Tiny, counter: CompileCounter, region: str, compiled: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

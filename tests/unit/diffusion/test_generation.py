@@ -118,7 +118,8 @@ def test_deciding_changes_nothing() -> None:
         before = copy.deepcopy(vars(alone.generation))
         first = alone.decide()
         for name, value in vars(alone.generation).items():
-            assert repr(value) == repr(before[name]) or name in ("emit", "_states", "outputs", "strategy", "_agreement")
+            # The repr of a function or an object of its own is its address.
+            assert repr(value) == repr(before[name]) or " at 0x" in repr(value)
         kept, again = alone.generation.kept_bytes, alone.decide()
         assert (again.reuse, again.reason, again.view) == (first.reuse, first.reason, first.view)
         assert alone.generation.kept_bytes == kept

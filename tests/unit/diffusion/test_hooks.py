@@ -15,6 +15,7 @@ from packaging.version import Version
 
 import omnireuse
 from omnireuse import FixedSchedule
+from tests.helpers.sweep import sweep
 from tests.helpers.tiny import TINY, Tiny
 
 REGIONS = ("step", "call", "blocks", "tail")
@@ -58,8 +59,8 @@ def traces(tiny: Tiny) -> list[Any]:
     return [(type(each), sorted(vars(each)), vars(each).get("forward")) for each in tiny.pipe.transformer.modules()]
 
 
-@pytest.mark.parametrize("region", REGIONS)
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("region", sweep(REGIONS, quick=["step", "blocks"]))
+@pytest.mark.parametrize("other", sweep(OTHERS, quick=[accelerate_hooks, group_offload, first_block_cache]))
 def test_the_hooks_of_others_work_in_either_order(other: Callable[[Tiny], None], region: str) -> None:
     before, after, behind = TINY["flux"](), TINY["flux"](), TINY["flux"]()
     other(before)
@@ -88,8 +89,8 @@ def test_the_hooks_of_others_work_in_either_order(other: Callable[[Tiny], None],
     assert torch.equal(behind.run(), full)
 
 
-@pytest.mark.parametrize("region", ["step", "blocks"])
-@pytest.mark.parametrize("offload", OFFLOADS)
+@pytest.mark.parametrize("region", sweep(["step", "blocks"], quick=["blocks"]))
+@pytest.mark.parametrize("offload", sweep(OFFLOADS, quick=[group_offload]))
 def test_offloading_casting_and_backend_in_any_order_of_enabling(offload: Callable[[Tiny], None], region: str) -> None:
     plain = TINY["flux"]()
     others = [layerwise_casting, attention_backend, offload]

@@ -81,6 +81,7 @@ def test_the_number_of_computed_steps_is_exact(
     assert computed <= set(range(run[0]))
 
 
+@pytest.mark.slow
 def test_every_budget_of_every_run_is_exact() -> None:
     for total in range(1, 201):
         noises = tuple(3 * s / (1 + 2 * s) for s in (1 - i / total for i in range(total)))
