@@ -40,7 +40,8 @@ def test_another_pipeline_of_the_same_weights_starts_warm(tier):
     assert torch.equal(got[0], want[0])
     assert torch.equal(got[1], want[1])
     assert second.num_encodes == 0
-    assert (cache.hits, cache.misses, cache.details()["outside_hits"]) == (1, 0, 1)
+    details = cache.details()
+    assert (details["hits"], details["misses"], details["outside_hits"], details["coalesced"]) == (1, 0, 1, 0)
     assert second.encode_prompt("abc", "bad")[0] is second.encode_prompt("abc", "bad")[0]
     assert all(key.startswith("tiny:") for key in tier.stored_keys())
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from omnireuse.diffusion.prompts.cache import CACHE_MISS as _CACHE_MISS
 from omnireuse.diffusion.prompts.cache import PromptEmbedCache
+from omnireuse.diffusion.prompts.entry import CACHE_MISS as _CACHE_MISS
 from omnireuse.diffusion.prompts.options import PromptCacheOptions
 from omnireuse.diffusion.prompts.wrapper import CachedEncodePrompt
 from omnireuse.errors import ConfigError, StateError, UnsupportedModelError

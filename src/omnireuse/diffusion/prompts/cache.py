@@ -2,55 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import sys
-import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from omnireuse.core.stores.flight import SingleFlight
 from omnireuse.core.stores.memory import MemoryStore
-from omnireuse.diffusion.prompts.entry import Entry
+from omnireuse.diffusion.prompts.counts import Counts, checked
+from omnireuse.diffusion.prompts.entry import CACHE_MISS, Entry
 from omnireuse.diffusion.prompts.keys import PromptKey, as_key
 from omnireuse.diffusion.prompts.options import PromptCacheOptions
-from omnireuse.errors import ConfigError, StateError, WrongTypeError
+from omnireuse.diffusion.prompts.outside import Outside
+from omnireuse.errors import StateError, WrongTypeError
 
-__all__ = ["CACHE_MISS", "Loaded", "PromptEmbedCache"]
+__all__ = ["Loaded", "PromptEmbedCache"]
 
 logger = logging.getLogger("omnireuse")
 
 Loaded: TypeAlias = tuple[Any, bool]
 """A value, and whether it may be stored: not if the encoders changed while it was computed."""
 
-_COUNTERS = ("hits", "misses", "coalesced", "mutated", "outdated", "unplaced", "outside_hits", "row_hits", "row_misses")
-_BYPASSED = "bypassed_"
 
-
-class _Miss:
-    """The one value that no encode can return."""
-
-    def __repr__(self) -> str:
-        return "_CACHE_MISS"
-
-    def __reduce__(self) -> str:
-        return "CACHE_MISS"  # pickled by name: there is only one
-
-
-CACHE_MISS: Final = _Miss()
-
-
-def _counter(name: str, doc: str) -> Any:
-    def assign(cache: PromptEmbedCache, number: int) -> None:
-        cache._counts[name] = _checked(name, number, 0)
-
-    return property(lambda cache: cache._counts[name], assign, doc=doc)
-
-
-class PromptEmbedCache:
+class PromptEmbedCache(Counts):
     """A thread-safe cache of what ``encode_prompt`` returns.
 
     Values are copied on the way in (detached, each tensor in storage of its own size) and read-only by contract on
@@ -75,43 +54,20 @@ class PromptEmbedCache:
         max_bytes: int | None = None,
         options: PromptCacheOptions | None = None,
     ) -> None:
+        super().__init__()
         options = options or PromptCacheOptions()
         self.options = options if max_bytes is None else replace(options, max_bytes=max_bytes)
         self.enabled = enabled
-        self._max_size: int = _checked("max_size", max_size, 1)
+        self._max_size: int = checked("max_size", max_size, 1)
         self.store: MemoryStore[Entry] = MemoryStore(
             max_bytes=self.options.max_bytes,
             max_entries=max_size,
             eviction=options.eviction,
             ttl_s=options.ttl_s,
         )
+        self.outside: Outside | None = None
+        """The store outside the process, as the wrapped pipeline sees it."""
         self._flights: SingleFlight[Entry | None] = SingleFlight()
-        self._counting = threading.Lock()
-        self._counts = Counter(dict.fromkeys(_COUNTERS, 0))
-
-    hits = _counter("hits", "Calls served without an encode of their own; may be assigned.")
-    misses = _counter("misses", "Encodes; may be assigned.")
-
-    @property
-    def bypassed(self) -> int:
-        """Calls past the cache. May be assigned: a surplus has the reason "assigned", less forgets the reasons."""
-        return sum(self.bypassed_by.values())
-
-    @bypassed.setter
-    def bypassed(self, number: int) -> None:
-        reasons = self.bypassed_by
-        if _checked("bypassed", number, 0) < reasons.total():
-            with self._counting:
-                for reason in reasons:
-                    del self._counts[_BYPASSED + reason]
-            reasons.clear()
-        self.add(f"{_BYPASSED}assigned", number - reasons.total())
-
-    @property
-    def bypassed_by(self) -> Counter[str]:
-        """Calls past the cache, by reason, see :class:`~omnireuse.diffusion.prompts.keys.UnkeyableError`."""
-        with self._counting:
-            return +Counter({k[len(_BYPASSED) :]: n for k, n in self._counts.items() if k.startswith(_BYPASSED)})
 
     @property
     def max_size(self) -> int:
@@ -120,7 +76,7 @@ class PromptEmbedCache:
 
     @max_size.setter
     def max_size(self, max_size: int) -> None:
-        self.store.resize(_checked("max_size", max_size, 1))
+        self.store.resize(checked("max_size", max_size, 1))
         self._max_size = max_size
 
     def get(self, key: Hashable) -> Any:
@@ -153,9 +109,9 @@ class PromptEmbedCache:
         ``outdated`` results were not stored because the encoders changed meanwhile, ``refused`` ones exceed the
         budget of bytes; ``unplaced`` hits could not be moved to the device of their call; ``expired`` entries were old.
         """
-        store, bypassed = self.store.stats(), self.bypassed
+        store = self.store.stats()
         held = {name: getattr(store, name) for name in ("num_bytes", "evictions", "refused", "expired")}
-        return {"size": store.entries, "max_size": self.max_size, **self._counts, "bypassed": bypassed, **held}
+        return {"size": store.entries, "max_size": self.max_size} | self.counters() | held
 
     def release(self) -> int:
         """Free the entries' device memory, before the model sleeps; the bytes freed. Each comes back when asked for."""
@@ -164,11 +120,6 @@ class PromptEmbedCache:
     def device_bytes(self) -> int:
         """Bytes that the entries hold on an accelerator now."""
         return sum(entry.device_bytes for _, entry in self.store.snapshot())
-
-    def add(self, name: str, number: int = 1) -> None:
-        """Count ``number`` more of ``name``."""
-        with self._counting:
-            self._counts[name] += number
 
     def drop_calls(self) -> None:
         """Drop every entry of a wrapped call: the encoders changed, and no key can reach it any more."""
@@ -186,7 +137,13 @@ class PromptEmbedCache:
         return CACHE_MISS if entry is None else self._hand_out(key, entry, target)
 
     def keep(self, key: PromptKey, value: Any, label: str, target: torch.device | None = None) -> Entry:
-        """Store a copy of ``value`` and return its entry."""
+        """Store a copy of ``value``, outside too if it comes from a call; its entry."""
+        entry = self._keep_here(key, value, label, target)
+        if self.outside is not None and key[0] is not None:
+            self.outside.put(key, value, target)
+        return entry
+
+    def _keep_here(self, key: PromptKey, value: Any, label: str, target: torch.device | None) -> Entry:
         entry = Entry(value, label, self.options, target)
         if entry.opaque_kinds:
             kinds = ", ".join(sorted(entry.opaque_kinds))
@@ -216,10 +173,11 @@ class PromptEmbedCache:
         """
         values = {key: self.find(key, target) for key in labels}
         own: dict[PromptKey, Any] = {}
+        led: set[PromptKey] = set()
 
         def lead(keys: list[PromptKey]) -> dict[PromptKey, Entry | None]:
-            # Another leader may have finished between this call's lookup and its flight.
-            entries = {key: self.store.lookup(key, None) for key in keys}
+            led.update(keys)
+            entries = {key: self._stored(key, labels[key], target) for key in keys}
             absent = [key for key in keys if entries[key] is None]
             for key, loaded in (load(absent) if absent else {}).items():
                 own[key] = loaded[0]
@@ -229,7 +187,7 @@ class PromptEmbedCache:
         missing = [key for key, value in values.items() if value is CACHE_MISS]
         for key, entry in (self._flights.run_many(missing, lead) if missing else {}).items():
             # Who loaded a value gets the encode's own tensors: the store has copies.
-            values[key] = own[key] if key in own else self._shared(key, entry, target)
+            values[key] = own[key] if key in own else self._shared(key, entry, target, waited=key not in led)
             if values[key] is CACHE_MISS:
                 values[key] = load([key])[key][0]
         return values
@@ -237,20 +195,33 @@ class PromptEmbedCache:
     async def fetch_async(
         self, key: PromptKey, label: str, load: Callable[[], Awaitable[Loaded]], target: torch.device | None
     ) -> Any:
-        """As :meth:`fetch` for one key and a coroutine function."""
+        """As :meth:`fetch` for one key and a coroutine function. A store outside is asked in another thread."""
         own: list[Any] = []
 
         async def lead() -> Entry | None:
-            entry = self.store.lookup(key, None)
+            stored = functools.partial(self._stored, key, label, target)
+            entry = stored() if self.outside is None else await asyncio.to_thread(stored)
             if entry is None:
                 loaded = await load()
                 own.append(loaded[0])
-                entry = self._settle(key, loaded, label, target)
+                settle = functools.partial(self._settle, key, loaded, label, target)
+                entry = settle() if self.outside is None else await asyncio.to_thread(settle)
             return entry
 
-        entry, _ = await self._flights.run_async(key, lead)
-        value = own[0] if own else self._shared(key, entry, target)
+        entry, led = await self._flights.run_async(key, lead)
+        value = own[0] if own else self._shared(key, entry, target, waited=not led)
         return (await load())[0] if value is CACHE_MISS else value
+
+    def _stored(self, key: PromptKey, label: str, target: torch.device | None) -> Entry | None:
+        """What another leader stored between a call's lookup and its flight, or what is outside."""
+        entry = self.store.lookup(key, None)
+        if entry is not None or self.outside is None:
+            return entry
+        value = self.outside.lookup(key, target)
+        if value is CACHE_MISS:
+            return None
+        self.add("outside_hits")
+        return self._keep_here(key, value, label, target)
 
     def _settle(self, key: PromptKey, loaded: Loaded, label: str, target: torch.device | None) -> Entry | None:
         """The entry of a loaded value; None if it cannot be shared, and each call must make its own."""
@@ -261,14 +232,14 @@ class PromptEmbedCache:
             self.add("outdated")
             return Entry(value, label, self.options, target)  # for those who wait
         except WrongTypeError as error:
-            self.add(f"{_BYPASSED}result")
+            self.bypass("result")
             logger.warning("prompt-embedding cache: result of encode_prompt(%s) not stored: %s", label, error)
             return None
 
-    def _shared(self, key: PromptKey, entry: Entry | None, target: torch.device | None) -> Any:
-        """What another call loaded."""
+    def _shared(self, key: PromptKey, entry: Entry | None, target: torch.device | None, *, waited: bool) -> Any:
+        """What this call did not encode itself."""
         value = CACHE_MISS if entry is None else self._hand_out(key, entry, target)
-        self.add("coalesced", value is not CACHE_MISS)
+        self.add("coalesced", waited and value is not CACHE_MISS)
         return value
 
     def _hand_out(self, key: PromptKey, entry: Entry, target: torch.device | None) -> Any:
@@ -296,12 +267,3 @@ class PromptEmbedCache:
             raise StateError(message)
         logger.warning("%s; it is dropped and encoded again", message)
         return CACHE_MISS
-
-
-def _checked(name: str, number: Any, least: int) -> Any:
-    if isinstance(number, int) and not isinstance(number, bool) and number >= least:
-        return number
-    hint = "; pass enabled=False to store nothing" if name == "max_size" else ""
-    raise ConfigError(
-        f"PromptEmbedCache({name}={number!r}): field must be an integer of at least {least}, got {number!r}{hint}"
-    )

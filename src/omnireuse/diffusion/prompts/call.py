@@ -52,15 +52,17 @@ class EncodeCall:
         self.echoes = [] if reads is None else sorted(echo for echo in reads.echoes if echo[1] in parameters)
         # How lists divide into rows, by the kind of call and the size; None: not at all.
         self.layouts: dict[tuple[Any, int], Layout | None] = {}
-        layouts = self.layouts
+        layouts, held = self.layouts, weakref.ref(cache)
 
         def forget() -> None:
             layouts.clear()
-            cache.drop_calls()
+            known = held()
+            if known is not None:
+                known.drop_calls()
 
         self.watch = EncoderWatch(reads, cache.options.weights, forget)
-        outside = cache.options.outside
-        self.outside = None if outside is None else Outside(outside, tag, self.watch)
+        store = cache.options.outside
+        cache.outside = None if store is None else Outside(store, tag, self.watch, self._pipeline)
 
     @property
     def pipeline(self) -> Any:

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,7 +15,20 @@ from omnireuse.core.stores.trees import Leaf, Node, Opaque, compact_copy, flatte
 from omnireuse.diffusion.prompts.keys import digest_of
 from omnireuse.diffusion.prompts.options import PromptCacheOptions
 
-__all__ = ["Entry"]
+__all__ = ["CACHE_MISS", "Entry"]
+
+
+class _Miss:
+    """The one value that no encode can return."""
+
+    def __repr__(self) -> str:
+        return "_CACHE_MISS"
+
+    def __reduce__(self) -> str:
+        return "CACHE_MISS"  # pickled by name: there is only one
+
+
+CACHE_MISS: Final = _Miss()
 
 
 class Entry:

@@ -137,7 +137,8 @@ class _Speller:
         """A token tensor, an array or an image, by its content."""
         image = sys.modules.get("PIL.Image")
         if type(value) is torch.Tensor and value.device.type != "meta":
-            if value.layout is not torch.strided or value.dtype.is_floating_point or value.dtype.is_complex:
+            is_whole = not (value.is_floating_point() or value.is_complex() or value.is_quantized)
+            if value.layout is not torch.strided or not is_whole:
                 raise UnkeyableError("float_tensor")
             self._check_size(value.nbytes)
             array = value.detach().cpu().numpy()

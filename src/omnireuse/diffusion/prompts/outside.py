@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,10 +13,9 @@ from omnireuse.core.stores.tier import Tier
 from omnireuse.core.stores.tiered import TieredStore
 from omnireuse.core.stores.trees import flatten, unflatten
 from omnireuse.diffusion.fingerprint import fingerprint
-from omnireuse.diffusion.prompts.cache import CACHE_MISS
+from omnireuse.diffusion.prompts.entry import CACHE_MISS
 from omnireuse.diffusion.prompts.keys import PromptKey, digest_of
 from omnireuse.diffusion.prompts.watch import EncoderWatch
-from omnireuse.errors import WrongTypeError
 
 __all__ = ["Outside"]
 
@@ -31,15 +31,18 @@ class Outside:
         store: the tier or tiers.
         tag: names the model, for people; the content decides.
         watch: knows the encoders.
+        pipeline: gives the pipeline.
     """
 
-    def __init__(self, store: Tier | TieredStore, tag: str | None, watch: EncoderWatch) -> None:
-        self._store, self._tag, self._watch = store, tag, watch
+    def __init__(
+        self, store: Tier | TieredStore, tag: str | None, watch: EncoderWatch, pipeline: Callable[[], Any]
+    ) -> None:
+        self._store, self._tag, self._watch, self._pipeline = store, tag, watch, pipeline
         self._namespaces: dict[int, str] = {}
 
-    def lookup(self, pipeline: Any, key: PromptKey, target: torch.device | None) -> Any:
+    def lookup(self, key: PromptKey, target: torch.device | None) -> Any:
         """The value with its tensors where the direct call would have put them; ``CACHE_MISS`` without one."""
-        found = self._store.lookup(_name(key), CACHE_MISS, namespace=self._namespace(pipeline, key))
+        found = self._store.lookup(_name(key), CACHE_MISS, namespace=self._namespace(key))
         if found is CACHE_MISS:
             return CACHE_MISS
         value, follows = found
@@ -47,18 +50,16 @@ class Outside:
         pairs: list[Any] = list(zip(leaves, follows, strict=True))
         return unflatten(skeleton, [leaf.to(target) if goes and target else leaf for leaf, goes in pairs])
 
-    def put(self, pipeline: Any, key: PromptKey, value: Any, target: torch.device | None) -> None:
+    def put(self, key: PromptKey, value: Any, target: torch.device | None) -> None:
         """Keep ``value``; the store counts what it cannot take."""
-        try:
-            _, leaves = flatten(value, opaque=True)
-        except WrongTypeError:
-            return  # counted and logged where the memory store refused it
+        _, leaves = flatten(value, opaque=True)
         follows = [isinstance(leaf, torch.Tensor) and leaf.device == target for leaf in leaves]
-        self._store.put(_name(key), (value, follows), namespace=self._namespace(pipeline, key))
+        self._store.put(_name(key), (value, follows), namespace=self._namespace(key))
 
-    def _namespace(self, pipeline: Any, key: PromptKey) -> str:
+    def _namespace(self, key: PromptKey) -> str:
         epoch = key[0][0]
         if epoch not in self._namespaces:
+            pipeline = self._pipeline()
             libraries = [getattr(sys.modules.get(name), "__version__", None) for name in ("diffusers", "transformers")]
             kind = f"{type(pipeline).__module__}.{type(pipeline).__qualname__}"
             about = f"{_FORMAT} {kind} {torch.__version__} {libraries}".encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import reprlib
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.prompts.cache import CACHE_MISS, Loaded
+from omnireuse.diffusion.prompts.cache import Loaded
 from omnireuse.diffusion.prompts.call import EncodeCall
 from omnireuse.diffusion.prompts.keys import PromptKey
 from omnireuse.diffusion.prompts.rows import Layout, RowPlan, has_rows, join, layout_of, plan_rows, split
@@ -56,16 +55,10 @@ class Request:
 
     async def run_async(self) -> Any:
         """The value of a call of a coroutine function."""
-        key, call = self._key(self._bound), self._call
+        key = self._key(self._bound)
 
         async def load() -> Loaded:
-            found = await asyncio.to_thread(self._from_outside, [key]) if call.outside else {}
-            if found:
-                return found[key]
-            loaded = self._loaded(await call.function(*self._args, **self._kwargs))
-            if call.outside:
-                await asyncio.to_thread(self._put_outside, key, loaded)
-            return loaded
+            return self._loaded(await self._call.function(*self._args, **self._kwargs))
 
         return self._counted(await self._cache.fetch_async(key, _label(self._bound), load, self._target))
 
@@ -91,10 +84,8 @@ class Request:
 
         def load(absent: list[PromptKey]) -> dict[PromptKey, Loaded]:
             nonlocal num_encoded
-            found = self._from_outside(absent)
-            missing = {key: rows[key] for key in absent if key not in found}
-            num_encoded += len(missing)
-            return found | self._encode_rows(plan, missing)
+            num_encoded += len(absent)
+            return self._encode_rows(plan, {key: rows[key] for key in absent})
 
         values = self._cache.fetch({key: _label(row) for key, row in rows.items()}, load, self._target)
         self._cache.add("row_hits", len(keys) - num_encoded)
@@ -109,12 +100,8 @@ class Request:
             batch, is_current = self._encode(plan.batch(list(missing.values())))
             parts = split(batch, len(missing), layout)
         if parts is None:
-            loaded = {key: self._encode(row) for key, row in missing.items()}
-        else:
-            loaded = {key: (part, is_current) for key, part in zip(missing, parts, strict=True)}
-        for key, row in loaded.items():
-            self._put_outside(key, row)
-        return loaded
+            return {key: self._encode(row) for key, row in missing.items()}
+        return {key: (part, is_current) for key, part in zip(missing, parts, strict=True)}
 
     def _test_rows(self, plan: RowPlan, batch: Any) -> Layout | None:
         """How lists of this size divide into rows. If they do, the rows are kept in place of the list."""
@@ -129,9 +116,7 @@ class Request:
                 if is_current and has_rows(uneven, size, layout, others):
                     for i, part in enumerate(split(batch, size, layout) or []):
                         if i not in alone:
-                            key = self._key(plan.rows[i])
-                            self._cache.keep(key, part, _label(plan.rows[i]), self._target)
-                            self._put_outside(key, (part, True))
+                            self._cache.keep(self._key(plan.rows[i]), part, _label(plan.rows[i]), self._target)
                     self._cache.store.discard(self._key(self._bound))
                     return layout
         except Exception as error:  # the call has its value: a test must not fail it
@@ -141,15 +126,7 @@ class Request:
 
     def _fetch(self, bound: dict[str, Any]) -> Any:
         key = self._key(bound)
-
-        def load(keys: list[PromptKey]) -> dict[PromptKey, Loaded]:
-            found = self._from_outside(keys)
-            if not found:
-                found[key] = self._encode(bound)
-                self._put_outside(key, found[key])
-            return found
-
-        return self._cache.fetch({key: _label(bound)}, load, self._target)[key]
+        return self._cache.fetch({key: _label(bound)}, lambda _keys: {key: self._encode(bound)}, self._target)[key]
 
     def _encode(self, bound: dict[str, Any]) -> Loaded:
         if bound is self._bound:
@@ -168,19 +145,6 @@ class Request:
                 _label(self._bound),
             )
         return value, self._call.state() == self._state
-
-    def _from_outside(self, keys: list[PromptKey]) -> dict[PromptKey, Loaded]:
-        outside = self._call.outside
-        if outside is None:
-            return {}
-        found = {key: outside.lookup(self._call.pipeline, key, self._target) for key in keys}
-        found = {key: (value, True) for key, value in found.items() if value is not CACHE_MISS}
-        self._cache.add("outside_hits", len(found))
-        return found
-
-    def _put_outside(self, key: PromptKey, loaded: Loaded) -> None:
-        if self._call.outside is not None and loaded[1]:
-            self._call.outside.put(self._call.pipeline, key, loaded[0], self._target)
 
     def _key(self, bound: dict[str, Any]) -> PromptKey:
         return self._call.key(bound, self._state)

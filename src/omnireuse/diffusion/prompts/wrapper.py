@@ -7,11 +7,11 @@ import inspect
 import logging
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
-from omnireuse.diffusion.prompts.cache import CACHE_MISS, PromptEmbedCache
+from omnireuse.diffusion.prompts.cache import PromptEmbedCache
 from omnireuse.diffusion.prompts.call import EncodeCall, own_function
+from omnireuse.diffusion.prompts.entry import CACHE_MISS
 from omnireuse.diffusion.prompts.keys import UnkeyableError
 from omnireuse.diffusion.prompts.options import PromptCacheOptions
 from omnireuse.diffusion.prompts.request import Request
@@ -44,6 +44,10 @@ class CachedEncodePrompt:
         self.cache = PromptEmbedCache(max_size, enabled, options=options)
         self._call: EncodeCall | None = None
         self._reading = threading.Lock()
+        function = own_function(pipeline) if original is None else original
+        self.__wrapped__ = getattr(function, "__func__", function)  # a bound method would keep the pipeline alive
+        self.__name__, self.__doc__ = "encode_prompt", function.__doc__
+        self.__signature__ = inspect.signature(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What ``encode_prompt(*args, **kwargs)`` returns, from the cache if it holds it. A hit is read-only."""
@@ -55,10 +59,10 @@ class CachedEncodePrompt:
             key = call.key(bound, call.watch.state(pipeline))
             target = call.target(pipeline, bound)
         except UnkeyableError as error:
-            cache.add(f"bypassed_{error.reason}")
+            cache.bypass(error.reason)
             return call.function(*args, **kwargs)
         except (TypeError, RuntimeError):
-            cache.add("bypassed_signature")
+            cache.bypass("signature")
             return call.function(*args, **kwargs)  # raises its own error, or knows better
         value = cache.find(key, target)
         if value is CACHE_MISS:
@@ -104,22 +108,6 @@ class CachedEncodePrompt:
         cache = self.cache
         names = {"max_size": cache.max_size, "enabled": cache.enabled, "model_tag": self.model_tag}
         return names | {"options": cache.options}
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        return own_function(self.pipeline) if self.original is None else self.original
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.__wrapped__)
-
-    @property
-    def __name__(self) -> str:
-        return "encode_prompt"
-
-    @property
-    def __doc__(self) -> str | None:  # type: ignore[override]  # the documentation of what it stands in for
-        return None if self._pipeline() is None else self.__wrapped__.__doc__
 
     @property
     def __self__(self) -> Any:
