@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping
-from operator import index
 from typing import Any, Protocol
 
-from omnireuse.errors import ConfigError, StateError, WrongTypeError
+from omnireuse.core.sizes import require_size
+from omnireuse.errors import ConfigError, StateError
 
 __all__ = ["EncoderCacheManager", "EncoderRequest", "compute_encoder_budget"]
 
@@ -31,16 +31,6 @@ class EncoderRequest(Protocol):
         """Encoder tokens of one multimodal input of the request."""
 
 
-def _as_size(what: str, value: object) -> int:
-    try:
-        size = index(value)  # type: ignore[arg-type]  # tells whether it is an integer
-    except TypeError:
-        raise WrongTypeError(f"{what} must be an integer, got {value!r} of type {type(value).__name__}") from None
-    if size < 0:
-        raise ConfigError(f"{what} must be ≥ 0, got {size}")
-    return size
-
-
 class EncoderCacheManager:
     """Decide which multimodal encoder outputs stay, counted in encoder tokens.
 
@@ -55,7 +45,7 @@ class EncoderCacheManager:
     """
 
     def __init__(self, cache_size: int) -> None:
-        self._cache_size = _as_size("EncoderCacheManager(cache_size): field", cache_size)
+        self._cache_size = require_size("EncoderCacheManager(cache_size): field", cache_size)
         self._num_free_slots = self._cache_size
         # The charged size is kept: the request may report another one later.
         self._charged: dict[str, dict[int, int]] = {}
@@ -169,7 +159,7 @@ class EncoderCacheManager:
 
     @staticmethod
     def _num_tokens(request: EncoderRequest, input_id: int) -> int:
-        return _as_size(
+        return require_size(
             f"request {request.request_id!r}: get_num_encoder_tokens({input_id})",
             request.get_num_encoder_tokens(input_id),
         )

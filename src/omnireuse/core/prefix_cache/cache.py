@@ -12,9 +12,10 @@ from omnireuse.core.prefix_cache import writer
 from omnireuse.core.prefix_cache.batch import BatchRows, blocks_of, cached_blocks, rows_of
 from omnireuse.core.prefix_cache.deferred import DeferredOutputs
 from omnireuse.core.prefix_cache.keys import CachedKeys, hidden_rows, key_name
-from omnireuse.core.prefix_cache.options import PrefixCacheOptions, require_size
+from omnireuse.core.prefix_cache.options import PrefixCacheOptions
 from omnireuse.core.prefix_cache.passthrough import split_over
 from omnireuse.core.prefix_cache.pool import HIDDEN, PrefixHits, RowPool
+from omnireuse.core.sizes import require_size
 from omnireuse.errors import StateError, WrongTypeError
 
 __all__ = ["OmniTensorPrefixCache"]
@@ -52,9 +53,9 @@ class OmniTensorPrefixCache:
         options: PrefixCacheOptions | None = None,
     ) -> None:
         options = options or PrefixCacheOptions()
-        self.num_blocks = require_size("OmniTensorPrefixCache(num_blocks)", num_blocks)
-        self.block_size = require_size("OmniTensorPrefixCache(block_size)", block_size)
-        self.default_hidden_size = require_size("OmniTensorPrefixCache(hidden_size)", hidden_size)
+        self.num_blocks = require_size("OmniTensorPrefixCache(num_blocks)", num_blocks, least=1)
+        self.block_size = require_size("OmniTensorPrefixCache(block_size)", block_size, least=1)
+        self.default_hidden_size = require_size("OmniTensorPrefixCache(hidden_size)", hidden_size, least=1)
         if not isinstance(hs_dtype, torch.dtype):
             raise WrongTypeError(f"OmniTensorPrefixCache(hs_dtype={hs_dtype!r}): field must be a torch dtype")
         self._pool = RowPool(num_blocks, block_size, options.absent)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from omnireuse.core.sizes import require_size
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError, WrongTypeError
 
 __all__ = ["PrefixCacheOptions"]
@@ -51,17 +52,4 @@ class PrefixCacheOptions:
                 raise WrongTypeError(
                     f"PrefixCacheOptions(mm_keys[{name!r}]={spec!r}): field must be (feature size, torch dtype)"
                 )
-            require_size(f"PrefixCacheOptions(mm_keys[{name!r}]): feature size", spec[0])
-
-
-def require_size(what: str, value: object) -> int:
-    """Return `value` if it is an int ≥ 1.
-
-    Raises:
-        WrongTypeError, ConfigError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise WrongTypeError(f"{what} must be an int, got {value!r} of type {type(value).__name__}")
-    if value < 1:
-        raise ConfigError(f"{what} must be ≥ 1, got {value}")
-    return value
+            require_size(f"PrefixCacheOptions(mm_keys[{name!r}]): feature size", spec[0], least=1)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from omnireuse.core.prefix_cache.options import require_size
+from omnireuse.core.sizes import require_size
 
 __all__ = ["Integers", "Mask", "MergeBuffers", "RawRows", "RowStore", "to_raw"]
 
@@ -48,7 +48,7 @@ class RowStore:
     def __init__(self, num_blocks: int, block_size: int, feature_shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.feature_shape, self.dtype, self.block_size = tuple(feature_shape), dtype, block_size
         for size in feature_shape:
-            require_size("prefix cache: a feature dimension", size)
+            require_size("prefix cache: a feature dimension", size, least=1)
         self.width = int(np.prod(feature_shape))
         self._block_bytes = block_size * self.width * dtype.itemsize
         self._map: mmap.mmap | None = None

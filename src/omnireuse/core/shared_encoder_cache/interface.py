@@ -8,10 +8,11 @@ from enum import Enum
 from typing import NamedTuple
 
 from omnireuse.core.shared_encoder_cache.policies import POLICIES
-from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
+from omnireuse.core.sizes import require_size
+from omnireuse.errors import ConfigError, UnknownNameError
 
 __all__ = [
-    "CacheEvent", "EncoderKey", "ItemTooLargeError", "Lease", "Outcome", "SharedEncoderCacheConfig", "require_count",
+    "CacheEvent", "EncoderKey", "ItemTooLargeError", "Lease", "Outcome", "SharedEncoderCacheConfig",
 ]  # fmt: skip
 
 
@@ -36,28 +37,15 @@ class SharedEncoderCacheConfig:
     ttl_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        require_count("SharedEncoderCacheConfig(max_embeds)", self.max_embeds)
+        require_size("SharedEncoderCacheConfig(max_embeds)", self.max_embeds)
         if self.max_bytes is not None:
-            require_count("SharedEncoderCacheConfig(max_bytes)", self.max_bytes)
+            require_size("SharedEncoderCacheConfig(max_bytes)", self.max_bytes)
         if self.policy not in POLICIES:
             raise UnknownNameError("eviction policy", self.policy, POLICIES)
         if self.ttl_seconds is not None and not 0 < self.ttl_seconds < math.inf:
             raise ConfigError(
                 f"SharedEncoderCacheConfig(ttl_seconds={self.ttl_seconds}): field must be finite and > 0, or None"
             )
-
-
-def require_count(what: str, value: object) -> int:
-    """Return `value` if it is an int ≥ 0.
-
-    Raises:
-        WrongTypeError, ConfigError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise WrongTypeError(f"{what} must be an int, got {value!r} of type {type(value).__name__}")
-    if value < 0:
-        raise ConfigError(f"{what} must be ≥ 0, got {value}")
-    return value
 
 
 # What is created or hashed on every access is a NamedTuple: a frozen dataclass takes several times as long for both.

@@ -12,8 +12,8 @@ from omnireuse.core.shared_encoder_cache.interface import (
     Lease,
     Outcome,
     SharedEncoderCacheConfig,
-    require_count,
 )
+from omnireuse.core.sizes import require_size
 from omnireuse.errors import StateError
 
 __all__ = ["SharedEncoderCacheManager"]
@@ -97,8 +97,8 @@ class SharedEncoderCacheManager(EntryTable):
 
     def _plan(self, key: EncoderKey, request_id: str, position: int, num_embeds: int, num_bytes: int) -> Lease | None:
         if type(num_embeds) is not int or type(num_bytes) is not int or num_embeds < 0 or num_bytes < 0:
-            require_count("reserve(num_embeds)", num_embeds)
-            require_count("reserve(num_bytes)", num_bytes)
+            num_embeds = require_size("reserve(num_embeds)", num_embeds)
+            num_bytes = require_size("reserve(num_bytes)", num_bytes)
         self._require_position_free(key, request_id, position)
         if not self.make_room(num_embeds, num_bytes):
             self._counters["no_room"] += 1
@@ -121,7 +121,7 @@ class SharedEncoderCacheManager(EntryTable):
         """
         entry = self._require_encoder(lease, "commit")
         if num_bytes is not None:
-            self._num_bytes += require_count("commit(num_bytes)", num_bytes) - entry.num_bytes
+            self._num_bytes += require_size("commit(num_bytes)", num_bytes) - entry.num_bytes
             entry.num_bytes = num_bytes
         entry.waiting = None
         if encode_seconds is not None:
