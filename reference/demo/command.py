@@ -31,7 +31,7 @@ CACHES = (
 )
 
 
-def _caches(case: Case, folder: Path, config: DemoConfig) -> tuple[Cache, ...]:
+def caches_for(case: Case, folder: Path, config: DemoConfig) -> tuple[Cache, ...]:
     """`CACHES`; where the model's folder has a profile for these steps and this guidance, two of its plans in place of
     the last."""
     word = "guided" if config.full_guidance > 1 else "unguided"
@@ -85,7 +85,7 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
         pipeline = load_quietly(case, folder)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with progress_bar(*columns) as progress:
-        caches = _caches(case, folder, config)
+        caches = caches_for(case, folder, config)
         for path in earlier:
             path.unlink(missing_ok=True)
         bar = progress.add_task("warm-up: full", total=generations(config.prompts, len(caches)))

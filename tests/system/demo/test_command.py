@@ -134,11 +134,11 @@ def test_an_interrupted_demo_keeps_what_is_done_and_says_so(
 def test_a_profile_beside_the_weights_joins_the_demo_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = IMAGES.find(None)
     monkeypatch.chdir(folder.parents[1])
-    default, *searched, bold = command._caches(IMAGES, folder, DemoConfig())
+    default, *searched, bold = command.caches_for(IMAGES, folder, DemoConfig())
     assert (default, bold) == command.CACHES[:2]
     assert [cache.options["speedup"] for cache in searched] == [2, 3]
     assert str(searched[0]) == (
         "omnireuse.enable(pipeline, profile='models/shapes-flux/profiles/shapes-flux-28-guided.json', speedup=2)"
     )
     for config in (DemoConfig(steps=12), DemoConfig(guidance=3.0)):
-        assert command._caches(IMAGES, folder, config) == command.CACHES
+        assert command.caches_for(IMAGES, folder, config) == command.CACHES
