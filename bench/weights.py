@@ -19,8 +19,8 @@ import omnireuse
 from bench._common import environment, new_table, write_record
 from omnireuse.diffusion.calibration import fit
 from omnireuse.diffusion.calibration.candidate import FITTED, Candidate
-from omnireuse.diffusion.calibration.judge import FullRun, Judge
-from omnireuse.diffusion.calibration.starts import spread
+from omnireuse.diffusion.calibration.initial import spread
+from omnireuse.diffusion.calibration.runner import FullRun, FullRunResult, Local, Runner, Score, lead
 from omnireuse.evaluation.metrics import bootstrap
 from reference.case import CLIPS, IMAGES
 from reference.workload import load_quietly
@@ -57,10 +57,13 @@ class Bench:
         call = {**case.sampling, **guided, "num_inference_steps": options.steps}
         prompts = list(map(case.caption, case.held_out(options.prompts, seed=SEED)))
         self._pipeline, self._steps = load_quietly(case, case.find(None)), options.steps
-        self._judge = Judge(self._pipeline, prompts, first_seed=SEED, call=call)
+        self._runner = Runner(self._pipeline, prompts, seed=SEED, call=call)
         half = len(prompts) // 2
         self._fitted, self._judged = range(half), range(half, len(prompts))
-        self._full = {batch: self._judge.full_run(batch, True, True) for batch in (self._fitted, self._judged)}
+        self._full = {
+            places: FullRun(places=places, record=True, keep_path=True).run(self._runner)
+            for places in (self._fitted, self._judged)
+        }
 
     def rows(self, budgets: Sequence[int]) -> list[dict[str, Any]]:
         """PSNR of every way to fit, on the captions that were not fitted on."""
@@ -81,7 +84,8 @@ class Bench:
     def _row(self, count: int, kept: int, apart: bool, prompts: int) -> dict[str, Any]:
         candidate = Candidate(steps=spread(count, POWER, self._steps), forecaster=FITTED)
         fitted = self._fit(candidate, kept, apart, range(prompts))
-        psnr = self._judge.psnr(self._judged, candidate, fitted, self._full[self._judged].pictures)
+        full = Local(value=self._full[self._judged].pictures)
+        psnr = Score(candidate=candidate, places=self._judged, forecaster=fitted, full=full).run(self._runner)
         mean = bootstrap(psnr)
         return {"psnr": mean.mean, "low": mean.low, "high": mean.high, "worst": min(psnr), "branches": fitted.branches}
 
@@ -93,13 +97,13 @@ class Bench:
             shares=full.path.shares if apart else (1.0,),
         )
         weights = fit.WeightFit(candidate.steps, self._steps, kept=kept)
-        self._judge.lead(weights, path, batch, candidate)
-        return omnireuse.Fitted(coordinates=_at(full), weights=weights.weights, computed=candidate.steps)
+        lead(self._runner, weights, path, batch, candidate)
+        return omnireuse.Fitted(coordinates=_coordinates(full), weights=weights.weights, computed=candidate.steps)
 
 
-def _at(full: FullRun) -> tuple[float, ...]:
+def _coordinates(full: FullRunResult) -> tuple[float, ...]:
     assert full.distances is not None
-    return tuple(full.distances.at.tolist())
+    return tuple(full.distances.coordinates.tolist())
 
 
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:

@@ -48,12 +48,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("diffusion.adapters",),
     ("diffusion.handle",),
     (
+        "diffusion.calibration.distances",
         "diffusion.calibration.mag_cache",
         "diffusion.calibration.measurements",
         "diffusion.calibration.observer",
         "diffusion.calibration.profile",
         "diffusion.calibration.profile_html",
-        "diffusion.calibration.student",
         "diffusion.calibration.tea_cache",
         "diffusion.data",
     ),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 import omnireuse
 from omnireuse import Profile
 from omnireuse.cli import main
-from omnireuse.diffusion.calibration.standing import Standing
+from omnireuse.diffusion.calibration.progress import Progress
 from omnireuse.errors import ConfigError, StateError
 from reference.load import find_image_pipeline
 from tests.helpers.prompted import Prompted
@@ -84,9 +84,9 @@ def test_the_command_shows_a_profile_that_the_disk_does_not_take(
 def test_an_interrupt_while_plans_are_judged_keeps_them(caplog: pytest.LogCaptureFixture) -> None:
     judged = []
 
-    def interrupt(standing: Standing) -> None:
-        if standing.doing == "held-out prompts":
-            judged.append(standing)
+    def interrupt(progress: Progress) -> None:
+        if progress.doing == "held-out prompts":
+            judged.append(progress)
             if len(judged) == 1:
                 raise KeyboardInterrupt
 
@@ -99,7 +99,7 @@ def test_an_interrupt_while_plans_are_judged_keeps_them(caplog: pytest.LogCaptur
 def test_an_interrupt_before_anything_was_found_leaves_no_trace() -> None:
     pipeline = Prompted()
 
-    def interrupt(standing: Standing) -> None:
+    def interrupt(progress: Progress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

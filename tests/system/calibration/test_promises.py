@@ -97,7 +97,7 @@ def test_another_shift_is_served_by_noise_and_not_promised(profile: Profile, cap
     assert steps != [0, 1, 2, 5, 11]
     shifted.set_timesteps(STEPS, sigmas=np.linspace(1.0, 1 / STEPS, STEPS))
     left = [float(sigma) for sigma in shifted.sigmas[:STEPS]]
-    assert steps[3] == min(range(STEPS), key=lambda step: abs(left[step] - profile.at[5]))
+    assert steps[3] == min(range(STEPS), key=lambda step: abs(left[step] - profile.coordinates[5]))
     assert not summary.promise_holds
     assert "its quality is not promised" in caplog.text
 

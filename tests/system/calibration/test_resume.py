@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import omnireuse
 from omnireuse import Profile
-from omnireuse.diffusion.calibration.standing import Standing
+from omnireuse.diffusion.calibration.progress import Progress
 from omnireuse.errors import ConfigError, MissingExtraError
 from reference.load import SAMPLING, find_image_pipeline, load_image_pipeline
 
@@ -48,7 +48,7 @@ def test_a_search_that_was_killed_goes_on_where_it_was(
 ) -> None:
     lines = (folder / "whole").read_bytes().splitlines(keepends=True)
     (folder / "cut").write_bytes(b"".join(lines[: len(lines) // 2]) + lines[len(lines) // 2][:20])
-    seen: list[Standing] = []
+    seen: list[Progress] = []
     # A function that makes the pipeline does as well as its folder.
     again = omnireuse.calibrate(load_image_pipeline, PROMPTS, journal=folder / "cut", watch=seen.append, **OPTIONS)
     assert "cut off" in caplog.text
@@ -75,13 +75,13 @@ def test_the_journal_of_another_search_is_refused(folder: Path, whole: Profile) 
 
 
 def test_the_estimate_holds(whole: Profile, folder: Path) -> None:
-    seen: list[Standing] = []
+    seen: list[Progress] = []
     again = omnireuse.calibrate(find_image_pipeline(), PROMPTS, journal=folder / "whole", watch=seen.append, **OPTIONS)
-    begun = next(standing for standing in seen if standing.done == standing.total)
+    begun = next(progress for progress in seen if progress.done == progress.total)
     assert begun.doing == "full runs"
     assert begun.seconds_left is not None
     assert begun.runs + begun.runs_left >= again.cost_in_runs - 0.1
-    searched = [standing.best for standing in seen if standing.doing == "3 of 6 steps"]
+    searched = [progress.best for progress in seen if progress.doing == "3 of 6 steps"]
     assert None not in searched
     assert searched == sorted(searched), "the best so far never gets worse"
 
@@ -103,8 +103,8 @@ def test_workers_find_the_same(whole: Profile) -> None:
 def test_an_interrupt_keeps_what_workers_found_and_sends_them_home(whole: Profile) -> None:
     ray = pytest.importorskip("ray", reason="the extra omnireuse[ray] is not installed")
 
-    def interrupt(standing: Standing) -> None:
-        if standing.doing == "3 of 6 steps" and standing.done == 2:
+    def interrupt(progress: Progress) -> None:
+        if progress.doing == "3 of 6 steps" and progress.done == 2:
             raise KeyboardInterrupt
 
     found = omnireuse.calibrate(load_image_pipeline, PROMPTS, workers=1, watch=interrupt, **OPTIONS)

@@ -125,7 +125,9 @@ def test_the_table_is_whole_at_eighty_columns() -> None:
         32: replace(PLAN, steps=steps, psnr=100.0, held_out=(100.0,) * 3),
         3: replace(PLAN, forecaster="best_order", held_out=()),
     }
-    made = replace(PROFILE, num_inference_steps=50, at=tuple(1 - i / 50 for i in range(50)), measured=None, plans=plans)
+    made = replace(
+        PROFILE, num_inference_steps=50, coordinates=tuple(1 - i / 50 for i in range(50)), measured=None, plans=plans
+    )
     target = io.StringIO()
     Console(file=target, width=80).print(profile_table(made))
     text = target.getvalue()

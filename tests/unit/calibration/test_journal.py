@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from omnireuse.diffusion.calibration.candidate import Candidate
-from omnireuse.diffusion.calibration.evaluator import Scores
-from omnireuse.diffusion.calibration.journal import Journal, Remembered
+from omnireuse.diffusion.calibration.evaluator import Evaluator
+from omnireuse.diffusion.calibration.journal import Journal
+from omnireuse.diffusion.calibration.observer import Observations
+from omnireuse.diffusion.calibration.runner import FullRun, FullRunResult, Job, Local, Score
 from omnireuse.errors import ConfigError
 
 SETUP = {"steps": "8", "seed": "0"}
@@ -19,40 +23,54 @@ TWO = Candidate(steps=(0, 4, 7), forecaster="blend")
 
 
 class Counting:
-    """An evaluator whose runs cost 3."""
+    """Workers whose scores depend on the schedule, and which note what they score."""
 
     def __init__(self) -> None:
         self.asked: list[Candidate] = []
-        self.runs = 0.0
 
-    def scores(self, candidates: Sequence[Candidate], fitted: None) -> Iterator[tuple[Candidate, Scores]]:
-        for candidate in candidates:
-            self.asked.append(candidate)
-            self.runs += 3
-            yield candidate, (30.0 + candidate.steps[1], 1 / 3)
+    def run(self, jobs: Sequence[Job[Any]]) -> Iterator[tuple[int, Any]]:
+        for place, job in enumerate(jobs):
+            if isinstance(job, FullRun):
+                made = [np.zeros((1, 1, 3))] * len(job.places)
+                yield place, FullRunResult(pictures=made, distances=None, path=None, seen=Observations())
+            else:
+                assert isinstance(job, Score)
+                self.asked.append(job.candidate)
+                yield place, [30.0 + job.candidate.steps[1], 1 / 3]
+
+    def share(self, value: Any) -> Any:
+        return Local(value=value)
+
+    def close(self) -> None:
+        pass
+
+
+def evaluator(workers: Counting, journal: Journal) -> Evaluator:
+    """Two prompts, whose full runs cost 2, and their runs of a candidate 3."""
+    made = Evaluator(workers, journal, "searched", range(2), batch_size=2, steps=2)
+    made.run_in_full(record=False, advance=lambda _: None)
+    return made
 
 
 def filled(path: Path) -> Journal:
     journal = Journal(path, SETUP)
-    journal.spend(2)
-    assert dict(Remembered(Counting(), journal, "searched").scores([ONE, TWO]))[TWO] == (34.0, 1 / 3)
+    assert dict(evaluator(Counting(), journal).scores([ONE, TWO]))[TWO] == (34.0, 1 / 3)
     journal.close()
     return journal
 
 
 def test_what_was_scored_is_not_scored_again(tmp_path: Path) -> None:
     filled(tmp_path / "deep" / "journal")
-    journal, evaluator = Journal(tmp_path / "deep" / "journal", SETUP), Counting()
+    journal, workers = Journal(tmp_path / "deep" / "journal", SETUP), Counting()
     assert (journal.runs, journal.known_runs) == (8, 6)
-    remembered = Remembered(evaluator, journal, "searched")
     three = Candidate(steps=(0, 5, 7), forecaster="hold")
-    assert dict(remembered.scores([three, TWO, ONE])) == {
+    assert dict(evaluator(workers, journal).scores([three, TWO, ONE])) == {
         ONE: (33.0, 1 / 3),
         TWO: (34.0, 1 / 3),
         three: (35.0, 1 / 3),
     }
-    assert evaluator.asked == [three]
-    assert journal.runs == 11
+    assert workers.asked == [three]
+    assert journal.runs == 8 + 2 + 3
     assert journal.find("held out", ONE) is None
     journal.close()
 
@@ -68,7 +86,8 @@ def test_a_line_that_was_cut_off_is_dropped_and_the_next_one_whole(
     assert "cut off" in caplog.text
     assert journal.find("searched", ONE) is not None
     assert journal.find("searched", TWO) is None
-    journal.add("searched", TWO, (34.0, 1 / 3), 3.0)
+    journal.spend(3)
+    journal.add("searched", TWO, (34.0, 1 / 3))
     journal.close()
     assert (tmp_path / "journal").read_bytes() == text
 
@@ -81,17 +100,24 @@ def test_a_head_that_was_cut_off_is_written_anew(tmp_path: Path) -> None:
     assert (tmp_path / "journal").read_bytes() == text
 
 
-def test_work_that_was_given_up_is_paid_for(tmp_path: Path) -> None:
-    class Dear(Counting):
-        def scores(self, candidates: Sequence[Candidate], fitted: None) -> Iterator[tuple[Candidate, Scores]]:
-            yield from super().scores(candidates[:1], fitted)
-            self.runs += 1.5
-            raise KeyboardInterrupt
+def test_work_that_was_given_up_is_counted(tmp_path: Path) -> None:
+    class Interrupted(Counting):
+        def run(self, jobs: Sequence[Job[Any]]) -> Iterator[tuple[int, Any]]:
+            for place, result in super().run(jobs):
+                if place == 3:
+                    raise KeyboardInterrupt
+                yield place, result[:1] if isinstance(result, list) else result
 
-    journal = Journal(None, {})
+    journal = Journal(tmp_path / "journal", SETUP)
+    batches = Evaluator(Interrupted(), journal, "searched", range(2), batch_size=1, steps=2)
+    batches.run_in_full(record=False, advance=lambda _: None)
     with pytest.raises(KeyboardInterrupt):
-        list(Remembered(Dear(), journal, "searched").scores([ONE, TWO]))
-    assert journal.runs == 4.5
+        list(batches.scores([ONE, TWO]))
+    journal.close()
+    # Two full runs, the first candidate whole, and one prompt of the second.
+    again = Journal(tmp_path / "journal", SETUP)
+    again.close()
+    assert (again.runs, again.known_runs) == (2 + 3 + 1.5, 3)
 
 
 def test_a_journal_of_another_search_is_refused(tmp_path: Path) -> None:

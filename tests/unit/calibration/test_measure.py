@@ -15,10 +15,10 @@ import torch
 import omnireuse
 from omnireuse import Profile
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
-from omnireuse.diffusion.calibration.judge import Judge
+from omnireuse.diffusion.calibration.distances import Distances
 from omnireuse.diffusion.calibration.measure import forecast_errors
 from omnireuse.diffusion.calibration.observer import NotFiniteError
-from omnireuse.diffusion.calibration.record import DistanceRecorder
+from omnireuse.diffusion.calibration.runner import FullRun, Runner
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, StateError
 from tests.helpers.prompted import Prompted, spoiled
@@ -57,8 +57,8 @@ def drifts(place: int, **strategy: Any) -> list[float | None]:
 
 
 def test_signals_change_as_policies_see_them(profile: Profile) -> None:
-    judge = Judge(Prompted(), PROMPTS, first_seed=0, call={"num_inference_steps": STEPS})
-    (series,) = judge.full_run(range(1), record=True, keep_path=False).seen.runs
+    runner = Runner(Prompted(), PROMPTS, seed=0, call={"num_inference_steps": STEPS})
+    (series,) = FullRun(places=range(1), record=True).run(runner).seen.runs
     for name, branch, strategy in (
         ("latents", "step", {"signal": "latents"}),
         ("filtered_latents", "step", {"signal": "filtered_latents"}),
@@ -130,11 +130,7 @@ def test_forecast_errors_are_those_of_the_forecasters() -> None:
     steps = 12
     values = torch.randn(steps, 2, 5, generator=torch.Generator().manual_seed(1)).cumsum(0).double()
     at = [1.0 - (index / steps) ** 1.3 for index in range(steps)]
-    recorder = DistanceRecorder()
-    memory = recorder.start()
-    for where, value in zip(at, values, strict=True):
-        memory.observe(where, value)
-    errors = forecast_errors(recorder.distances(steps))
+    errors = forecast_errors(Distances.between(at, list(values)))
     for order, forecaster in enumerate([omnireuse.Hold(), *(omnireuse.Polynomial(order=p) for p in (1, 2, 3))]):
         for gap, step in ((1, 4), (2, 9), (3, 11)):
             nodes = range(step - gap * (order + 1), step, gap)
@@ -169,12 +165,12 @@ def test_a_batch_is_measured_too() -> None:
 
 def test_measuring_changes_nothing_and_leaves_no_trace() -> None:
     pipeline = Prompted()
-    judge = Judge(pipeline, PROMPTS, first_seed=0, call={"num_inference_steps": 4})
+    runner = Runner(pipeline, PROMPTS, seed=0, call={"num_inference_steps": 4})
     plain = pipeline(
         PROMPTS[0], num_inference_steps=4, generator=torch.Generator().manual_seed(0), output_type="np"
     ).images
     classes = [type(module) for module in pipeline.transformer.modules()]
-    (picture,) = judge.full_run(range(1), record=True, keep_path=False).pictures
+    (picture,) = FullRun(places=range(1), record=True).run(runner).pictures
     np.testing.assert_array_equal(picture, plain[0])
     assert [type(module) for module in pipeline.transformer.modules()] == classes
 
@@ -192,10 +188,10 @@ def test_memory_does_not_grow_with_the_number_of_runs() -> None:
             alive = {id(each): each.nbytes for each in tensors if each.layout is torch.strided}
             most = max(most, sum(alive.values()))
 
-        judge = Judge(pipeline, prompts, first_seed=0, call={"num_inference_steps": 4})
+        runner = Runner(pipeline, prompts, seed=0, call={"num_inference_steps": 4})
         pipeline.transformer.register_forward_hook(weigh)
         for place in range(len(prompts)):
-            judge.full_run(range(place, place + 1), record=True, keep_path=False)
+            FullRun(places=range(place, place + 1), record=True).run(runner)
         return most
 
     gc.collect()

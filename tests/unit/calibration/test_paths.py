@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnireuse import Blend, Hold, Polynomial
-from omnireuse.diffusion.calibration.intervals import SLOPES, gap_costs
-from omnireuse.diffusion.calibration.paths import best_paths
-from omnireuse.diffusion.calibration.record import DistanceRecorder, Distances
+from omnireuse.diffusion.calibration.distances import Distances
+from omnireuse.diffusion.calibration.initial import FORECASTERS as NAMES
+from omnireuse.diffusion.calibration.initial import best_paths, gap_costs
+from omnireuse.diffusion.calibration.observer import Observations
 from omnireuse.errors import StateError
 
 FORECASTERS = {"hold": Hold(), "blend": Blend(), "polynomial": Polynomial(order=1)}
@@ -21,14 +22,10 @@ FORECASTERS = {"hold": Hold(), "blend": Blend(), "polynomial": Polynomial(order=
 
 def recorded(steps: int, samples: int, seed: int) -> tuple[Distances, torch.Tensor]:
     values = torch.randn(steps, samples, 5, generator=torch.Generator().manual_seed(seed)).cumsum(0).double()
-    recorder = DistanceRecorder()
-    memory = recorder.start()
-    for index, value in enumerate(values):
-        memory.observe(1.0 - index / steps, value)
-    return recorder.distances(steps), values
+    return Distances.between([1.0 - index / steps for index in range(steps)], list(values)), values
 
 
-@pytest.mark.parametrize("forecaster", SLOPES)
+@pytest.mark.parametrize("forecaster", NAMES)
 def test_a_path_costs_what_its_forecaster_gets_wrong_on_the_recorded_values(forecaster: str) -> None:
     steps, path = 9, (0, 1, 3, 6, 8)
     distances, values = recorded(steps, samples=1, seed=3)
@@ -48,7 +45,7 @@ def test_a_path_costs_what_its_forecaster_gets_wrong_on_the_recorded_values(fore
 
 
 @settings(deadline=None, max_examples=15)
-@given(seed=st.integers(0, 1000), count=st.integers(2, 6), forecaster=st.sampled_from(SLOPES))
+@given(seed=st.integers(0, 1000), count=st.integers(2, 6), forecaster=st.sampled_from(NAMES))
 def test_no_path_is_cheaper_than_the_planned_one(seed: int, count: int, forecaster: str) -> None:
     steps = 7
     distances, _ = recorded(steps, samples=2, seed=seed)
@@ -67,10 +64,11 @@ def test_no_path_is_cheaper_than_the_planned_one(seed: int, count: int, forecast
 
 
 def test_only_whole_runs_count() -> None:
-    recorder = DistanceRecorder()
-    recorder.start().observe(1.0, torch.ones(1, 3))
+    seen = Observations(keeps_values=True)
+    seen.begin_run()
+    seen.note_value(1.0, torch.ones(1, 3))
     with pytest.raises(StateError, match="over all its 4 steps"):
-        recorder.distances(4)
+        seen.take_distances(4)
 
 
 def test_distances_are_those_of_the_values_as_a_share_of_the_last() -> None:

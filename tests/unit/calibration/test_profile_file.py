@@ -46,7 +46,7 @@ PROFILE = Profile(
     cost_in_runs=19.5,
     complete=True,
     plans={3: PLAN, 5: replace(PLAN, steps=(0, 1, 2, 4, 7))},
-    at=(1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1),
+    coordinates=(1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1),
     measured=MEASURED,
     dtype="float32",
 )

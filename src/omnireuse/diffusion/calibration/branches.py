@@ -1,9 +1,10 @@
-"""What the branches of guidance return at a step, and what share each has in what the scheduler is handed."""
+"""The outputs of the branches of guidance, and the share of each in what the scheduler gets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,24 +15,25 @@ from omnireuse.diffusion.reuse.runtime.interception import intercept
 
 __all__ = ["BranchOutputs", "Shares", "branch_outputs"]
 
-MISSED = 1e-2
-"""Share of what the scheduler is handed that a weighted sum of the branches may miss: guidance in half precision
-rounds, rescaled guidance is another thing."""
+LARGEST_MISS = 1e-2
+"""Share of what the scheduler gets that a weighted sum of the branches may miss: guidance in half precision rounds,
+rescaled guidance is another thing."""
 
 
 class BranchOutputs:
-    """The outputs of a step's calls, as they come."""
+    """The outputs of a step's calls, in their order."""
 
     def __init__(self) -> None:
         self._made: list[tuple[int, list[torch.Tensor]]] = []
 
-    def note(self, denoiser: int, output: Any) -> None:
-        """One call's output, of the denoiser of this number."""
+    def call(self, denoiser: int, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the denoiser of this number, and note its output."""
+        output = proceed(*args, **kwargs)
         self._made.append((denoiser, [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]))
+        return output
 
     def take(self, like: torch.Tensor) -> list[torch.Tensor] | None:
-        """The outputs of the step that ends, in the order of the calls; None unless one denoiser has made them, each
-        one tensor of this shape."""
+        """The outputs of the step that ends; None unless one denoiser has made them, each one tensor of this shape."""
         made, self._made = self._made, []
         outputs = [leaves[0] for _, leaves in made if len(leaves) == 1 and leaves[0].shape == like.shape]
         is_plain = len(outputs) == len(made) and len({denoiser for denoiser, _ in made}) == 1
@@ -40,36 +42,24 @@ class BranchOutputs:
 
 @contextmanager
 def branch_outputs(pipeline: Any) -> Iterator[BranchOutputs]:
-    """Note what the pipeline's denoisers compute meanwhile; not what reuse hands out, if enabled later."""
+    """Note what the pipeline's denoisers compute meanwhile; not what reuse returns, if it is enabled later."""
     outputs = BranchOutputs()
-
-    def noting(denoiser: int) -> Callable[..., Any]:
-        def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            result = proceed(*args, **kwargs)
-            outputs.note(denoiser, result)
-            return result
-
-        return called
-
-    on_denoisers = []
-    try:
+    with ExitStack() as stack:
         for number, denoiser in enumerate(denoisers_of(pipeline)):
-            on_denoisers.append(intercept(denoiser, outputs, {"__call__": noting(number)}))
+            interception = intercept(denoiser, outputs, {"__call__": partial(outputs.call, number)})
+            stack.callback(interception.undo)
         yield outputs
-    finally:
-        for interception in on_denoisers:
-            interception.undo()
 
 
 class Shares:
-    """The weights, adding up to 1, with which guidance sums its branches: found from what it makes of them."""
+    """Finds the weights with which guidance sums its branches. They add up to 1."""
 
     def __init__(self) -> None:
         self._sums: list[tuple[torch.Tensor, torch.Tensor, float, float]] = []
         self._branches: set[int] = set()
 
     def see(self, outputs: Sequence[torch.Tensor] | None, handed: torch.Tensor) -> None:
-        """One step's branches and what the scheduler was handed."""
+        """Note one step: its branches, and what the scheduler gets."""
         self._branches.add(len(outputs or ()))
         if outputs:
             first, *others = (output.to("cpu", torch.float64).flatten() for output in outputs)
@@ -81,13 +71,13 @@ class Shares:
             self._sums.append((basis.T @ basis, basis.T @ left, float(left.square().sum()), size))
 
     def found(self) -> tuple[float, ...]:
-        """The share of each branch; (1.0,) where they are not the same at every step, or no such sum."""
+        """The share of each branch; (1.0,) where they differ from step to step, or there is no such sum."""
         if len(self._branches) != 1 or 0 in self._branches:
             return (1.0,)
         products, towards = (torch.stack(each).sum(0) for each in list(zip(*self._sums, strict=True))[:2])
         others = torch.linalg.lstsq(products, towards[:, None], driver="gelsd").solution[:, 0]
         for product, toward, left, size in self._sums:
             missed = left - 2 * float(toward @ others) + float(others @ product @ others)
-            if missed > MISSED**2 * size:
+            if missed > LARGEST_MISS**2 * size:
                 return (1.0,)
         return (1.0 - float(others.sum()), *others.tolist())

@@ -1,94 +1,93 @@
-"""What candidates are worth on a set of prompts, whoever does the runs."""
+"""Scores of candidates on a set of prompts, whoever does the runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
 
-from omnireuse.diffusion.calibration.candidate import FITTED, Candidate
+from omnireuse.diffusion.calibration.candidate import FITTED, Candidate, Scores
+from omnireuse.diffusion.calibration.distances import Distances
+from omnireuse.diffusion.calibration.fit import Path
+from omnireuse.diffusion.calibration.journal import Journal
 from omnireuse.diffusion.calibration.observer import Observations
-from omnireuse.diffusion.calibration.record import Distances
+from omnireuse.diffusion.calibration.runner import FitWeights, FullRun, Pictures, Score, Shared
 from omnireuse.diffusion.calibration.workers import Workers
 from omnireuse.diffusion.reuse.forecasters import Fitted
 
-__all__ = ["FIT_PROMPTS", "Evaluator", "Scorer", "Scores"]
-
-FIT_PROMPTS = 8
-"""Prompts that weights are fitted on unless somebody says otherwise: a few numbers a step need no more."""
-
-#: PSNR in dB of each prompt to its full run.
-Scores = tuple[float, ...]
-
-
-class Scorer(Protocol):
-    """Says what candidates are worth."""
-
-    def scores(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Scores]]:
-        """Each candidate with its PSNR of every prompt, as they are done; who stops listening gives up the rest."""
+__all__ = ["Evaluator"]
 
 
 class Evaluator:
-    """Some of the judges' prompts, and the full runs that candidates are held against.
+    """Some of the prompts, and the full runs that candidates are compared with.
 
-    The unit of work is one call of the pipeline: a batch of prompts with one candidate. So the work spreads evenly over
-    any number of workers, a full run is made once whatever their number, and no result depends on who made it.
+    A job is one call of the pipeline: a batch of prompts with one candidate. So work spreads evenly over the workers,
+    and no result depends on their number. Scores that the journal holds are not made again.
 
     Args:
-        workers: do the runs.
-        prompts: places of the prompts.
-        batch_size: prompts a call.
+        part: name of these prompts in the journal.
+        prompts: their places.
+        batch_size: prompts in a call.
         steps: of a full run.
         fit_prompts: how many of the prompts weights are fitted on.
     """
 
     def __init__(
-        self, workers: Workers, prompts: range, *, batch_size: int, steps: int, fit_prompts: int = FIT_PROMPTS
+        self,
+        workers: Workers,
+        journal: Journal,
+        part: str,
+        prompts: range,
+        *,
+        batch_size: int,
+        steps: int,
+        fit_prompts: int = 0,
     ) -> None:
-        self._workers = workers
+        self._workers, self._journal, self._part = workers, journal, part
         self._batches = [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
+        self._num_fit_batches = -(-min(fit_prompts, len(prompts)) // batch_size)
         self._steps = steps
-        self._fit_prompts = fit_prompts
-        self._full: dict[int, Any] = {}
-        self._paths: dict[int, Any] = {}
-        self._at: tuple[float, ...] = ()
+        self._full: list[Shared[Pictures]] = []
+        self._paths: dict[int, Shared[Path]] = {}
+        self._coordinates: tuple[float, ...] = ()
+        self._known: dict[tuple[Candidate, int], list[float]] = {}
         self.weights: dict[Candidate, Fitted] = {}
         """All that were fitted."""
-        self._known: dict[tuple[Candidate, int], list[float]] = {}
         self.seen: list[Observations] = []
-        """What the full runs have shown beside their distances, a batch each."""
-        self.runs = 0.0
-        """Full runs of one prompt that were spent, reused steps not counted."""
+        """What the full runs have shown beside their distances, one for each batch."""
 
-    def run_in_full(self, *, record: bool, advance: Callable[[int], None]) -> list[Distances]:
-        """Make the pictures that candidates are held against.
+    def run_in_full(self, *, record: bool, advance: Callable[[int], None]) -> Distances | None:
+        """Make the full runs.
 
         Args:
-            record: whether to note how far apart the values of the runs are.
-            advance: told the number of prompts that were run whenever some were.
+            record: whether to record the distances between the values of the runs.
+            advance: called with the number of prompts whenever some were run.
 
         Returns:
-            The distances of each batch; empty unless recorded.
+            The distances of all runs; None unless recorded.
 
         Raises:
             StateError: a full run is not finite.
         """
-        recorded: dict[int, Distances] = {}
-        seen: dict[int, Observations] = {}
-        keep = [record and batch.start - self._batches[0].start < self._fit_prompts for batch in self._batches]
-        calls = [(batch, record, kept) for batch, kept in zip(self._batches, keep, strict=True)]
-        for number, made in self._workers.run("full_run", calls):
-            self._full[number] = self._workers.share(made.pictures)
-            if made.path is not None:
-                self._paths[number] = self._workers.share(made.path)
-            self.runs += len(made.pictures)
-            seen[number] = made.seen
-            if made.distances is not None:
-                recorded[number] = made.distances
-            advance(len(made.pictures))
-        self.seen = [seen[number] for number in sorted(seen)]
-        if recorded:
-            self._at = tuple(recorded[0].at.tolist())
-        return [recorded[number] for number in sorted(recorded)]
+        jobs = [
+            FullRun(places=batch, record=record, keep_path=number < self._num_fit_batches)
+            for number, batch in enumerate(self._batches)
+        ]
+        results = {}
+        full = {}
+        for number, result in self._workers.run(jobs):
+            full[number] = self._workers.share(result.pictures)
+            if result.path is not None:
+                self._paths[number] = self._workers.share(result.path)
+            results[number] = (result.seen, result.distances)
+            self._journal.spend(len(result.pictures))
+            self._journal.flush()
+            advance(len(result.pictures))
+        self._full = [full[number] for number in sorted(full)]
+        self.seen = [results[number][0] for number in sorted(results)]
+        recorded = [distances for _, (_, distances) in sorted(results.items()) if distances is not None]
+        if not recorded:
+            return None
+        self._coordinates = tuple(recorded[0].coordinates.tolist())
+        return Distances.joined(recorded)
 
     @property
     def can_fit(self) -> bool:
@@ -98,43 +97,69 @@ class Evaluator:
     def fitted(self, candidates: Sequence[Candidate]) -> dict[Candidate, Fitted]:
         """The weights of those candidates that have some; after a recorded `run_in_full`."""
         to_fit = [candidate for candidate in candidates if candidate.forecaster == FITTED]
-        asked = [candidate for candidate in to_fit if candidate not in self.weights]
-        batches = [self._batches[number] for number in sorted(self._paths)]
-        paths = [self._paths[number] for number in sorted(self._paths)]
-        full = self._full[max(self._paths)] if asked else None
-        calls = [(batches, candidate, self._at, full, *paths) for candidate in asked]
-        for place, (fit, psnr) in self._workers.run("fit", calls):
-            self.weights[asked[place]] = fit
+        missing = [candidate for candidate in to_fit if candidate not in self.weights]
+        numbers = sorted(self._paths)
+        batches = [self._batches[number] for number in numbers]
+        jobs = [
+            FitWeights(
+                candidate=candidate,
+                batches=batches,
+                paths=[self._paths[number] for number in numbers],
+                coordinates=self._coordinates,
+                full=self._full[numbers[-1]],
+            )
+            for candidate in missing
+        ]
+        for place, (fit, psnr) in self._workers.run(jobs):
+            self.weights[missing[place]] = fit
             if psnr is not None:
-                self._known[asked[place], max(self._paths)] = psnr
-            self.runs += sum(map(len, batches)) * len(asked[place].steps) / self._steps
+                self._known[missing[place], numbers[-1]] = psnr
+            self._spend(sum(map(len, batches)), missing[place])
         return {candidate: self.weights[candidate] for candidate in to_fit}
 
     def scores(
         self, candidates: Sequence[Candidate], fitted: Mapping[Candidate, Fitted] | None = None
     ) -> Iterator[tuple[Candidate, Scores]]:
         """As `Scorer.scores`; after `run_in_full`. Weights that are not given are fitted first."""
-        weights = self.fitted(candidates) if fitted is None else fitted
-        made: dict[Candidate, dict[int, list[float]]] = {candidate: {} for candidate in candidates}
-        work = []
-        for each in ((candidate, number) for candidate in candidates for number in range(len(self._batches))):
-            if each in self._known:
-                made[each[0]][each[1]] = self._known[each]
+        unknown = []
+        for candidate in candidates:
+            if (known := self._journal.find(self._part, candidate)) is None:
+                unknown.append(candidate)
             else:
-                work.append(each)
-        calls = [
-            (self._batches[number], candidate, weights.get(candidate, candidate.forecaster), self._full[number])
-            for candidate, number in work
+                yield candidate, known
+        if not unknown:
+            return
+        weights = self.fitted(unknown) if fitted is None else fitted
+        made = {candidate: self._scored_by_fit(candidate) for candidate in unknown}
+        jobs = [
+            Score(
+                candidate=candidate,
+                places=self._batches[number],
+                forecaster=weights.get(candidate, candidate.forecaster),
+                full=self._full[number],
+            )
+            for candidate in unknown
+            for number in range(len(self._batches))
+            if number not in made[candidate]
         ]
-        for candidate in [each for each in candidates if len(made[each]) == len(self._batches)]:
-            yield candidate, self._in_order(made[candidate])
-        for place, psnr in self._workers.run("psnr", calls):
-            candidate, number = work[place]
-            made[candidate][number] = psnr
-            self.runs += len(psnr) * len(candidate.steps) / self._steps
+        for candidate in unknown:
             if len(made[candidate]) == len(self._batches):
-                yield candidate, self._in_order(made[candidate])
+                yield candidate, self._note(candidate, made[candidate])
+        for place, psnr in self._workers.run(jobs):
+            job = jobs[place]
+            made[job.candidate][self._batches.index(job.places)] = psnr
+            self._spend(len(psnr), job.candidate)
+            if len(made[job.candidate]) == len(self._batches):
+                yield job.candidate, self._note(job.candidate, made[job.candidate])
 
-    @staticmethod
-    def _in_order(made: Mapping[int, list[float]]) -> Scores:
-        return tuple(each for number in sorted(made) for each in made[number])
+    def _scored_by_fit(self, candidate: Candidate) -> dict[int, list[float]]:
+        numbers = range(len(self._batches))
+        return {number: self._known[candidate, number] for number in numbers if (candidate, number) in self._known}
+
+    def _note(self, candidate: Candidate, made: Mapping[int, list[float]]) -> Scores:
+        scores = tuple(each for number in sorted(made) for each in made[number])
+        self._journal.add(self._part, candidate, scores)
+        return scores
+
+    def _spend(self, prompts: int, candidate: Candidate) -> None:
+        self._journal.spend(prompts * len(candidate.steps) / self._steps)

@@ -32,12 +32,11 @@ DIGITS = 6
 
 @dataclass
 class Path:
-    """What a full run goes through.
+    """The path of a full run.
 
     Attributes:
-        latents: what its first step starts from, then what each step arrives at; none where the scheduler cannot be
-            fitted.
-        shares: of each branch of guidance in what the scheduler is handed; (1.0,) where they cannot be told apart.
+        latents: before the first step, then after each step; empty where no weights can be fitted for the scheduler.
+        shares: of each branch of guidance in what the scheduler gets; (1.0,) where they cannot be told apart.
     """
 
     latents: list[torch.Tensor] = field(default_factory=list)
@@ -46,7 +45,7 @@ class Path:
 
 @contextmanager
 def recorded_path(pipeline: Any) -> Iterator[Path]:
-    """Note the path of the one run that is made meanwhile."""
+    """Record the path of the one run that is made meanwhile."""
     path, shares, scheduler = Path(), Shares(), pipeline.scheduler
     can_be_fitted = True
 
@@ -80,16 +79,13 @@ def recorded_path(pipeline: Any) -> Iterator[Path]:
 
 
 class WeightFit:
-    """For each step that follows a gap, or lies in one, the weights of the last computed outputs that lead the run back
-    to where the full run was.
+    """Fits weights of the last computed outputs for each reused step, and for the first computed step after a gap.
 
-    The runs that it is fitted on follow the schedule themselves: at each step the output is found that would make the
-    scheduler arrive at the full run's latents, the weights are solved for it by least squares, and the run goes on
-    with what they give. So they know the errors that earlier steps have left, and the first computed step after a gap
-    makes good what the forecasts in it got wrong. Prompts may come in any number of runs; each adds its own sums, and
-    steps of a later run are led by the weights of all runs so far. Every sample counts by its relative error, as in
-    PSNR, not by its square. The branches of guidance have weights of their own, where it sums them with the same
-    shares at every step: what the prompt adds changes otherwise than what it is added to.
+    The runs that it is fitted on follow the schedule themselves. At each step the target is the output with which the
+    scheduler would arrive at the full run's latents. The weights are solved for it by least squares, and the run goes
+    on with what they give, so later steps know the errors of earlier ones. Each further run adds its sums. Every sample
+    counts by its relative error, as in PSNR. Branches of guidance have weights of their own where guidance sums them
+    with the same shares at every step.
 
     Source: fitting a solver's coefficients to its own fine runs, as in "Bespoke Solvers", arXiv 2310.19075; correcting
     a past step with an output that is computed anyway, as UniPC does, arXiv 2302.04867.
@@ -97,7 +93,7 @@ class WeightFit:
     Args:
         computed: the steps that compute.
         total: steps of a run.
-        kept: outputs of each branch that a sum takes.
+        kept: number of outputs of each branch in a sum.
     """
 
     def __init__(self, computed: Sequence[int], total: int, *, kept: int = KEPT) -> None:
@@ -109,15 +105,12 @@ class WeightFit:
 
     @property
     def weights(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
-        """Of each branch and each step so far, the newest output first; empty where the computed output is handed on as
-        it is."""
+        """For each branch and each step so far, the newest output first; empty where the computed output is used."""
         return tuple(tuple(sets[branch] if sets else () for sets in self._weights) for branch in range(self._branches))
 
     @contextmanager
     def led_along(self, path: Path, pipeline: Any) -> Iterator[None]:
-        """Lead the one run that is made meanwhile, whose full run went along `path`.
-
-        Reuse must be enabled after this, so that the outputs seen here are what it hands on.
+        """Lead the one run that is made meanwhile, whose full run took `path`. Enable reuse after this.
 
         Raises:
             UnsupportedModelError: a scheduler whose steps do not depend on the output by one factor.
@@ -125,25 +118,25 @@ class WeightFit:
         known: deque[list[torch.Tensor]] = deque(maxlen=self._kept)
         scheduler, self._branches = pipeline.scheduler, len(path.shares)
         step = 0
-        led_astray = False
+        after_gap = False
 
         def stepped(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            nonlocal step, led_astray
+            nonlocal step, after_gap
             here, step = step, step + 1
             given = _named(args, kwargs)
             output = given["model_output"]
             made = outputs.take(output)
             if here in self._computed:
                 known.appendleft(_parts(made, path.shares, output))
-            if here not in self._computed or led_astray:
-                aim = _output_to(scheduler, given, path.latents[here + 1])
+            if here not in self._computed or after_gap:
+                target = _output_to(scheduler, given, path.latents[here + 1])
                 by_branch = list(zip(*known, strict=True))
-                self._sums[here] += _sums(by_branch, aim)
+                self._sums[here] += _sums(by_branch, target)
                 self._weights[here] = _solve(self._sums[here], len(by_branch))
                 given["model_output"] = torch.stack(
                     [combine(weights, each) for weights, each in zip(self._weights[here], by_branch, strict=True)]
                 ).sum(0)
-                led_astray = here not in self._computed
+                after_gap = here not in self._computed
             return proceed(**given)
 
         with branch_outputs(pipeline) as outputs:
@@ -155,7 +148,7 @@ class WeightFit:
 
 
 def _parts(outputs: list[torch.Tensor] | None, shares: Sequence[float], handed: torch.Tensor) -> list[torch.Tensor]:
-    """What each branch has contributed to what the scheduler was handed."""
+    """The part of each branch in what the scheduler gets."""
     if len(shares) == 1:
         return [handed.clone()]
     if outputs is None or len(outputs) != len(shares):
@@ -166,12 +159,12 @@ def _parts(outputs: list[torch.Tensor] | None, shares: Sequence[float], handed: 
 
 
 _Sums = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""⟨basis, basis⟩ (k, k), ⟨basis, aim⟩ (k,) and ⟨aim, aim⟩ () of one sample, float64."""
+"""⟨basis, basis⟩ (k, k), ⟨basis, target⟩ (k,) and ⟨target, target⟩ () of one sample, float64."""
 
 
-def _sums(by_branch: Sequence[Sequence[torch.Tensor]], aim: torch.Tensor) -> list[_Sums]:
+def _sums(by_branch: Sequence[Sequence[torch.Tensor]], target: torch.Tensor) -> list[_Sums]:
     basis = []
-    left = aim.to("cpu", torch.float64).flatten(1)
+    left = target.to("cpu", torch.float64).flatten(1)
     for known in by_branch:
         # Seen from the newest output: neighbours differ in the last digits of their inner products.
         newest, *others = (value.to("cpu", torch.float64).flatten(1) for value in known)
@@ -198,8 +191,8 @@ def _solve(sums: Sequence[_Sums], branches: int) -> tuple[tuple[float, ...], ...
     )
 
 
-def _output_to(scheduler: Any, given: Mapping[str, Any], wanted: torch.Tensor) -> torch.Tensor:
-    """The model output with which the scheduler's step arrives at `wanted`."""
+def _output_to(scheduler: Any, given: Mapping[str, Any], latents: torch.Tensor) -> torch.Tensor:
+    """The model output with which the scheduler's step arrives at these latents."""
     output, sample = given["model_output"].float(), given["sample"].float()
 
     def arrived(with_output: torch.Tensor) -> torch.Tensor:
@@ -220,7 +213,7 @@ def _output_to(scheduler: Any, given: Mapping[str, Any], wanted: torch.Tensor) -
             f"{type(scheduler).__name__}: no weights can be fitted, for what its steps make of the output is not one "
             "factor of it"
         )
-    return (wanted.float() - without) / factor
+    return (latents.float() - without) / factor
 
 
 def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

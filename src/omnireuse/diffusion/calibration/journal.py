@@ -1,28 +1,55 @@
-"""What a search has scored, written down as it goes, so that one that was cut off goes on where it was."""
+"""The scores of a search in a file, written as they come, so that an interrupted search can go on."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
-from omnireuse.diffusion.calibration.candidate import Candidate, from_record, to_record
-from omnireuse.diffusion.calibration.evaluator import Evaluator, Scores
-from omnireuse.diffusion.reuse.forecasters import Fitted
-from omnireuse.errors import ConfigError
+import msgspec
+import torch
 
-__all__ = ["Journal", "Remembered", "remove_journal"]
+from omnireuse.diffusion.calibration.candidate import Candidate, Scores
+from omnireuse.diffusion.fingerprint import tensor_checksum
+from omnireuse.errors import ConfigError
+from omnireuse.records import Record
+
+__all__ = ["VERSIONS", "Journal", "call_texts", "remove_journal", "versions"]
 
 logger = logging.getLogger("omnireuse")
 
 FORMAT = 2
+VERSIONS = ("omnireuse", "torch", "diffusers")
+"""Libraries whose versions a search notes."""
+
+
+class _Head(Record, frozen=True, kw_only=True):
+    format: int
+    setup: dict[str, str]
+
+
+class _Line(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Runs that were spent, with the candidate that they have scored, if any."""
+
+    part: str | None = None
+    candidate: Candidate | None = None
+    psnr: Scores = ()
+    runs: float
+
+
+def versions() -> dict[str, str]:
+    """The versions of `VERSIONS` that are installed."""
+    return {name: version(name) for name in VERSIONS}
 
 
 def remove_journal(path: Path) -> None:
-    """Delete a journal, where there is one.
+    """Delete a journal, if there is one.
 
     Raises:
         ConfigError: the file is no journal, or cannot be deleted.
@@ -40,143 +67,119 @@ def remove_journal(path: Path) -> None:
 
 
 class Journal:
-    """JSON lines: first what was searched on, then one for every scored candidate and every set of full runs.
+    """JSON lines: first what scores depend on, then one for each scored candidate and each set of full runs.
 
-    A kill costs the line that was being written, no more.
+    A kill costs the line that is being written.
 
     Args:
-        path: the file, made where there is none; None keeps everything in memory.
-        setup: what scores depend on, in short texts by name. A journal of another setup is of no use.
+        path: the file, made if there is none; None keeps everything in memory.
+        setup: what scores depend on, as short texts by name.
 
     Raises:
-        ConfigError: a journal of another setup, no journal at all, or a path that cannot be written.
+        ConfigError: the journal of another setup, no journal at all, or a path that cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, setup: Mapping[str, str]) -> None:
         self._scores: dict[tuple[str, Candidate], Scores] = {}
         self._file: IO[bytes] | None = None
+        self._pending = 0.0
         self.runs = 0.0
-        """Full runs of one prompt that were spent, those of earlier searches in this journal among them."""
+        """Full runs of one prompt that were spent, also by earlier searches with this journal."""
         self.known_runs = 0.0
-        """What those of them cost that need not be made again."""
+        """The part of them that need not be repeated."""
         if path is None:
             return
-        self._path = Path(path)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a+b")
-            self._read(dict(setup))
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._file = Path(path).open("a+b")  # noqa: SIM115  # `close` closes it
+            self._read(Path(path), self._file, dict(setup))
         except OSError as error:
             raise ConfigError(f"journal({str(path)!r}): cannot be written ({error.strerror}); name another") from error
         except BaseException:
             self.close()
             raise
 
-    def _read(self, setup: dict[str, str]) -> None:
-        assert self._file is not None
-        self._file.seek(0)
-        *lines, rest = self._file.read().split(b"\n")
+    def _read(self, path: Path, file: IO[bytes], setup: dict[str, str]) -> None:
+        file.seek(0)
+        *lines, rest = file.read().split(b"\n")
         if rest:
-            logger.warning("%s: the last line was cut off and is dropped", self._path)
-            self._file.truncate(sum(len(line) + 1 for line in lines))
+            logger.warning("%s: the last line was cut off and is dropped", path)
+            file.truncate(sum(len(line) + 1 for line in lines))
         if not lines:
-            self._write({"format": FORMAT, "setup": setup})
+            self._write(_Head(format=FORMAT, setup=setup))
             return
         try:
-            head = json.loads(lines[0])
-            if head["format"] != FORMAT:
-                raise ConfigError(f"{self._path}: format {head['format']!r} is not {FORMAT}; delete it to search anew")
-            made_for = dict(head["setup"])
-            entries = [json.loads(line) for line in lines[1:]]
-            for entry in entries:
-                self.runs += entry["runs"]
-                if "candidate" in entry:
-                    self.known_runs += entry["runs"]
-                    self._scores[entry["part"], from_record(entry["candidate"])] = tuple(map(float, entry["psnr"]))
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(f"{self._path}: not a journal ({error!r}); delete it, or name another") from error
+            head = msgspec.json.decode(lines[0], type=_Head)
+            if head.format != FORMAT:
+                raise ConfigError(f"{path}: format {head.format} is not {FORMAT}; delete it to search anew")
+            entries = [msgspec.json.decode(line, type=_Line) for line in lines[1:]]
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{path}: not a journal ({error}); delete it, or name another") from error
+        for entry in entries:
+            self.runs += entry.runs
+            if entry.part is not None and entry.candidate is not None:
+                self.known_runs += entry.runs
+                self._scores[entry.part, entry.candidate] = entry.psnr
         other = [
-            f"{name} {made_for.get(name, 'none')} instead of {setup.get(name, 'none')}"
-            for name in sorted({*made_for, *setup})
-            if made_for.get(name) != setup.get(name)
+            f"{name} {head.setup.get(name, 'none')} instead of {setup.get(name, 'none')}"
+            for name in sorted({*head.setup, *setup})
+            if head.setup.get(name) != setup.get(name)
         ]
         if other:
             raise ConfigError(
-                f"{self._path}: the journal of another search ({', '.join(other)}); delete it (--fresh of the command "
-                "does), or name another"
+                f"{path}: the journal of another search ({', '.join(other)}); delete it (--fresh of the command does), "
+                "or name another"
             )
-        logger.info("%s: going on after %d scored schedules", self._path, len(self._scores))
+        logger.info("%s: going on after %d scored schedules", path, len(self._scores))
 
     def find(self, part: str, candidate: Candidate) -> Scores | None:
-        """What a candidate was worth on that part of the prompts, if it is known."""
+        """The scores of a candidate on that part of the prompts, if they are known."""
         return self._scores.get((part, candidate))
 
-    def add(self, part: str, candidate: Candidate, scores: Scores, runs: float) -> None:
-        """Write down what a candidate is worth, and the full runs spent since the last entry."""
-        self._scores[part, candidate] = scores
-        self.spend(runs, part=part, candidate=to_record(candidate), psnr=list(scores))
-
-    def spend(self, runs: float, **entry: Any) -> None:
-        """Write down that runs were spent."""
+    def spend(self, runs: float) -> None:
+        """Count runs that were spent; the next line holds them."""
         self.runs += runs
-        self._write({**entry, "runs": runs})
+        self._pending += runs
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    def add(self, part: str, candidate: Candidate, scores: Scores) -> None:
+        """Write the scores of a candidate, and the runs spent since the last line."""
+        self._scores[part, candidate] = scores
+        self._write(_Line(part=part, candidate=candidate, psnr=scores, runs=self._pending))
+        self._pending = 0.0
+
+    def flush(self) -> None:
+        """Write the runs spent since the last line."""
+        if self._pending:
+            self._write(_Line(runs=self._pending))
+            self._pending = 0.0
+
+    def _write(self, entry: Record) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(entry).encode() + b"\n")
+            self._file.write(msgspec.json.encode(entry) + b"\n")
             self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
+        """Write what is left, and close the file."""
+        if self._file is not None and not self._file.closed:
+            self.flush()
             self._file.close()
 
 
-class Remembered:
-    """A scorer that asks an evaluator only for what the journal does not hold, and writes down what it says.
+def call_texts(call: Mapping[str, Any]) -> dict[str, str]:
+    """The arguments of a pipeline's call as short texts, equal in every process.
 
-    Args:
-        evaluator: knows the rest; the full runs that it has made already are accounted for.
-        journal: keeps what is known.
-        part: name of the evaluator's prompts in the journal.
+    Raises:
+        ConfigError: an argument that cannot be pickled, so that no other process can have it.
     """
+    return {name: json.dumps(value, sort_keys=True, default=_digest) for name, value in call.items()}
 
-    def __init__(self, evaluator: Evaluator, journal: Journal, part: str) -> None:
-        self._evaluator, self._journal, self._part = evaluator, journal, part
-        self._noted = evaluator.runs
 
-    def fitted(self, candidates: Sequence[Candidate]) -> dict[Candidate, Fitted]:
-        """As `Evaluator.fitted`; weights are not kept in the journal, but fitted again."""
-        try:
-            return self._evaluator.fitted(candidates)
-        finally:
-            self._account()
-
-    def scores(
-        self, candidates: Sequence[Candidate], fitted: Mapping[Candidate, Fitted] | None = None
-    ) -> Iterator[tuple[Candidate, Scores]]:
-        """As `Evaluator.scores`, known ones first."""
-        unknown = []
-        for candidate in candidates:
-            known = self._journal.find(self._part, candidate)
-            if known is None:
-                unknown.append(candidate)
-            else:
-                yield candidate, known
-        try:
-            for candidate, scores in self._evaluator.scores(unknown, fitted) if unknown else ():
-                self._journal.add(self._part, candidate, scores, self._spent())
-                yield candidate, scores
-        finally:
-            # What candidates have cost that were not finished.
-            self._account()
-
-    def _account(self) -> None:
-        if runs := self._spent():
-            self._journal.spend(runs)
-
-    def _spent(self) -> float:
-        since, self._noted = self._evaluator.runs - self._noted, self._evaluator.runs
-        return since
+def _digest(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {tensor_checksum(value)}"
+    try:
+        return hashlib.sha256(pickle.dumps(value)).hexdigest()[:16]
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"calibrate(journal=…): arguments of the call must be picklable, got {type(value).__name__} ({error})"
+        ) from error

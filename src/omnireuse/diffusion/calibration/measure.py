@@ -1,4 +1,4 @@
-"""From what was seen of full runs to the figures of a profile."""
+"""The measurements of a profile, from what was seen of full runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from omnireuse.diffusion.calibration.distances import Distances
 from omnireuse.diffusion.calibration.measurements import Measurements, Steps, TeaCacheFit
 from omnireuse.diffusion.calibration.observer import Observations, Series
-from omnireuse.diffusion.calibration.record import Distances
 from omnireuse.diffusion.calibration.tea_cache import FEWEST_PAIRS, fit_polynomial, share_explained
 from omnireuse.diffusion.reuse.forecasters.base import lagrange_weights
 
@@ -24,19 +24,16 @@ GAPS = range(1, 9)
 SIGNALS = ("latents", "filtered_latents", "remembered", "modulated_input", "first_residual")
 
 
-def measured(
-    searched: Sequence[Observations], held_out: Sequence[Observations], recorded: Sequence[Distances]
-) -> Measurements:
-    """Means over all runs, and fits to those searched with, judged on the others.
+def measured(searched: Sequence[Observations], held_out: Sequence[Observations], distances: Distances) -> Measurements:
+    """Means over all runs, and fits to the runs for the search, evaluated on the others.
 
     Args:
         searched, held_out: at least one of each.
-        recorded: distances of the runs searched with.
+        distances: of the runs for the search.
     """
-    distances = Distances(at=recorded[0].at, squared=np.concatenate([each.squared for each in recorded]))
     runs = [run for seen in (*searched, *held_out) for run in seen.runs]
     unmeasured = dict(searched[0].unmeasured)
-    steps = len(distances.at)
+    steps = len(distances.coordinates)
     changes = {name: _mean(_of(runs, name), steps) for name in SIGNALS}
     changes["expected_output"] = _mean((_expected(run) for run in runs), steps)
     tea_cache = mag_ratios = None
@@ -44,7 +41,7 @@ def measured(
         tea_cache = _tea_cache(_pairs(searched), _pairs(held_out), unmeasured)
         mag_ratios = _mag_ratios(runs, steps, unmeasured)
     return Measurements(
-        quantity=searched[0].quantity[0],
+        quantity=searched[0].quantity or "",
         changes={name: series for name, series in changes.items() if any(series)},
         forecast_errors=forecast_errors(distances),
         tea_cache=tea_cache,
@@ -54,22 +51,25 @@ def measured(
 
 
 def forecast_errors(distances: Distances) -> dict[int, dict[int, Steps]]:
-    """By order and gap, the mean error of the forecast for each step from values `gap` steps apart.
+    """The mean error of the forecast for each step, by order and by gap, from values `gap` steps apart.
 
-    The weights w of a polynomial's nodes add up to 1, so the squared error is −½ cᵀ D c with c = (w, −1) and D the
-    squared distances between nodes and truth: no run need be repeated.
+    The weights w of a polynomial's nodes add up to 1, so the squared error is −½ cᵀ D c, with c = (w, −1) and D the
+    squared distances between the nodes and the true value.
     """
     return {order: {gap: _errors(distances, order, gap) for gap in GAPS} for order in ORDERS}
 
 
 def _errors(distances: Distances, order: int, gap: int) -> Steps:
+    coordinates = distances.coordinates.tolist()
     errors: list[float | None] = []
-    for step in range(len(distances.at)):
+    for step in range(len(coordinates)):
         nodes = [step - gap * back for back in range(order + 1, 0, -1)]
         if nodes[0] < 0:
             errors.append(None)
             continue
-        weights = lagrange_weights([float(distances.at[node]) for node in nodes], float(distances.at[step]))
+        weights = lagrange_weights(
+            [float(distances.coordinates[node]) for node in nodes], float(distances.coordinates[step])
+        )
         share: NDArray[np.float64] = np.array([*weights, -1.0])
         among = distances.squared[:, [*nodes, step]][:, :, [*nodes, step]]
         squared = -0.5 * np.einsum("i,nij,j->n", share, among, share)
@@ -82,7 +82,6 @@ def _short(value: float, digits: int) -> float:
 
 
 def _of(runs: Iterable[Series], name: str) -> Iterator[dict[int, float]]:
-    """That series of every run and branch."""
     return (series for run in runs for (each, _), series in run.items() if each == name)
 
 
@@ -93,7 +92,7 @@ def _mean(series: Iterable[dict[int, float]], steps: int, digits: int = 4) -> St
 
 
 def _expected(run: Series) -> dict[int, float]:
-    """EasyCache's expectation where every step is computed: the latents' change times the last ratio of the two."""
+    """EasyCache's expectation: the change of the latents, times the last ratio of the two changes."""
     moved, changed = run.get(("latents", "step"), {}), run.get(("remembered", "step"), {})
     return {
         step: change * changed[step - 1] / moved[step - 1]
@@ -103,7 +102,7 @@ def _expected(run: Series) -> dict[int, float]:
 
 
 def _pairs(seen: Sequence[Observations]) -> list[tuple[float, float]]:
-    """Change of the modulated input and of what the blocks add, at every step of every run and branch."""
+    """Changes of the modulated input and of what the blocks add, at each step of each run and branch."""
     pairs = []
     for run in (run for each in seen for run in each.runs):
         for (name, branch), drifts in run.items():

@@ -8,20 +8,20 @@ from typing import Any
 from omnireuse.errors import ConfigError
 from omnireuse.records import Record
 
-__all__ = ["Measurements", "TeaCacheFit"]
+__all__ = ["Measurements", "Steps", "TeaCacheFit"]
 
 Steps = tuple[float | None, ...]
-"""A figure for each step; None where it is not defined, as a change at the first one."""
+"""A figure for each step; None where it is not defined, as a change at the first step."""
 
 
 class TeaCacheFit(Record, frozen=True, kw_only=True):
-    """TeaCache's polynomial from the change of the modulated input to that of what the blocks add.
+    """TeaCache's polynomial from the change of the modulated input to the change of what the blocks add.
 
     Attributes:
         coefficients: highest power first.
-        pairs: steps that it was fitted to.
+        pairs: number of steps that it was fitted to.
         r2: share of the variance that it explains on them.
-        r2_held_out: on the steps of held-out prompts. Below 0 it is worse there than a constant.
+        r2_held_out: the same on the steps of held-out prompts; below 0 it is worse there than a constant.
     """
 
     coefficients: tuple[float, ...]
@@ -31,17 +31,16 @@ class TeaCacheFit(Record, frozen=True, kw_only=True):
 
 
 class Measurements(Record, frozen=True, kw_only=True):
-    """Means over the full runs that a search begins with.
+    """Means over the full runs of a search.
 
     Attributes:
         quantity: what forecasts are of: "x0" after guidance, or "output".
-        changes: by signal, its relative L1 change since the step before; "remembered" is the quantity itself, and
-            "expected_output" its change as EasyCache would have expected it from the latents'.
-        forecast_errors: by order of the polynomial and by gap, the error of the forecast for each step from computed
-            values `gap` steps apart, the last of them `gap` steps before; L2, as a share of the run's last value.
+        changes: by signal, its relative L1 change since the step before. "remembered" is the quantity itself, and
+            "expected_output" the change of it that EasyCache expects from the change of the latents.
+        forecast_errors: by order of the polynomial and by gap, the L2 error of the forecast for each step, `gap` steps
+            after the last of computed values `gap` steps apart, as a share of the run's last value.
         tea_cache: None where it could not be fitted.
-        mag_ratios: MagCache's ratios for each branch, one for each step, the first 1.0; None where they could not be
-            measured.
+        mag_ratios: MagCache's ratios for each branch and step, the first 1.0; None where they could not be measured.
         unmeasured: what the model does not show, and why.
     """
 
@@ -53,10 +52,10 @@ class Measurements(Record, frozen=True, kw_only=True):
     unmeasured: Mapping[str, str]
 
     def options_for(self, backend: str) -> dict[str, Any]:
-        """What was measured of the options of a cache backend.
+        """The measured options of a cache backend.
 
         Raises:
-            ConfigError: a backend that has no such options, or that could not be measured on this model.
+            ConfigError: a backend without such options, or one that could not be measured on this model.
         """
         if backend not in ("tea_cache", "mag_cache"):
             raise ConfigError(

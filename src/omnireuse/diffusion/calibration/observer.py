@@ -1,4 +1,4 @@
-"""What full runs show beside their pictures: how every signal changes from step to step, and what the blocks add."""
+"""Observation of full runs: how every signal changes from step to step, and what the blocks add."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from omnireuse.diffusion.adapters import BlockStack, block_stack_for
+from omnireuse.diffusion.calibration.distances import Distances
 from omnireuse.diffusion.calibration.mag_cache import magnitude_ratio
 from omnireuse.diffusion.reuse.runtime.compilation import is_compiled_whole
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept
@@ -48,7 +49,7 @@ class NotFiniteError(StateError):
         return NotFiniteError, (self.step, self.row, self.rows)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Observations:
     """What was seen of full runs; a batch counts as one run. Only one step's tensors are kept, whatever the number of
     runs.
@@ -58,16 +59,49 @@ class Observations:
             (x0 after guidance, or the output), "modulated_input", "first_residual" and "residual" (what the whole stack
             adds; relative to the new value, all streams together), and the ratio of the "magnitude" of that residual.
         unmeasured: by name what could not be seen, and why.
-        quantity: what "remembered" is; empty before the first run.
+        quantity: what "remembered" is; None before the first run.
+        keeps_values: whether to keep the values of one run at a time, for `take_distances`.
     """
 
     runs: list[Series] = field(default_factory=list)
     unmeasured: dict[str, str] = field(default_factory=dict)
-    quantity: list[str] = field(default_factory=list)
+    quantity: str | None = None
+    keeps_values: bool = False
+    _run: tuple[list[float], list[torch.Tensor]] = field(default_factory=lambda: ([], []))
+    _distances: list[Distances] = field(default_factory=list)
 
     def region(self, strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner: object) -> StepRegion:
-        """Region "step" with eyes, for a `Handle`."""
+        """Region "step" that observes, for a `Handle`."""
         return _Observer(self, strategy, denoisers, owner)
+
+    def begin_run(self) -> None:
+        """A run begins."""
+        self.runs.append({})
+        self._end_run()
+
+    def _end_run(self) -> None:
+        coordinates, values = self._run
+        if values:
+            self._distances.append(Distances.between(coordinates, values))
+        self._run = [], []
+
+    def note_value(self, coordinate: float, value: torch.Tensor) -> None:
+        """Keep the value of a step."""
+        if self.keeps_values:
+            self._run[0].append(coordinate)
+            self._run[1].append(value)
+
+    def take_distances(self, steps: int) -> Distances:
+        """The distances between the values of all runs of so many steps.
+
+        Raises:
+            StateError: no run was observed from its first to its last step.
+        """
+        self._end_run()
+        whole, self._distances = [each for each in self._distances if len(each.coordinates) == steps], []
+        if not whole:
+            raise StateError(f"no run was recorded over all its {steps} steps")
+        return Distances.joined(whole)
 
 
 class _Observer(StepRegion):
@@ -173,7 +207,7 @@ class _Observer(StepRegion):
         if call.run is not self._run:
             self._run = call.run
             self._before.clear()
-            self._seen.runs.append({})
+            self._seen.begin_run()
         if not self.has_begun(call.run) and call.input is not None:
             self._changed("latents", "step", call.run, call.input)
             self._follow_filtered(call)
@@ -207,8 +241,8 @@ class _Observer(StepRegion):
         value = outputs.value(run.level, sample, output)
         if value is not None:
             self._changed("remembered", "step", run, value)
-        if outputs.quantity is not None and not self._seen.quantity:
-            self._seen.quantity.append(outputs.quantity)
+            self._seen.note_value(run.coordinate, value)
+        self._seen.quantity = self._seen.quantity or outputs.quantity
         if run.total is not None and run.index >= run.total - 1:
             self._before.clear()
         return output

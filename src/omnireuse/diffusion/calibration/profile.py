@@ -1,4 +1,4 @@
-"""What a search has found out about one pipeline, as a file that a person can read."""
+"""A profile: what a calibration has found for one pipeline, as a file that a person can read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import json
 import logging
 import math
 import os
+import statistics
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from omnireuse.diffusion.calibration.measurements import Measurements
 from omnireuse.diffusion.calibration.profile_html import profile_html
-from omnireuse.diffusion.calibration.student import student
 from omnireuse.diffusion.reuse.forecasters import Fitted, forecaster_named
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.runtime.placement import dtype_of
@@ -28,18 +30,18 @@ logger = logging.getLogger("omnireuse")
 
 HEAD = {"format": 4}
 FEWEST_HELD_OUT = 3
-"""Held-out prompts that a promise takes: of fewer, Student's t bounds nothing that anybody could use."""
+"""Held-out prompts that a promise needs: with fewer, Student's t gives no useful bound."""
 
 
 class Plan(Record, frozen=True, kw_only=True):
-    """One schedule and what it was worth.
+    """One schedule and its quality.
 
     Attributes:
-        steps: the steps that compute, the first among them.
+        steps: the steps that compute, with the first.
         forecaster: name of the forecaster for the others, or "fitted".
         weights: of a "fitted" one, for each branch of guidance and each step of the run; one set serves all branches.
-        psnr: mean PSNR to the full run in dB on the prompts it was searched with.
-        held_out: PSNR of each prompt that the search has not seen; none where an interrupt came before.
+        psnr: mean PSNR to the full run in dB on the prompts for the search.
+        held_out: PSNR of each held-out prompt; empty where an interrupt came before.
     """
 
     steps: tuple[int, ...]
@@ -48,19 +50,15 @@ class Plan(Record, frozen=True, kw_only=True):
     psnr: float
     held_out: tuple[float, ...]
 
-    def strategy(self, at: tuple[float, ...]) -> Strategy:
-        """What the plan does.
-
-        Args:
-            at: noise level of each step of the run that it was searched for.
-        """
-        total = len(at)
-        noise = at if all(before >= after for before, after in pairwise(at)) else None
+    def strategy(self, coordinates: tuple[float, ...]) -> Strategy:
+        """The strategy that follows the plan, with the coordinates of the profile."""
+        total = len(coordinates)
+        noises = coordinates if all(before >= after for before, after in pairwise(coordinates)) else None
         policy = FixedSchedule(
-            steps=self.steps, made_for=total, made_for_noises=noise, compute_last=self.steps[-1] == total - 1
+            steps=self.steps, made_for=total, made_for_noises=noises, compute_last=self.steps[-1] == total - 1
         )
         forecaster = (
-            Fitted(coordinates=at, weights=self.weights, computed=self.steps)
+            Fitted(coordinates=coordinates, weights=self.weights, computed=self.steps)
             if self.weights
             else forecaster_named(self.forecaster)
         )
@@ -70,13 +68,19 @@ class Plan(Record, frozen=True, kw_only=True):
     def promised(self) -> float:
         """PSNR in dB that the mean over new prompts reaches in about 19 of 20 cases.
 
-        It is the lower bound of the mean by Student's t, one-sided at 95 %, and −∞ for a plan that was judged on fewer
-        than `FEWEST_HELD_OUT` prompts held out."""
+        This is the lower bound of the mean by Student's t, one-sided at 95 %; −∞ with fewer held-out prompts than
+        `FEWEST_HELD_OUT`.
+        """
         if len(self.held_out) < FEWEST_HELD_OUT:
             return -math.inf
         mean = math.fsum(self.held_out) / len(self.held_out)
         spread = math.fsum((each - mean) ** 2 for each in self.held_out) / (len(self.held_out) - 1)
-        return mean - student(len(self.held_out) - 1) * math.sqrt(spread / len(self.held_out))
+        return mean - _student_t(len(self.held_out) - 1) * math.sqrt(spread / len(self.held_out))
+
+    @property
+    def expected(self) -> float:
+        """Mean PSNR in dB of the held-out prompts; NaN without any."""
+        return math.fsum(self.held_out) / len(self.held_out) if self.held_out else math.nan
 
 
 class Profile(Record, frozen=True, kw_only=True):
@@ -87,26 +91,26 @@ class Profile(Record, frozen=True, kw_only=True):
         config_digest: of its configuration and its scheduler's.
         scheduler: class of the scheduler.
         num_inference_steps: denoising steps of the runs that were searched.
-        at: where each step stood, as forecasters see it: the share of noise in the latents, or the step's index where
-            the scheduler's noise is not known. A run whose steps stand elsewhere computes where as much noise is left.
+        coordinates: of each step, as forecasters see it ("at" in the file): the share of noise in the latents, or the
+            step's index where the scheduler's noise is not known.
         call: what the pipeline was called with beside the prompts, as text.
         prompts_digest: of all prompts.
         num_prompts: how many were searched with, and how many held out.
         seed: of noise and search.
         created: date.
         versions: of the libraries.
-        cost_in_runs: what the search cost, in full runs of one prompt.
-        complete: False where the search was cut short; every plan is then the best so far.
+        cost_in_runs: cost of the search in full runs of one prompt.
+        complete: False where the search was interrupted; each plan is then the best so far.
         plans: by number of computed steps.
-        measured: what the full runs have shown beside that; None where they were not looked at.
-        dtype: what the denoiser computed in, as "bfloat16"; None where an older version has not noted it.
+        measured: what else the full runs have shown; None where they were not looked at.
+        dtype: what the denoiser computed in, as "bfloat16"; None in a file of a version that did not note it.
     """
 
     model: str
     config_digest: str
     scheduler: str
     num_inference_steps: int
-    at: tuple[float, ...]
+    coordinates: tuple[float, ...] = msgspec.field(name="at")
     call: Mapping[str, str]
     prompts_digest: str
     num_prompts: tuple[int, int]
@@ -122,84 +126,72 @@ class Profile(Record, frozen=True, kw_only=True):
     def best(
         self, *, computed_steps: int | None = None, speedup: float | None = None, quality: float | None = None
     ) -> Plan:
-        """The plan for one wish: at most so many computed steps, at least this speed-up in steps, or at least this
-        PSNR.
+        """The plan for one target: at most so many computed steps, at least so many times fewer (2 by default), or at
+        least this PSNR in dB.
 
         Raises:
-            ConfigError: a wish that no plan of this profile grants; it says what can be had.
+            ConfigError: two targets, or one that no plan reaches; the message lists the plans.
         """
-        wishes = {"computed_steps": computed_steps, "speedup": speedup, "quality": quality}
-        (name, wish), *rest = [(name, wish) for name, wish in wishes.items() if wish is not None] or [("speedup", 2.0)]
+        targets = {"computed_steps": computed_steps, "speedup": speedup, "quality": quality}
+        given = [(name, value) for name, value in targets.items() if value is not None] or [("speedup", 2.0)]
+        (name, target), *rest = given
         if rest:
             raise ConfigError(f"profile: give one of {name} and {rest[0][0]}, not both")
-        if not isinstance(wish, (int, float)) or isinstance(wish, bool) or not math.isfinite(wish) or wish <= 0:
-            raise ConfigError(f"profile({name}={wish!r}): {name} must be a finite number above 0")
+        if not isinstance(target, (int, float)) or isinstance(target, bool) or not math.isfinite(target) or target <= 0:
+            raise ConfigError(f"profile({name}={target!r}): {name} must be a finite number above 0")
         total = self.num_inference_steps
         if name == "quality":
             judged = max((len(plan.held_out) for plan in self.plans.values()), default=0)
             if judged < FEWEST_HELD_OUT:
                 raise ConfigError(
-                    f"profile(quality={wish:g}): a promise takes at least {FEWEST_HELD_OUT} held-out prompts, and this "
-                    f"profile was judged on {judged}; calibrate with more prompts, or ask for speedup= or "
+                    f"profile(quality={target:g}): a promise takes at least {FEWEST_HELD_OUT} held-out prompts, and "
+                    f"this profile was judged on {judged}; calibrate with more prompts, or ask for speedup= or "
                     "computed_steps="
                 )
-            granting = [count for count, plan in self.plans.items() if plan.promised >= wish]
-            chosen = min(granting, default=None)
+            chosen = min((count for count, plan in self.plans.items() if plan.promised >= target), default=None)
         else:
-            most = wish if name == "computed_steps" else total / wish
+            most = target if name == "computed_steps" else total / target
             chosen = max((count for count in self.plans if count <= most), default=None)
         if chosen is None:
-            had = ", ".join(
+            plans = ", ".join(
                 f"{count} computed steps ({total / count:.2f}x) with "
                 f"{f'{plan.promised:.1f} dB' if math.isfinite(plan.promised) else 'no promise'}"
                 for count, plan in sorted(self.plans.items())
             )
-            raise ConfigError(f"profile({name}={wish:g}): no plan grants it; {self.model} has {had}")
+            raise ConfigError(f"profile({name}={target:g}): no plan grants it; {self.model} has {plans}")
         return self.plans[chosen]
 
     def promise(self, plan: Plan, pipeline: Any = None) -> Promise:
-        """What is known of the plan's quality, and for which runs.
-
-        Args:
-            pipeline: that will do the runs; in another dtype than the profile's nothing is promised of them.
-        """
-        expected = math.fsum(plan.held_out) / len(plan.held_out) if plan.held_out else math.nan
+        """What is known of the plan's quality, and for which runs; nothing for a pipeline in another dtype."""
         unlike = None if pipeline is None else self._other_dtype(pipeline)
         return Promise(
             quality=plan.promised if unlike is None else -math.inf,
-            expected=expected,
+            expected=plan.expected,
             prompts=len(plan.held_out),
-            coordinates=self.at,
+            coordinates=self.coordinates,
             but=None if unlike is None else f"the profile was measured in {self.dtype}, the pipeline is in {unlike}",
         )
 
     def _other_dtype(self, pipeline: Any) -> str | None:
-        """What the pipeline computes in, where it is known to be another dtype than the profile's."""
+        """The pipeline's dtype where it is known to differ from the profile's."""
         given = dtype_of(pipeline)
         return None if self.dtype in (None, given) else given
 
     def options_for(self, backend: str) -> dict[str, Any]:
-        """What was measured of the options of a cache backend, "tea_cache" or "mag_cache".
+        """The measured options of a cache backend, "tea_cache" or "mag_cache".
 
         Raises:
-            ConfigError: nothing was.
+            ConfigError: nothing was measured for it.
         """
         if self.measured is None:
             raise ConfigError(f"profile(backend={backend!r}): it holds no measurements; calibrate anew")
         return self.measured.options_for(backend)
 
     def check(self, pipeline: Any, *, quality: float | None = None) -> None:
-        """Refuse a pipeline that this profile was not made for.
-
-        Another dtype changes the full run itself. The schedules serve it, with a warning, but what was measured of
-        their quality is not known of it.
-
-        Args:
-            quality: that is asked of the profile in dB, if any.
+        """Refuse a pipeline that this profile was not made for; warn of another dtype, in which it promises nothing.
 
         Raises:
-            StateError: another model, another configuration or another scheduler; or another dtype with a quality
-                asked for.
+            StateError: another model, configuration or scheduler; or another dtype and a `quality` in dB.
         """
         model, digest, scheduler = fingerprint(pipeline)
         for what, own, given in (
@@ -241,7 +233,7 @@ class Profile(Record, frozen=True, kw_only=True):
         """Write the profile as JSON, whole or not at all.
 
         Raises:
-            StateError: it cannot be written; a file that was there before is untouched.
+            StateError: it cannot be written; an earlier file stays as it is.
         """
         write_text(path, self.as_text())
 
@@ -270,7 +262,7 @@ def _upgrade(document: dict[str, Any]) -> None:
 def fingerprint(pipeline: Any) -> tuple[str, str, str]:
     """Class of the denoiser, digest of its configuration and the scheduler's, class of the scheduler.
 
-    Left out is how the scheduler shifts its noise levels: a plan is carried over from one shift to another.
+    Settings that shift the scheduler's noise levels are left out: a plan serves other shifts too.
     """
     denoiser = getattr(pipeline, "transformer", None) or getattr(pipeline, "unet", None)
     scheduler = getattr(pipeline, "scheduler", None)
@@ -284,3 +276,17 @@ def fingerprint(pipeline: Any) -> tuple[str, str, str]:
     ]
     text = json.dumps(parts, sort_keys=True, default=str)
     return type(denoiser).__name__, hashlib.sha256(text.encode()).hexdigest()[:16], type(scheduler).__name__
+
+
+def _student_t(freedom: int) -> float:
+    """The 95 % quantile of Student's t for at least two degrees of freedom, within 2 %.
+
+    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.5.
+    """
+    z = statistics.NormalDist().inv_cdf(0.95)
+    return (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )

@@ -13,31 +13,31 @@ if TYPE_CHECKING:
 
 __all__ = ["profile_html"]
 
-_STRIP = 280
+HEADS = ("steps computed", "fewer steps", "PSNR, held out", "promised", "steps: computed and forecast")
+NOTE = (
+    "PSNR is measured against the full run. What is promised is reached by the mean over new prompts of the same kind "
+    "in about 19 of 20 cases."
+)
+STRIP_WIDTH = 280
 
 
 def profile_html(profile: Profile) -> str:
-    """What the profile offers, a row for each number of computed steps, with its steps as a strip."""
+    """A table with a row for each number of computed steps, and the steps as a strip."""
     searched, held_out = profile.num_prompts
     about = (
         f"{counted(profile.num_inference_steps, 'step')} with {profile.scheduler}; searched with "
         f"{counted(searched, 'prompt')} and judged on {held_out} held out, on {profile.created}"
         + ("" if profile.complete else "; the search was not finished")
     )
-    heads = ("steps computed", "fewer steps", "PSNR, held out", "promised", "steps: computed and forecast")
-    cell = '<th style="text-align:left;font-weight:500;padding:.2em 1em .2em 0">{}</th>'
+    head = "".join(f'<th style="text-align:left;font-weight:500;padding:.2em 1em .2em 0">{each}</th>' for each in HEADS)
     rows = "".join(_row(profile, count, plan) for count, plan in sorted(profile.plans.items(), reverse=True))
-    note = (
-        "PSNR is measured against the full run. What is promised is reached by the mean over new prompts of the same "
-        "kind in about 19 of 20 cases."
-    )
     return card(
         f"Profile of {profile.model}",
         f'<div style="opacity:.75">{escape(about)}</div>'
         '<div style="overflow-x:auto">'
-        '<table style="border-collapse:collapse;margin-top:.5em;font-size:1em;background:none"><tr>'
-        f"{''.join(cell.format(head) for head in heads)}</tr>{rows}</table></div>"
-        f'<div style="margin-top:.4em;font-size:.9em;opacity:.75">{note}</div>',
+        '<table style="border-collapse:collapse;margin-top:.5em;font-size:1em;background:none">'
+        f"<tr>{head}</tr>{rows}</table></div>"
+        f'<div style="margin-top:.4em;font-size:.9em;opacity:.75">{NOTE}</div>',
     )
 
 
@@ -47,9 +47,9 @@ def _row(profile: Profile, count: int, plan: Plan) -> str:
     cells = (
         f"{count} of {total}",
         f"{total / count:.2f}×",
-        f"{math.fsum(plan.held_out) / len(plan.held_out):.1f} dB" if plan.held_out else "not judged",
+        f"{plan.expected:.1f} dB" if plan.held_out else "not judged",
         f"{plan.promised:.1f} dB" if math.isfinite(plan.promised) else "none",
-        step_strip([float(step in computed) for step in range(total)], _STRIP),
+        step_strip([float(step in computed) for step in range(total)], STRIP_WIDTH),
     )
     cell = '<td style="text-align:left;padding:.2em 1em .2em 0;font-variant-numeric:tabular-nums">{}</td>'
     return f"<tr>{''.join(cell.format(each) for each in cells)}</tr>"

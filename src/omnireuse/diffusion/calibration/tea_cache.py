@@ -19,8 +19,8 @@ def fit_tea_cache(events: Iterable[Decision]) -> tuple[float, ...]:
     """Coefficients from signal change to output change, highest power first.
 
     The events are those of full runs with `policy="never", region="blocks", signal="modulated_input"` and the
-    forecaster "hold": there `drift` is the change of the signal and `error` is the change of the stack's residual
-    over the same step.
+    forecaster "hold". There `drift` is the change of the signal, and `error` the change of the stack's residual, over
+    the same step.
 
     Source: arXiv 2411.19108, section 3.3 (a least-squares polynomial of degree 4).
 
@@ -37,7 +37,7 @@ def fit_tea_cache(events: Iterable[Decision]) -> tuple[float, ...]:
 
 
 def fit_polynomial(pairs: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """Least squares from signal change to output change: five coefficients, highest power first."""
+    """The least-squares polynomial from signal change to output change, highest power first."""
     drifts, changes = np.array(pairs).T
     # Fitted in units of the largest drift, for conditioning, and scaled back.
     unit = max(float(drifts.max()), 1e-12)
@@ -46,8 +46,7 @@ def fit_polynomial(pairs: Sequence[tuple[float, float]]) -> tuple[float, ...]:
 
 
 def share_explained(coefficients: Sequence[float], pairs: Sequence[tuple[float, float]]) -> float | None:
-    """R² of a polynomial on pairs of signal change and output change: 1 explains all of the output's change, 0 no more
-    than its mean does, below 0 less; None without pairs, or where the output does not vary."""
+    """R² of a polynomial on such pairs; None without pairs, or where the output does not vary."""
     if not pairs:
         return None
     drifts, changes = np.array(pairs).T

@@ -1,0 +1,198 @@
+"""The arguments of `calibrate`, checked before anything runs."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from omnireuse.diffusion.calibration.journal import call_texts, versions
+from omnireuse.diffusion.calibration.profile import FEWEST_HELD_OUT
+from omnireuse.diffusion.calibration.runner import Description
+from omnireuse.errors import ConfigError
+from omnireuse.pipelines.call import refuse_reserved
+
+__all__ = ["FIT_PROMPTS", "STEPS", "Options", "checked_budgets", "checked_prompts", "checked_steps", "number_searched"]
+
+logger = logging.getLogger("omnireuse")
+
+STEPS = 28
+"""Default number of denoising steps of a run."""
+BUDGETS = (1.5, 2.0, 2.5, 3.0, 4.0)
+"""Default budgets: steps over computed steps."""
+FIT_PROMPTS = 8
+"""Default number of prompts that weights are fitted on: a few numbers for each step need no more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is searched, on which prompts. The first `for_search` prompts are for the search, the others held out.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    prompts: Sequence[str]
+    for_search: int
+    steps: int
+    budgets: Sequence[int]
+    evaluations: int
+    margin: float
+    seconds: float | None
+    batch_size: int
+    fit_prompts: int
+    seed: int
+    workers: int
+    pictures: Callable[[Any], Any] | None
+    call: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        for name in ("evaluations", "batch_size", "fit_prompts"):
+            _check_whole(name, getattr(self, name), 1)
+        for name in ("workers", "seed"):
+            _check_whole(name, getattr(self, name), 0)
+        _check_number("margin", self.margin)
+        if self.seconds is not None:
+            _check_number("seconds", self.seconds)
+
+    @property
+    def text(self) -> str:
+        """Steps and prompts in words."""
+        return f"{self.steps} steps, {self.for_search} prompts searched with, {self.held_out} held out"
+
+    @property
+    def held_out(self) -> int:
+        """Number of held-out prompts."""
+        return len(self.prompts) - self.for_search
+
+    @property
+    def full_call(self) -> dict[str, Any]:
+        """Arguments of a full run beside the prompts."""
+        return {"num_inference_steps": self.steps, **self.call}
+
+    @property
+    def most_runs(self) -> float:
+        """Most full runs of one prompt that the search takes, with weights fitted to every schedule."""
+        schedule = self.for_search + min(self.for_search, self.fit_prompts)
+        return len(self.prompts) + sum(
+            budget / self.steps * (self.evaluations * schedule + self.held_out) for budget in self.budgets
+        )
+
+    @property
+    def prompts_digest(self) -> str:
+        """Digest of all prompts."""
+        return hashlib.sha256("\0".join(self.prompts).encode()).hexdigest()[:16]
+
+    def setup(self, pipeline: Description) -> dict[str, str]:
+        """What scores depend on, as short texts by name."""
+        pictures = self.pictures
+        return {
+            "pipeline": pipeline.content[:16],
+            "prompts": self.prompts_digest,
+            "prompts searched with": str(self.for_search),
+            "prompts a call": str(self.batch_size),
+            "prompts fitted on": str(self.fit_prompts),
+            "seed": str(self.seed),
+            "dtype": pipeline.dtype,
+            "pictures": "as usual" if pictures is None else getattr(pictures, "__qualname__", type(pictures).__name__),
+            **call_texts(self.full_call),
+            **{f"{name} version": number for name, number in versions().items()},
+        }
+
+
+def checked_steps(steps: int | None, num_inference_steps: int | None, call: Mapping[str, Any]) -> int:
+    """Denoising steps of a run.
+
+    Raises:
+        ConfigError: two different numbers, or an argument of the call that `calibrate` sets itself.
+    """
+    refuse_reserved("calibrate", call)
+    if steps is not None and num_inference_steps is not None and steps != num_inference_steps:
+        raise ConfigError(
+            f"calibrate(steps={steps!r}, num_inference_steps={num_inference_steps!r}): both say how many denoising "
+            "steps a run has; give one of them"
+        )
+    name, given = ("num_inference_steps", num_inference_steps) if steps is None else ("steps", steps)
+    found = STEPS if given is None else given
+    _check_whole(name, found, 4)
+    return found
+
+
+def checked_prompts(prompts: Sequence[str]) -> list[str]:
+    """The prompts.
+
+    Raises:
+        ConfigError: no list of texts, or fewer than two.
+    """
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        given = "one text" if isinstance(prompts, str) else f"a {type(prompts).__name__}"
+    elif others := [type(each).__name__ for each in prompts if not isinstance(each, str)]:
+        given = f"a {others[0]} among them"
+    elif len(prompts) < 2:
+        given = f"{len(prompts)}"
+    else:
+        return list(prompts)
+    raise ConfigError(
+        f"calibrate(prompts=…): prompts must be a list of at least two texts, one of which is held out, got {given}"
+    )
+
+
+def number_searched(prompts: int, held_out: float) -> int:
+    """How many of the prompts are for the search. Warns where the others are too few for a promise.
+
+    Raises:
+        ConfigError: a share outside of (0, 1).
+    """
+    if not isinstance(held_out, (int, float)) or not 0 < held_out < 1:
+        raise ConfigError(f"calibrate(held_out={held_out!r}): held_out must be a share above 0 and below 1")
+    unseen = _number_held_out(prompts, held_out)
+    if unseen < FEWEST_HELD_OUT:
+        logger.warning(
+            "calibrate: with %d of %d prompts held out, the profile promises no quality, which takes %d: give at least "
+            "%d prompts with held_out=%g",
+            unseen,
+            prompts,
+            FEWEST_HELD_OUT,
+            next(number for number in count(2) if _number_held_out(number, held_out) >= FEWEST_HELD_OUT),
+            held_out,
+        )
+    if prompts - unseen == 1:
+        logger.warning("calibrate: one prompt to search with cannot tell a gain from noise; give more prompts")
+    return prompts - unseen
+
+
+def _number_held_out(prompts: int, held_out: float) -> int:
+    return min(max(1, round(held_out * prompts)), prompts - 1)
+
+
+def checked_budgets(computed_steps: Iterable[int] | None, steps: int) -> list[int]:
+    """The budgets in rising order; those of `BUDGETS` for None.
+
+    Raises:
+        ConfigError: no list of whole numbers from 2 to `steps`.
+    """
+    if computed_steps is None:
+        return sorted({max(int(steps / budget), 2) for budget in BUDGETS})
+    given = computed_steps
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    budgets = list(given) if is_list else []
+    if not budgets or not all(isinstance(number, int) and 2 <= number <= steps for number in budgets):
+        raise ConfigError(
+            f"calibrate(computed_steps={given!r:.60}): computed_steps must be a list of one or more budgets, each a "
+            f"whole number from 2 to steps={steps}; give {f'[{given}]' if isinstance(given, int) else 'a list'}"
+        )
+    return sorted(set(budgets))
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"calibrate({name}={value!r}): {name} must be a whole number of at least {least}")
+
+
+def _check_number(name: str, value: Any) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise ConfigError(f"calibrate({name}={value!r}): {name} must be a finite number of at least 0")

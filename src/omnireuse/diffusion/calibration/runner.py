@@ -1,0 +1,262 @@
+"""The runs of a search: a pipeline with its prompts, and the jobs that are done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from omnireuse.diffusion.calibration.candidate import Candidate
+from omnireuse.diffusion.calibration.distances import Distances
+from omnireuse.diffusion.calibration.fit import Path, WeightFit, recorded_path
+from omnireuse.diffusion.calibration.observer import NotFiniteError, Observations
+from omnireuse.diffusion.calibration.profile import fingerprint
+from omnireuse.diffusion.fingerprint import fingerprint as content_fingerprint
+from omnireuse.diffusion.handle import Handle
+from omnireuse.diffusion.pipelines import enable
+from omnireuse.diffusion.reuse.forecasters import Fitted, Hold
+from omnireuse.diffusion.reuse.policies import Never
+from omnireuse.diffusion.reuse.runtime.placement import describe, dtype_of
+from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.errors import StateError
+from omnireuse.evaluation.metrics import IDENTICAL_DB, psnr
+from omnireuse.pipelines.call import Caller, without_bar
+from omnireuse.pipelines.pictures import Picture
+
+__all__ = [
+    "Describe",
+    "Description",
+    "FitWeights",
+    "FullRun",
+    "FullRunResult",
+    "Job",
+    "Runner",
+    "Score",
+    "Shared",
+    "lead",
+]
+
+Pictures = list[Picture]
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Runner:
+    """A pipeline and prompts, each with a noise of its own. It keeps nothing between two jobs.
+
+    Args:
+        pipeline: makes images or clips from prompts.
+        prompts: all prompts; jobs name them by their places.
+        call: arguments of every call beside prompt and generator, `num_inference_steps` among them.
+        options: of the `Caller`: `seed`, `batch_size`, `pictures`, `known`.
+
+    Raises:
+        ConfigError: as `Caller`.
+    """
+
+    def __init__(self, pipeline: Any, prompts: Sequence[str], *, call: Mapping[str, Any], **options: Any) -> None:
+        self.pipeline, self.prompts = pipeline, list(prompts)
+        self.steps: int = call["num_inference_steps"]
+        self._caller = Caller(pipeline, self.prompts, call=call, **options)
+
+    def generate(self, places: range, *, strict: bool = False) -> Pictures:
+        """One picture in 0…1 for each of these prompts, made in one call; `strict` as in `Caller.pictures`."""
+        with without_bar(self.pipeline):
+            return self._caller.pictures(places, strict=strict)
+
+
+class Job(Protocol[T_co]):
+    """Work for a runner. It can be pickled."""
+
+    def run(self, runner: Runner) -> T_co:
+        """Do it, and return its result."""
+
+
+class Shared(Protocol[T_co]):
+    """A large value that many jobs use; workers get it once."""
+
+    def get(self) -> T_co:
+        """The value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Generic[T]):
+    """A shared value of this process."""
+
+    value: T
+
+    def get(self) -> T:
+        """The value."""
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """A pipeline.
+
+    Attributes:
+        text: the pipeline in a few words.
+        fingerprint: class of the denoiser, digest of the configuration, class of the scheduler.
+        dtype: dtype in which the denoiser computes, as "bfloat16".
+        content: digest of the pipeline with all its weights, equal in every process that loads the same; "" where it
+            was not asked for.
+    """
+
+    text: str
+    fingerprint: tuple[str, str, str]
+    dtype: str
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Describe:
+    """Describe the pipeline, with or without a digest of its weights."""
+
+    content: bool
+
+    def run(self, runner: Runner) -> Description:
+        """The description."""
+        pipeline = runner.pipeline
+        return Description(
+            text=describe(pipeline),
+            fingerprint=fingerprint(pipeline),
+            dtype=dtype_of(pipeline),
+            content=content_fingerprint(_parts(pipeline)) if self.content else "",
+        )
+
+
+def _parts(pipeline: Any) -> dict[str, Any]:
+    try:
+        return dict(pipeline.components)
+    except (AttributeError, ValueError):
+        # No pipeline of diffusers, or one whose constructor does not name its parts.
+        return {name: part for name, part in vars(pipeline).items() if not name.startswith("_")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullRunResult:
+    """What the pipeline makes of some prompts when it computes every step.
+
+    Attributes:
+        pictures: one for each prompt, an image or a clip, in 0…1.
+        distances: between the values at all its steps; None unless recorded.
+        path: the latents of the run; None unless recorded and kept, and where no weights can be fitted.
+        seen: what else the run showed.
+    """
+
+    pictures: Pictures
+    distances: Distances | None
+    path: Path | None
+    seen: Observations
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullRun:
+    """Run the prompts of these places in full, in one call.
+
+    Args:
+        record: whether to record the distances between the values of the run.
+        keep_path: whether to return the latents too, of a run that is recorded.
+    """
+
+    places: range
+    record: bool = False
+    keep_path: bool = False
+
+    def run(self, runner: Runner) -> FullRunResult:
+        """The result.
+
+        Raises:
+            StateError: a step's output, or a picture, is not finite.
+        """
+        seen = Observations(keeps_values=self.record)
+        strategy = Strategy(policy=Never(), forecaster=Hold(), region="step")
+        with ExitStack() as stack:
+            path = stack.enter_context(recorded_path(runner.pipeline)) if self.record else Path()
+            stack.enter_context(Handle(runner.pipeline, strategy, name="full run", region=seen.region))
+            try:
+                pictures = runner.generate(self.places, strict=True)
+            except NotFiniteError as error:
+                prompt = runner.prompts[self.places[error.row * len(self.places) // error.rows]]
+                raise StateError(
+                    f"the full run of {prompt!r} is not finite from step {error.step} on; nothing can be calibrated on "
+                    "it: try another dtype, or leave the prompt out"
+                ) from error
+        for place, picture in zip(self.places, pictures, strict=True):
+            if not np.isfinite(picture).all():
+                raise StateError(
+                    f"the full run of {runner.prompts[place]!r} is not finite; nothing can be calibrated on it"
+                )
+        return FullRunResult(
+            pictures=pictures,
+            distances=seen.take_distances(runner.steps) if self.record else None,
+            path=path if self.keep_path and path.latents else None,
+            seen=seen,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitWeights:
+    """Fit the weights for a candidate's schedule.
+
+    Args:
+        batches: places of the prompts to fit on, one call each.
+        paths: of the full run of each batch.
+        coordinates: of each step.
+        full: pictures of the full run of the last batch.
+    """
+
+    candidate: Candidate
+    batches: Sequence[range]
+    paths: Sequence[Shared[Path]]
+    coordinates: tuple[float, ...]
+    full: Shared[Pictures]
+
+    def run(self, runner: Runner) -> tuple[Fitted, list[float] | None]:
+        """The weights, and for a single batch the PSNR of its prompts: it ran with these very weights."""
+        paths = [path.get() for path in self.paths]
+        # Branches that one batch could not tell apart are not told apart at all.
+        apart = len({len(path.shares) for path in paths}) == 1
+        fit = WeightFit(self.candidate.steps, runner.steps)
+        for batch, path in zip(self.batches, paths, strict=True):
+            made = lead(runner, fit, path if apart else Path(latents=path.latents), batch, self.candidate)
+        fitted = Fitted(coordinates=self.coordinates, weights=fit.weights, computed=self.candidate.steps)
+        return fitted, _psnr(made, self.full.get()) if len(self.batches) == 1 else None
+
+
+def lead(runner: Runner, fit: WeightFit, path: Path, places: range, candidate: Candidate) -> Pictures:
+    """Add the prompts of these places to a fit of the candidate's schedule, and return their pictures."""
+    policy = candidate.policy(runner.steps)
+    with fit.led_along(path, runner.pipeline), enable(runner.pipeline, policy=policy, quantity="output"):
+        return runner.generate(places)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Score a candidate on the prompts of these places, in one call.
+
+    Args:
+        forecaster: the candidate's weights, or the name of its forecaster.
+        full: pictures of the full run.
+    """
+
+    candidate: Candidate
+    places: range
+    forecaster: Fitted | str
+    full: Shared[Pictures]
+
+    def run(self, runner: Runner) -> list[float]:
+        """PSNR in dB of each prompt to its full run, at most `IDENTICAL_DB`; 0 where a picture is not finite."""
+        strategy = Strategy.where_it_fits(self.candidate.policy(runner.steps), self.forecaster)
+        with Handle(runner.pipeline, strategy, name="candidate"):
+            return _psnr(runner.generate(self.places), self.full.get())
+
+
+def _psnr(made: Pictures, full: Pictures) -> list[float]:
+    return [
+        min(psnr(picture, reference), IDENTICAL_DB) if np.isfinite(picture).all() else 0.0
+        for picture, reference in zip(made, full, strict=True)
+    ]
