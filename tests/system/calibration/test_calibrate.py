@@ -93,7 +93,7 @@ def test_a_quality_takes_the_cheapest_plan_that_promises_it(pipeline: Any, profi
         ({"quality": 35}, "only be promised by a profile"),
         ({"speedup": 2, "computed_steps": 3}, "not both"),
         ({"speedup": float("nan")}, "speedup must be a number of at least 1"),
-        ({"computed_steps": 0}, "computed_steps must be at least 1, got 0"),
+        ({"computed_steps": 0}, "computed_steps must be a whole number of at least 1, got 0"),
         ({"speedup": 2, "policy": "never"}, "chooses the whole strategy"),
         ({"speedup": 2, "backend": "tea_cache"}, "chooses the whole strategy"),
         ({"speedup": 2, "signal": "none"}, "so signal cannot be given with it"),
