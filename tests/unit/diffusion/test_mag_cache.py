@@ -263,7 +263,7 @@ def test_files_from_before_the_first_step_had_a_ratio_are_read(tmp_path: Path) -
     path.write_text('{"transformer_class": "X", "ratios": [[0.9, 0.8], [1.1, 1.2]], "source": "measured"}')
     assert load_ratios(path) == ((1.0, 0.9, 0.8), (1.0, 1.1, 1.2))
     path.write_text('{"format": 3, "ratios": [[1.0]]}')
-    with pytest.raises(ConfigError, match="format 3 is not 2"):
+    with pytest.raises(ConfigError, match="format of a file of MagCache ratios must be 2, got 3"):
         load_ratios(path)
 
 
@@ -271,7 +271,7 @@ def test_files_from_before_the_first_step_had_a_ratio_are_read(tmp_path: Path) -
 def test_broken_files_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "ratios.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="not a file of MagCache ratios"):
+    with pytest.raises(ConfigError, match="not a whole file of MagCache ratios"):
         load_ratios(path)
 
 

@@ -16,7 +16,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.reuse.agreement import Agreement
@@ -76,7 +75,7 @@ class _Contexts:
 
 
 class _CacheDiTRegion:
-    """One decision of the library a denoiser call."""
+    """The library decides once for each call of a denoiser."""
 
     def __init__(self, config: DiffusionCacheConfig, denoisers: Sequence[torch.nn.Module]) -> None:
         self._config = config
@@ -93,17 +92,13 @@ class _CacheDiTRegion:
         attached, run, key = self._attached[call.denoiser], call.run, (call.denoiser, call.branch)
         started = perf_counter()
         if run.region_state is None:
-            # The run owns the contexts, and drops them with all else when it ends.
+            # The run owns the contexts and drops them when it ends.
             run.region_state = _Contexts({})
         contexts: dict[tuple[int, str], Any] = run.region_state.by_branch
         if key not in contexts:
             contexts[key] = attached.contexts(_options(self._config, run.total))
         took = perf_counter() - started
         result, contexts[key], reused, drift = attached.call(contexts[key], call.compute)
-        if torch.is_grad_enabled() and any(
-            getattr(leaf, "requires_grad", False) for leaf in pytree.tree_leaves(result)
-        ):
-            raise StateError("reuse would cut the gradient of what it stands in for; sample under torch.no_grad()")
         run.generation.emit(
             Decision(
                 run=run.number,
@@ -121,7 +116,7 @@ class _CacheDiTRegion:
         return result
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """The output as it is: the library has done its work in the blocks."""
+        """The output, unchanged: the library works in the blocks."""
         return output
 
     def undo(self) -> None:
@@ -137,7 +132,7 @@ def _options(config: DiffusionCacheConfig, total: int | None) -> dict[str, Any]:
     if config.scm_steps_mask_policy is not None:
         if total is None:
             raise StateError(
-                "a step mask depends on the number of steps, which nobody told; "
+                "a step mask depends on the number of steps, which is not known; "
                 "call refresh(pipeline, num_inference_steps)"
             )
         mask = list(scm_mask(config.scm_steps_mask_policy, total))
@@ -229,7 +224,7 @@ class _Attached:
 
 
 class _Changes:
-    """What is done to the attributes of a module and of those in it while this is entered, to be undone later."""
+    """Records the changes to the attributes of a module and its submodules while it is entered, and undoes them."""
 
     def __init__(self, root: torch.nn.Module) -> None:
         self._root = root
@@ -251,7 +246,7 @@ class _Changes:
             self.undo()
 
     def undo(self) -> None:
-        """Put every attribute back that is still as it was made."""
+        """Restore every attribute that nobody else has changed since."""
         for module, name, old, value in self._done:
             if vars(module).get(name) is not value:
                 logger.warning("%s.%s was replaced while cache-dit was on and is left", type(module).__name__, name)

@@ -7,6 +7,8 @@ from pathlib import Path
 from omnireuse.diffusion.cache.base import StepCacheBackend
 from omnireuse.diffusion.cache.magcache.strategy import save_ratios
 from omnireuse.diffusion.calibration.mag_cache import MagnitudeRecorder
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
+from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.errors import StateError
 
 __all__ = ["MagCacheBackend"]
@@ -35,4 +37,5 @@ class MagCacheBackend(StepCacheBackend):
 
     def save_ratios(self, path: Path) -> None:
         """Write the measured ratios as JSON, with the class of the denoiser; `load_ratios` reads them back."""
-        save_ratios(path, self._pipeline, self.calibrated_ratios())
+        ratios = self.calibrated_ratios()
+        save_ratios(path, type(unwrapped(denoisers_of(self._pipeline)[0])).__name__, ratios)

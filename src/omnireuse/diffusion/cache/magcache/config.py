@@ -30,8 +30,8 @@ class MagCacheConfig:
         transformer_type: class name of the denoiser.
 
     Raises:
-        ConfigError: a value out of range.
-        UnknownNameError: no ratios, and none published for this type.
+        ConfigError: a value is out of range.
+        UnknownNameError: no ratios are given, and none are published for this type.
     """
 
     threshold: float = 0.24

@@ -1,7 +1,4 @@
-"""What MagCache accumulates between computed steps, for each branch of each run.
-
-The policy defines it; the residuals themselves belong to the run and are dropped with it.
-"""
+"""The state of MagCache between computed steps, for each branch of each run."""
 
 from __future__ import annotations
 

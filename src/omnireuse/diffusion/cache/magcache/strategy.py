@@ -1,8 +1,7 @@
-"""What MagCache needs of a model: published ratios, measured ones in a file, and which stream to measure."""
+"""MagCache's ratios for a model: published ones, measured ones in a file, and their measurement."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +9,26 @@ from omnireuse.diffusion.adapters import block_stack_for
 from omnireuse.diffusion.adapters.extractors import has_extractor
 from omnireuse.diffusion.cache.published import published_row
 from omnireuse.diffusion.calibration.mag_cache import MagnitudeRecorder
-from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
-from omnireuse.errors import ConfigError, UnsupportedModelError
+from omnireuse.errors import UnsupportedModelError
+from omnireuse.records import Record, as_text, read_record, write_text
 
 __all__ = ["load_ratios", "published_ratios", "recorder_for", "save_ratios"]
 
-FORMAT = 2
+_HEAD = {"format": 2}
 """Of the file; one without a format is of the first, whose ratios begin at the second step."""
 
 Ratios = tuple[tuple[float, ...], ...]
 
 
 def published_ratios(transformer_type: str, checkpoint: str = "") -> Ratios:
-    """Ratios that others measured for a checkpoint of this class: for each branch one for each step, the first 1.0.
+    """Published ratios of a checkpoint of this class: for each branch one for each step, the first 1.0.
 
     Args:
         transformer_type: class name of the denoiser.
         checkpoint: name or path of the pipeline; where the table does not have it, the class's first row is taken.
 
     Raises:
-        UnknownNameError: none published; the error lists the types and says how to calibrate.
+        UnknownNameError: none are published; the error lists the known types and says how to calibrate.
     """
     row = published_row(
         "magcache_ratios",
@@ -43,29 +41,32 @@ def published_ratios(transformer_type: str, checkpoint: str = "") -> Ratios:
     return tuple((1.0, *row["ratios"][branch::count]) for branch in range(count))
 
 
-def save_ratios(path: Path, pipeline: Any, ratios: Ratios) -> None:
-    """Write measured ratios as JSON, with the class of the pipeline's denoiser; `load_ratios` reads them back."""
-    model = type(unwrapped(denoisers_of(pipeline)[0])).__name__
-    record = {"format": FORMAT, "transformer_class": model, "ratios": ratios, "source": "measured"}
-    part = path.with_suffix(path.suffix + ".part")
-    part.write_text(json.dumps(record, indent=1), encoding="utf-8")
-    part.replace(path)
+class SavedRatios(Record, frozen=True, kw_only=True):
+    """The content of a file of measured ratios."""
+
+    transformer_class: str
+    ratios: Ratios
+    source: str = "measured"
+
+
+def save_ratios(path: Path, transformer_type: str, ratios: Ratios) -> None:
+    """Write measured ratios as JSON, with the class name of the denoiser; `load_ratios` reads them back."""
+    write_text(path, as_text(SavedRatios(transformer_class=transformer_type, ratios=ratios), _HEAD))
 
 
 def load_ratios(path: Path) -> Ratios:
-    """What `MagCacheBackend.save_ratios` wrote.
+    """Read the ratios that `MagCacheBackend.save_ratios` wrote.
 
     Raises:
-        ConfigError: a file cut off or of another kind.
+        ConfigError: the file is cut off or of another kind.
     """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if (given := record.get("format", 1)) not in (1, FORMAT):
-            raise ValueError(f"format {given!r} is not {FORMAT}")
-        ratios = tuple(tuple(float(ratio) for ratio in branch) for branch in record["ratios"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"load_ratios({str(path)!r}): not a file of MagCache ratios: {error!r}") from error
-    return tuple((1.0, *branch) for branch in ratios) if given == 1 else ratios
+    remedy = "measure the ratios again"
+    return read_record(SavedRatios, path, _HEAD, what="file of MagCache ratios", remedy=remedy, upgrade=_upgrade).ratios
+
+
+def _upgrade(document: dict[str, Any]) -> None:
+    if "format" not in document:
+        document |= {"format": 2, "ratios": [[1.0, *branch] for branch in document["ratios"]]}
 
 
 def recorder_for(transformer_type: str) -> MagnitudeRecorder:

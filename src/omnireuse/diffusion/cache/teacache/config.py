@@ -26,15 +26,15 @@ class TeaCacheConfig:
 
     Args:
         rel_l1_thresh: accumulated relative L1 change at which a step computes, finite and > 0. Raising it reuses
-            more; the paper's models gave about 1.5x at 0.2 with minimal loss, 1.8x at 0.4, 2.0x at 0.6 with a loss
-            one sees.
+            more; the paper's models gave about 1.5x at 0.2 with minimal loss, 1.8x at 0.4, 2.0x at 0.6 with a
+            visible loss.
         coefficients: exactly five finite numbers, highest power first; None takes the published ones for
             `transformer_type`.
         transformer_type: class name of the denoiser.
 
     Raises:
-        ConfigError: a threshold or coefficients out of range.
-        UnknownNameError: no coefficients, and none published for this type.
+        ConfigError: the threshold or the coefficients are out of range.
+        UnknownNameError: no coefficients are given, and none are published for this type.
     """
 
     rel_l1_thresh: float = 0.2
@@ -58,22 +58,22 @@ class TeaCacheConfig:
 
     @property
     def strategy(self) -> Strategy:
-        """The whole step cache: the block stack's residual is held while the modulated input changes little.
+        """The step cache: the block stack's residual is held while the modulated input changes little.
 
-        A polynomial that is flat somewhere would let reuse go on for ever there; ten steps in a row are the bound.
+        A polynomial that is flat somewhere would reuse without end there, so at most ten steps are reused in a row.
         """
         return Strategy(policy=self.policy, region="blocks", max_consecutive=_LONGEST_REUSE)
 
 
 def published_coefficients(transformer_type: str, checkpoint: str = "") -> tuple[float, ...]:
-    """Coefficients that others fitted for a checkpoint of this class, on the signal that we watch.
+    """Published coefficients of a checkpoint of this class, for the signal that is watched here.
 
     Args:
         transformer_type: class name of the denoiser.
         checkpoint: name or path of the pipeline; where the table does not have it, the class's first row is taken.
 
     Raises:
-        UnknownNameError: none published; the error lists the types and says how to calibrate.
+        UnknownNameError: none are published; the error lists the known types and says how to calibrate.
     """
     stack = BLOCK_STACKS.get(transformer_type)
     signal = None if stack is None else stack.signal_name

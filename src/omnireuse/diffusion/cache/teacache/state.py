@@ -1,7 +1,4 @@
-"""What TeaCache accumulates between computed steps, for each branch of each run.
-
-The policy defines it; signals and residuals belong to the run and are dropped with it.
-"""
+"""The state of TeaCache between computed steps, for each branch of each run."""
 
 from __future__ import annotations
 
