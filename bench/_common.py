@@ -1,26 +1,12 @@
-"""What the benchmarks share: where a record was made, tables of figures, and the file."""
+"""What the benchmarks share: tables of figures, and the file of a record."""
 
 from __future__ import annotations
 
 import json
-import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.table import Table
-
-import omnireuse
-
-
-def environment() -> dict[str, str]:
-    """Versions and machine, for the record."""
-    packages = {name: version(name) for name in ("torch", "diffusers", "transformers")}
-    return packages | {
-        "omnireuse": omnireuse.__version__,
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-    }
 
 
 def new_table(title: str, *headings: str) -> Table:

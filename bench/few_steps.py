@@ -28,12 +28,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 import omnireuse
-from bench._common import environment, write_record
+from bench._common import write_record
 from bench._few_steps_figures import draw, show
 from omnireuse import FixedSchedule
 from omnireuse.diffusion.pipelines import DEFAULT
 from omnireuse.diffusion.targets import NOISE_EXPONENT, POWER
 from omnireuse.evaluation.metrics import psnr
+from omnireuse.evaluation.record import environment
 from reference.case import CLIPS, IMAGES
 from reference.drawing import Array
 

@@ -27,10 +27,10 @@ from torch.profiler import ProfilerActivity, profile
 
 import omnireuse
 from bench._true_size import MODELS, Sampler
-from bench.step_reuse import environment
 from omnireuse import Blend, FixedSchedule
 from omnireuse.diffusion.reuse.strategy import REGIONS
 from omnireuse.errors import ConfigError
+from omnireuse.evaluation.record import environment
 
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "hipLaunchKernel")
 LEAST_STEPS = 6

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from bench._common import environment, new_table, write_record
+from bench._common import new_table, write_record
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache
 from omnireuse.errors import ConfigError
+from omnireuse.evaluation.record import environment
 
 BLOCK = 16
 

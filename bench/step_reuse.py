@@ -23,10 +23,11 @@ from rich.console import Console
 from rich.progress import track
 
 import omnireuse
-from bench._common import environment, new_table, write_record
+from bench._common import new_table, write_record
 from omnireuse import Blend, FixedSchedule, Hold, Polynomial
 from omnireuse.diffusion.pipelines import DEFAULT
 from omnireuse.evaluation.metrics import psnr
+from omnireuse.evaluation.record import environment
 from reference.case import IMAGES
 from reference.evaluate import score
 

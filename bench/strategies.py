@@ -29,10 +29,10 @@ import omnireuse
 from bench._cases import CASES, Player, Tuning
 from bench._choices import FORECASTERS, SHARES, STRATEGIES, choice, settings
 from bench._strategy_figures import FLOOR, FULL, draw, show
-from bench.step_reuse import environment
 from omnireuse.diffusion.reuse.summary import Summary
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.evaluation.metrics import IDENTICAL_DB, psnr, ssim
+from omnireuse.evaluation.record import environment
 
 Record = dict[str, Any]
 Rows = list[dict[str, Any]]

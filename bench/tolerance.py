@@ -24,8 +24,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 import omnireuse
-from bench._common import environment, new_table, write_record
+from bench._common import new_table, write_record
 from bench.few_steps import CASES, SEED, SHIFTS, shifted
+from omnireuse.evaluation.record import environment
 from reference.figures import explain
 
 mpl.use("Agg")

@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.progress import track
 
 import omnireuse
-from bench._common import environment, new_table, write_record
+from bench._common import new_table, write_record
 from omnireuse.diffusion.calibration import fit
 from omnireuse.diffusion.calibration.candidate import FITTED, Candidate
 from omnireuse.diffusion.calibration.initial import spread
 from omnireuse.diffusion.calibration.runner import FullRun, FullRunResult, Local, Runner, Score, lead
 from omnireuse.evaluation.metrics import bootstrap
+from omnireuse.evaluation.record import environment
 from reference.case import CLIPS, IMAGES
 from reference.workload import load_quietly
 

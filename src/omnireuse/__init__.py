@@ -25,10 +25,10 @@ parts of a strategy, are below.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omnireuse import errors
+from omnireuse.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from omnireuse.diffusion.calibration.calibrate import calibrate
@@ -112,51 +112,32 @@ __all__ = [
     "predict_batch",
 ]
 
-_HOME = {
-    "BestOrder": "omnireuse.diffusion.reuse.forecasters",
-    "Blend": "omnireuse.diffusion.reuse.forecasters",
-    "calibrate": "omnireuse.diffusion.calibration.calibrate",
-    "compare_pipeline": "omnireuse.evaluation.compare.run",
-    "Choice": "omnireuse.diffusion.reuse.choice",
-    "Decision": "omnireuse.diffusion.reuse.events",
-    "disable": "omnireuse.diffusion.handle",
-    "EasyCache": "omnireuse.diffusion.reuse.policies",
-    "enable": "omnireuse.diffusion.pipelines",
-    "ErrorControl": "omnireuse.diffusion.reuse.policies",
-    "fit_tea_cache": "omnireuse.diffusion.calibration.tea_cache",
-    "Fitted": "omnireuse.diffusion.reuse.forecasters",
-    "FixedSchedule": "omnireuse.diffusion.reuse.policies",
-    "Forecaster": "omnireuse.diffusion.reuse.forecasters",
-    "Generation": "omnireuse.diffusion.reuse.generation",
-    "Handle": "omnireuse.diffusion.handle",
-    "handle_of": "omnireuse.diffusion.handle",
-    "Hermite": "omnireuse.diffusion.reuse.forecasters",
-    "Hold": "omnireuse.diffusion.reuse.forecasters",
-    "layout_of": "omnireuse.diffusion.reuse.branch_state",
-    "MagCache": "omnireuse.diffusion.reuse.policies",
-    "Memory": "omnireuse.diffusion.reuse.forecasters",
-    "Never": "omnireuse.diffusion.reuse.policies",
-    "noise_levels": "omnireuse.diffusion.reuse.noise",
-    "observe_batch": "omnireuse.diffusion.reuse.batch",
-    "Policy": "omnireuse.diffusion.reuse.policy",
-    "Polynomial": "omnireuse.diffusion.reuse.forecasters",
-    "predict_batch": "omnireuse.diffusion.reuse.batch",
-    "Profile": "omnireuse.diffusion.calibration.profile",
-    "ResidualDiff": "omnireuse.diffusion.reuse.policies",
-    "Row": "omnireuse.diffusion.reuse.batch",
-    "SeaCache": "omnireuse.diffusion.reuse.policies",
-    "StepMask": "omnireuse.diffusion.reuse.policies",
-    "StepView": "omnireuse.diffusion.reuse.policy",
-    "Strategy": "omnireuse.diffusion.reuse.strategy",
-    "Summary": "omnireuse.diffusion.reuse.summary",
-    "TeaCache": "omnireuse.diffusion.reuse.policies",
+_HOMES = {
+    "diffusion.calibration.calibrate": "calibrate",
+    "diffusion.calibration.profile": "Profile",
+    "diffusion.calibration.tea_cache": "fit_tea_cache",
+    "diffusion.handle": "Handle disable handle_of",
+    "diffusion.pipelines": "enable",
+    "diffusion.reuse.batch": "Row observe_batch predict_batch",
+    "diffusion.reuse.branch_state": "layout_of",
+    "diffusion.reuse.choice": "Choice",
+    "diffusion.reuse.events": "Decision",
+    "diffusion.reuse.forecasters": "BestOrder Blend Fitted Forecaster Hermite Hold Memory Polynomial",
+    "diffusion.reuse.generation": "Generation",
+    "diffusion.reuse.noise": "noise_levels",
+    "diffusion.reuse.policies": (
+        "EasyCache ErrorControl FixedSchedule MagCache Never ResidualDiff SeaCache StepMask TeaCache"
+    ),
+    "diffusion.reuse.policy": "Policy StepView",
+    "diffusion.reuse.strategy": "Strategy",
+    "diffusion.reuse.summary": "Summary",
+    "evaluation.compare.run": "compare_pipeline",
 }
+"""Module -> the names that come from it."""
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'omnireuse' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+__getattr__, _ = lazy_exports(
+    __name__, {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names.split()}
+)
 
 
 def __dir__() -> list[str]:
