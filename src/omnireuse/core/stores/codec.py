@@ -46,8 +46,10 @@ def decode(key: str, data: bytes) -> Any:
         CorruptValueError: ``data`` is anything else.
     """
     body = data[_HEAD:]
-    if data[:4] != _MAGIC or _checksum(body) != data[4:_HEAD]:
-        raise CorruptValueError(f"value of {key}: truncated, changed or written by another version")
+    if data[:4] != _MAGIC:
+        raise CorruptValueError(f"value of {key}: not written by this version, or truncated")
+    if _checksum(body) != data[4:_HEAD]:
+        raise CorruptValueError(f"value of {key}: checksum differs")
     try:
         header, rest = _header(body)
         if header["key"] != key:
