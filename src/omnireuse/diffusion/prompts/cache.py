@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -24,6 +25,8 @@ from omnireuse.errors import StateError, WrongTypeError
 __all__ = ["Loaded", "PromptEmbedCache"]
 
 logger = logging.getLogger("omnireuse")
+
+_PACKAGE = str(Path(__file__).parents[2])
 
 Loaded: TypeAlias = tuple[Any, bool]
 """A value, and whether it may be stored: not if the encoders changed while it was computed."""
@@ -81,7 +84,7 @@ class PromptEmbedCache(Counts):
 
     def get(self, key: Hashable) -> Any:
         """The value of ``key``, or ``_CACHE_MISS``; counted."""
-        value = self.find(as_key(key))
+        value = self.find(as_key(key), on_record=False)
         self.add("misses" if value is CACHE_MISS else "hits")
         return value
 
@@ -127,14 +130,14 @@ class PromptEmbedCache(Counts):
         if dropped:
             logger.info("encoders changed: %d cached prompt embeddings dropped", dropped)
 
-    def find(self, key: PromptKey, target: torch.device | None = None) -> Any:
-        """The value of ``key`` or ``CACHE_MISS``, uncounted. The calling code goes on record as its holder.
+    def find(self, key: PromptKey, target: torch.device | None = None, *, on_record: bool = True) -> Any:
+        """The value of ``key`` or ``CACHE_MISS``, uncounted. The calling code goes ``on_record`` as its holder.
 
         Raises:
             StateError: the value was changed in place, and ``on_mutation`` is ``raise``.
         """
         entry = self.store.lookup(key, None)
-        return CACHE_MISS if entry is None else self._hand_out(key, entry, target)
+        return CACHE_MISS if entry is None else self._hand_out(key, entry, target, on_record=on_record)
 
     def keep(self, key: PromptKey, value: Any, label: str, target: torch.device | None = None) -> Entry:
         """Store a copy of ``value``, outside too if it comes from a call; its entry."""
@@ -242,13 +245,14 @@ class PromptEmbedCache(Counts):
         self.add("coalesced", waited and value is not CACHE_MISS)
         return value
 
-    def _hand_out(self, key: PromptKey, entry: Entry, target: torch.device | None) -> Any:
+    def _hand_out(self, key: PromptKey, entry: Entry, target: torch.device | None, *, on_record: bool = True) -> Any:
         what = entry.find_mutation()
         if what is None:
-            consumer: Any = sys._getframe(2)
-            while consumer.f_back is not None and consumer.f_globals.get("__name__", "").startswith("omnireuse."):
+            consumer: Any = sys._getframe(3) if on_record else None  # above `find` and its caller
+            while consumer is not None and consumer.f_code.co_filename.startswith(_PACKAGE):
                 consumer = consumer.f_back
-            entry.consumers.append((consumer.f_code, consumer.f_lineno))
+            if consumer is not None:
+                entry.consumers.append((consumer.f_code, consumer.f_lineno))
             try:
                 return entry.copy(target) if self.options.copy_on_hit else entry.value(target)
             except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA

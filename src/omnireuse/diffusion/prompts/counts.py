@@ -26,7 +26,7 @@ class Counts:
 
     def __init__(self) -> None:
         self._counting = threading.Lock()
-        self._numbers = Counter(dict.fromkeys(_NAMES, 0))
+        self._numbers = dict.fromkeys(_NAMES, 0)
 
     hits = _counter("hits", "Calls served without an encode of their own; may be assigned.")
     misses = _counter("misses", "Encodes; may be assigned.")
@@ -55,7 +55,7 @@ class Counts:
     def add(self, name: str, number: int = 1) -> None:
         """Count ``number`` more of ``name``."""
         with self._counting:
-            self._numbers[name] += number
+            self._numbers[name] = self._numbers.get(name, 0) + number
 
     def bypass(self, reason: str, number: int = 1) -> None:
         """Count calls past the cache."""

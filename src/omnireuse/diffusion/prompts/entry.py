@@ -99,12 +99,14 @@ class Entry:
 
     def find_mutation(self) -> str | None:
         """Which tensor was changed in place since it was stored, in words; None if none was."""
-        leaves, marks = self._leaves, self._marks
-        for i, (leaf, (version, digest)) in enumerate(zip(leaves, marks, strict=True)):
-            if version is not None and leaf._version != version:
-                return f"tensor {i} {tuple(leaf.shape)} has version {leaf._version} instead of {version}"
-            if digest is not None and _digest(leaf) != digest:
-                return f"tensor {i} {tuple(leaf.shape)} has other bytes under the same version"
+        leaves, versions = self._leaves, self._versions
+        for i, leaf in enumerate(leaves):
+            if versions[i] is not None and leaf._version != versions[i]:
+                return f"tensor {i} {tuple(leaf.shape)} has version {leaf._version} instead of {versions[i]}"
+        if self._options.checksum:
+            for i, leaf in enumerate(leaves):
+                if _digest(leaf) != self._digests[i]:
+                    return f"tensor {i} {tuple(leaf.shape)} has other bytes under the same version"
         return None
 
     def describe_consumers(self) -> str:
@@ -117,13 +119,8 @@ class Entry:
         for leaf in leaves:
             if isinstance(leaf, np.ndarray):
                 leaf.flags.writeable = False
-        self._marks = [
-            (
-                leaf._version if isinstance(leaf, torch.Tensor) else None,
-                _digest(leaf) if self._options.checksum else None,
-            )
-            for leaf in leaves
-        ]
+        self._versions = [leaf._version if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+        self._digests = [_digest(leaf) for leaf in leaves] if self._options.checksum else []
         self._leaves, self._is_home = leaves, is_home
         self._value: Any = unflatten(self._skeleton, leaves) if self._is_fixed else None
 
