@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from omnireuse.diffusion.handle import Handle, disable, handle_of
     from omnireuse.diffusion.pipelines import enable
     from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
-    from omnireuse.diffusion.reuse.branch_state import layout_of
-    from omnireuse.diffusion.reuse.choice import Choice
-    from omnireuse.diffusion.reuse.events import Decision
+    from omnireuse.diffusion.reuse.events import Choice, Decision
     from omnireuse.diffusion.reuse.forecasters import (
         BestOrder,
         Blend,
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
         Memory,
         Polynomial,
     )
-    from omnireuse.diffusion.reuse.generation import Generation
+    from omnireuse.diffusion.reuse.generation import Generation, layout_of
     from omnireuse.diffusion.reuse.noise import noise_levels
     from omnireuse.diffusion.reuse.policies import (
         EasyCache,
@@ -119,11 +117,9 @@ _HOMES = {
     "diffusion.handle": "Handle disable handle_of",
     "diffusion.pipelines": "enable",
     "diffusion.reuse.batch": "Row observe_batch predict_batch",
-    "diffusion.reuse.branch_state": "layout_of",
-    "diffusion.reuse.choice": "Choice",
-    "diffusion.reuse.events": "Decision",
+    "diffusion.reuse.events": "Choice Decision",
     "diffusion.reuse.forecasters": "BestOrder Blend Fitted Forecaster Hermite Hold Memory Polynomial",
-    "diffusion.reuse.generation": "Generation",
+    "diffusion.reuse.generation": "Generation layout_of",
     "diffusion.reuse.noise": "noise_levels",
     "diffusion.reuse.policies": (
         "EasyCache ErrorControl FixedSchedule MagCache Never ResidualDiff SeaCache StepMask TeaCache"

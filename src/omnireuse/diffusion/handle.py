@@ -12,10 +12,11 @@ from omnireuse.diffusion.adapters.regions import make_region
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.present import summary_html
+from omnireuse.diffusion.reuse.runtime.attachment import RegionFactory
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
-from omnireuse.diffusion.reuse.runtime.session import RegionFactory, Session, session_of
+from omnireuse.diffusion.reuse.runtime.session import Session, session_of
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.diffusion.reuse.summary import Ledger, Promise, Summary
+from omnireuse.diffusion.reuse.summary import Promise, Stats, Summary
 from omnireuse.errors import StateError
 
 __all__ = ["Handle", "disable", "handle_of"]
@@ -57,8 +58,8 @@ class Handle:
                 "enabled; call omnireuse.disable(pipeline) first"
             )
         self.name: str = name
-        self._ledger = Ledger(name, promise)
-        self._session = Session(pipeline, strategy, region or make_region, self._ledger.record, agreement)
+        self._stats = Stats(name, promise)
+        self._session = Session(pipeline, strategy, region or make_region, self._stats, agreement)
         self._session.handle = self
         self._enabled = True
         self._pipeline = type(pipeline).__name__
@@ -76,15 +77,15 @@ class Handle:
     @property
     def events(self) -> tuple[Decision, ...]:
         """The decisions of all runs so far, oldest first; the latest 20,000 are kept."""
-        return self._ledger.events
+        return self._stats.events
 
     def subscribe(self, observer: Callable[[Decision], None]) -> Callable[[], None]:
         """Call `observer` with every decision from now on. The returned function ends it."""
-        return self._ledger.subscribe(observer)
+        return self._stats.subscribe(observer)
 
     def summary(self) -> Summary:
         """What reuse has done so far: a record whose `str` is a short text, and which a notebook shows as figures."""
-        return self._ledger.summary(
+        return self._stats.summary(
             kept_bytes=self._session.runs.peak_kept_bytes, calls_outside=self._session.calls_outside
         )
 
@@ -109,7 +110,7 @@ class Handle:
         Raises:
             StateError: no run is in progress.
         """
-        self._session.runs.advance(latents)
+        self._session.advance(latents)
 
     def disable(self) -> None:
         """End reuse: restore the pipeline exactly and drop all state. Idempotent."""

@@ -14,8 +14,7 @@ from omnireuse.diffusion.adapters import BLOCK_STACKS
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.reuse.forecasters import BestOrder, Blend
 from omnireuse.diffusion.reuse.policies import ErrorControl, FixedSchedule
-from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of, unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Promise
 from omnireuse.diffusion.reuse.validation import kind_of

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.reuse.runtime.placement import device_of, dtype_of
+from omnireuse.diffusion.reuse.runtime.denoisers import device_of, dtype_of
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.loading import quiet_loading
 from omnireuse.pipelines.hub import why_not_loaded

@@ -21,9 +21,8 @@ from omnireuse.diffusion.cache.step_caches import STEP_CACHES
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.reuse.forecasters import FORECASTERS
 from omnireuse.diffusion.reuse.policies import POLICIES
-from omnireuse.diffusion.reuse.quantities import QUANTITIES
 from omnireuse.diffusion.reuse.signals import SIGNALS
-from omnireuse.diffusion.reuse.strategy import AXES, REGIONS, Strategy
+from omnireuse.diffusion.reuse.strategy import AXES, QUANTITIES, REGIONS, Strategy
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
 from tests import TOP
 

@@ -282,7 +282,7 @@ class NoReading(TorchDispatchMode):
 def unread_steps(flux: Tiny, monkeypatch: pytest.MonkeyPatch, **choice: Any) -> omnireuse.Handle:
     """A run whose steps behind the first, which reads the schedule, read nothing; as if on an accelerator."""
     monkeypatch.setattr(
-        "omnireuse.diffusion.reuse.generation.measures_errors",
+        "omnireuse.diffusion.reuse.branch_state.measures_errors",
         lambda strategy, _value: strategy.measure_errors or strategy.policy.needs_error,
     )
     transformer, scheduler = flux.pipe.transformer, flux.pipe.scheduler

@@ -17,11 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from omnireuse import BestOrder, Blend, ErrorControl, Fitted, FixedSchedule, Hermite, Hold, Polynomial, Strategy
 from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
-from omnireuse.diffusion.reuse.branch_state import layout_of
-from omnireuse.diffusion.reuse.choice import Choice
-from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.events import Choice, Decision
 from omnireuse.diffusion.reuse.forecasters import Forecaster
-from omnireuse.diffusion.reuse.generation import Generation
+from omnireuse.diffusion.reuse.generation import Generation, layout_of
 from omnireuse.diffusion.reuse.noise import NoiseLevel, noise_levels
 from omnireuse.diffusion.reuse.policies import StepMask
 from omnireuse.errors import OmniReuseError

@@ -19,7 +19,6 @@ from diffusers import (
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
 from omnireuse.diffusion.reuse.noise import noise_levels
-from omnireuse.diffusion.reuse.quantities import can_denoise, denoised, output_of
 
 COMMON = ("epsilon", "v_prediction")
 CASES: list[tuple[type, str]] = [
@@ -59,8 +58,8 @@ def test_x0_is_what_the_scheduler_itself_predicts(make: type, prediction: str) -
             torch.testing.assert_close(scaled, sample * level.input_scale, rtol=1e-4, atol=1e-5)
         level = noise_levels(scheduler)[step]
         expected = own_x0(scheduler, step, output, sample)
-        assert can_denoise(level, sample, output)
-        torch.testing.assert_close(denoised(level, sample, output), expected, rtol=1e-3, atol=1e-3)
+        assert level.can_denoise(sample, output)
+        torch.testing.assert_close(level.denoised(sample, output), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("make", "prediction"), CASES)
@@ -70,8 +69,8 @@ def test_the_output_is_won_back(make: type, prediction: str) -> None:
     torch.manual_seed(0)
     sample, output = torch.randn(1, 4, 4, 4), torch.randn(1, 4, 4, 4)
     for level in noise_levels(scheduler)[:9]:
-        x0 = denoised(level, sample, output)
-        torch.testing.assert_close(output_of(level, sample, x0, output.dtype), output, rtol=1e-2, atol=1e-3)
+        x0 = level.denoised(sample, output)
+        torch.testing.assert_close(level.output_of(sample, x0, output.dtype), output, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize(("make", "prediction"), CASES)
@@ -107,4 +106,4 @@ def test_an_unknown_scheduler_counts_steps_and_denoises_nothing() -> None:
 
     levels = noise_levels(Unheard())
     assert [level.coordinate for level in levels] == [0, 1, 2]
-    assert not can_denoise(levels[0], torch.zeros(1), torch.zeros(1))
+    assert not levels[0].can_denoise(torch.zeros(1), torch.zeros(1))

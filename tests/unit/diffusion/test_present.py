@@ -14,7 +14,7 @@ import omnireuse
 from omnireuse import FixedSchedule, Profile, Summary
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.present import counted, step_strip
-from omnireuse.diffusion.reuse.summary import Ledger, Promise
+from omnireuse.diffusion.reuse.summary import Promise, Stats
 from tests import TOP
 from tests.helpers.tiny import Tiny
 
@@ -45,11 +45,11 @@ class Elements(HTMLParser):
 
 
 def summary_of(*reused: bool, runs: int = 1, branches: int = 1, error: float | None = None) -> Summary:
-    ledger = Ledger("my strategy")
+    stats = Stats("my strategy")
     for run in range(1, runs + 1):
         for step, each in enumerate(reused):
             for branch in range(branches):
-                ledger.record(
+                stats.inbox.append(
                     Decision(
                         run=run,
                         step=step,
@@ -63,7 +63,7 @@ def summary_of(*reused: bool, runs: int = 1, branches: int = 1, error: float | N
                         host_seconds=0.001,
                     )
                 )
-    return ledger.summary(kept_bytes=2**20, calls_outside=0)
+    return stats.summary(kept_bytes=2**20, calls_outside=0)
 
 
 def test_counts_have_their_plural() -> None:

@@ -222,7 +222,7 @@ def test_a_reused_step_calls_no_model_at_all(tiny: Tiny) -> None:
 
 
 def test_guards_force_what_no_policy_wants(flux: Tiny) -> None:
-    class Always(omnireuse.Never):
+    class Always(omnireuse.Policy):
         def wants_reuse(self, state: None, view: object) -> bool:
             return True
 

@@ -10,7 +10,7 @@ import torch
 
 import omnireuse
 from omnireuse import Blend, TeaCache
-from omnireuse.diffusion.reuse.runtime.samples import rows_of
+from omnireuse.diffusion.reuse.runtime.regions.base import rows_of
 from tests.helpers.tiny import TINY, Tiny
 
 BATCH = 3

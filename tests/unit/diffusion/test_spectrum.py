@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from omnireuse.diffusion.reuse.noise import NoiseLevel
-from omnireuse.diffusion.reuse.spectrum import filtered, grid_of
+from omnireuse.diffusion.reuse.signals import filtered, grid_of
 from omnireuse.errors import UnsupportedModelError
 
 

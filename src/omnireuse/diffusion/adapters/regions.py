@@ -9,13 +9,12 @@ import torch
 
 from omnireuse.diffusion.adapters import block_stack_for
 from omnireuse.diffusion.adapters.extractors import ExtractedRegion, has_extractor
-from omnireuse.diffusion.reuse.runtime.compilation import is_compiled_whole
+from omnireuse.diffusion.reuse.runtime.denoisers import is_compiled_whole, unwrapped, wrapped_modules
 from omnireuse.diffusion.reuse.runtime.regions.base import Region
 from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion
 from omnireuse.diffusion.reuse.runtime.regions.call import CallRegion
 from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
 from omnireuse.diffusion.reuse.runtime.regions.tail import TailRegion
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped, wrapped_modules
 from omnireuse.diffusion.reuse.strategy import Strategy
 
 __all__ = ["make_region"]

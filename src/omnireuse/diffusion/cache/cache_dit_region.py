@@ -21,10 +21,10 @@ from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.policies import scm_mask
+from omnireuse.diffusion.reuse.runtime.attachment import RegionFactory
+from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, bytes_of
 from omnireuse.diffusion.reuse.runtime.run import Run
-from omnireuse.diffusion.reuse.runtime.session import RegionFactory
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.errors import ConfigError, MissingExtraError, StateError, UnsupportedModelError
 
 __all__ = ["cache_dit_library", "cache_dit_region"]
@@ -96,18 +96,18 @@ class _CacheDiTRegion:
             run.region_state = _Contexts({})
         contexts: dict[tuple[int, str], Any] = run.region_state.by_branch
         if key not in contexts:
-            contexts[key] = attached.contexts(_options(self._config, run.total))
+            contexts[key] = attached.contexts(_options(self._config, run.generation.total))
         took = perf_counter() - started
         result, contexts[key], reused, drift = attached.call(contexts[key], call.compute)
         run.generation.emit(
             Decision(
-                run=run.number,
-                step=run.index,
-                total=run.total,
+                run=run.generation.number,
+                step=run.generation.index,
+                total=run.generation.total,
                 branch=call.branch,
                 reused=reused,
                 reason="cache-dit",
-                sigma=run.level.sigma,
+                sigma=run.generation.level.sigma,
                 drift=drift,
                 error=None,
                 host_seconds=took,

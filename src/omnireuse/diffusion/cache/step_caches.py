@@ -17,9 +17,8 @@ from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.forecasters import BestOrder, Blend, Hold, Polynomial
 from omnireuse.diffusion.reuse.policies import EasyCache, ErrorControl, FixedSchedule, ResidualDiff, SeaCache, StepMask
 from omnireuse.diffusion.reuse.policy import Policy
-from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
-from omnireuse.diffusion.reuse.runtime.session import RegionFactory
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
+from omnireuse.diffusion.reuse.runtime.attachment import RegionFactory
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of, unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.validation import field_error
 from omnireuse.errors import UnknownNameError, UnsupportedModelError

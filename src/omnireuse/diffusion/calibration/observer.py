@@ -12,15 +12,13 @@ import torch
 from omnireuse.diffusion.adapters import BlockStack, block_stack_for
 from omnireuse.diffusion.calibration.distances import Distances
 from omnireuse.diffusion.calibration.mag_cache import magnitude_ratio
-from omnireuse.diffusion.reuse.runtime.compilation import is_compiled_whole
+from omnireuse.diffusion.reuse.runtime.denoisers import is_compiled_whole, unwrapped
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
 from omnireuse.diffusion.reuse.runtime.regions.stack import Block
 from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
 from omnireuse.diffusion.reuse.runtime.run import Run
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
-from omnireuse.diffusion.reuse.signals import change_of, magnitude
-from omnireuse.diffusion.reuse.spectrum import filtered, grid_of
+from omnireuse.diffusion.reuse.signals import change_of, filtered, grid_of, magnitude
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
 
@@ -200,7 +198,7 @@ class _Observer(StepRegion):
                 self._note(name, branch, run, off / size)
 
     def _note(self, name: str, branch: str, run: Run, value: float) -> None:
-        self._seen.runs[-1].setdefault((name, branch), {})[run.index] = value
+        self._seen.runs[-1].setdefault((name, branch), {})[run.generation.index] = value
 
     def call(self, call: DenoiserCall) -> Any:
         """As region "step"; the blocks are watched meanwhile."""
@@ -221,7 +219,7 @@ class _Observer(StepRegion):
         if "filtered latents" in self._seen.unmeasured or call.input is None:
             return
         try:
-            seen = filtered(call.input, call.run.level, grid_of(call.input, call.kwargs))
+            seen = filtered(call.input, call.run.generation.level, grid_of(call.input, call.kwargs))
         except UnsupportedModelError as error:
             self._cannot("filtered latents", str(error))
         else:
@@ -235,15 +233,15 @@ class _Observer(StepRegion):
         """
         finite = output.isfinite().reshape(len(output), -1).all(1)
         if not finite.all():
-            raise NotFiniteError(run.index, int((~finite).nonzero()[0]), len(finite))
+            raise NotFiniteError(run.generation.index, int((~finite).nonzero()[0]), len(finite))
         output = super().scheduler_step(run, output, sample)
         outputs = run.generation.outputs
-        value = outputs.value(run.level, sample, output)
+        value = outputs.value(run.generation.level, sample, output)
         if value is not None:
             self._changed("remembered", "step", run, value)
-            self._seen.note_value(run.coordinate, value)
+            self._seen.note_value(run.generation.coordinate, value)
         self._seen.quantity = self._seen.quantity or outputs.quantity
-        if run.total is not None and run.index >= run.total - 1:
+        if run.generation.total is not None and run.generation.index >= run.generation.total - 1:
             self._before.clear()
         return output
 

@@ -18,7 +18,7 @@ from omnireuse.diffusion.calibration.measurements import Measurements
 from omnireuse.diffusion.calibration.profile_html import profile_html
 from omnireuse.diffusion.reuse.forecasters import Fitted, forecaster_named
 from omnireuse.diffusion.reuse.policies import FixedSchedule
-from omnireuse.diffusion.reuse.runtime.placement import dtype_of
+from omnireuse.diffusion.reuse.runtime.denoisers import dtype_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Promise
 from omnireuse.errors import ConfigError, StateError

@@ -19,7 +19,7 @@ from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.pipelines import enable
 from omnireuse.diffusion.reuse.forecasters import Fitted, Hold
 from omnireuse.diffusion.reuse.policies import Never
-from omnireuse.diffusion.reuse.runtime.placement import describe, dtype_of
+from omnireuse.diffusion.reuse.runtime.denoisers import describe, dtype_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
 from omnireuse.evaluation.metrics import IDENTICAL_DB, psnr

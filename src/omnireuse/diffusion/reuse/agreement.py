@@ -1,8 +1,4 @@
-"""How several ranks come to one decision: they add up what they measured.
-
-Ranks that share a forward pass (sequence or tensor parallel) must all compute or all reuse, or the next collective of
-the model deadlocks. The measured pair is summed over exactly that group before anyone looks at it.
-"""
+"""How several ranks come to one decision: they add up what they measured."""
 
 from __future__ import annotations
 
@@ -15,10 +11,12 @@ __all__ = ["Agreement"]
 class Agreement:
     """Turns a measured (numerator, denominator) pair into one ratio that is equal on all ranks.
 
+    Ranks that share a forward pass (sequence or tensor parallel) must all compute or all reuse, or the next collective
+    of the model deadlocks.
+
     Args:
-        group: the process group whose ranks share the forward's collectives, or None for a single rank. Never the
-            world by
-            default: replicas that serve other requests would wait for each other.
+        group: the process group whose ranks share the forward's collectives, or None for a single rank. The world is
+            no default: replicas that serve other requests would wait for each other.
 
     Cost: one all-reduce of two floats and one host synchronisation a call; without a group the synchronisation only.
     """
@@ -32,8 +30,7 @@ class Agreement:
         return self._group is None
 
     def ratio(self, pair: torch.Tensor) -> float:
-        """numerator / denominator over all ranks; inf where the denominator is 0 and the numerator is not, 0 where
-        both are."""
+        """numerator / denominator over all ranks; 0/0 is 0, and any other division by 0 is inf."""
         if self._group is not None:
             pair = pair.clone()
             dist.all_reduce(pair, group=self._group)

@@ -16,15 +16,15 @@ from typing import TypeVar
 
 import torch
 
-from omnireuse.diffusion.reuse.branch_state import BranchState
-from omnireuse.diffusion.reuse.choice import Choice
+from omnireuse.diffusion.reuse.branch_state import BranchState, measures_errors
+from omnireuse.diffusion.reuse.events import Choice
 from omnireuse.diffusion.reuse.forecasters.base import Combination, Memory
-from omnireuse.diffusion.reuse.generation import CUT, Generation
-from omnireuse.diffusion.reuse.measuring import measures_errors
-from omnireuse.diffusion.reuse.quantities import can_denoise
+from omnireuse.diffusion.reuse.generation import GRADIENT_ERROR, Generation
 from omnireuse.errors import StateError
 
 __all__ = ["Row", "candidate_forecasts", "combined", "observe_batch", "predict_batch"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,17 +43,34 @@ class Row:
     sample: torch.Tensor
     output: torch.Tensor | None = None
 
+    @property
+    def computed(self) -> torch.Tensor:
+        """The output."""
+        if self.output is None:
+            raise StateError("observe_batch: every row must have the output that was computed for it")
+        return self.output
 
-@dataclass(eq=False)
+
 class _Work:
-    """A row on its way through a batch."""
+    """A row whose tensor work is fused with that of others."""
 
-    row: Row
-    state: BranchState
-    memory: Memory
-    combination: Combination | None = None
-    evidence: torch.Tensor | None = None
-    error: float | None = None
+    def __init__(self, place: int, row: Row, state: BranchState) -> None:
+        self.place, self.row, self.state = place, row, state
+        self.generation = row.generation
+        self.level, self.coordinate = row.generation.level, row.generation.coordinate
+        self.remembers_x0 = row.generation.outputs.quantity == "x0"
+        self.error: float | None = None
+        self.is_corrected = False
+
+    @property
+    def memory(self) -> Memory:
+        return self.state.memories[0]
+
+    @property
+    def kind(self) -> Hashable:
+        """Rows of one kind can share operations on values."""
+        kept_as, sample = self.generation.strategy.history_dtype, self.row.sample
+        return (type(self.memory), self.remembers_x0, kept_as, sample.shape, sample.dtype, sample.device)
 
 
 def predict_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
@@ -62,71 +79,70 @@ def predict_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
     Args:
         rows: whose choices are to reuse, each of another generation or branch.
     """
-    outputs: list[torch.Tensor | None] = [None] * len(rows)
-    fused: list[tuple[int, _Work]] = []
+    outputs: dict[int, torch.Tensor] = {}
+    fused: list[tuple[_Work, Combination]] = []
     started = perf_counter()
     for place, row in enumerate(rows):
-        state = row.generation.begin(row.choice)
-        memories = state.memories or []
-        combination = (
-            memories[0].combination(row.generation.coordinate) if len(rows) > 1 and len(memories) == 1 else None
-        )
+        state, combination = row.generation.state_of(row.choice), None
+        if len(rows) > 1 and len(state.memories) == 1:
+            combination = state.memories[0].combination(row.generation.coordinate)
         if combination is None:
             outputs[place] = row.generation.predict(row.choice, row.sample)
         else:
-            fused.append((place, _Work(row, state, memories[0], combination)))
-    for group in _grouped(fused, _forecast_kind):
-        values = combined([_combination(work) for _, work in group]).to(group[0][1].state.dtypes[0])
-        for (place, work), output in zip(group, _outputs([work for _, work in group], values), strict=True):
-            outputs[place] = output.to(work.state.output_dtype)
-    seconds = (perf_counter() - started) / max(len(rows), 1)
-    for _, work in fused:
-        work.row.generation.conclude(work.row.choice, work.state, seconds=seconds)
-    return [output for output in outputs if output is not None]
+            fused.append((_Work(place, row, state), combination))
+    outputs |= _combined_outputs(fused)
+    _conclude([work for work, _ in fused], started, len(rows))
+    return [outputs[place] for place in range(len(rows))]
 
 
 def observe_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
-    """What to hand on to each row's solver for a computed output, as `Generation.observe` gives it.
+    """What to give to each row's solver for a computed output, as `Generation.observe` gives it.
 
     Args:
         rows: whose choices are to compute, with their outputs, each of another generation or branch.
     """
-    outputs: list[torch.Tensor | None] = [None] * len(rows)
-    fused: list[tuple[int, _Work]] = []
+    outputs: dict[int, torch.Tensor] = {}
+    fused: list[_Work] = []
     started = perf_counter()
     for place, row in enumerate(rows):
-        output = _output_of(row)
-        if torch.is_grad_enabled() and output.requires_grad:
-            raise StateError(CUT)
-        generation = row.generation
-        generation.outputs.settle(generation.level, row.sample, output)
-        if len(rows) == 1 or not generation.can_be_batched or not _is_defined(row):
-            outputs[place] = generation.observe(row.choice, output, row.sample)
+        if torch.is_grad_enabled() and row.computed.requires_grad:
+            raise StateError(GRADIENT_ERROR)
+        row.generation.outputs.settle(row.generation.level, row.sample, row.computed)
+        if len(rows) == 1 or not _can_fuse(row):
+            outputs[place] = row.generation.observe(row.choice, row.computed, row.sample)
             continue
-        state = generation.begin(row.choice)
-        (memory,) = generation.memories_of(state, [output])
-        fused.append((place, _Work(row, state, memory)))
-    for group in _grouped(fused, lambda work: (_output_of(work.row).dtype, _kind(work))):
-        works = [work for _, work in group]
+        outputs[place] = row.computed
+        state = row.generation.state_of(row.choice)
+        state.start_memories(row.generation.forecaster, [row.computed])
+        fused.append(_Work(place, row, state))
+    for works in _grouped(fused, lambda work: (work.row.computed.dtype, work.kind)):
         values = _values(works)
         _compare(works, values)
         _remember(works, values)
-        for place, work in group:
-            outputs[place] = work.row.output
-    for _, work in fused:
-        work.combination = work.memory.correction(work.row.generation.coordinate)
-    corrections = [(place, work) for place, work in fused if work.combination is not None]
-    for group in _grouped(corrections, _forecast_kind):
-        values = combined([_combination(work) for _, work in group]).to(group[0][1].state.dtypes[0])
-        for (place, work), output in zip(group, _outputs([work for _, work in group], values), strict=True):
-            outputs[place] = output.to(work.state.output_dtype)
-    seconds = (perf_counter() - started) / max(len(rows), 1)
-    corrected = {place for place, _ in corrections}
-    for place, work in fused:
-        work.row.generation.conclude(
-            work.row.choice, work.state, seconds=seconds, error=work.error, corrected=place in corrected
-        )
-    return [output for output in outputs if output is not None]
+    found = [(work, work.memory.correction(work.coordinate)) for work in fused]
+    corrections = [(work, combination) for work, combination in found if combination is not None]
+    for work, _ in corrections:
+        work.is_corrected = True
+    outputs |= _combined_outputs(corrections)
+    _conclude(fused, started, len(rows))
+    return [outputs[place] for place in range(len(rows))]
+
+
+def _can_fuse(row: Row) -> bool:
+    """Whether what is learnt from an output needs nothing but that output: no other rank and no signal."""
+    generation, strategy = row.generation, row.generation.strategy
+    if strategy.chosen_signal == "expected_output" or (
+        strategy.policy.needs_error and not generation.agreement.is_alone
+    ):
+        return False
+    return generation.outputs.quantity != "x0" or generation.level.can_denoise(row.sample, row.computed)
+
+
+def _conclude(works: Sequence[_Work], started: float, rows: int) -> None:
+    each = (perf_counter() - started) / max(rows, 1)
+    for work in works:
+        began = perf_counter() - each
+        work.generation.conclude(work.row.choice, work.state, began, error=work.error, corrected=work.is_corrected)
 
 
 # -- values and outputs -----------------------------------------------------------------------------------------------
@@ -134,8 +150,8 @@ def observe_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
 
 def _values(works: Sequence[_Work]) -> torch.Tensor:
     """The quantity of each output, (R, S, …)."""
-    outputs = torch.stack([_output_of(work.row) for work in works])
-    values = _x0(works, outputs) if works[0].row.generation.outputs.quantity == "x0" else outputs
+    outputs = torch.stack([work.row.computed for work in works])
+    values = _x0(works, outputs) if works[0].remembers_x0 else outputs
     for work in works:
         work.state.dtypes, work.state.output_dtype = [values.dtype], outputs.dtype
     return values
@@ -143,27 +159,30 @@ def _values(works: Sequence[_Work]) -> torch.Tensor:
 
 def _x0(works: Sequence[_Work], outputs: torch.Tensor) -> torch.Tensor:
     wide = torch.promote_types(outputs.dtype, torch.float32)
-    samples = torch.stack([work.row.sample for work in works]).detach().to(wide)
-    a, b = _weights(works, samples)
+    samples, a, b = _algebra(works, wide)
     return samples.mul_(a).add_(outputs.to(wide).mul(b))
 
 
-def _outputs(works: Sequence[_Work], values: torch.Tensor) -> Iterable[torch.Tensor]:
-    """The outputs that values (R, S, …) stand for."""
-    if works[0].row.generation.outputs.quantity == "x0":
-        samples = torch.stack([work.row.sample for work in works]).detach().to(values.dtype)
-        a, b = _weights(works, samples)
-        values = values.sub(samples.mul_(a)).div_(b)
-    return values.unbind(0)
+def _algebra(works: Sequence[_Work], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The samples (R, S, …), and a and b of x0 = a · sample + b · output, one a row."""
+    samples = torch.stack([work.row.sample for work in works]).detach().to(dtype)
+    pairs = [(work.level.sample_weight or 0.0, work.level.output_weight or 0.0) for work in works]
+    table = torch.tensor(pairs, dtype=dtype).to(samples.device, non_blocking=True)
+    a, b = table.T.reshape(2, -1, *(1,) * (samples.ndim - 1)).unbind(0)
+    return samples, a, b
 
 
-def _weights(works: Sequence[_Work], like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """a and b of x0 = a · sample + b · output, one a row, shaped to be multiplied with rows."""
-    levels = [work.row.generation.level for work in works]
-    pairs = [(level.sample_weight or 0.0, level.output_weight or 0.0) for level in levels]
-    table = torch.tensor(pairs, dtype=like.dtype).to(like.device, non_blocking=True)
-    a, b = table.T.reshape(2, -1, *(1,) * (like.ndim - 1)).unbind(0)
-    return a, b
+def _combined_outputs(found: Sequence[tuple[_Work, Combination]]) -> dict[int, torch.Tensor]:
+    """The output of each row, by its place, from the weighted sum of its remembered values."""
+    outputs: dict[int, torch.Tensor] = {}
+    for group in _grouped(found, lambda pair: (_form(pair[1]), pair[0].state.dtypes[0], pair[0].kind)):
+        works = [work for work, _ in group]
+        values = combined([combination for _, combination in group]).to(works[0].state.dtypes[0])
+        if works[0].remembers_x0:
+            samples, a, b = _algebra(works, values.dtype)
+            values = values.sub(samples.mul_(a)).div_(b)
+        outputs |= {w.place: value.to(w.state.output_dtype) for w, value in zip(works, values.unbind(0), strict=True)}
+    return outputs
 
 
 # -- forecasts, their errors, and what is learnt -----------------------------------------------------------------------
@@ -195,31 +214,31 @@ def candidate_forecasts(combinations: Sequence[Combination]) -> torch.Tensor:
 
 
 def _compare(works: Sequence[_Work], values: torch.Tensor) -> None:
-    """Measure the error of the forecasts that these values make known, with one read of the device for each group."""
+    """Measure the error of the forecasts for these values, with one read of the device for each group."""
     known = [
-        (i, w) for i, w in enumerate(works) if w.state.primed and measures_errors(w.row.generation.strategy, values)
+        (place, work, combination)
+        for place, work in enumerate(works)
+        if work.state.primed and measures_errors(work.generation.strategy, values)
+        if (combination := work.memory.combination(work.coordinate)) is not None
     ]
-    for _, work in known:
-        work.combination = work.memory.combination(work.row.generation.coordinate)
-    for group in _grouped(known, lambda work: _form(_combination(work))):
-        places, measured = [place for place, _ in group], [work for _, work in group]
-        truths = values[places]
-        off = _means(combined([_combination(work) for work in measured]).float() - truths.float())
-        figures = torch.stack((off, *_scales(measured, truths)), dim=1).tolist()
-        for work, (error, of_output, of_x0) in zip(measured, figures, strict=True):
+    for group in _grouped(known, lambda each: _form(each[2])):
+        truths = values[[place for place, _, _ in group]]
+        off = _means(combined([combination for _, _, combination in group]).float() - truths.float())
+        scales = _scales([work for _, work, _ in group], truths)
+        for (_, work, _), figures in zip(group, torch.stack((off, *scales), dim=1).tolist(), strict=True):
+            error, of_output, of_x0 = figures
             work.error = error / of_output if of_output else None
             work.state.error = error / of_x0 if of_x0 else math.inf if error else 0.0
 
 
 def _scales(works: Sequence[_Work], values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """As `OutputAlgebra.scales`, one a row."""
-    outputs = torch.stack([_output_of(work.row) for work in works])
-    of_output, quantity = _means(outputs), works[0].row.generation.outputs.quantity
-    levels = [work.row.generation.level for work in works]
-    shares = torch.tensor([abs(level.output_weight or 1.0) for level in levels]).to(of_output.device)
-    if quantity == "x0":
+    outputs = torch.stack([work.row.computed for work in works])
+    of_output = _means(outputs)
+    shares = torch.tensor([abs(work.level.output_weight or 1.0) for work in works]).to(of_output.device)
+    if works[0].remembers_x0:
         return of_output * shares, _means(values)
-    defined = [can_denoise(level, w.row.sample, _output_of(w.row)) for level, w in zip(levels, works, strict=True)]
+    defined = [work.level.can_denoise(work.row.sample, work.row.computed) for work in works]
     if not any(defined):
         return of_output, of_output
     of_x0 = _means(_x0(works, outputs)) / shares
@@ -231,66 +250,35 @@ def _means(values: torch.Tensor) -> torch.Tensor:
 
 
 def _remember(works: Sequence[_Work], values: torch.Tensor) -> None:
-    dtype = works[0].row.generation.strategy.history_dtype
+    dtype = works[0].generation.strategy.history_dtype
     kept = values.to(dtype) if isinstance(dtype, torch.dtype) else values
-    for work in works:
-        work.combination = work.memory.candidates(work.row.generation.coordinate)
-    learning = [(place, work) for place, work in enumerate(works) if work.combination is not None]
-    for group in _grouped(learning, lambda work: _form(_combination(work))):
-        forecasts = candidate_forecasts([_combination(work) for _, work in group])
-        truths = kept[[place for place, _ in group]].to(forecasts.dtype).reshape(forecasts[:, 0].shape)
-        evidence = group[0][1].memory.evidence_of(forecasts, truths)
-        # Views of it: a few numbers a request.
-        for (_, work), own in zip(group, evidence.unbind(0), strict=True):
-            work.evidence = own
+    evidence: dict[int, torch.Tensor] = {}
+    found = [(place, work.memory.candidates(work.coordinate)) for place, work in enumerate(works)]
+    learning = [(place, combination) for place, combination in found if combination is not None]
+    for group in _grouped(learning, lambda pair: _form(pair[1])):
+        places = [place for place, _ in group]
+        forecasts = candidate_forecasts([combination for _, combination in group])
+        truths = kept[places].to(forecasts.dtype).reshape(forecasts[:, 0].shape)
+        # Views of one tensor: a few numbers a request.
+        evidence |= zip(places, works[places[0]].memory.evidence_of(forecasts, truths).unbind(0), strict=True)
     # Copies: no request keeps the values of the others alive.
     own_values = [torch.empty_like(part) for part in kept.unbind(0)]
     torch._foreach_copy_(own_values, list(kept.unbind(0)))
-    for work, value in zip(works, own_values, strict=True):
-        work.memory.remember(work.row.generation.coordinate, value, work.evidence)
+    for place, (work, value) in enumerate(zip(works, own_values, strict=True)):
+        work.memory.remember(work.coordinate, value, evidence.get(place))
 
 
 # -- rows that can share an operation ----------------------------------------------------------------------------------
 
-_T = TypeVar("_T")
 
-
-def _grouped(works: Iterable[tuple[int, _Work]], key: Callable[[_Work], Hashable]) -> list[list[tuple[int, _Work]]]:
-    groups: dict[Hashable, list[tuple[int, _Work]]] = {}
-    for place, work in works:
-        groups.setdefault(key(work), []).append((place, work))
+def _grouped(works: Iterable[_T], key: Callable[[_T], Hashable]) -> list[list[_T]]:
+    groups: dict[Hashable, list[_T]] = {}
+    for work in works:
+        groups.setdefault(key(work), []).append(work)
     return list(groups.values())
 
 
 def _form(combination: Combination) -> Hashable:
     value = combination.values[0]
-    return (
-        *(value.shape, value.dtype, value.device),
-        *(len(combination.values), len(combination.table), combination.mix),
-    )
-
-
-def _kind(work: _Work) -> Hashable:
-    generation, sample = work.row.generation, work.row.sample
-    kept_as = generation.strategy.history_dtype
-    return (type(work.memory), generation.outputs.quantity, kept_as, sample.shape, sample.dtype, sample.device)
-
-
-def _forecast_kind(work: _Work) -> Hashable:
-    return (_form(_combination(work)), work.state.dtypes[0], _kind(work))
-
-
-def _combination(work: _Work) -> Combination:
-    assert work.combination is not None, "only rows with a combination are grouped by it"
-    return work.combination
-
-
-def _is_defined(row: Row) -> bool:
-    generation = row.generation
-    return generation.outputs.quantity != "x0" or can_denoise(generation.level, row.sample, _output_of(row))
-
-
-def _output_of(row: Row) -> torch.Tensor:
-    if row.output is None:
-        raise StateError("observe_batch: every row must have the output that was computed for it")
-    return row.output
+    sizes = (len(combination.values), len(combination.table), combination.mix)
+    return (value.shape, value.dtype, value.device, *sizes)

@@ -1,4 +1,4 @@
-"""What one branch of one generation remembers between its steps."""
+"""What one branch of one generation remembers between its steps, and what is measured on it."""
 
 from __future__ import annotations
 
@@ -8,38 +8,43 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.reuse.forecasters.base import Memory
+from omnireuse.diffusion.reuse.agreement import Agreement
+from omnireuse.diffusion.reuse.forecasters.base import Forecaster, Memory
+from omnireuse.diffusion.reuse.signals import change_of, magnitude
+from omnireuse.diffusion.reuse.strategy import Strategy
 
-__all__ = ["BranchState", "layout_of"]
+__all__ = ["BranchState", "Scales", "measures_errors"]
+
+Scales = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+"""Gives the mean magnitudes of the output and of x0, in the units of what is remembered."""
 
 
-def layout_of(*values: object) -> Hashable:
-    """Shape, dtype and device of every tensor among the values: what must not change between remembering and
-    reusing."""
-    return tuple((tuple(v.shape), v.dtype, v.device) for v in values if isinstance(v, torch.Tensor))
+def measures_errors(strategy: Strategy, value: torch.Tensor) -> bool:
+    """Whether forecast errors are measured: where needed, or where reading one back stalls no device."""
+    return strategy.measure_errors or strategy.policy.needs_error or value.device.type == "cpu"
 
 
 @dataclass(kw_only=True, eq=False)
 class BranchState:
-    """The memory of one branch: plain data that `Generation` reads and writes.
+    """The state of one branch.
 
     Attributes:
         order: place of its call among the step's calls of the denoiser.
         policy: state of the policy.
-        memories: of each remembered value; None before the first.
+        memories: of each remembered value; empty before the first.
         dtypes: of the values as they were computed.
         output_dtype: of the model's last computed output.
         layout: of the inputs that the memories belong to.
         signal: what was watched at the step that drift is measured from.
         computed: signal and values of the last computed step, where the output's change is estimated from the signal's.
         rate: relative change of the values over that of the signal between the last two computed steps.
-        error: of the last forecast that could be compared with the truth.
+        error: of the last forecast that was compared with the truth.
         consecutive: reused steps since the last computed one.
     """
 
     order: int
     policy: Any
-    memories: list[Memory] | None = None
+    memories: list[Memory] = field(default_factory=list)
     dtypes: list[torch.dtype] = field(default_factory=list)
     output_dtype: torch.dtype = torch.float32
     layout: Hashable = None
@@ -49,35 +54,110 @@ class BranchState:
     error: float | None = None
     consecutive: int = 0
 
-    @property
-    def primed(self) -> bool:
-        """Whether every value can be forecast."""
-        return self.memories is not None and all(memory.primed for memory in self.memories)
-
-    def predict(self, coordinate: float) -> list[torch.Tensor]:
-        """The forecast of every value, in the dtype it was computed in. Read-only."""
-        assert self.memories is not None, "asked only when primed"
-        return [memory.predict(coordinate).to(dtype) for memory, dtype in zip(self.memories, self.dtypes, strict=True)]
-
-    def corrected(self, coordinate: float) -> list[torch.Tensor] | None:
-        """What to hand on in place of the values just observed; None for these values themselves."""
-        found = [memory.corrected(coordinate) for memory in self.memories or ()]
-        values = [value for value in found if value is not None]
-        # All of them or none: they were observed together, at the same steps.
-        return [value.to(dtype) for value, dtype in zip(values, self.dtypes, strict=True)] if values else None
-
     def forget(self, policy: Any) -> None:
         """Drop every tensor and start anew, as after a change of layout or of guidance."""
-        self.policy, self.memories, self.signal, self.computed = policy, None, None, None
+        self.policy, self.memories, self.signal, self.computed = policy, [], None, None
         self.rate = self.error = None
         self.consecutive = 0
 
     def transformed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> BranchState:
-        """A copy of its own in which every tensor is `change(tensor)`."""
+        """An independent copy in which every tensor is `change(tensor)`."""
         computed = self.computed
         return replace(
             self,
-            memories=None if self.memories is None else [memory.transformed(change) for memory in self.memories],
+            memories=[memory.transformed(change) for memory in self.memories],
             signal=None if self.signal is None else change(self.signal),
             computed=None if computed is None else (change(computed[0]), [change(value) for value in computed[1]]),
         )
+
+    def drift(self, strategy: Strategy, agreement: Agreement, signal: torch.Tensor) -> float | None:
+        """Relative change of the signal since it was remembered; None where there is nothing to compare it with."""
+        before = self.signal
+        if before is None or (before.shape, before.dtype, before.device) != (signal.shape, signal.dtype, signal.device):
+            return None
+        if strategy.chosen_signal != "expected_output":
+            return agreement.ratio(change_of(signal, before))
+        # The output is not known before it is computed: its change is expected from that of the latents.
+        return None if self.rate is None else agreement.ratio(change_of(signal, before)) * self.rate
+
+    def observe(
+        self,
+        strategy: Strategy,
+        forecaster: Forecaster,
+        agreement: Agreement,
+        coordinate: float,
+        values: Sequence[torch.Tensor],
+        signal: torch.Tensor | None,
+        scales: Scales | None,
+    ) -> tuple[float | None, list[torch.Tensor] | None]:
+        """Compare the forecast for computed values with them, and remember them.
+
+        Returns:
+            The forecast's error relative to the output, where it was measured; what replaces the values, or None for
+            these values themselves.
+        """
+        error = None
+        if self.primed and measures_errors(strategy, values[0]):
+            error = self._measure_error(strategy, agreement, coordinate, values, scales)
+        self.start_memories(forecaster, values)
+        dtype = strategy.history_dtype
+        if isinstance(dtype, torch.dtype):
+            values = [value.to(dtype) if value.is_floating_point() else value for value in values]
+        signal = self.signal if signal is None else signal
+        if signal is not None and strategy.chosen_signal == "expected_output":
+            self._measure_rate(agreement, signal, values)
+        for memory, value in zip(self.memories, values, strict=True):
+            memory.observe(coordinate, value)
+        found = [memory.corrected(coordinate) for memory in self.memories]
+        corrected = [value for value in found if value is not None]
+        # All of them or none: they were observed together, at the same steps.
+        pairs = zip(corrected, self.dtypes, strict=True)
+        return error, [value.to(dtype) for value, dtype in pairs] if corrected else None
+
+    @property
+    def primed(self) -> bool:
+        """Whether every value can be forecast."""
+        return bool(self.memories) and all(memory.primed for memory in self.memories)
+
+    def start_memories(self, forecaster: Forecaster, values: Sequence[torch.Tensor]) -> None:
+        """Start the memory of each value where there is none."""
+        if len(self.memories) != len(values):
+            branch = self.order if self.order < forecaster.branches else 0
+            self.memories = [forecaster.start(branch) for _ in values]
+        self.dtypes = [value.dtype for value in values]
+
+    def _measure_error(
+        self,
+        strategy: Strategy,
+        agreement: Agreement,
+        coordinate: float,
+        values: Sequence[torch.Tensor],
+        scales: Scales | None,
+    ) -> float | None:
+        """Keep the forecasts' error relative to x0 for the policy, and return that relative to the output.
+
+        None where forecasts and values do not fit. Without scales, errors are relative to the values themselves.
+        """
+        pairs = zip(self.memories, self.dtypes, strict=True)
+        forecasts = [memory.predict(coordinate).to(dtype) for memory, dtype in pairs]
+        if [forecast.shape for forecast in forecasts] != [value.shape for value in values]:
+            return None
+        of_output, of_x0 = (magnitude(*values),) * 2 if scales is None else scales()
+        off = magnitude(*(f.float() - v.float() for f, v in zip(forecasts, values, strict=True)))
+        if strategy.policy.needs_error:
+            # Equal on all ranks, whatever the sizes of their shards.
+            count = sum(value.numel() for value in values)
+            self.error = agreement.ratio(torch.stack((off, of_x0)) * count)
+        else:
+            self.error = float(off / of_x0)
+        numerator, denominator = torch.stack((off, of_output)).tolist()
+        return numerator / denominator if denominator else None
+
+    def _measure_rate(self, agreement: Agreement, signal: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
+        """Keep by how much the values change for a change of the signal."""
+        if self.computed is not None:
+            before, computed = self.computed
+            moved = agreement.ratio(change_of(signal, before))
+            changed = torch.stack([change_of(now, old) for now, old in zip(values, computed, strict=True)]).sum(0)
+            self.rate = agreement.ratio(changed) / moved if moved else None
+        self.computed = (signal, values)

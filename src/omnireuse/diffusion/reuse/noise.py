@@ -1,50 +1,57 @@
-"""Where a scheduler stands: its noise levels, and the algebra between model output and denoised sample.
+"""The noise levels of a scheduler, and the algebra between a model's output and what is remembered of it.
 
-Every prediction type is linear: x0 = a · sample + b · output with scalars a and b that follow from the noise level. A
-model joins through this line of algebra; nothing of it is copied.
+Every prediction type is linear: x0 = a · sample + b · output with scalars a and b that follow from the noise level.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["SAME_NOISE", "NoiseLevel", "noise_levels"]
+import torch
 
-SAME_NOISE = 1e-3
-"""Shares of noise that are as close as this are taken for the same."""
+from omnireuse.diffusion.reuse.signals import magnitude
+from omnireuse.errors import UnsupportedModelError
 
-# sample = clean + σ · noise, unscaled ("variance exploding"), sigmas[i] is the level of timesteps[i].
-_EXPLODING = {
-    "EulerDiscreteScheduler",
-    "EulerAncestralDiscreteScheduler",
-    "HeunDiscreteScheduler",
-    "LMSDiscreteScheduler",
+__all__ = ["NoiseLevel", "OutputAlgebra", "noise_levels"]
+
+logger = logging.getLogger("omnireuse")
+
+_FAMILIES = {
+    # sample = (1 − σ) · clean + σ · noise, output = noise − clean.
+    "flow": {"FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler", "FlowMatchLCMScheduler"},
+    # sample = clean + σ · noise, unscaled ("variance exploding"); sigmas[i] is the level of timesteps[i].
+    "exploding": {
+        "EulerDiscreteScheduler",
+        "EulerAncestralDiscreteScheduler",
+        "HeunDiscreteScheduler",
+        "LMSDiscreteScheduler",
+    },
+    # sample = α · clean + σ · noise with both from the scheduler's own conversion of sigmas[i].
+    "converting": {
+        "DEISMultistepScheduler",
+        "DPMSolverMultistepScheduler",
+        "DPMSolverSinglestepScheduler",
+        "SASolverScheduler",
+        "UniPCMultistepScheduler",
+    },
+    # sample = √ᾱ · clean + √(1 − ᾱ) · noise ("variance preserving"), ᾱ looked up by timestep.
+    "preserving": {
+        "CogVideoXDDIMScheduler",
+        "CogVideoXDPMScheduler",
+        "DDIMParallelScheduler",
+        "DDIMScheduler",
+        "DDPMParallelScheduler",
+        "DDPMScheduler",
+        "LCMScheduler",
+        "PNDMScheduler",
+        "TCDScheduler",
+        "UnCLIPScheduler",
+    },
 }
-# sample = √ᾱ · clean + √(1 − ᾱ) · noise ("variance preserving"), ᾱ looked up by timestep.
-_PRESERVING = {
-    "CogVideoXDDIMScheduler",
-    "CogVideoXDPMScheduler",
-    "DDIMParallelScheduler",
-    "DDIMScheduler",
-    "DDPMParallelScheduler",
-    "DDPMScheduler",
-    "LCMScheduler",
-    "PNDMScheduler",
-    "TCDScheduler",
-    "UnCLIPScheduler",
-}
-# sample = α · clean + σ · noise with both from the scheduler's own conversion of sigmas[i].
-_CONVERTING = {
-    "DEISMultistepScheduler",
-    "DPMSolverMultistepScheduler",
-    "DPMSolverSinglestepScheduler",
-    "SASolverScheduler",
-    "UniPCMultistepScheduler",
-}
-# sample = (1 − σ) · clean + σ · noise, output = noise − clean.
-_FLOW = {"FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler", "FlowMatchLCMScheduler"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +60,8 @@ class NoiseLevel:
 
     Attributes:
         sigma: the noise level in the scheduler's own scale; None where it has none.
-        coordinate: what forecasters measure distance in: σ/(α+σ), in [0, 1] for every parametrisation and
-            equal to σ for flow matching; the step index where the scheduler's noise is unknown.
+        coordinate: what forecasters measure distance in: σ/(α+σ), in [0, 1] for every parametrisation and equal to σ
+            for flow matching; the step index where the scheduler's noise is unknown.
         sample_weight: a of x0 = a · sample + b · output; None where the algebra is unknown.
         output_weight: b of the same; never 0 where `sample_weight` is known, except at zero noise.
         input_scale: what the scheduler multiplies the sample with before the denoiser sees it.
@@ -66,6 +73,95 @@ class NoiseLevel:
     output_weight: float | None = None
     input_scale: float = 1.0
 
+    def can_denoise(self, sample: torch.Tensor | None, output: torch.Tensor) -> bool:
+        """Whether x0 is defined here: a known algebra, noise left, and a sample of the output's shape."""
+        is_known = self.sample_weight is not None and bool(self.output_weight)
+        return is_known and sample is not None and sample.shape == output.shape and output.is_floating_point()
+
+    def denoised(self, sample: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """x0 = a · sample + b · output, in float32 at least: differences of x0 are small beside its terms."""
+        assert self.sample_weight is not None
+        assert self.output_weight is not None
+        dtype = torch.promote_types(output.dtype, torch.float32)
+        return torch.add(sample.to(dtype) * self.sample_weight, output.to(dtype), alpha=self.output_weight)
+
+    def output_of(self, sample: torch.Tensor, x0: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The model output that `denoised` would turn into `x0`: (x0 − a · sample) / b."""
+        assert self.sample_weight is not None
+        assert self.output_weight is not None
+        return x0.sub(sample.to(x0.dtype), alpha=self.sample_weight).div_(self.output_weight).to(dtype)
+
+
+class OutputAlgebra:
+    """Turns the outputs of one generation into what is remembered of them, and back.
+
+    Args:
+        quantity: what shall be remembered, "x0" or "output".
+        is_required: whether a run in which x0 is not defined is refused.
+    """
+
+    def __init__(self, quantity: str, *, is_required: bool) -> None:
+        self.quantity: str | None = None
+        """What is remembered; None until the first computed output has shown whether x0 is defined."""
+        self._wanted, self._is_required = quantity, is_required
+
+    def settle(self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor) -> None:
+        """Choose the quantity at the first computed output: x0 where it is defined.
+
+        Raises:
+            UnsupportedModelError: x0 is required and is not defined.
+        """
+        if self.quantity is not None:
+            return
+        self.quantity = self._wanted
+        if self._wanted != "x0" or level.can_denoise(sample, output):
+            return
+        is_unknown = level.sample_weight is None
+        why = "the noise of its scheduler is not known" if is_unknown else "the output does not have the latents' shape"
+        if self._is_required:
+            raise UnsupportedModelError(
+                f"Strategy(quantity='x0') is not defined for this run: {why}; use quantity='output'"
+            )
+        logger.warning("reuse remembers the raw output instead of x0 in this run: %s", why)
+        self.quantity = "output"
+
+    def value(self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor) -> torch.Tensor | None:
+        """What to remember of an output; None where the quantity is not defined at this step."""
+        if self.quantity == "output":
+            # A copy: whoever receives the output may write to it.
+            return output.clone()
+        if sample is None or not level.can_denoise(sample, output):
+            return None
+        return level.denoised(sample.detach(), output)
+
+    def outputs(
+        self,
+        level: NoiseLevel,
+        samples: Sequence[torch.Tensor | None],
+        values: Sequence[torch.Tensor],
+        dtypes: Sequence[torch.dtype],
+    ) -> list[torch.Tensor]:
+        """The outputs that remembered or forecast values stand for; new tensors."""
+        if self.quantity == "output":
+            return [value.clone() for value in values]
+        outputs = []
+        for sample, value, dtype in zip(samples, values, dtypes, strict=True):
+            assert sample is not None, "x0 was chosen with a sample"
+            outputs.append(level.output_of(sample.detach(), value, dtype))
+        return outputs
+
+    def scales(
+        self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean magnitudes of the output and of x0, in the units of the value. Where x0 is not defined the output stands
+        for it."""
+        share = abs(level.output_weight or 1.0)
+        if self.quantity == "x0":
+            return magnitude(output) * share, magnitude(value)
+        if sample is None or not level.can_denoise(sample, output):
+            return magnitude(output), magnitude(output)
+        return magnitude(output), magnitude(level.denoised(sample.detach(), output)) / share
+
 
 def noise_levels(scheduler: Any) -> list[NoiseLevel]:
     """The noise level of each of the scheduler's timesteps, in order.
@@ -73,44 +169,23 @@ def noise_levels(scheduler: Any) -> list[NoiseLevel]:
     Cost: reads `timesteps` and `sigmas` once a run; where they are on an accelerator, that is one host synchronisation.
     """
     count = len(scheduler.timesteps)
-    family = _family(scheduler)
-    if family == "flow":
-        return [_level(1 - s, s, "flow_prediction", s) for s in _sigmas(scheduler)[:count]]
-    if family == "exploding":
-        prediction = scheduler.config.prediction_type
-        return [_exploding_level(s, prediction) for s in _sigmas(scheduler)[:count]]
-    if family == "converting":
-        prediction = scheduler.config.prediction_type
-        pairs = [scheduler._sigma_to_alpha_sigma_t(s) for s in scheduler.sigmas[:count]]
-        return [
-            _level(float(alpha), float(sigma), prediction, own)
-            for (alpha, sigma), own in zip(pairs, _sigmas(scheduler), strict=False)
-        ]
-    if family == "preserving":
-        prediction = scheduler.config.prediction_type
-        kept = [float(scheduler.alphas_cumprod[int(t)]) for t in scheduler.timesteps.tolist()]
-        return [_level(math.sqrt(k), math.sqrt(1 - k), prediction, math.sqrt((1 - k) / k) if k else None) for k in kept]
-    sigmas = _sigmas(scheduler)
-    return [NoiseLevel(sigma=sigmas[i] if i < len(sigmas) else None, coordinate=float(i)) for i in range(count)]
-
-
-def _family(scheduler: Any) -> str | None:
     # By name along the inheritance chain, so that a user's subclass of a known scheduler is known too.
     names = {cls.__name__ for cls in type(scheduler).__mro__}
-    for family, members in (
-        ("flow", _FLOW),
-        ("exploding", _EXPLODING),
-        ("converting", _CONVERTING),
-        ("preserving", _PRESERVING),
-    ):
-        if names & members:
-            return family
-    return None
-
-
-def _sigmas(scheduler: Any) -> list[float]:
-    sigmas: Any = getattr(scheduler, "sigmas", None)
-    return [float(s) for s in sigmas.tolist()] if hasattr(sigmas, "tolist") else []
+    family = next((family for family, members in _FAMILIES.items() if names & members), None)
+    given: Any = getattr(scheduler, "sigmas", None)
+    sigmas = [float(sigma) for sigma in given.tolist()] if hasattr(given, "tolist") else []
+    if family is None:
+        return [NoiseLevel(sigma=sigmas[i] if i < len(sigmas) else None, coordinate=float(i)) for i in range(count)]
+    if family == "flow":
+        return [_level(1 - sigma, sigma, "flow_prediction", sigma) for sigma in sigmas[:count]]
+    prediction = scheduler.config.prediction_type
+    if family == "exploding":
+        return [_exploding_level(sigma, prediction) for sigma in sigmas[:count]]
+    if family == "converting":
+        pairs = [scheduler._sigma_to_alpha_sigma_t(sigma) for sigma in scheduler.sigmas[:count]]
+        return [_level(float(a), float(s), prediction, own) for (a, s), own in zip(pairs, sigmas, strict=False)]
+    kept = [float(scheduler.alphas_cumprod[int(timestep)]) for timestep in scheduler.timesteps.tolist()]
+    return [_level(math.sqrt(k), math.sqrt(1 - k), prediction, math.sqrt((1 - k) / k) if k else None) for k in kept]
 
 
 def _level(alpha: float, sigma: float, prediction: str, own: float | None) -> NoiseLevel:

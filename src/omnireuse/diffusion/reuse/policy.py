@@ -10,7 +10,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-__all__ = ["Limit", "Policy", "StepView", "ThresholdPolicy"]
+__all__ = ["SAME_NOISE", "Limit", "Policy", "StepView", "ThresholdPolicy"]
+
+SAME_NOISE = 1e-3
+"""Shares of noise that differ by less are taken for the same."""
 
 
 class Limit(NamedTuple):

@@ -152,9 +152,10 @@ def _explained(summary: Summary) -> list[str]:
     if summary.promise is not None:
         lines.append(str(summary.promise))
         if not summary.promise_holds:
+            steps = len(summary.promise.coordinates)
             lines.append(
-                "not promised here: runs differed from those of the profile, which have "
-                f"{len(summary.promise.coordinates)} steps, and the plan was carried over by noise level"
+                f"not promised here: runs differed from the profile's {steps} steps, and the plan was carried over by "
+                "noise level"
             )
     return lines
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,6 @@ from omnireuse.diffusion.reuse.forecasters import Forecaster, Hold, Memory, fore
 from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.policies import policy_named
 from omnireuse.diffusion.reuse.policy import Policy
-from omnireuse.diffusion.reuse.quantities import QUANTITIES
 from omnireuse.diffusion.reuse.signals import SIGNALS
 from omnireuse.diffusion.reuse.validation import check_at_least, field_error
 from omnireuse.errors import UnknownNameError, WrongTypeError
@@ -21,11 +21,17 @@ if TYPE_CHECKING:
     from omnireuse.diffusion.reuse.agreement import Agreement
     from omnireuse.diffusion.reuse.generation import Emit, Generation
 
-__all__ = ["AXES", "REGIONS", "Strategy"]
+__all__ = ["AXES", "QUANTITIES", "REGIONS", "Strategy"]
 
 AXES = {
     "noise": "the noise level, in [0, 1]; the step index where the scheduler's is not known",
     "steps": "the step index",
+}
+
+QUANTITIES = {
+    "output": "the tensor itself",
+    "residual": "what the block stack added to its input",
+    "x0": "the denoised sample, from the output, the latents and the noise level",
 }
 
 REGIONS = {
@@ -195,22 +201,17 @@ class Strategy:
         steps = total if total is not None else len(levels) or None
         return Generation(self, levels, total=steps, agreement=agreement, number=number, emit=emit)
 
-    @property
-    def remembers_outputs(self) -> bool:
-        """Whether whole outputs of the model are remembered, which have an algebra with the latents."""
-        return self.region in ("step", "call")
-
-    @property
+    @cached_property
     def decides_by_sample(self) -> bool:
         """Whether the samples of a batch may be decided on differently."""
         return self.per_sample and (self.policy.needs_drift or self.policy.needs_error)
 
-    @property
+    @cached_property
     def chosen_quantity(self) -> str:
         """The quantity to be remembered: what was asked for, else the forecaster's own, else the region's."""
         return self.quantity or self.forecaster.quantity or _QUANTITIES_OF[self.region][0]
 
-    @property
+    @cached_property
     def chosen_signal(self) -> str:
         """The signal to be watched: what was asked for, else the policy's own, else the region's where the policy
         measures, else none."""

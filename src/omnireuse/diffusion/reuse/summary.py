@@ -1,18 +1,19 @@
-"""Counters and the summary of a session, built on its events and on nothing else."""
+"""The counters and the summary of a session, built on its events."""
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from omnireuse.diffusion.reuse.events import Decision
-from omnireuse.diffusion.reuse.noise import SAME_NOISE
+from omnireuse.diffusion.reuse.policy import SAME_NOISE
 from omnireuse.diffusion.reuse.present import counted, share_of_steps, summary_html, summary_text
 
-__all__ = ["Ledger", "Promise", "Summary"]
+__all__ = ["Promise", "RunRecord", "Stats", "Summary"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -116,8 +117,27 @@ class Summary:
         return summary_html(self)
 
 
-class Ledger:
-    """Counts decisions and hands them on.
+@dataclass
+class RunRecord:
+    """The decisions of one run.
+
+    Attributes:
+        total: steps of the run; None where it is not known.
+        step: the latest.
+        has_reused: whether anything was reused.
+        computed: how often each reason made a call compute.
+        smallest: the smallest value that the policy compared with its threshold; None where it measured none.
+    """
+
+    total: int | None = None
+    step: int = -1
+    has_reused: bool = False
+    computed: Counter[str] = field(default_factory=Counter)
+    smallest: float | None = None
+
+
+class Stats:
+    """Counts decisions. They are put into `inbox` and counted when a figure is asked for or a run ends.
 
     Args:
         name: of the strategy, for the summary.
@@ -125,46 +145,65 @@ class Ledger:
     """
 
     def __init__(self, name: str, promise: Promise | None = None) -> None:
-        self._name = name
-        self._promise = promise
-        self._promise_holds = True
+        self.inbox: deque[Decision] = deque()
+        """Takes decisions, in any thread."""
+        self.observers: tuple[Callable[[Decision], None], ...] = ()
+        """Called with every decision by whoever puts it into the inbox."""
+        self._name, self._promise, self._promise_holds = name, promise, True
         self._events: deque[Decision] = deque(maxlen=KEPT_EVENTS)
-        self._observers: list[Callable[[Decision], None]] = []
+        self._lock = threading.RLock()
+        self._records: dict[int, RunRecord] = {}
         self._reasons: Counter[str] = Counter()
-        self._steps = self._runs = 0
-        self._step_of: dict[int, int] = {}
-        self._computed = self._reused = 0
-        self._errors = self._error_sum = self._worst_error = 0.0
-        self._host_seconds = 0.0
+        self._steps = self._runs = self._computed = self._reused = self._errors = 0
+        self._error_sum = self._worst_error = self._host_seconds = 0.0
 
     @property
     def events(self) -> tuple[Decision, ...]:
         """The latest decisions, at most 20,000."""
-        return tuple(self._events)
+        with self._lock:
+            self._count()
+            return tuple(self._events)
 
     def subscribe(self, observer: Callable[[Decision], None]) -> Callable[[], None]:
         """Call `observer` with every decision from now on; the function returned ends it."""
-        self._observers.append(observer)
+        self.observers = (*self.observers, observer)
 
         def unsubscribe() -> None:
-            if observer in self._observers:
-                self._observers.remove(observer)
+            self.observers = tuple(each for each in self.observers if each is not observer)
 
         return unsubscribe
 
-    def record(self, decision: Decision) -> None:
-        """Take one decision."""
+    def end_run(self, number: int) -> RunRecord | None:
+        """The record of a run that has ended; None where nothing was decided in it."""
+        with self._lock:
+            self._count()
+            return self._records.pop(number, None)
+
+    def _count(self) -> None:
+        while self.inbox:
+            self._count_one(self.inbox.popleft())
+
+    def _count_one(self, decision: Decision) -> None:
         self._events.append(decision)
-        if decision.run not in self._step_of:
+        record = self._records.get(decision.run)
+        if record is None:
             self._runs += 1
-            if len(self._step_of) == CONCURRENT_RUNS:
-                del self._step_of[next(iter(self._step_of))]
-        self._steps += self._step_of.get(decision.run) != decision.step
-        self._step_of[decision.run] = decision.step
-        self._reasons[f"reused ({decision.reason})" if decision.reused else f"computed ({decision.reason})"] += 1
-        self._reused += decision.reused
-        self._computed += not decision.reused
+            if len(self._records) == CONCURRENT_RUNS:
+                del self._records[next(iter(self._records))]
+            record = self._records[decision.run] = RunRecord(total=decision.total)
+        self._steps += record.step != decision.step
+        record.step = decision.step
+        self._reasons[f"{'reused' if decision.reused else 'computed'} ({decision.reason})"] += 1
         self._host_seconds += decision.host_seconds
+        if decision.reused:
+            self._reused += 1
+            record.has_reused = True
+        else:
+            self._computed += 1
+            record.computed[decision.reason] += 1
+            if decision.measured is not None and decision.reason == "policy":
+                known = decision.measured if record.smallest is None else record.smallest
+                record.smallest = min(known, decision.measured)
         if decision.error is not None:
             self._errors += 1
             self._error_sum += decision.error
@@ -172,37 +211,37 @@ class Ledger:
         if self._promise is not None and self._promise_holds and not self._promise.covers(decision):
             self._promise_holds = False
             logger.warning(
-                "%s: this run's steps do not stand where those of the profile did (%d steps against %d): its plan is "
+                "%s: this run's noise levels differ from those of the profile (%d steps against %d): its plan is "
                 "carried over by noise level, and its quality is not promised",
                 self._name,
                 decision.total or 0,
                 len(self._promise.coordinates),
             )
-        for observer in tuple(self._observers):
-            observer(decision)
 
     def summary(self, *, kept_bytes: int, calls_outside: int) -> Summary:
         """What happened so far."""
-        calls = self._computed + self._reused
-        return Summary(
-            name=self._name,
-            runs=self._runs,
-            steps=self._steps,
-            calls=calls,
-            computed_calls=self._computed,
-            reused_calls=self._reused,
-            computed_steps=self._steps / self._runs * self._computed / calls if calls else 0.0,
-            step_ratio=calls / self._computed if self._computed else 1.0,
-            reasons=dict(self._reasons),
-            mean_error=self._error_sum / self._errors if self._errors else None,
-            worst_error=self._worst_error if self._errors else None,
-            promise=self._promise,
-            promise_holds=self._promise_holds,
-            host_seconds=self._host_seconds / calls if calls else 0.0,
-            kept_bytes=kept_bytes,
-            calls_outside=calls_outside,
-            last_run=self._last_run(),
-        )
+        with self._lock:
+            self._count()
+            calls = self._computed + self._reused
+            return Summary(
+                name=self._name,
+                runs=self._runs,
+                steps=self._steps,
+                calls=calls,
+                computed_calls=self._computed,
+                reused_calls=self._reused,
+                computed_steps=self._steps / self._runs * self._computed / calls if calls else 0.0,
+                step_ratio=calls / self._computed if self._computed else 1.0,
+                reasons=dict(self._reasons),
+                mean_error=self._error_sum / self._errors if self._errors else None,
+                worst_error=self._worst_error if self._errors else None,
+                promise=self._promise,
+                promise_holds=self._promise_holds,
+                host_seconds=self._host_seconds / calls if calls else 0.0,
+                kept_bytes=kept_bytes,
+                calls_outside=calls_outside,
+                last_run=self._last_run(),
+            )
 
     def _last_run(self) -> tuple[float | None, ...]:
         latest = self._events[-1].run if self._events else None

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from tqdm.auto import tqdm
 
-from omnireuse.diffusion.reuse.runtime.placement import describe, device_of, dtype_of
+from omnireuse.diffusion.reuse.runtime.denoisers import describe, device_of, dtype_of
 from omnireuse.errors import ConfigError
 from omnireuse.evaluation.compare.harness import compare
 from omnireuse.evaluation.compare.methods import chosen_methods

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
-from omnireuse.diffusion.reuse.branch_state import layout_of
 from omnireuse.diffusion.reuse.forecasters import Fitted
-from omnireuse.diffusion.reuse.generation import Generation
+from omnireuse.diffusion.reuse.generation import Generation, layout_of
 from omnireuse.diffusion.reuse.noise import noise_levels
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.strategy import Strategy

@@ -7,8 +7,7 @@ from pathlib import Path
 from omnireuse.diffusion.cache.base import StepCacheBackend
 from omnireuse.diffusion.cache.magcache.strategy import save_ratios
 from omnireuse.diffusion.calibration.mag_cache import MagnitudeRecorder
-from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of, unwrapped
 from omnireuse.errors import StateError
 
 __all__ = ["MagCacheBackend"]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from omnireuse.diffusion.cache.magcache.config import MagCacheConfig
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
+from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
 
 __all__ = ["apply_mag_cache_hook"]
 

@@ -7,7 +7,7 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
-from omnireuse.diffusion.reuse.noise import SAME_NOISE
+from omnireuse.diffusion.reuse.policy import SAME_NOISE
 from omnireuse.diffusion.reuse.validation import field_error
 from omnireuse.errors import UnknownNameError
 

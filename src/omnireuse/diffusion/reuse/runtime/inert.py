@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.diffusion.reuse.summary import RunRecord, Stats
 
-__all__ = ["Explanation", "InertRuns", "RunSeen", "explain", "no_run", "no_step_ended", "no_steps"]
+__all__ = ["Explanation", "InertRuns", "explain", "no_run", "no_step_ended", "no_steps"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -47,38 +47,10 @@ class Explanation:
         return f"nothing was reused: {self.text}; {self.advice}"
 
 
-@dataclass
-class RunSeen:
-    """What is kept of one run's decisions.
-
-    Attributes:
-        total: steps of the run; None where nobody told.
-        reused: whether anything was reused.
-        computed: how often each reason made a call compute.
-        smallest: the smallest value that the policy held against its threshold; None where it measured none.
-    """
-
-    total: int | None = None
-    reused: bool = False
-    computed: Counter[str] = field(default_factory=Counter)
-    smallest: float | None = None
-
-    def see(self, decision: Decision) -> None:
-        """Take one decision of this run."""
-        self.total = decision.total
-        if decision.reused:
-            self.reused = True
-            return
-        self.computed[decision.reason] += 1
-        if decision.measured is not None and decision.reason == "policy":
-            known = decision.measured if self.smallest is None else self.smallest
-            self.smallest = min(known, decision.measured)
-
-
-def explain(strategy: Strategy, seen: RunSeen) -> Explanation | None:
+def explain(strategy: Strategy, record: RunRecord) -> Explanation | None:
     """Why a finished run has reused nothing; None where it has, or was never meant to."""
-    policy, total = strategy.policy, seen.total
-    if seen.reused or not seen.computed or not policy.expects_reuse:
+    policy, total = strategy.policy, record.total
+    if record.has_reused or not record.computed or not policy.expects_reuse:
         return None
     if total is not None and policy.caution(total) is not None:
         return None  # It was said when the run began.
@@ -92,13 +64,14 @@ def explain(strategy: Strategy, seen: RunSeen) -> Explanation | None:
             advice=f"give a smaller {warmup.name}, or take more steps",
         )
     limit = policy.limit
-    if limit is not None and seen.smallest is not None and seen.smallest >= limit.value:
+    if limit is not None and record.smallest is not None and record.smallest >= limit.value:
         return Explanation(
             reason="threshold",
-            text=f"every step measured above {limit.name}={limit.value:g}; the smallest value was {seen.smallest:.3g}",
+            text=f"every step measured above {limit.name}={limit.value:g}; "
+            f"the smallest value was {record.smallest:.3g}",
             advice=f"give a {limit.name} above that to reuse, at the price of larger errors",
         )
-    others = Counter({reason: count for reason, count in seen.computed.items() if reason in _GUARDS})
+    others = Counter({reason: count for reason, count in record.computed.items() if reason in _GUARDS})
     if others:
         ((reason, _),) = others.most_common(1)
         text, advice = _GUARDS[reason]
@@ -156,30 +129,26 @@ MOST_BRANCHES = 4
 
 
 class InertRuns:
-    """Watches the runs of a handle, and warns once for each reason why one has reused nothing.
+    """Explains the runs that reused nothing, once for each reason.
 
     Args:
         strategy: of every run.
+        stats: of the session.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
-        self._seen: dict[int, RunSeen] = {}
+    def __init__(self, strategy: Strategy, stats: Stats) -> None:
+        self._strategy, self._stats = strategy, stats
         self._said: set[str] = set()
         self._lock = threading.Lock()
 
-    def see(self, decision: Decision) -> None:
-        """Take one decision."""
-        self._seen.setdefault(decision.run, RunSeen()).see(decision)
-
     def end(self, run: Run, is_complete: bool) -> None:
         """The run has ended; nothing is said of one that was broken off."""
-        seen = self._seen.pop(run.number, None)
+        generation, record = run.generation, self._stats.end_run(run.generation.number)
         explanation = None
-        if run.index == 0 and run.calls >= max(run.total or 0, MOST_BRANCHES + 1):
+        if generation.index == 0 and run.calls >= max(generation.total or 0, MOST_BRANCHES + 1):
             explanation = no_step_ended(run.calls)
         elif is_complete:
-            explanation = _NO_SCHEDULER_STEP if seen is None else explain(self._strategy, seen)
+            explanation = _NO_SCHEDULER_STEP if record is None else explain(self._strategy, record)
         if explanation is not None:
             self.say(explanation)
 

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from omnireuse.diffusion.reuse.runtime.wrappers import is_optimized
 from omnireuse.errors import UnsupportedModelError
 
-__all__ = ["Handler", "Interception", "compiled_call", "intercept", "is_bypassed"]
+__all__ = ["Handler", "Interception", "compiled_call", "intercept", "is_bypassed", "is_optimized"]
 
 Handler = Callable[..., Any]
 """`handler(proceed, *args, **kwargs)`: called instead of the method; `proceed` is the method, or the next
@@ -97,6 +96,11 @@ def is_bypassed(owner: Any) -> bool:
         return any(layer.owner is owner for slot in _slots if not slot.is_in_place for layer in slot.layers)
 
 
+def is_optimized(module: torch.nn.Module) -> bool:
+    """Whether this is what `torch.compile(module)` returns."""
+    return "OptimizedModule" in (cls.__name__ for cls in type(module).__mro__)
+
+
 def _refuse_own(target: Any, name: str) -> None:
     if name in getattr(target, "__dict__", {}):
         raise UnsupportedModelError(
@@ -146,7 +150,7 @@ class _Slot:
         return (module._orig_mod if is_optimized(module) else module._call_impl)(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # For classes that copy their attributes by themselves, as DistributedDataParallel does.
+        # DistributedDataParallel copies its attributes by itself.
         return type(None), ()
 
     @property
@@ -209,10 +213,6 @@ class _Layer(NamedTuple):
     receiver: Callable[[], Any]
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 class _Dispatcher:
     """A method of a class which asks the interceptions of each instance."""
 
@@ -257,7 +257,7 @@ class _Dispatcher:
             held: Callable[[], Any] = weakref.ref(receiver, gone)
         except TypeError:
             # Kept until `undo`, so that no other object gets its identity meanwhile.
-            held = functools.partial(_same, receiver)
+            held = lambda: receiver  # noqa: E731  # two kinds of references behind one name
         layer = _Layer(weakref.ref(interception, gone), held)
         self._layers[key] = (*self._layers.get(key, ()), layer)
 

@@ -1,8 +1,7 @@
-"""Which run a thread is in: where it begins, that it has gone on, and where it ends.
+"""Where the runs of a pipeline begin and end, for each thread.
 
-A run starts when the scheduler's `set_timesteps` is called; no user has to say anything. State is kept per thread, so
-pipelines that share a transformer can run at the same time. An engine without a diffusers scheduler tells the number of
-steps through `expect`, and a step is over when a call comes with another timestep.
+A run starts at the first denoiser call after the scheduler's `set_timesteps`. An engine without a diffusers scheduler
+gives the number of steps through `expect`, and a step ends when a call comes with another timestep.
 """
 
 from __future__ import annotations
@@ -17,119 +16,93 @@ import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.generation import Emit
-from omnireuse.diffusion.reuse.noise import noise_levels
+from omnireuse.diffusion.reuse.noise import NoiseLevel, noise_levels
+from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.timesteps import StepsByTimestep, timestep_of, warn_without_timestep
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.errors import StateError
 
-__all__ = ["Runs"]
+__all__ = ["Here", "Runs"]
 
 logger = logging.getLogger("omnireuse")
 
-MOST_CALLS_A_STEP = 64
-"""Far more than any guidance needs: a step with more calls is one whose end nobody tells."""
 
+class Here(threading.local):
+    """The state of one thread.
 
-class _Here(threading.local):
-    """Where this thread is."""
+    Attributes:
+        scheduler: its timesteps were set, and its run has not begun.
+        run: under way.
+        had_run: whether a run began since the pipeline was called.
+        context: the cache context that the pipeline has entered.
+        depth: how many calls of the session's pipeline this thread is in.
+        steps: tells the steps where no scheduler does.
+    """
 
     scheduler: Any = None
-    """A scheduler whose timesteps were set and whose run has not begun."""
     run: Run | None = None
-    served: bool = False
-    """Whether there was a run since `watch`."""
+    had_run: bool = False
+    context: str | None = None
+    depth: int = 0
 
     def __init__(self) -> None:
         self.steps = StepsByTimestep()
-        """Tells the steps where nobody else does."""
 
 
 class Runs:
     """The runs of one pipeline, at most one in a thread.
 
     Args:
-        told_steps: gives what the pipeline tells of how many of the scheduler's steps it takes.
         strategy: of every run.
         agreement: how ranks agree.
         emit: takes every decision.
-        ended: told each run that ends, and whether it is complete.
+        ended: called with each run that ends, and whether it is complete.
+        num_timesteps: gives how many of the scheduler's steps the pipeline takes, where it tells.
     """
 
     def __init__(
         self,
-        told_steps: Callable[[], object],
         strategy: Strategy,
         agreement: Agreement,
         emit: Emit,
         ended: Callable[[Run, bool], None],
+        num_timesteps: Callable[[], object],
     ) -> None:
+        self.here = Here()
+        """The present thread's state."""
         self.peak_kept_bytes = 0
         """Most bytes of tensors that one run held."""
-        self._told_steps = told_steps
-        self._strategy = strategy
-        self._agreement = agreement
-        self._emit = emit
-        self._ended = ended
+        self._strategy, self._agreement, self._emit, self._ended = strategy, agreement, emit, ended
+        self._num_timesteps = num_timesteps
         self._numbers = itertools.count(1)
         self._expected_steps: int | None = None
         self._cautions: set[str] = set()
-        """What has been said already."""
-        self._here = _Here()
-
-    @property
-    def current(self) -> Run | None:
-        """The run of this thread, if one is under way."""
-        return self._here.run
-
-    @property
-    def served(self) -> bool:
-        """Whether there was a run in this thread since `watch`."""
-        return self._here.served
-
-    def watch(self) -> None:
-        """A generation begins in this thread: drop what an earlier one may have left."""
-        self.end()
-        self._here.served = False
+        """What has been logged already."""
 
     def expect(self, num_inference_steps: int | None) -> None:
-        """Drop all state; the next run has so many steps unless a scheduler says otherwise, None for not known."""
+        """Drop this thread's state; the next run has so many steps unless a scheduler says otherwise."""
         self.end()
-        self._here.steps.announce()
+        self.here.steps.announce()
         self._expected_steps = num_inference_steps
 
-    def announce(self, scheduler: Any) -> None:
-        """This scheduler has its timesteps now: the next call of a denoiser begins a run."""
-        self._here.scheduler = scheduler
-
-    def complete(self) -> None:
-        """The generation of this thread is over, whatever steps its run may have left."""
-        if self._here.run is not None:
-            self._ended(self._here.run, True)
-
-    def end(self) -> None:
+    def end(self, *, is_complete: bool = False) -> None:
         """Drop this thread's run and everything it kept. Idempotent."""
-        here = self._here
-        if here.run is not None:
-            self.peak_kept_bytes = max(self.peak_kept_bytes, here.run.kept_bytes)
-            self._close(here.run)
-        here.run = here.scheduler = None
-        here.steps.forget()
-
-    def _close(self, run: Run) -> None:
-        run.close()
-        self._ended(run, run.finished)
+        here = self.here
+        run, here.run, here.scheduler, here.steps.last = here.run, None, None, None
+        if run is not None:
+            self.peak_kept_bytes = max(self.peak_kept_bytes, run.kept_bytes)
+            run.close()
+            self._ended(run, is_complete or run.generation.finished)
 
     def close(self) -> None:
-        """Drop the runs of all threads."""
+        """Drop the state of all threads."""
         self.end()
-        self._here = _Here()
+        self.here = Here()
 
     def enter(
         self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, by_timestep: bool
     ) -> Run | None:
-        """The run that a call of a denoiser belongs to, a new one where it begins one.
+        """The run that a denoiser call belongs to, a new one where it begins one; None where it belongs to none.
 
         Args:
             module: the denoiser.
@@ -137,76 +110,45 @@ class Runs:
             kwargs: of the call.
             by_timestep: whether the call's timestep tells the steps, because there is no scheduler to watch.
         """
-        here = self._here
-        if here.scheduler is not None:
-            scheduler, here.scheduler = here.scheduler, None
-            # Image-to-image starts in the middle of the timesteps, and some pipelines stop before their end.
-            told = self._told_steps()
-            begin = getattr(scheduler, "begin_index", None)
-            if begin is None:
-                is_part = isinstance(told, int) and told < len(scheduler.timesteps)
-                begin = _place_of(timestep_of(module, args, kwargs), scheduler.timesteps) if is_part else 0
-            levels = noise_levels(scheduler)[begin:]
-            total = told if isinstance(told, int) and 0 < told <= len(levels) else len(levels)
-            return self._begin(total, levels)
-        if here.run is not None and here.steps.last is None:
-            return here.run
-        return self._by_timestep(module, timestep_of(module, args, kwargs)) if by_timestep else None
-
-    def _begin(self, total: int | None, levels: Sequence[Any]) -> Run:
-        self._here.served = True
-        self._here.run = Run(next(self._numbers), self._strategy, self._agreement, total, levels, self._emit)
-        self._caution(self._here.run)
-        return self._here.run
-
-    def _caution(self, run: Run) -> None:
-        # Once a handle for each thing there is to say: a second run of the same length adds nothing.
-        if run.total is None:
-            return
-        caution = self._strategy.policy.caution(run.total, run.generation.noises)
-        if caution is not None and caution not in self._cautions:
-            self._cautions.add(caution)
-            logger.warning("%s", caution)
+        here = self.here
+        if here.scheduler is None:
+            return self._by_timestep(module, timestep_of(module, args, kwargs)) if by_timestep else None
+        scheduler, here.scheduler = here.scheduler, None
+        # Image-to-image starts in the middle of the timesteps, and some pipelines stop before their end.
+        taken = self._num_timesteps()
+        begin = getattr(scheduler, "begin_index", None)
+        if begin is None:
+            begin = 0
+            if isinstance(taken, int) and taken < len(scheduler.timesteps):
+                # Some schedulers (DDIM) are not told where an image-to-image run begins.
+                now, timesteps = timestep_of(module, args, kwargs), scheduler.timesteps.tolist()
+                begin = timesteps.index(now) if now in timesteps else 0
+        levels = noise_levels(scheduler)[begin:]
+        return self._begin(taken if isinstance(taken, int) and 0 < taken <= len(levels) else len(levels), levels)
 
     def _by_timestep(self, module: torch.nn.Module, now: float | None) -> Run | None:
         if now is None:
             warn_without_timestep(type(unwrapped(module)).__name__)
             return None
-        run, told = self._here.run, self._here.steps.see(now)
+        run, belongs_to = self.here.run, self.here.steps.see(now)
         if run is not None:
-            if told == "same step":
+            if belongs_to == "same step":
                 return run
-            run.advance(None)
-            if told == "next step" and not run.finished:
+            run.generation.advance()
+            if belongs_to == "next step" and not run.generation.finished:
                 return run
-            self._close(run)
+            self.end()
+            self.here.steps.last = now
         return self._begin(self._expected_steps, ())
 
-    def advance(self, latents: torch.Tensor | None) -> None:
-        """The step of this thread's run is over; the next one starts from `latents`.
-
-        Raises:
-            StateError: no run, because no timesteps were set or all steps are done.
-        """
-        run = self._here.run
-        if run is None:
-            raise StateError("advance: no run is under way; set the scheduler's timesteps and call the denoiser first")
-        run.advance(latents)
-        if run.finished:
-            self.end()
-
-    def stalls(self, run: Run) -> bool:
-        """Whether the step goes on for ever, because nobody tells its end; the run is then given up."""
-        if run.calls <= MOST_CALLS_A_STEP:
-            return False
-        self.end()
-        return True
-
-
-def _place_of(now: float | None, timesteps: torch.Tensor) -> int:
-    """Where a call's timestep stands among the scheduler's; 0 where it is none of them.
-
-    Some schedulers (DDIM) are not told where an image-to-image run begins.
-    """
-    places = [place for place, timestep in enumerate(timesteps.tolist()) if timestep == now]
-    return places[0] if places else 0
+    def _begin(self, total: int | None, levels: Sequence[NoiseLevel]) -> Run:
+        generation = self._strategy.start(
+            levels, total=total, agreement=self._agreement, number=next(self._numbers), emit=self._emit
+        )
+        self.here.had_run, self.here.run = True, Run(generation)
+        caution = None if total is None else self._strategy.policy.caution(total, generation.noises)
+        # Once for each text: a second run of the same length adds nothing.
+        if caution is not None and caution not in self._cautions:
+            self._cautions.add(caution)
+            logger.warning("%s", caution)
+        return self.here.run

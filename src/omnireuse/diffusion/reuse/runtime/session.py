@@ -1,12 +1,12 @@
-"""A strategy at work on one pipeline: it stands before scheduler and denoisers, and undoes itself."""
+"""A strategy at work on one pipeline: what its scheduler and denoisers do goes through it."""
 
 from __future__ import annotations
 
 import logging
-import operator
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,29 +14,28 @@ import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
-from omnireuse.diffusion.reuse.generation import Emit
-from omnireuse.diffusion.reuse.runtime.callers import calling_pipeline
-from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
-from omnireuse.diffusion.reuse.runtime.gradients import refuse_gradients
+from omnireuse.diffusion.reuse.runtime.attachment import Attachment, RegionFactory
 from omnireuse.diffusion.reuse.runtime.inert import InertRuns, no_run, no_step_ended, no_steps
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, is_bypassed
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Region
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
 from omnireuse.diffusion.reuse.runtime.run import Run
-from omnireuse.diffusion.reuse.runtime.runs import MOST_CALLS_A_STEP, Runs
+from omnireuse.diffusion.reuse.runtime.runs import Runs
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.errors import UnsupportedModelError
+from omnireuse.diffusion.reuse.summary import Stats
+from omnireuse.errors import StateError
 
 __all__ = ["Session", "previous_sample", "session_of"]
 
 logger = logging.getLogger("omnireuse")
+
+MOST_CALLS_A_STEP = 64
+"""Far more than any guidance needs: a step with more calls is one whose end is not known."""
 
 # Reentrant, because a collection of garbage within may end a session.
 _lock = threading.RLock()
 _open: weakref.WeakSet[Session] = weakref.WeakSet()
 _kept: set[Session] = set()
 """Those whose pipelines are held weakly."""
-
-RegionFactory = Callable[[Strategy, Sequence[torch.nn.Module], object], Region]
 
 
 def session_of(pipeline: Any) -> Session | None:
@@ -45,31 +44,26 @@ def session_of(pipeline: Any) -> Session | None:
         return next((session for session in _open if session.pipeline is pipeline), None)
 
 
-class _Here(threading.local):
-    """What this thread is doing."""
-
-    context: str | None = None
-    """The cache context that the pipeline has entered."""
-    calls: int = 0
-    """How many calls of the session's pipeline it is in."""
-
-
 class Session:
     """One strategy on one pipeline, from construction until `close`, or until the pipeline is gone.
 
-    The pipeline is held weakly, and the session by this module as long as the pipeline lives: a user need not keep
-    anything. What cannot be referenced weakly is held as ever, and holds the session by its denoisers.
+    The pipeline is held weakly, and the session by this module as long as the pipeline lives. A pipeline that cannot be
+    referenced weakly is held, and holds the session by its denoisers.
 
     Args:
         pipeline: anything with a denoiser; a diffusers pipeline tells its steps through its scheduler.
         strategy: what to do.
         make_region: builds the region for the denoisers.
-        emit: takes every decision.
+        stats: takes every decision.
         agreement: how ranks agree; alone by default.
+
+    Attributes:
+        handle: what the user was given.
+        calls_outside: denoiser calls that belonged to no run and were passed on.
 
     Raises:
         UnsupportedModelError: a pipeline without a denoiser, or without a scheduler where the region forecasts what it
-            is handed, or one whose parts cannot be intercepted.
+            is given, or one whose parts cannot be intercepted.
     """
 
     def __init__(
@@ -77,34 +71,26 @@ class Session:
         pipeline: Any,
         strategy: Strategy,
         make_region: RegionFactory,
-        emit: Emit,
+        stats: Stats,
         agreement: Agreement | None = None,
     ) -> None:
         self._pipeline = self._hold(pipeline)
         self._name = type(pipeline).__name__
-        self.strategy = strategy
+        self.strategy, self.stats = strategy, stats
         self.handle: Any = None
-        """What the user was given."""
-        self._emit = emit
-        self._inert = InertRuns(strategy)
-        self.runs = Runs(self._told_steps, strategy, agreement or Agreement(), self._decided, self._inert.end)
+        self._inert = InertRuns(strategy, stats)
+        self.runs = Runs(
+            strategy,
+            agreement or Agreement(),
+            self._decided,
+            self._inert.end,
+            lambda: getattr(self.pipeline, "num_timesteps", None),
+        )
         self.calls_outside = 0
-        """Denoiser calls that belonged to no run and were passed on."""
-        self._make_region = make_region
-        self._here = _Here()
-        self._region: Region | None = None
-        self._denoisers: list[torch.nn.Module] = []
-        self._scheduler: Any = None
-        self._on_denoisers: list[Interception] = []
-        self._on_scheduler: Interception | None = None
+        self._attached = Attachment(self, make_region)
         self._on_pipeline: Interception | None = None
         try:
-            self._attach()
-            if strategy.region == "step" and self._on_scheduler is None:
-                raise UnsupportedModelError(
-                    f"Strategy(region='step'): {self._name}.scheduler must have set_timesteps and step, "
-                    f"got {self._scheduler!r}; use region='call', which needs no scheduler"
-                )
+            self._attached.refresh()
             if any("__call__" in vars(cls) for cls in type(pipeline).__mro__):
                 self._on_pipeline = intercept(pipeline, self, {"__call__": self._pipeline_called})
         except BaseException:
@@ -134,88 +120,63 @@ class Session:
         except TypeError:
             return lambda: pipeline
 
-    def _decided(self, decision: Decision) -> None:
-        self._inert.see(decision)
-        self._emit(decision)
-
-    def _told_steps(self) -> object:
-        return getattr(self.pipeline, "num_timesteps", None)
-
-    # -- coming and going -------------------------------------------------------------------------------------------
-
-    def _attach(self) -> None:
-        """Stand before the pipeline's present denoisers and scheduler, which a user may have exchanged or compiled."""
-        pipeline = self.pipeline
-        denoisers = denoisers_of(pipeline)
-        is_same = len(denoisers) == len(self._denoisers) and all(map(operator.is_, denoisers, self._denoisers))
-        if not is_same or is_bypassed(self):
-            self._detach_denoisers()
-            self._denoisers = denoisers
-            for index, denoiser in enumerate(denoisers):
-                handlers: dict[str, Callable[..., Any]] = {"__call__": self._denoiser_handler(index, denoiser)}
-                if hasattr(denoiser, "cache_context"):
-                    handlers["cache_context"] = self._context_entered
-                self._on_denoisers.append(intercept(denoiser, self, handlers))
-            self._region = self._make_region(self.strategy, denoisers, self)
-        scheduler = getattr(pipeline, "scheduler", None)
-        if scheduler is not self._scheduler:
-            if self._on_scheduler is not None:
-                self._on_scheduler.undo()
-                self._on_scheduler = None
-            self._scheduler = scheduler
-            if hasattr(scheduler, "set_timesteps") and hasattr(scheduler, "step"):
-                handlers = {"set_timesteps": self._timesteps_set, "step": self._scheduler_stepped}
-                self._on_scheduler = intercept(scheduler, self, handlers)
-
-    def _detach_denoisers(self) -> None:
-        if self._region is not None:
-            self._region.undo()
-            self._region = None
-        for interception in self._on_denoisers:
-            interception.undo()
-        self._on_denoisers.clear()
-        self._denoisers = []
-
     def close(self) -> None:
         """Restore every object and drop all state. Idempotent."""
         with _lock:
             _open.discard(self)
             _kept.discard(self)
         self.runs.close()
-        self._here = _Here()
-        self._detach_denoisers()
-        for interception in (self._on_scheduler, self._on_pipeline):
-            if interception is not None:
-                interception.undo()
-        self._on_scheduler = self._on_pipeline = self._scheduler = None
+        self._attached.undo()
+        if self._on_pipeline is not None:
+            self._on_pipeline.undo()
+            self._on_pipeline = None
 
     def expect(self, num_inference_steps: int | None) -> None:
         """Drop all state; the next run has so many steps, if known, unless a scheduler says otherwise."""
-        self._attach()
+        self._attached.refresh()
         self.runs.expect(num_inference_steps)
 
-    # -- what the intercepted objects report ------------------------------------------------------------------------
+    def advance(self, latents: torch.Tensor | None) -> None:
+        """The step of this thread's run is over; the next one starts from `latents`.
+
+        Raises:
+            StateError: no run, because no timesteps were set or all steps are done.
+        """
+        run = self.runs.here.run
+        if run is None:
+            raise StateError("advance: no run is under way; set the scheduler's timesteps and call the denoiser first")
+        run.generation.advance()
+        run.latents = latents
+        if run.generation.finished:
+            self.runs.end()
+
+    def _decided(self, decision: Decision) -> None:
+        self.stats.inbox.append(decision)
+        for observer in self.stats.observers:
+            observer(decision)
+
+    # -- handlers of the intercepted objects --------------------------------------------------------------------------
 
     def _is_ours(self) -> bool:
-        """Whether the call comes from our pipeline or a loop of the user's own, and not from a pipeline that shares
-        parts with ours."""
-        if self._here.calls:
+        """Whether our pipeline calls, or a user's own loop, and not a pipeline that shares parts with ours."""
+        if self.runs.here.depth:
             return True
         caller = calling_pipeline()
         return caller is None or caller is self.pipeline
 
     def _pipeline_called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._attach()
-        self.runs.watch()
-        outside = self.calls_outside
-        self._here.calls += 1
+        self._attached.refresh()
+        runs, here = self.runs, self.runs.here
+        runs.end()
+        here.had_run, outside = False, self.calls_outside
+        here.depth += 1
         try:
             result = proceed(*args, **kwargs)
-            self.runs.complete()
+            runs.end(is_complete=True)
         finally:
-            self._here.calls -= 1
-            self.runs.end()
-        if not self.runs.served:
+            here.depth -= 1
+            runs.end()
+        if not here.had_run:
             self._inert.say(
                 no_run(self._name)
                 if self.calls_outside == outside
@@ -223,28 +184,29 @@ class Session:
             )
         return result
 
-    def _timesteps_set(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def timesteps_set(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Takes the calls of the scheduler's `set_timesteps`."""
         self.runs.end()
         result = proceed(*args, **kwargs)
         if self._is_ours():
             if is_bypassed(self):
-                self._attach()
-            self.runs.announce(self._scheduler)
+                self._attached.refresh()
+            self.runs.here.scheduler = self._attached.scheduler
         return result
 
-    def _scheduler_stepped(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        run = self.runs.current
-        if run is None or not self._is_ours():
+    def scheduler_stepped(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Takes the calls of the scheduler's `step`."""
+        run, region = self.runs.here.run, self._attached.region
+        if run is None or region is None or not self._is_ours():
             return proceed(*args, **kwargs)
-        if run.calls == 0:
-            # No denoiser was asked: the pipeline works on with what the step before has given (Cosmos 1.0).
+        if run.calls == 0 or run.step != run.generation.index:
+            # No denoiser call: the pipeline goes on with what the step before has given (Cosmos 1.0).
             result = proceed(*args, **kwargs)
             run.latents = previous_sample(result)
             return result
         try:
             values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
-            assert self._region is not None
-            output = self._region.scheduler_step(run, values["model_output"], values["sample"])
+            output = region.scheduler_step(run, values["model_output"], values["sample"])
             if args:
                 args = (output, *args[1:])
             else:
@@ -253,54 +215,63 @@ class Session:
         except BaseException:
             self.runs.end()
             raise
-        self.runs.advance(previous_sample(result))
+        self.advance(previous_sample(result))
         return result
 
-    def _denoiser_handler(self, index: int, module: torch.nn.Module) -> Callable[..., Any]:
+    def denoiser_handler(self, index: int, module: torch.nn.Module) -> Callable[..., Any]:
+        """Takes the calls of one denoiser."""
+
         def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            run = self._run_of(module, args, kwargs)
-            if run is None or self._region is None:
+            region, run = self._attached.region, None
+            if self._is_ours():
+                here = self.runs.here
+                run = here.run
+                if run is None or here.scheduler is not None or here.steps.last is not None:
+                    run = self.runs.enter(module, args, kwargs, by_timestep=not self._attached.is_on_scheduler)
+            if run is None or region is None:
                 self.calls_outside += 1
                 return proceed(*args, **kwargs)
-            order = run.order(index)
-            branch = run.name_branch(index, self._here.context)
-            if self.runs.stalls(run):
+            order, branch = self._count(run, index)
+            if run.calls > MOST_CALLS_A_STEP:
+                self.runs.end()
                 self._inert.say(no_step_ended(MOST_CALLS_A_STEP))
                 return proceed(*args, **kwargs)
-            call = DenoiserCall(
-                run=run,
-                module=module,
-                denoiser=index,
-                branch=branch,
-                order=order,
-                proceed=proceed,
-                args=args,
-                kwargs=kwargs,
-            )
+            call = DenoiserCall(run, module, index, branch, order, proceed, args, kwargs)
             try:
-                refuse_gradients(call)
-                return self._region.call(call)
+                if torch.is_grad_enabled():
+                    call.refuse_gradients()
+                return region.call(call)
             except BaseException:
-                # Nothing half remembered may serve a later call.
                 self.runs.end()
                 raise
 
         return called
 
-    def _run_of(self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run | None:
-        """The run that a denoiser call belongs to."""
-        if not self._is_ours():
-            return None
-        return self.runs.enter(module, args, kwargs, by_timestep=self._on_scheduler is None)
+    def _count(self, run: Run, denoiser: int) -> tuple[int, str]:
+        """Count a call that begins: its order among the step's calls of this denoiser, and the name of its branch,
+        which is its cache context or else its order."""
+        if run.step != run.generation.index:
+            run.step, run.calls = run.generation.index, 0
+            run.orders.clear()
+            run.branches.clear()
+        order, context = run.orders[denoiser], self.runs.here.context
+        name = str(order) if context is None else context
+        repeat = run.branches[denoiser, name]
+        run.calls += 1
+        run.orders[denoiser] += 1
+        run.branches[denoiser, name] += 1
+        return order, f"{name}#{repeat + 1}" if repeat else name
 
     @contextmanager
-    def _context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
-        outer, self._here.context = self._here.context, name
+    def context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Takes the calls of a denoiser's `cache_context`."""
+        here = self.runs.here
+        outer, here.context = here.context, name
         try:
             with proceed(name, *args, **kwargs) as entered:
                 yield entered
         finally:
-            self._here.context = outer
+            here.context = outer
 
 
 def previous_sample(result: Any) -> torch.Tensor | None:
@@ -309,3 +280,21 @@ def previous_sample(result: Any) -> torch.Tensor | None:
     if sample is None and isinstance(result, (tuple, list)) and result:
         sample = result[0]
     return sample if isinstance(sample, torch.Tensor) else None
+
+
+def calling_pipeline() -> Any | None:
+    """The innermost diffusers pipeline whose call this thread is in; None outside of any.
+
+    Pipelines share schedulers and denoisers (`from_pipe`), which do not know their caller, so the stack is read. Only
+    pipelines that run without being intercepted themselves need this.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__call__" and code.co_argcount:
+            caller = frame.f_locals.get(code.co_varnames[0])
+            # By name, because importing them is slow.
+            if not {"DiffusionPipeline", "ModularPipeline"}.isdisjoint(cls.__name__ for cls in type(caller).__mro__):
+                return caller
+        frame = frame.f_back  # type: ignore[assignment]  # the outermost has none
+    return None

@@ -1,4 +1,4 @@
-"""The timestep of a denoiser call, and what a change of it says where no scheduler tells the steps."""
+"""The timestep of a denoiser call, and the steps that follow from it where no scheduler tells them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
+from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
 
 __all__ = ["NAMES", "StepsByTimestep", "timestep_of", "warn_without_timestep"]
 
@@ -46,7 +46,7 @@ def timestep_of(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[st
 
 @lru_cache(maxsize=256)
 def _places(forward: Callable[..., Any]) -> dict[str, int]:
-    """Where a method takes its arguments by position, `self` not counted."""
+    """The position of each argument of a method that can be given by position, `self` not counted."""
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {each.name: place for place, each in enumerate(parameters) if each.kind in by_position}
@@ -54,7 +54,7 @@ def _places(forward: Callable[..., Any]) -> dict[str, int]:
 
 @lru_cache(maxsize=256)
 def warn_without_timestep(model: str) -> None:
-    """Say once for each class that nothing is reused, because its calls do not tell the steps."""
+    """Warn once for each class that nothing is reused, because its steps are not known."""
     logger.warning(
         "%s is called without a timestep (looked for %s), and no scheduler tells the steps: nothing is reused; "
         "enable reuse on a pipeline with its scheduler, or name the argument in the signature of forward",
@@ -66,25 +66,21 @@ def warn_without_timestep(model: str) -> None:
 class StepsByTimestep:
     """Tells steps and runs apart by the timesteps of the calls, in one thread.
 
-    Within a run timesteps go one way, and they go back where the next run begins. They go down as a rule. The first
-    change after an announcement shows the way. Without one, two changes in a row against the assumed way turn it round.
+    Within a run timesteps change in one direction, and a run begins where they jump back. They fall as a rule. The
+    first change after an announcement shows the direction. Without one, two changes in a row against the assumed
+    direction reverse it.
     """
 
     def __init__(self) -> None:
         self.last: float | None = None
         """Timestep of the last call; None before the first of a run."""
-        self._rise = False
+        self._rises = False
         self._is_announced = False
         self._against = 0
 
     def announce(self) -> None:
         """The next call begins a run."""
-        self.last = None
-        self._is_announced = True
-
-    def forget(self) -> None:
-        """The run is over."""
-        self.last = None
+        self.last, self._is_announced = None, True
 
     def see(self, now: float) -> Literal["same step", "next step", "next run"]:
         """What a call with this timestep belongs to."""
@@ -94,11 +90,11 @@ class StepsByTimestep:
         if now == before:
             return "same step"
         if self._is_announced:
-            self._rise, self._is_announced = now > before, False
-        if (now > before) == self._rise:
+            self._rises, self._is_announced = now > before, False
+        if (now > before) == self._rises:
             self._against = 0
             return "next step"
         self._against += 1
         if self._against == 2:
-            self._rise, self._against = not self._rise, 0
+            self._rises, self._against = not self._rises, 0
         return "next run"

@@ -1,28 +1,60 @@
-"""What a region is to the session, and how it reads a call."""
+"""The protocol of a region, and how it reads a denoiser call: its latents, its signal, its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
 
+from omnireuse.diffusion.reuse.generation import GRADIENT_ERROR
 from omnireuse.diffusion.reuse.runtime.run import Run
-from omnireuse.diffusion.reuse.runtime.samples import rows_of
-from omnireuse.diffusion.reuse.spectrum import filtered, grid_of
+from omnireuse.diffusion.reuse.signals import filtered, grid_of
 from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.errors import StateError
 
-__all__ = ["DenoiserCall", "Region", "bytes_of", "watched"]
+__all__ = ["DenoiserCall", "Region", "WholeRegion", "bytes_of", "row_of", "rows_of", "watched", "with_rows"]
+
+SHARED_BY_ROWS = ("img_ids", "txt_ids", "image_rotary_emb", "rotary_emb", "freqs_cis", "pos_embed")
+"""Arguments of diffusers' denoisers that hold positions, one row a token: as long as the batch by accident only."""
 
 
-@dataclass(frozen=True, kw_only=True)
+class Region(Protocol):
+    """What is skipped. The session passes it every denoiser call and every scheduler step of a run."""
+
+    def call(self, call: DenoiserCall) -> Any:
+        """The result of a denoiser call, computed or not."""
+
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """What the scheduler is given instead of `output`."""
+
+    def undo(self) -> None:
+        """Take back whatever this region put between objects."""
+
+
+class WholeRegion:
+    """A region without interceptions that leaves what the scheduler is given as it is."""
+
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """The output as it is."""
+        return output
+
+    def undo(self) -> None:
+        """Nothing is between objects."""
+
+
+@dataclass(frozen=True)
 class DenoiserCall:
     """One call of a denoiser within a run: `proceed(*args, **kwargs)` computes it.
 
     Attributes:
+        run: which it belongs to.
+        module: the denoiser.
+        denoiser: its place among the pipeline's denoisers.
         branch: its name among the calls of the step.
         order: its number among the step's calls of this denoiser, from 0.
     """
@@ -37,11 +69,11 @@ class DenoiserCall:
     kwargs: Mapping[str, Any]
 
     def compute(self) -> Any:
-        """What the untouched denoiser returns."""
+        """What the denoiser returns."""
         return self.proceed(*self.args, **self.kwargs)
 
     def compute_rows(self, rows: Sequence[int]) -> Any:
-        """What the untouched denoiser returns for some rows of the batch alone."""
+        """What the denoiser returns for some rows of the batch alone."""
         index = torch.tensor(rows)
         args = [rows_of(value, index, self.batch) for value in self.args]
         return self.proceed(*args, **rows_of(self.kwargs, index, self.batch))
@@ -71,35 +103,76 @@ class DenoiserCall:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors handed over directly."""
+        """All tensors among the arguments."""
         return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, torch.Tensor)]
+
+    def refuse_gradients(self) -> None:
+        """Raise where autograd is on and the output would carry gradients, whether it will be computed or not.
+
+        Asked before anything runs, because a reused call has no output to look at, and reentrant checkpointing hides
+        the graph from the blocks.
+
+        Raises:
+            StateError: a parameter or an input requires a gradient.
+        """
+        given = (leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor))
+        if any(tensor.requires_grad for tensor in chain(given, self.module.parameters())):
+            raise StateError(GRADIENT_ERROR)
 
 
 def _is_latent(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-class Region(Protocol):
-    """What is skipped. The session hands it every denoiser call and every scheduler step of a run."""
-
-    def call(self, call: DenoiserCall) -> Any:
-        """The result of a denoiser call, computed or not."""
-
-    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """What the scheduler shall be handed instead of `output`."""
-
-    def undo(self) -> None:
-        """Take back whatever this region put between objects."""
-
-
 def watched(strategy: Strategy, call: DenoiserCall) -> torch.Tensor | None:
-    """The signal of a call that is seen from outside; None where nothing is watched."""
-    latents = None if strategy.chosen_signal == "none" else call.input
-    if latents is not None and strategy.chosen_signal == "filtered_latents":
-        return filtered(latents, call.run.level, grid_of(latents, call.kwargs))
-    return latents
+    """The signal of a call that is seen from outside; None where it has none."""
+    if call.input is not None and strategy.chosen_signal == "filtered_latents":
+        return filtered(call.input, call.run.generation.level, grid_of(call.input, call.kwargs))
+    return call.input
 
 
 def bytes_of(tree: Any) -> int:
     """Bytes of the tensors in nested containers."""
     return sum(leaf.nbytes for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+# -- rows of a batch --------------------------------------------------------------------------------------------------
+
+
+def rows_of(value: Any, rows: torch.Tensor, batch: int, name: str = "") -> Any:
+    """The part of an argument that belongs to some rows of the batch; what no row owns stays as it is.
+
+    Args:
+        value: tensors whose first dimension is the batch, sequences of one entry a row, and nested sequences and
+            mappings of those.
+        rows: (r,) indices, int64.
+        batch: rows of the whole call.
+        name: of the argument.
+    """
+    if name in SHARED_BY_ROWS:
+        return value
+    if isinstance(value, torch.Tensor):
+        is_batched = value.ndim > 0 and value.shape[0] == batch
+        return value.index_select(0, rows.to(value.device)) if is_batched else value
+    if isinstance(value, Mapping):
+        return {key: rows_of(item, rows, batch, str(key)) for key, item in value.items()}
+    if not isinstance(value, (list, tuple)):
+        return value
+    has_rows = any(isinstance(item, torch.Tensor) and item.ndim > 0 and item.shape[0] == batch for item in value)
+    if len(value) == batch and not has_rows:
+        items = [value[row] for row in rows.tolist()]
+    else:
+        items = [rows_of(item, rows, batch) for item in value]
+    if isinstance(value, tuple):
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return items
+
+
+def row_of(batch: torch.Tensor, row: int | None) -> torch.Tensor:
+    """One row, as a batch of one; all of them for None."""
+    return batch if row is None else batch[row : row + 1]
+
+
+def with_rows(whole: torch.Tensor, rows: Sequence[int], part: torch.Tensor) -> torch.Tensor:
+    """A copy of `whole` in which `rows` are those of `part`."""
+    return whole.index_copy(0, torch.tensor(rows, device=whole.device), part)

@@ -1,8 +1,8 @@
-"""Region `blocks`: the block stack is skipped; embedders and output layers run as ever.
+"""Region `blocks`: the block stack is skipped; embedders and output layers still run.
 
-The first block decides. On reuse the blocks in between hand their input on, and the last block returns *entry +
-forecast*, so whatever the model adds between blocks (ControlNet, VACE) is neither dropped nor counted twice: it is
-part of the residual.
+The first block decides. On reuse the blocks in between return their input, and the last block returns *entry +
+forecast*, so what the model adds between blocks (ControlNet, VACE) is part of the residual: neither dropped nor counted
+twice.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.reuse.branch_state import layout_of
-from omnireuse.diffusion.reuse.choice import Choice
+from omnireuse.diffusion.reuse.events import Choice
+from omnireuse.diffusion.reuse.generation import layout_of
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, WholeRegion, row_of
 from omnireuse.diffusion.reuse.runtime.regions.stack import Block, Stack
-from omnireuse.diffusion.reuse.runtime.run import Run
-from omnireuse.diffusion.reuse.runtime.samples import row_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
 
@@ -53,7 +51,7 @@ class Pass:
         return all(choice.reuse for choice in self.choices)
 
 
-class BlocksRegion:
+class BlocksRegion(WholeRegion):
     """One decision a denoiser call, taken where the first block is called.
 
     Args:
@@ -196,10 +194,6 @@ class BlocksRegion:
         if after is None:
             return before.new_zeros(1)  # nobody reads this stream any more
         return after - before if self._residual else after.clone()
-
-    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """The output as it is: this region has done its work in the blocks."""
-        return output
 
     def undo(self) -> None:
         """Take the handlers off the blocks."""

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.diffusion.reuse.branch_state import layout_of
-from omnireuse.diffusion.reuse.choice import Choice
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, bytes_of, watched
+from omnireuse.diffusion.reuse.events import Choice
+from omnireuse.diffusion.reuse.generation import layout_of
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, row_of, watched
 from omnireuse.diffusion.reuse.runtime.run import Run
-from omnireuse.diffusion.reuse.runtime.samples import row_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 
 __all__ = ["CallRegion"]
@@ -25,7 +24,7 @@ _NEGATED = {
     "NucleusMoEImageTransformer2DModel",
     "ZImageTransformer2DModel",
 }
-"""Denoisers whose pipelines hand the scheduler the negative of what they return."""
+"""Denoisers whose pipelines give the scheduler the negative of what they return."""
 
 
 @dataclass
@@ -42,8 +41,8 @@ class CallState:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the leaves."""
-        return bytes_of([leaves for leaves, _ in self.structures.values()])
+        """None: the leaves have no data."""
+        return 0
 
 
 class CallRegion:
@@ -59,30 +58,30 @@ class CallRegion:
         """The computed output, or one of the same structure made of forecasts, row by row."""
         state, key = _state_of(call.run), (call.denoiser, call.branch)
         by_row = self._strategy.decides_by_sample and call.batch > 1 and key not in state.undivided
-        signal = watched(self._strategy, call)
+        signal = None if self._strategy.chosen_signal == "none" else watched(self._strategy, call)
         choices = [self._decide(call, signal, row) for row in (range(call.batch) if by_row else [None])]
         computing = [choice for choice in choices if not choice.reuse]
         computed: list[torch.Tensor] = []
         if computing:
-            partly = len(computing) < len(choices)
+            is_partial = len(computing) < len(choices)
             rows = [choice.sample for choice in computing if choice.sample is not None]
-            result = call.compute_rows(rows) if partly else call.compute()
+            result = call.compute_rows(rows) if is_partial else call.compute()
             leaves, structure = pytree.tree_flatten(result)
             state.structures[key] = ([_shape_only(leaf) for leaf in leaves], structure)
             computed = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            if by_row and not partly and any(leaf.ndim == 0 or leaf.shape[0] != call.batch for leaf in computed):
+            if by_row and not is_partial and any(leaf.ndim == 0 or leaf.shape[0] != call.batch for leaf in computed):
                 # Decided again for the batch: what has no rows cannot be put together from some.
                 state.undivided.add(key)
                 choices = computing = [self._decide(call, signal, None)]
         leaves, structure = state.structures[key]
-        dtypes = [leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        shapes = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         parts, is_result = [], len(computing) == len(choices)
         for choice in choices:
             if choice.reuse:
-                parts.append(_predict(call, choice, dtypes))
+                parts.append(_predict(call, choice, shapes))
             else:
                 position = computing.index(choice) if choice.sample is not None else None
-                outputs = [row_of(leaf, position) for leaf in computed]
+                outputs = computed if position is None else [row_of(leaf, position) for leaf in computed]
                 corrected = _observe(call, choice, outputs)
                 parts.append(outputs if corrected is None else corrected)
                 is_result = is_result and corrected is None
@@ -92,6 +91,13 @@ class CallRegion:
         leaves = [next(whole) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return pytree.tree_unflatten(leaves, structure)
 
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """The output as it is."""
+        return output
+
+    def undo(self) -> None:
+        """Nothing is between objects."""
+
     @staticmethod
     def _decide(call: DenoiserCall, signal: torch.Tensor | None, row: int | None) -> Choice:
         return call.run.generation.decide(
@@ -99,32 +105,27 @@ class CallRegion:
             denoiser=call.denoiser,
             order=call.order,
             sample=row,
-            layout=layout_of(*call.tensors),
+            layout=layout_of(*call.args, *call.kwargs.values()),
             signal=None if signal is None else row_of(signal, row),
         )
 
-    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """The output as it is: this region has done its work in the calls."""
-        return output
 
-    def undo(self) -> None:
-        """Nothing stands between objects."""
-
-
-def _predict(call: DenoiserCall, choice: Choice, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
+def _predict(call: DenoiserCall, choice: Choice, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    shapes = [leaf.shape if choice.sample is None else torch.Size((1, *leaf.shape[1:])) for leaf in like]
+    dtypes = [leaf.dtype for leaf in like]
     generation = call.run.generation
-    values = generation.predict_values(choice)
-    outputs = generation.as_outputs(values, _samples(call, choice, [value.shape for value in values]), dtypes)
+    samples = [None] * len(shapes) if generation.outputs.quantity == "output" else _samples(call, choice, shapes)
+    outputs = generation.predict_outputs(choice, samples, dtypes)
     return [output.neg_() for output in outputs] if _is_negated(call) else outputs
 
 
 def _observe(call: DenoiserCall, choice: Choice, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    negated = _is_negated(call)
-    if negated:
+    is_negated = _is_negated(call)
+    if is_negated:
         outputs = [output.neg() for output in outputs]
     samples = _samples(call, choice, [output.shape for output in outputs])
     corrected = call.run.generation.observe_outputs(choice, outputs, samples)
-    return [output.neg_() for output in corrected] if corrected is not None and negated else corrected
+    return [output.neg_() for output in corrected] if corrected is not None and is_negated else corrected
 
 
 def _is_negated(call: DenoiserCall) -> bool:
@@ -132,17 +133,17 @@ def _is_negated(call: DenoiserCall) -> bool:
 
 
 def _samples(call: DenoiserCall, choice: Choice, shapes: Sequence[torch.Size]) -> list[torch.Tensor | None]:
-    """The sample that each output belongs to: the next tensor of its shape among what the call was given.
+    """The sample that each output belongs to: the next tensor of its shape among the arguments of the call.
 
     The call's own latents come first, because masks and callbacks may have changed them since the scheduler returned
-    them; then the scheduler's word, for models that are also fed conditioning channels; then whatever else the call
-    was given, for models of several kinds of latents, such as frames and sound.
+    them; then the scheduler's latents, for models that also get conditioning channels; then the other arguments, for
+    models of several kinds of latents, such as frames and sound.
     """
-    scale, row = call.run.level.input_scale, choice.sample
+    scale, row = call.run.generation.level.input_scale, choice.sample
     own = call.latents if scale == 1.0 else [latent / scale for latent in call.latents]
-    told = [] if call.run.latents is None else [call.run.latents]
+    previous = [] if call.run.latents is None else [call.run.latents]
     others = [tensor for tensor in call.tensors if tensor is not call.input]
-    left = [row_of(each, row) for each in (*own, *told, *others) if row is None or each.shape[:1] == (call.batch,)]
+    left = [row_of(each, row) for each in (*own, *previous, *others) if row is None or each.shape[:1] == (call.batch,)]
     samples: list[torch.Tensor | None] = []
     for shape in shapes:
         index = next((i for i, each in enumerate(left) if each.shape == shape), None)
@@ -158,5 +159,5 @@ def _state_of(run: Run) -> CallState:
 
 
 def _shape_only(leaf: Any) -> Any:
-    # Enough to rebuild the structure, without keeping the tensor alive.
-    return leaf.new_empty(0) if isinstance(leaf, torch.Tensor) else leaf
+    # Enough to rebuild the structure, without keeping the data alive.
+    return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf

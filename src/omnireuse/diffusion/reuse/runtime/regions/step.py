@@ -1,4 +1,4 @@
-"""Region `step`: all calls of a step are skipped, and what the scheduler is handed is forecast.
+"""Region `step`: all calls of a step are skipped, and what the scheduler is given is forecast.
 
 The forecast is made after guidance, so one history serves all branches and its error is the error that matters. On a
 reused step the denoiser's calls return their last outputs: the pipeline's guidance arithmetic runs on them, and its
@@ -15,11 +15,17 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.diffusion.reuse.branch_state import layout_of
-from omnireuse.diffusion.reuse.choice import Choice
-from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, bytes_of, watched
+from omnireuse.diffusion.reuse.events import Choice
+from omnireuse.diffusion.reuse.generation import layout_of
+from omnireuse.diffusion.reuse.runtime.regions.base import (
+    DenoiserCall,
+    WholeRegion,
+    bytes_of,
+    row_of,
+    watched,
+    with_rows,
+)
 from omnireuse.diffusion.reuse.runtime.run import Run
-from omnireuse.diffusion.reuse.runtime.samples import row_of, with_rows
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import UnsupportedModelError
 
@@ -34,12 +40,12 @@ class StepState:
 
     Attributes:
         step: the step that the choices are for.
-        first_call: of that step; None once the scheduler was handed its output.
+        first_call: of that step; None once the scheduler was given its output.
         choices: one a sample or one for the batch; none where that must wait for the scheduler.
-        placeholders: the last computed output of each denoiser and branch, handed out where only its shape matters.
-        calls_when_computed: denoiser calls of each sample's last computed step: guidance that sets in or ends changes
+        placeholders: the last computed output of each denoiser and branch, returned where only its shape matters.
+        calls_when_computed: denoiser calls of each sample's last computed step: guidance that begins or ends changes
             it.
-        samples: samples of the batch, once the scheduler has been seen with them.
+        samples: samples of the batch; None before the scheduler was called.
     """
 
     step: int = -1
@@ -55,7 +61,7 @@ class StepState:
         return bytes_of(self.placeholders)
 
 
-class StepRegion:
+class StepRegion(WholeRegion):
     """One decision a step for each sample, or for the batch, taken at the step's first call of a denoiser."""
 
     def __init__(self, strategy: Strategy) -> None:
@@ -64,21 +70,19 @@ class StepRegion:
     @staticmethod
     def has_begun(run: Run) -> bool:
         """Whether the current step has seen a call."""
-        return _state_of(run).step == run.index
+        return _state_of(run).step == run.generation.index
 
     def call(self, call: DenoiserCall) -> Any:
-        """The computed output; for reused samples the last one, whose values nobody will use."""
-        state = _state_of(call.run)
-        if state.step != call.run.index:
-            state.step, state.first_call = call.run.index, call
+        """The computed output; for reused samples the last one, whose values are not used."""
+        state, index = _state_of(call.run), call.run.generation.index
+        if state.step != index:
+            state.step, state.first_call = index, call
             state.choices = self._decide(call, state)
         key = (call.denoiser, call.branch)
         reused = [choice.sample for choice in state.choices if choice.reuse]
         if reused and key not in state.placeholders:
-            # The last computed step did not have this branch, and only computing it tells its shape.
-            logger.info(
-                "step %d: branch %s sets in and is computed although the step is reused", call.run.index, call.branch
-            )
+            # The last computed step did not have this branch, and only computing it shows its shape.
+            logger.info("step %d: branch %s is new and is computed although the step is reused", index, call.branch)
             reused = []
         if reused and len(reused) == len(state.choices):
             return state.placeholders[key]
@@ -86,7 +90,7 @@ class StepRegion:
         if (kinds := _kinds_of(output)) > 1:
             raise UnsupportedModelError(
                 f"Strategy(region='step'): {type(call.module).__name__} must return one kind of latents, got {kinds}, "
-                f"of which the scheduler is handed one; use region='call', which forecasts all of them, or 'blocks'"
+                f"of which the scheduler is given one; use region='call', which forecasts all of them, or 'blocks'"
             )
         state.placeholders[key] = output
         return output
@@ -94,14 +98,14 @@ class StepRegion:
     def _decide(self, call: DenoiserCall, state: StepState) -> list[Choice]:
         by_sample = self._strategy.decides_by_sample
         if by_sample and state.samples is None:
-            # Guidance may have stacked its branches in one call: how many samples there are is known when the scheduler
-            # has been seen with them. The first step computes, so it can wait for that.
+            # Guidance may have stacked its branches in one call: only the scheduler's call shows how many samples there
+            # are. The first step computes, so it can wait for that.
             return []
         count = state.samples or 1
         divided = by_sample and count > 1 and call.batch % count == 0
         # Another expert forecasts another sample: what the one before it has shown is of another kind.
-        layout = (call.denoiser, layout_of(*call.tensors))
-        signal = watched(self._strategy, call)
+        layout = (call.denoiser, layout_of(*call.args, *call.kwargs.values()))
+        signal = None if self._strategy.chosen_signal == "none" else watched(self._strategy, call)
         choices = []
         for sample in range(count) if divided else [None]:
             own = signal if signal is None or sample is None else signal[sample::count]
@@ -120,7 +124,7 @@ class StepRegion:
         return pytree.tree_unflatten(whole, structure)
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """For reused samples the forecast; what was computed is remembered and handed on, corrected or as it is."""
+        """For reused samples the forecast; computed ones are remembered and used, corrected or as they are."""
         state = _state_of(run)
         call, state.first_call = state.first_call, None
         if call is None:
@@ -129,33 +133,32 @@ class StepRegion:
         if state.samples is None and self._strategy.decides_by_sample:
             state.samples = sample.shape[0]
             choices = self._decide(call, state)
-        parts = [self._hand_on(run, state, choice, output, sample) for choice in choices]
+        parts = [self._replaced(run, state, choice, output, sample) for choice in choices]
         if all(part is None for part in parts):
             return output
         rows = [row_of(output, c.sample) if part is None else part for c, part in zip(choices, parts, strict=True)]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     @staticmethod
-    def _hand_on(
+    def _replaced(
         run: Run, state: StepState, choice: Choice, output: torch.Tensor, sample: torch.Tensor
     ) -> torch.Tensor | None:
-        """What a sample's part of the output is replaced with; None for nothing."""
-        output, sample = row_of(output, choice.sample), row_of(sample, choice.sample)
-        # Guidance that sets in or ends changes what is handed over: what was remembered is of another kind then.
-        other_kind = state.calls_when_computed.get(choice.sample, run.calls) != run.calls
+        """What replaces a sample's part of the output; None for nothing."""
+        generation = run.generation
+        if choice.sample is not None:
+            output, sample = row_of(output, choice.sample), row_of(sample, choice.sample)
+        # Guidance that begins or ends changes the output: what was remembered is of another kind then.
+        is_other_kind = state.calls_when_computed.get(choice.sample, run.calls) != run.calls
         if choice.reuse:
-            (forecast,) = run.generation.predict_outputs(choice, [sample], [output.dtype])
-            if other_kind:
-                run.generation.forget(choice)
+            (forecast,) = generation.predict_outputs(choice, [sample], [output.dtype])
+            if is_other_kind:
+                generation.forget(choice)
             return forecast
-        if other_kind:
-            run.generation.forget(choice)
+        if is_other_kind:
+            generation.forget(choice)
         state.calls_when_computed[choice.sample] = run.calls
-        corrected = run.generation.observe_outputs(choice, [output], [sample])
+        corrected = generation.observe_outputs(choice, [output], [sample])
         return None if corrected is None else corrected[0]
-
-    def undo(self) -> None:
-        """Nothing stands between objects."""
 
 
 def _state_of(run: Run) -> StepState:

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.reuse.branch_state import layout_of
+from omnireuse.diffusion.reuse.generation import layout_of
+from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
 from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion, Pass
 from omnireuse.diffusion.reuse.runtime.regions.stack import Block, Stack
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import ConfigError
 

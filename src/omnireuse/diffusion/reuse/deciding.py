@@ -1,0 +1,160 @@
+"""The position of a generation in its schedule, and its decisions: compute or reuse?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from functools import cached_property
+from time import perf_counter
+
+import torch
+
+from omnireuse.diffusion.reuse.agreement import Agreement
+from omnireuse.diffusion.reuse.branch_state import BranchState
+from omnireuse.diffusion.reuse.events import Choice
+from omnireuse.diffusion.reuse.noise import NoiseLevel, OutputAlgebra
+from omnireuse.diffusion.reuse.policy import StepView
+from omnireuse.diffusion.reuse.strategy import Strategy
+
+__all__ = ["Decider", "layout_of"]
+
+
+def layout_of(*values: object) -> Hashable:
+    """Shape, dtype and device of every tensor among the values."""
+    return tuple((tuple(v.shape), v.dtype, v.device) for v in values if isinstance(v, torch.Tensor))
+
+
+class Decider:
+    """The half of a generation that decides. It changes nothing but its position.
+
+    Args:
+        strategy: what to do.
+        levels: the noise level of each step; empty, or shorter than the run, where unknown.
+        total: number of steps; None where it is not known.
+        agreement: how ranks agree.
+    """
+
+    def __init__(
+        self, strategy: Strategy, levels: Sequence[NoiseLevel], total: int | None, agreement: Agreement
+    ) -> None:
+        self.strategy, self.total, self.agreement = strategy, total, agreement
+        self.forecaster = strategy.forecaster
+        self.outputs = OutputAlgebra(strategy.chosen_quantity, is_required=strategy.quantity is not None)
+        """Between the model's outputs and what is remembered of them."""
+        self._levels = tuple(levels)
+        is_known = total is not None and 0 < total <= len(levels)
+        is_known = is_known and all(level.sample_weight is not None for level in levels[:total])
+        self.noises = tuple(level.coordinate for level in levels[:total]) if is_known else None
+        """Share of noise at each step; None where the scheduler's algebra is not known."""
+        self._states: dict[tuple[int, str, int | None], BranchState] = {}
+        self._leads: dict[tuple[int, int | None], bool] = {}
+        """What the first branch of each denoiser and sample has done at this step."""
+        self.index = 0
+        """The current step, counted from 0."""
+        self._locate()
+
+    def _locate(self) -> None:
+        is_known = self.index < len(self._levels)
+        self.level = self._levels[self.index] if is_known else NoiseLevel(sigma=None, coordinate=float(self.index))
+        """The noise level of the current step."""
+        self.coordinate = float(self.index) if self.strategy.axis == "steps" else self.level.coordinate
+        """Of the current step, on the strategy's axis."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done."""
+        return self.total is not None and self.index >= self.total
+
+    @cached_property
+    def schedule(self) -> frozenset[int] | None:
+        """The steps that the policy computes; None where it measures, or the number of steps is unknown.
+
+        Guards may compute more: a step whose inputs changed shape computes.
+        """
+        return None if self.total is None else self.strategy.policy.schedule(self.total, self.noises)
+
+    def decide(
+        self,
+        branch: str = "step",
+        *,
+        denoiser: int = 0,
+        order: int = 0,
+        sample: int | None = None,
+        layout: Hashable = None,
+        signal: torch.Tensor | None = None,
+    ) -> Choice:
+        """Compute or reuse? Changes nothing.
+
+        Args:
+            branch: names the branch; what it remembers is its own.
+            denoiser: which of several models it is.
+            order: place among the step's calls of the denoiser, from 0.
+            sample: row of the batch that is decided on; None for all of them together.
+            layout: what must equal the remembered layout for a reuse to be possible (`layout_of`).
+            signal: the tensor to watch; ignored where the strategy watches none.
+
+        Raises:
+            StateError: a policy that depends on the number of steps, which is not known.
+
+        Cost: one host synchronisation where the policy measures, and one all-reduce where ranks agree.
+        """
+        started = perf_counter()
+        strategy, policy = self.strategy, self.strategy.policy
+        state = self._states.get((denoiser, branch, sample)) or self._new_state(order)
+        leader = self._leads.get((denoiser, sample)) if strategy.together else None
+        if leader is not None or strategy.chosen_signal == "none":
+            signal = None
+        view = StepView(
+            index=self.index,
+            total=self.total,
+            sigma=self.level.sigma,
+            branch=order,
+            drift=None if signal is None else state.drift(strategy, self.agreement, signal),
+            error=state.error,
+            noise=None if self.level.sample_weight is None else self.level.coordinate,
+            noises=self.noises,
+            coordinate=self.coordinate,
+            order=self.forecaster.order,
+        )
+        is_changed = state.layout is not None and layout != state.layout
+        # The policy is asked before the guards, so that one that cannot serve this run says so at its first step.
+        if leader is not None:
+            wanted = leader
+        elif self.schedule is not None:
+            wanted = self.index not in self.schedule
+        else:
+            wanted = policy.wants_reuse(policy.start() if is_changed else state.policy, view)
+        must = self._guard(state, view, is_changed)
+        if must is None and wanted and self.outputs.quantity == "x0" and not self.level.output_weight:
+            must = "noiseless"
+        return Choice(
+            reuse=wanted and must is None,
+            reason=must or ("policy" if leader is None else "together"),
+            branch=branch,
+            denoiser=denoiser,
+            sample=sample,
+            order=order,
+            view=view,
+            layout=layout,
+            is_changed=is_changed,
+            signal=None if signal is None else signal.detach().clone(),
+            host_seconds=perf_counter() - started,
+        )
+
+    def _new_state(self, order: int) -> BranchState:
+        return BranchState(order=order, policy=self.strategy.policy.start())
+
+    def _guard(self, state: BranchState, view: StepView, is_changed: bool) -> str | None:
+        """Why a step must compute, whatever the policy says; None where the policy may decide."""
+        if view.index == 0:
+            return "first"
+        if self.total is not None and view.index >= self.total - 1 and self.strategy.policy.compute_last:
+            return "last"
+        if is_changed:
+            return "layout"
+        if not state.memories or not all(memory.primed for memory in state.memories):
+            return "unprimed"
+        if view.drift is not None and not math.isfinite(view.drift):
+            return "nonfinite"
+        longest = self.strategy.max_consecutive
+        return "longest" if longest is not None and state.consecutive >= longest else None
