@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from functools import cached_property
 from time import perf_counter
 
 import torch
@@ -32,6 +31,9 @@ class Decider:
         levels: the noise level of each step; empty, or shorter than the run, where unknown.
         total: number of steps; None where it is not known.
         agreement: how ranks agree.
+
+    Raises:
+        StateError: a policy that cannot serve a run of so many steps.
     """
 
     def __init__(
@@ -46,6 +48,9 @@ class Decider:
         is_known = is_known and all(level.sample_weight is not None for level in levels[:total])
         self.noises = tuple(level.coordinate for level in levels[:total]) if is_known else None
         """Share of noise at each step; None where the scheduler's algebra is not known."""
+        self.schedule = strategy.policy.schedule(total, self.noises) if total else None
+        """The steps that the policy computes; None where it measures, or the number of steps is unknown. Guards may
+        compute more: a step whose inputs changed shape computes."""
         self._states: dict[tuple[int, str, int | None], BranchState] = {}
         self._leads: dict[tuple[int, int | None], bool] = {}
         """What the first branch of each denoiser and sample has done at this step."""
@@ -64,14 +69,6 @@ class Decider:
     def finished(self) -> bool:
         """Whether all steps are done."""
         return self.total is not None and self.index >= self.total
-
-    @cached_property
-    def schedule(self) -> frozenset[int] | None:
-        """The steps that the policy computes; None where it measures, or the number of steps is unknown.
-
-        Guards may compute more: a step whose inputs changed shape computes.
-        """
-        return None if self.total is None else self.strategy.policy.schedule(self.total, self.noises)
 
     def decide(
         self,
@@ -117,7 +114,7 @@ class Decider:
             order=self.forecaster.order,
         )
         is_changed = state.layout is not None and layout != state.layout
-        # The policy is asked before the guards, so that one that cannot serve this run says so at its first step.
+        # The policy is asked before the guards, so that one that cannot serve this run says so at the first step.
         if leader is not None:
             wanted = leader
         elif self.schedule is not None:
