@@ -60,7 +60,7 @@ def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parse a command as its program does; an error where the program would refuse it."""
     program, *arguments = shlex.split(command, comments=True)
     if program == "make":
-        targets = set(re.findall(r"^([a-z]+):", (TOP / "Makefile").read_text("utf-8"), re.MULTILINE))
+        targets = set(re.findall(r"^([a-z-]+):", (TOP / "Makefile").read_text("utf-8"), re.MULTILINE))
         variables = set(re.findall(r"\$\((\w+)\)", (TOP / "Makefile").read_text("utf-8")))
         for argument in arguments:
             name, is_variable, _ = argument.partition("=")
