@@ -29,6 +29,8 @@ from omnireuse.diffusion.reuse.forecasters import Blend, Forecaster
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.policies.fixed import SHORT_RUN
 from omnireuse.diffusion.reuse.policy import Policy
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
+from omnireuse.diffusion.reuse.runtime.ranks import forward_group
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.targets import NOISE_EXPONENT, POWER, in_fitting_region, profile_for, strategy_for
 
@@ -142,8 +144,9 @@ def enable(
             the profile needs it.
         quantity, signal, first_blocks, last_blocks, axis, history_dtype, max_consecutive, per_sample, together,
             measure_errors: with a policy, see `Strategy`.
-        group: the ranks that share the forward's collectives (sequence or tensor parallel) and must decide alike; None
-            where every rank runs its own model.
+        group: the ranks that share the forward's collectives (sequence or tensor parallel) and must decide alike. By
+            default those of diffusers' `enable_parallelism` or of the device mesh of the parameters, so make the model
+            parallel first; none where every rank runs its own model.
         options: fields of `DiffusionCacheConfig`, with a backend.
 
     Returns:
@@ -185,7 +188,7 @@ def enable(
         options=options,
         parameters=inspect.signature(enable).parameters,
     )
-    agreement = Agreement(group)
+    agreement = Agreement(group if group is not None else forward_group(denoisers_of(pipeline)))
     if backend is not None:
         if profile is not None:
             options = {**profile_for(pipeline, profile).options_for(backend), **options}
