@@ -14,7 +14,7 @@ from omnireuse.diffusion.adapters import BLOCK_STACKS
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.reuse.forecasters import BestOrder, Blend
 from omnireuse.diffusion.reuse.policies import ErrorControl, FixedSchedule
-from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of, unwrapped
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of, model_name
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Promise
 from omnireuse.diffusion.reuse.validation import kind_of
@@ -138,7 +138,7 @@ def in_fitting_region(strategy: Strategy, pipeline: Any, region: str | None = No
         return replace(strategy, region=region, together=region == "call")
     if strategy.region == "call":
         return strategy
-    models = [type(unwrapped(denoiser)).__name__ for denoiser in denoisers_of(pipeline)]
+    models = [model_name(denoiser) for denoiser in denoisers_of(pipeline)]
     several = [model for model in models if model in BLOCK_STACKS and not BLOCK_STACKS[model].has_one_output]
     if not several:
         return strategy

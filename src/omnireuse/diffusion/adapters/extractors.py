@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from omnireuse.diffusion.reuse.generation import layout_of
-from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
+from omnireuse.diffusion.reuse.runtime.denoisers import model_name, unwrapped
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -166,7 +166,7 @@ class ExtractedRegion:
     def __init__(self, strategy: Strategy, denoisers: Sequence[torch.nn.Module]) -> None:
         self._strategy = strategy
         self._residual = strategy.chosen_quantity == "residual"
-        self._extractors = [get_extractor(type(unwrapped(denoiser)).__name__) for denoiser in denoisers]
+        self._extractors = [get_extractor(model_name(denoiser)) for denoiser in denoisers]
         self._unseen = set(range(len(denoisers)))
 
     def call(self, call: DenoiserCall) -> Any:

@@ -9,7 +9,7 @@ import torch
 
 from omnireuse.diffusion.adapters import block_stack_for
 from omnireuse.diffusion.adapters.extractors import ExtractedRegion, has_extractor
-from omnireuse.diffusion.reuse.runtime.denoisers import is_compiled_whole, unwrapped, wrapped_modules
+from omnireuse.diffusion.reuse.runtime.denoisers import is_compiled_whole, model_name, unwrapped, wrapped_modules
 from omnireuse.diffusion.reuse.runtime.regions.base import Region
 from omnireuse.diffusion.reuse.runtime.regions.blocks import BlocksRegion
 from omnireuse.diffusion.reuse.runtime.regions.call import CallRegion
@@ -34,7 +34,7 @@ def make_region(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner:
     if strategy.region == "call":
         return CallRegion(strategy)
     models = [unwrapped(denoiser) for denoiser in denoisers]
-    names = [type(model).__name__ for model in models]
+    names = [model_name(model) for model in models]
     if strategy.region == "blocks" and all(map(has_extractor, names)):
         return ExtractedRegion(strategy, denoisers)
     compiled = [denoiser for denoiser in denoisers if is_compiled_whole(denoiser)]

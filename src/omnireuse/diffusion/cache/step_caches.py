@@ -18,7 +18,7 @@ from omnireuse.diffusion.reuse.forecasters import BestOrder, Blend, Hold, Polyno
 from omnireuse.diffusion.reuse.policies import EasyCache, ErrorControl, FixedSchedule, ResidualDiff, SeaCache, StepMask
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.runtime.attachment import RegionFactory
-from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of, unwrapped
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of, model_name
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.validation import field_error
 from omnireuse.errors import UnknownNameError, UnsupportedModelError
@@ -220,4 +220,4 @@ def open_step_cache(name: str, config: DiffusionCacheConfig, pipeline: Any, agre
 
 
 def _model_of(pipeline: Any) -> str:
-    return type(unwrapped(denoisers_of(pipeline)[0])).__name__
+    return model_name(denoisers_of(pipeline)[0])

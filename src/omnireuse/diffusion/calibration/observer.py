@@ -12,7 +12,7 @@ import torch
 from omnireuse.diffusion.adapters import BlockStack, block_stack_for
 from omnireuse.diffusion.calibration.distances import Distances
 from omnireuse.diffusion.calibration.mag_cache import magnitude_ratio
-from omnireuse.diffusion.reuse.runtime.denoisers import is_compiled_whole, unwrapped
+from omnireuse.diffusion.reuse.runtime.denoisers import is_compiled_whole, model_name, unwrapped
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall
 from omnireuse.diffusion.reuse.runtime.regions.stack import Block
@@ -135,7 +135,7 @@ class _Observer(StepRegion):
         if len(denoisers) > 1:
             raise UnsupportedModelError("the pipeline has several denoisers, whose blocks would have to be kept apart")
         model = unwrapped(denoisers[0])
-        stack = block_stack_for(type(model).__name__)
+        stack = block_stack_for(model_name(model))
         if is_compiled_whole(denoisers[0]):
             raise UnsupportedModelError(f"{type(model).__name__} is compiled whole; compile its blocks instead")
         blocks = stack.blocks_of(model)

@@ -18,7 +18,7 @@ from omnireuse.diffusion.calibration.measurements import Measurements
 from omnireuse.diffusion.calibration.profile_html import profile_html
 from omnireuse.diffusion.reuse.forecasters import Fitted, forecaster_named
 from omnireuse.diffusion.reuse.policies import FixedSchedule
-from omnireuse.diffusion.reuse.runtime.denoisers import dtype_of
+from omnireuse.diffusion.reuse.runtime.denoisers import dtype_of, model_name
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Promise
 from omnireuse.errors import ConfigError, StateError
@@ -264,7 +264,7 @@ def fingerprint(pipeline: Any) -> tuple[str, str, str]:
 
     Settings that shift the scheduler's noise levels are left out: a plan serves other shifts too.
     """
-    denoiser = getattr(pipeline, "transformer", None) or getattr(pipeline, "unet", None)
+    denoiser: Any = getattr(pipeline, "transformer", None) or getattr(pipeline, "unet", None)
     scheduler = getattr(pipeline, "scheduler", None)
     parts = [
         {
@@ -275,7 +275,7 @@ def fingerprint(pipeline: Any) -> tuple[str, str, str]:
         for each in (denoiser, scheduler)
     ]
     text = json.dumps(parts, sort_keys=True, default=str)
-    return type(denoiser).__name__, hashlib.sha256(text.encode()).hexdigest()[:16], type(scheduler).__name__
+    return model_name(denoiser), hashlib.sha256(text.encode()).hexdigest()[:16], type(scheduler).__name__
 
 
 def _student_t(freedom: int) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 from omnireuse.diffusion.cache.base import StepCacheBackend
 from omnireuse.diffusion.cache.magcache.strategy import save_ratios
 from omnireuse.diffusion.calibration.mag_cache import MagnitudeRecorder
-from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of, unwrapped
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of, model_name
 from omnireuse.errors import StateError
 
 __all__ = ["MagCacheBackend"]
@@ -37,4 +37,4 @@ class MagCacheBackend(StepCacheBackend):
     def save_ratios(self, path: Path) -> None:
         """Write the measured ratios as JSON, with the class of the denoiser; `load_ratios` reads them back."""
         ratios = self.calibrated_ratios()
-        save_ratios(path, type(unwrapped(denoisers_of(self._pipeline)[0])).__name__, ratios)
+        save_ratios(path, model_name(denoisers_of(self._pipeline)[0]), ratios)

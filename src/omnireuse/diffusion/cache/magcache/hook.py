@@ -11,7 +11,7 @@ import torch.distributed as dist
 from omnireuse.diffusion.cache.magcache.config import MagCacheConfig
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
-from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
+from omnireuse.diffusion.reuse.runtime.denoisers import model_name
 
 __all__ = ["apply_mag_cache_hook"]
 
@@ -28,7 +28,7 @@ def apply_mag_cache_hook(
         config: the options.
         group: the ranks that share the forward's collectives; None where each rank runs its own model.
     """
-    strategy = replace(config, transformer_type=type(unwrapped(module)).__name__).strategy
+    strategy = replace(config, transformer_type=model_name(module)).strategy
     handle = Handle(SimpleNamespace(transformer=module), strategy, name="mag_cache", agreement=Agreement(group))
     handle.expect(config.num_inference_steps)
     return handle

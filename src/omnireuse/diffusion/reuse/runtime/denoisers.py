@@ -16,6 +16,7 @@ __all__ = [
     "device_of",
     "dtype_of",
     "is_compiled_whole",
+    "model_name",
     "unwrapped",
     "wrapped_modules",
 ]
@@ -58,6 +59,12 @@ def denoisers_of(pipeline: Any) -> list[torch.nn.Module]:
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """The model inside what `torch.compile`, PEFT or data parallelism made of it; a plain module itself."""
     return wrapped_modules(module)[-1]
+
+
+def model_name(module: torch.nn.Module) -> str:
+    """The name of the model's class, which `fully_shard` exchanges for a subclass of its own."""
+    names = [cls.__name__ for cls in type(unwrapped(module)).__mro__]
+    return names[0].removeprefix("FSDP") if "FSDPModule" in names else names[0]
 
 
 def wrapped_modules(module: torch.nn.Module) -> list[torch.nn.Module]:

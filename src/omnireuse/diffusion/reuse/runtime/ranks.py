@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from omnireuse.diffusion.reuse.runtime.wrappers import unwrapped
+from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
 from omnireuse.errors import StateError
 
 __all__ = ["forward_group"]
