@@ -248,14 +248,13 @@ class Session:
         return called
 
     def _count(self, run: Run, denoiser: int) -> tuple[int, str]:
-        """Count a call that begins: its order among the step's calls of this denoiser, and the name of its branch,
-        which is its cache context or else its order."""
+        """Count a call; return its order among the step's calls of this denoiser, and its branch: context or order."""
         if run.step != run.generation.index:
             run.step, run.calls = run.generation.index, 0
             run.orders.clear()
             run.branches.clear()
-        order, context = run.orders[denoiser], self.runs.here.context
-        name = str(order) if context is None else context
+        order = run.orders[denoiser]
+        name = self.runs.here.context or str(order)
         repeat = run.branches[denoiser, name]
         run.calls += 1
         run.orders[denoiser] += 1
