@@ -12,19 +12,19 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._choices import FORECASTERS, STRATEGIES
-from bench._verdict import GAIN_UNGUIDED, LOSS_GUIDED, MOST_COMPUTED, grouped, verdicts
+from bench._conclusion import GAIN_UNGUIDED, LOSS_GUIDED, MOST_COMPUTED, conclusions, grouped
 from reference.figures import explain
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-FULL, FLOOR = "full run", "fewer steps"
+FULL, BASELINE = "full run", "fewer steps"
 _COLOURS = dict(zip(FORECASTERS, ("C7", "black", "C3", "C1", "C4", "C0", "C2"), strict=True))
 _KEYS = ("case", "steps", "guided")
 
 
 def show(record: dict[str, Any], console: Console) -> None:
-    """Quality, wall-clock and verdicts."""
+    """Quality, wall-clock and conclusions."""
     for rows in grouped(record["quality"], *_KEYS):
         table = _table(
             f"{_words(rows[0])}: computed steps / PSNR in dB / SSIM / attributes right in %, from careful to bold",
@@ -44,12 +44,12 @@ def show(record: dict[str, Any], console: Console) -> None:
                 f"{row['host_ms']:.3f}", f"{row['kept_bytes'] / 1024:.0f}" if row["kept_bytes"] else "not told",
             )  # fmt: skip
         console.print(table)
-    show_verdicts(record, console)
+    show_conclusions(record, console)
 
 
-def show_verdicts(record: dict[str, Any], console: Console) -> None:
+def show_conclusions(record: dict[str, Any], console: Console) -> None:
     """Where a fitted forecast does what is expected of it, and where not."""
-    found = verdicts(record["quality"])
+    found = conclusions(record["quality"])
     table = _table(
         "forecast against the same policy holding, at equal computed steps, in dB; "
         f"expected: ≥ {GAIN_UNGUIDED:g} unguided, ≥ −{LOSS_GUIDED:g} guided, everywhere",
@@ -93,12 +93,12 @@ def _table(title: str, *headings: str) -> Table:
 def draw(record: dict[str, Any], path: Callable[[int], Path]) -> list[Path]:
     """A picture a step count: a column of panels a case and guidance, a panel a strategy, a line a forecaster.
 
-    Settings that compute nearly all steps are left out, as in the verdicts.
+    Settings that compute nearly all steps are left out, as in the conclusions.
     """
     drawn = []
     shown = [row for row in record["quality"] if row["computed"] <= MOST_COMPUTED * row["steps"]]
     for rows in grouped(shown, "steps"):
-        known = {row["strategy"] for row in rows} - {FLOOR}
+        known = {row["strategy"] for row in rows} - {BASELINE}
         names, groups = [name for name in STRATEGIES if name in known], grouped(rows, "case", "guided")
         shape = (max(len(names), 1), len(groups))
         size = (2.8 * shape[1] + 0.5, 1.9 * shape[0] + 0.8)
@@ -109,7 +109,7 @@ def draw(record: dict[str, Any], path: Callable[[int], Path]) -> list[Path]:
             panels[0].set_title(f"{group[0]['case']}, {'guided' if group[0]['guided'] else 'unguided'}")
             panels[-1].set_xlabel("computed steps")
             for panel, name in zip(panels, names, strict=False):
-                for line in grouped([row for row in group if row["strategy"] in (name, FLOOR)], "forecaster"):
+                for line in grouped([row for row in group if row["strategy"] in (name, BASELINE)], "forecaster"):
                     _draw_line(panel, line)
                 panel.grid(alpha=0.3)
         for panel, name in zip(axes[:, 0], names, strict=False):
@@ -132,12 +132,12 @@ def draw(record: dict[str, Any], path: Callable[[int], Path]) -> list[Path]:
 
 def _draw_line(panel: Any, line: list[dict[str, Any]]) -> None:
     points = sorted(line, key=lambda row: row["computed"])
-    label = FLOOR if points[0]["strategy"] == FLOOR else points[0]["forecaster"]
+    label = BASELINE if points[0]["strategy"] == BASELINE else points[0]["forecaster"]
     panel.plot(
         [row["computed"] for row in points],
         [statistics.fmean(row["psnr"]) for row in points],
         color=_COLOURS.get(label, "C5"),
-        linestyle={FLOOR: "--", "hold on output": ":"}.get(label, "-"),
+        linestyle={BASELINE: "--", "hold on output": ":"}.get(label, "-"),
         marker=".",
         linewidth=1.2,
         label=label,

@@ -1,9 +1,9 @@
-"""Reuse of denoising steps on the reference pipeline: quality at equal compute beside the floors, and wall-clock.
+"""Reuse of denoising steps on the reference pipeline: quality at equal compute beside the baselines, and wall-clock.
 
     python -m bench step_reuse [--prompts 24] [--steps 28] [--out out/bench]
 
 Quality: held-out captions in batches, PSNR to the full run from the same noise. Beside every cache stand the two
-floors that it must not lose to, computed in the same run: the same solver on as many uniform steps, and the same
+baselines that it must not lose to, computed in the same run: the same solver on as many uniform steps, and the same
 solver on the very timesteps that the cache computed. Wall-clock: one prompt at a time, variants taking turns, as a
 ratio to the full run.
 """
@@ -92,22 +92,22 @@ class Bench:
         }
 
     def quality(self, guided: bool) -> list[dict[str, Any]]:
-        """Each schedule with each forecaster, and its floors."""
+        """Each schedule with each forecaster, and its baselines."""
         full = self.images(guided=guided)
         rows = []
         for name, policy in track(SCHEDULES.items(), f"quality, {'guided' if guided else 'unguided'}"):
             assert isinstance(policy, FixedSchedule)
             noises = tuple(float(s) for s in np.linspace(1.0, 1 / self.steps, self.steps))
             computed = sorted(policy.schedule(self.steps, noises))
-            floors = {
+            baselines = {
                 "fewer uniform steps": self.images(guided=guided, num_inference_steps=len(computed)),
                 "same timesteps": self.images(guided=guided, **self.subset(computed)),
             }
             row: dict[str, Any] = {"schedule": name, "computed": len(computed), "variants": {}}
-            for floor, made in floors.items():
-                row["variants"][floor] = self.judge(made, full)
+            for baseline, made in baselines.items():
+                row["variants"][baseline] = self.judge(made, full)
             for forecaster, choice in FORECASTERS.items():
-                # Holding the output is the same solver on the computed timesteps: that floor exactly, without its name.
+                # Holding the output is the same solver on the computed timesteps, which is that baseline exactly.
                 with omnireuse.enable(self.pipe, policy=policy, forecaster=choice) as handle:
                     made = self.images(guided=guided)
                 assert handle.summary().computed_steps == len(computed)

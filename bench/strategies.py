@@ -5,10 +5,10 @@
 
 Quality: held-out prompts in one batch, each with its own noise; PSNR and SSIM to the full run from the same noise, and
 the attributes that the checker reads back. Each strategy is played at several settings of its dial, so that strategies
-compare at equal numbers of computed steps; beside them stands the floor, the same solver on fewer even steps.
+compare at equal numbers of computed steps; beside them stands the baseline, the same solver on fewer even steps.
 Wall-clock, memory and host time: the middle setting, one prompt at a time, the full run and the strategy's forecasters
-in turns. Writes JSON, tables, a picture for each step count, and the verdict on forecasts (`bench/_verdict.py`). Parts
-may run apart and be merged.
+in turns. Writes JSON, tables, a picture for each step count, and the conclusion on forecasts
+(`bench/_conclusion.py`). Parts may run apart and be merged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rich.progress import track
 import omnireuse
 from bench._cases import CASES, Player, Tuning
 from bench._choices import FORECASTERS, SHARES, STRATEGIES, choice, settings
-from bench._strategy_figures import FLOOR, FULL, draw, show
+from bench._strategy_figures import BASELINE, FULL, draw, show
 from omnireuse.diffusion.reuse.summary import Summary
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.evaluation.metrics import IDENTICAL_DB, psnr, ssim
@@ -103,7 +103,7 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def merged(paths: list[Path]) -> Record:
-    """Several records as one; a row that is there already (each part measures the floors) is not repeated.
+    """Several records as one; a row that is there already (each part measures the baselines) is not repeated.
 
     Raises:
         ConfigError: they come from different versions or machines.
@@ -132,13 +132,13 @@ def write(record: Record, folder: Path) -> None:
 def quality(
     player: Player, options: argparse.Namespace, how: dict[str, Any], tuning: Tuning
 ) -> Iterator[dict[str, Any]]:
-    """One row a strategy, forecaster and setting; the floor first."""
+    """One row a strategy, forecaster and setting; the baseline first."""
     full = player.run(**how)
     plain = {"forecaster": "none", "setting": None, "mean_error": None}
     yield {"strategy": FULL, "computed": how["steps"]} | plain | judge(player, full, full)
     for steps in (round(how["steps"] * share) for share in SHARES):
         made = player.run(**how | {"steps": steps})
-        yield {"strategy": FLOOR, "computed": steps} | plain | judge(player, made, full)
+        yield {"strategy": BASELINE, "computed": steps} | plain | judge(player, made, full)
     plan = [
         (name, forecaster, setting)
         for name in options.only

@@ -1,6 +1,6 @@
 """Continuous batching with reuse: throughput and rows of each wave, in vllm-omni's own scheduler, with a cost model.
 
-    scripts/vllm_omni_venv.sh VENV && VENV/bin/python -W ignore -m bench.waves
+    scripts/vllm_omni_venv.sh VENV && VENV/bin/python -W ignore -m bench waves
 
 Requests arrive at random (Poisson) and run in waves. A wave costs `per_wave` once and `per_row` for each row that
 computes; forecast rows cost `FORECAST` of a computed one. Variants: no cache; a cache whose requests all compute in the
@@ -10,6 +10,7 @@ same waves (every second wave of the engine); reuse with each request's own sche
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import random
 import statistics
@@ -22,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from omnireuse.diffusion.reuse.policies import FixedSchedule
+from omnireuse.errors import StateError
 from omnireuse.integrations.phases import WavePlanner, linear_cost
 from tests.hosts.vllm_omni import cpu_platform
 
@@ -153,12 +155,14 @@ def over_seeds(make: Callable[[int], Measured], seeds: int) -> dict[str, dict[st
     }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Measure all variants, print a table and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench waves", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--requests", type=int, default=120)
     parser.add_argument("--seeds", type=int, default=4)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if importlib.util.find_spec("vllm_omni") is None:
+        raise StateError("waves: needs vllm-omni's scheduler; scripts/vllm_omni_venv.sh builds an environment with it")
     cpu_platform.install(Path(tempfile.mkdtemp()))
     results: dict[str, Any] = {"requests": options.requests, "seeds": options.seeds, "most_running": MOST_RUNNING}
     print("device      load  variant        requests/time (x none)   latency (x none)   rows/wave  idle waves")
@@ -174,7 +178,3 @@ def main() -> None:
                 rows, idle = found["rows_of_a_computing_wave"]["mean"], found["waves_without_computation"]["mean"]
                 print(f"{shape:10}  {load:4}  {variant:13}  {ratio:21.2f}  {waits:17.2f}  {rows:9.2f}  {idle:9.0%}")
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

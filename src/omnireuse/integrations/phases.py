@@ -38,13 +38,16 @@ class WavePlanner:
     Args:
         cost: time of a wave by its rows.
         reach: by how many steps a computed step may move, ≥ 0.
+        still: share of the steps, at the start of a request, that do not move, in [0, 1]. The early steps matter most
+            (``python -m bench wave_quality``).
         reluctance: what moving by one step costs, in the unit of `cost`; it keeps steps where they are unless a wave is
             saved by moving.
     """
 
-    def __init__(self, cost: Cost, *, reach: int = 1, reluctance: float = 0.05) -> None:
+    def __init__(self, cost: Cost, *, reach: int = 1, still: float = 0.25, reluctance: float = 0.05) -> None:
         self._cost = cost
         self._reach = reach
+        self._still = still
         self._reluctance = reluctance
         self._rows: Counter[int] = Counter()
 
@@ -78,7 +81,7 @@ class WavePlanner:
         """Dynamic programming over the computed steps in order; each goes to one of the places within reach."""
         best: dict[int, tuple[float, list[int]]] = {-1: (0.0, [])}
         for step in own:
-            is_fixed = step in (0, total - 1)
+            is_fixed = step in (0, total - 1) or step < self._still * total
             places = [step] if is_fixed else range(max(1, step - self._reach), min(total - 2, step + self._reach) + 1)
             following: dict[int, tuple[float, list[int]]] = {}
             for place in places:

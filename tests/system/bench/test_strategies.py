@@ -4,7 +4,7 @@ import pytest
 
 from bench import strategies
 from bench._choices import STRATEGIES, settings
-from bench._verdict import margin, verdicts
+from bench._conclusion import conclusions, margin
 from omnireuse.errors import ConfigError, UnknownNameError
 
 SMALL = [
@@ -81,9 +81,9 @@ def test_less_is_expected_with_guidance():
         *_curve("hold", [(8, [40.0]), (16, [50.0]), (28, [100.0])]),
         *_curve("blend", [(8, [44.0]), (16, [56.0]), (27, [99.0])]),
     ]
-    (entry,) = verdicts(rows)
+    (entry,) = conclusions(rows)
     assert entry["margin"]["lowest"] == pytest.approx(4.0)
     assert entry["holds"] is False
     assert entry["margin"]["to"] == 16  # what computes nearly all steps does not count
-    (guided,) = verdicts([row | {"guided": True} for row in rows])
+    (guided,) = conclusions([row | {"guided": True} for row in rows])
     assert guided["holds"] is True

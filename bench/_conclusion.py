@@ -19,7 +19,7 @@ MOST_COMPUTED = 0.8
 Rows = Sequence[dict[str, Any]]
 
 
-def verdicts(rows: Rows) -> list[dict[str, Any]]:
+def conclusions(rows: Rows) -> list[dict[str, Any]]:
     """One entry a case, step count, guidance, policy and forecast; margins in dB, None without a common range."""
     found = []
     for group in grouped(rows, "case", "steps", "guided", "strategy"):
