@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 TOP = Path(__file__).parents[3]
 LIMIT = 240
@@ -41,3 +41,12 @@ def test_a_rank_that_raises_ends_the_others_too(tmp_path: Path) -> None:
     done = launch(2, "ulysses", "raises", tmp_path)
     assert done.returncode != 0
     assert "rank 0 ran out of memory" in done.stderr
+
+
+def test_a_model_that_is_made_parallel_too_late_is_an_error_and_no_deadlock(tmp_path: Path) -> None:
+    done = launch(2, "ulysses", "late", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in range(2):
+        refused = json.loads((tmp_path / f"{rank}.json").read_text())["refused"]
+        assert "ErrorControl measures" in refused
+        assert "enable it again" in refused

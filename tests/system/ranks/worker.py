@@ -15,6 +15,7 @@ from diffusers import ContextParallelConfig, FluxTransformer2DModel
 from torch.distributed.fsdp import fully_shard
 
 import omnireuse
+from omnireuse.errors import StateError
 from tests.helpers.tiny import TINY, Tiny
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -77,7 +78,7 @@ def main(kind: str, slip: str, folder: Path) -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     with torch.no_grad():
-        alone = all_runs(model()) if slip != "raises" else {}
+        alone = all_runs(model()) if slip not in ("raises", "late") else {}
         tiny = model()
         if kind == "ulysses":
             tiny.pipe.transformer.enable_parallelism(config=ContextParallelConfig(ulysses_degree=size))
@@ -85,16 +86,24 @@ def main(kind: str, slip: str, folder: Path) -> None:
             fully_shard(tiny.pipe.transformer, mesh=dist.init_device_mesh("cpu", (size,)))
         if rank == 0:
             tiny.pipe.transformer.register_forward_pre_hook(SLIPS.get(slip, lambda *_: None))
-        together = all_runs(tiny)
-    figures = {
+        together = all_runs(tiny) if slip != "late" else {}
+    figures: dict[str, Any] = {
         name: {
             "reused": together[name]["reused"],
             "alone": alone[name]["reused"],
             "difference": float((together[name]["latents"] - alone[name]["latents"]).abs().max()),
             "largest": float(alone[name]["latents"].abs().max()),
         }
-        for name in STRATEGIES
+        for name in alone
     }
+    if slip == "late":
+        later = model()
+        with torch.no_grad(), omnireuse.enable(later.pipe, tolerance=0.1):
+            later.pipe.transformer.enable_parallelism(config=ContextParallelConfig(ulysses_degree=size))
+            try:
+                later.run(steps=24)
+            except StateError as error:
+                figures = {"refused": str(error)}
     (folder / f"{rank}.json").write_text(json.dumps(figures))
     dist.destroy_process_group()
 

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import torch.distributed as dist
+
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.pipelines import enable
 from omnireuse.errors import ConfigError
@@ -52,7 +54,7 @@ class Backend:
             StateError: a profile of another pipeline.
         """
         self._pipeline = _denoising_pipeline(pipeline)
-        plan = self.settings.plan(RequestSettings(), self._pipeline)
+        plan = self._on_ranks(self.settings.plan(RequestSettings(), self._pipeline))
         self.enabled = True
         logger.info("omnireuse serves %s: %s", type(self._pipeline).__name__, plan.name)
 
@@ -79,6 +81,7 @@ class Backend:
         if self._handle is None or wanted != self._active:
             self.end()
             if not wanted.off:
+                self._on_ranks(self.settings.plan(wanted, self._pipeline))
                 self._handle = enable(self._pipeline, **self.settings.enable_arguments(wanted))
             self._active = wanted
 
@@ -105,11 +108,23 @@ class Backend:
             pipeline.denoise_step = self.waves.denoise_step
 
     def _plan_of(self, state: Any) -> Plan:
-        plan = self.settings.plan(RequestSettings.of(state.sampling.extra_args), self._pipeline)
+        plan = self._on_ranks(self.settings.plan(RequestSettings.of(state.sampling.extra_args), self._pipeline))
         if plan.strategy is not None and plan.strategy.region != "step":
             raise ConfigError(
                 f"--cache-config: {plan.name} works in region {plan.strategy.region!r}, and a wave of requests is "
                 "forecast after guidance, in region 'step'; run the server without step execution, or give speedup="
+            )
+        return plan
+
+    @staticmethod
+    def _on_ranks(plan: Plan) -> Plan:
+        """Refuse a strategy that measures where several ranks run a request: their sums would differ."""
+        policy = None if plan.strategy is None else plan.strategy.policy
+        is_one_of_several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if policy is not None and (policy.needs_drift or policy.needs_error) and is_one_of_several:
+            raise ConfigError(
+                f"--cache-config: {plan.name} measures at each step, and {dist.get_world_size()} ranks might decide "
+                "differently; give speedup=, computed_steps= or a profile, whose steps are known ahead"
             )
         return plan
 

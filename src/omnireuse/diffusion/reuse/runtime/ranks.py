@@ -9,10 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
+from omnireuse.diffusion.reuse.agreement import Agreement
+from omnireuse.diffusion.reuse.policy import Policy
+from omnireuse.diffusion.reuse.runtime.denoisers import model_name, unwrapped
 from omnireuse.errors import StateError
 
-__all__ = ["forward_group"]
+__all__ = ["check_agreement", "forward_group"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -38,6 +40,17 @@ def forward_group(denoisers: Iterable[torch.nn.Module]) -> dist.ProcessGroup | N
         logger.info("ranks %s share the denoiser's forward pass, and decide alike", ranks)
         return group
     return None
+
+
+def check_agreement(policy: Policy, agreement: Agreement, denoiser: torch.nn.Module) -> None:
+    """Raise a StateError where a policy would measure on one of several ranks alone: they would wait for each other."""
+    if not (policy.needs_drift or policy.needs_error) or not agreement.is_alone:
+        return
+    if forward_group([denoiser]) is not None:
+        raise StateError(
+            f"{type(policy).__name__} measures, and {model_name(denoiser)} was made parallel after reuse was enabled; "
+            "call omnireuse.disable(pipeline) and enable it again, so that the ranks decide alike"
+        )
 
 
 def _groups(denoiser: torch.nn.Module) -> Iterator[dist.ProcessGroup]:

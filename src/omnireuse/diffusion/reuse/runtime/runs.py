@@ -18,6 +18,7 @@ from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.generation import Emit
 from omnireuse.diffusion.reuse.noise import NoiseLevel, noise_levels
 from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
+from omnireuse.diffusion.reuse.runtime.ranks import check_agreement
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.timesteps import StepsByTimestep, timestep_of, warn_without_timestep
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -113,6 +114,7 @@ class Runs:
         here = self.here
         if here.scheduler is None:
             return self._by_timestep(module, timestep_of(module, args, kwargs)) if by_timestep else None
+        check_agreement(self._strategy.policy, self._agreement, module)
         scheduler, here.scheduler = here.scheduler, None
         # Image-to-image starts in the middle of the timesteps, and some pipelines stop before their end.
         taken = self._num_timesteps()
