@@ -20,7 +20,7 @@ from bench._common import new_table, write_record
 from omnireuse.diffusion.calibration import fit
 from omnireuse.diffusion.calibration.candidate import FITTED, Candidate
 from omnireuse.diffusion.calibration.initial import spread
-from omnireuse.diffusion.calibration.runner import FullRun, FullRunResult, Local, Runner, Score, lead
+from omnireuse.diffusion.calibration.runner import Local, RunInFull, RunInFullResult, Runner, Score, lead
 from omnireuse.evaluation.metrics import bootstrap
 from omnireuse.evaluation.record import environment
 from reference.case import CLIPS, IMAGES
@@ -62,7 +62,7 @@ class Bench:
         half = len(prompts) // 2
         self._fitted, self._judged = range(half), range(half, len(prompts))
         self._full = {
-            places: FullRun(places=places, record=True, keep_path=True).run(self._runner)
+            places: RunInFull(places=places, record=True, keep_path=True).run(self._runner)
             for places in (self._fitted, self._judged)
         }
 
@@ -102,7 +102,7 @@ class Bench:
         return omnireuse.Fitted(coordinates=_coordinates(full), weights=weights.weights, computed=candidate.steps)
 
 
-def _coordinates(full: FullRunResult) -> tuple[float, ...]:
+def _coordinates(full: RunInFullResult) -> tuple[float, ...]:
     assert full.distances is not None
     return tuple(full.distances.coordinates.tolist())
 

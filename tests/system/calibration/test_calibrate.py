@@ -14,7 +14,7 @@ from omnireuse import Profile
 from omnireuse.cli import main
 from omnireuse.diffusion.calibration.candidate import Candidate
 from omnireuse.diffusion.calibration.progress import Progress
-from omnireuse.diffusion.calibration.runner import FullRun, Local, Runner, Score
+from omnireuse.diffusion.calibration.runner import Local, RunInFull, Runner, Score
 from omnireuse.errors import ConfigError, StateError
 from reference.load import SAMPLING, find_image_pipeline, load_image_pipeline
 
@@ -53,7 +53,7 @@ def test_a_search_is_never_worse_than_what_it_starts_from(pipeline: Any, profile
     runner = Runner(pipeline, PROMPTS[:2], seed=0, call={"num_inference_steps": 8, **CALL})
     schedule = omnireuse.FixedSchedule(num_computed=4, power=1.7).schedule(8)
     default = Candidate(steps=tuple(sorted(schedule)), forecaster="blend")
-    full = Local(value=FullRun(places=range(2)).run(runner).pictures)
+    full = Local(value=RunInFull(places=range(2)).run(runner).pictures)
     given = Score(places=range(2), candidate=default, forecaster="blend", full=full).run(runner)
     assert profile.plans[4].psnr >= sum(given) / 2 - 1e-6
 

@@ -14,7 +14,7 @@ from omnireuse.diffusion.calibration.candidate import Candidate
 from omnireuse.diffusion.calibration.evaluator import Evaluator
 from omnireuse.diffusion.calibration.journal import Journal
 from omnireuse.diffusion.calibration.observer import Observations
-from omnireuse.diffusion.calibration.runner import FullRun, FullRunResult, Job, Local, Score
+from omnireuse.diffusion.calibration.runner import Job, Local, RunInFull, RunInFullResult, Score
 from omnireuse.errors import ConfigError
 
 SETUP = {"steps": "8", "seed": "0"}
@@ -30,9 +30,9 @@ class Counting:
 
     def run(self, jobs: Sequence[Job[Any]]) -> Iterator[tuple[int, Any]]:
         for place, job in enumerate(jobs):
-            if isinstance(job, FullRun):
+            if isinstance(job, RunInFull):
                 made = [np.zeros((1, 1, 3))] * len(job.places)
-                yield place, FullRunResult(pictures=made, distances=None, path=None, seen=Observations())
+                yield place, RunInFullResult(pictures=made, distances=None, path=None, seen=Observations())
             else:
                 assert isinstance(job, Score)
                 self.asked.append(job.candidate)

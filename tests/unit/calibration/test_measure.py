@@ -18,7 +18,7 @@ from omnireuse.diffusion.cache.magcache import MagCacheBackend
 from omnireuse.diffusion.calibration.distances import Distances
 from omnireuse.diffusion.calibration.measure import forecast_errors
 from omnireuse.diffusion.calibration.observer import NotFiniteError
-from omnireuse.diffusion.calibration.runner import FullRun, Runner
+from omnireuse.diffusion.calibration.runner import RunInFull, Runner
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, StateError
 from tests.helpers.prompted import Prompted, spoiled
@@ -58,7 +58,7 @@ def drifts(place: int, **strategy: Any) -> list[float | None]:
 
 def test_signals_change_as_policies_see_them(profile: Profile) -> None:
     runner = Runner(Prompted(), PROMPTS, seed=0, call={"num_inference_steps": STEPS})
-    (series,) = FullRun(places=range(1), record=True).run(runner).seen.runs
+    (series,) = RunInFull(places=range(1), record=True).run(runner).seen.runs
     for name, branch, strategy in (
         ("latents", "step", {"signal": "latents"}),
         ("filtered_latents", "step", {"signal": "filtered_latents"}),
@@ -170,7 +170,7 @@ def test_measuring_changes_nothing_and_leaves_no_trace() -> None:
         PROMPTS[0], num_inference_steps=4, generator=torch.Generator().manual_seed(0), output_type="np"
     ).images
     classes = [type(module) for module in pipeline.transformer.modules()]
-    (picture,) = FullRun(places=range(1), record=True).run(runner).pictures
+    (picture,) = RunInFull(places=range(1), record=True).run(runner).pictures
     np.testing.assert_array_equal(picture, plain[0])
     assert [type(module) for module in pipeline.transformer.modules()] == classes
 
@@ -191,7 +191,7 @@ def test_memory_does_not_grow_with_the_number_of_runs() -> None:
         runner = Runner(pipeline, prompts, seed=0, call={"num_inference_steps": 4})
         pipeline.transformer.register_forward_hook(weigh)
         for place in range(len(prompts)):
-            FullRun(places=range(place, place + 1), record=True).run(runner)
+            RunInFull(places=range(place, place + 1), record=True).run(runner)
         return most
 
     gc.collect()

@@ -9,7 +9,7 @@ from omnireuse.diffusion.calibration.distances import Distances
 from omnireuse.diffusion.calibration.fit import Path
 from omnireuse.diffusion.calibration.journal import Journal
 from omnireuse.diffusion.calibration.observer import Observations
-from omnireuse.diffusion.calibration.runner import FitWeights, FullRun, Pictures, Score, Shared
+from omnireuse.diffusion.calibration.runner import FitWeights, Pictures, RunInFull, Score, Shared
 from omnireuse.diffusion.calibration.workers import Workers
 from omnireuse.diffusion.reuse.forecasters import Fitted
 
@@ -68,7 +68,7 @@ class Evaluator:
             StateError: a full run is not finite.
         """
         jobs = [
-            FullRun(places=batch, record=record, keep_path=number < self._num_fit_batches)
+            RunInFull(places=batch, record=record, keep_path=number < self._num_fit_batches)
             for number, batch in enumerate(self._batches)
         ]
         results = {}

@@ -30,9 +30,9 @@ __all__ = [
     "Describe",
     "Description",
     "FitWeights",
-    "FullRun",
-    "FullRunResult",
     "Job",
+    "RunInFull",
+    "RunInFullResult",
     "Runner",
     "Score",
     "Shared",
@@ -137,7 +137,7 @@ def _parts(pipeline: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullRunResult:
+class RunInFullResult:
     """What the pipeline makes of some prompts when it computes every step.
 
     Attributes:
@@ -154,7 +154,7 @@ class FullRunResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullRun:
+class RunInFull:
     """Run the prompts of these places in full, in one call.
 
     Args:
@@ -166,7 +166,7 @@ class FullRun:
     record: bool = False
     keep_path: bool = False
 
-    def run(self, runner: Runner) -> FullRunResult:
+    def run(self, runner: Runner) -> RunInFullResult:
         """The result.
 
         Raises:
@@ -190,7 +190,7 @@ class FullRun:
                 raise StateError(
                     f"the full run of {runner.prompts[place]!r} is not finite; nothing can be calibrated on it"
                 )
-        return FullRunResult(
+        return RunInFullResult(
             pictures=pictures,
             distances=seen.take_distances(runner.steps) if self.record else None,
             path=path if self.keep_path and path.latents else None,

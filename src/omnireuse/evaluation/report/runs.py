@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from omnireuse.evaluation.record import Case, Sample
 
-__all__ = ["Curve", "Line", "Run", "axis_of", "curves", "runs_of", "strip"]
+__all__ = ["Curve", "Line", "ShownRun", "axis_of", "curves", "runs_of", "strip"]
 
 HEIGHT = 100.0
 READINGS = {
@@ -19,7 +19,7 @@ READINGS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class ShownRun:
     """One way of making the pictures of a case.
 
     Attributes:
@@ -37,7 +37,7 @@ class Run:
     best: bool = False
 
 
-def runs_of(case: Case) -> tuple[Run, ...]:
+def runs_of(case: Case) -> tuple[ShownRun, ...]:
     """The full run and then the points of a case, in their order."""
     best = case.points[case.highlight]
     spare = iter(("first", "second", "third"))
@@ -48,9 +48,9 @@ def runs_of(case: Case) -> tuple[Run, ...]:
             if (baseline := case.baseline_of(point)) is not None:
                 tones.setdefault(baseline.title, tones[point.title])
     return (
-        Run(name="full", role="reference", tone="full", samples=case.full.samples),
+        ShownRun(name="full", role="reference", tone="full", samples=case.full.samples),
         *(
-            Run(
+            ShownRun(
                 name=point.title,
                 role="baseline" if point.family == "baseline" else "cache",
                 tone=tones.get(point.title, "muted"),
@@ -121,7 +121,7 @@ class Curve:
     lines: tuple[Line, ...]
 
 
-def curves(runs: tuple[Run, ...], number: int) -> list[Curve]:
+def curves(runs: tuple[ShownRun, ...], number: int) -> list[Curve]:
     """Drift and forecast error of the runs for one prompt, each only where some run measured it."""
     return [
         curve
@@ -130,7 +130,7 @@ def curves(runs: tuple[Run, ...], number: int) -> list[Curve]:
     ]
 
 
-def _curve(runs: tuple[Run, ...], number: int, name: str, field: str) -> Curve | None:
+def _curve(runs: tuple[ShownRun, ...], number: int, name: str, field: str) -> Curve | None:
     series: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
     for run in runs:
         for each in run.samples[number].decisions:
