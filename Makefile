@@ -49,5 +49,5 @@ $(VENV)/.stamp-torch: constraints.txt
 	touch $@
 
 $(VENV)/.stamp-project: $(VENV)/.stamp-torch pyproject.toml
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[report,metrics,redis,cache-dit,ray]' --group dev
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[report,metrics,redis,cache-dit,hicache-pp,ray]' --group dev
 	touch $@

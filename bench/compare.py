@@ -26,6 +26,8 @@ CASES = {case.name: case for case in (IMAGES, CLIPS)}
 SEED = 9000
 """Of captions and noise; searches keep below 5000."""
 BATCH = 8
+CALIBRATION = 24
+"""Captions that other methods may calibrate themselves on; none is compared."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -72,6 +74,7 @@ def workloads(options: argparse.Namespace) -> Iterator[Workload]:
                     guidance=guidance,
                     prompts=options.prompts,
                     seed=SEED,
+                    calibration=CALIBRATION,
                     batch_size=BATCH,
                 )
 

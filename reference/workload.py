@@ -12,6 +12,9 @@ from reference.case import Case
 
 __all__ = ["load_quietly", "reference_workload"]
 
+CALIBRATION_SEED = 3000
+"""Of captions and noise, those of the profiles' searches; comparisons use 9000 and above."""
+
 
 def load_quietly(case: Case, folder: Path) -> Any:
     """The pipeline in `folder`, without messages of the libraries that load it; its own progress bar is off."""
@@ -30,17 +33,26 @@ def reference_workload(
     prompts: int,
     seed: int,
     batch_size: int = 1,
+    calibration: int = 0,
     name: str | None = None,
 ) -> Workload:
-    """One case with captions that training never saw; `seed` decides them and the noise."""
+    """One case with captions that training never saw; `seed` decides them and the noise.
+
+    Args:
+        calibration: how many further captions methods may calibrate themselves on; searches use the same ones.
+    """
     scenes = case.held_out(prompts, seed=seed)
+    captions = tuple(case.caption(scene) for scene in scenes)
+    further = dict.fromkeys(case.caption(scene) for scene in case.held_out(2 * calibration, seed=CALIBRATION_SEED))
     rest = ("num_inference_steps", "negative_prompt", case.guidance)
     return Workload(
         name=name or case.name,
         pipeline=pipeline,
         steps=steps,
         guidance=guidance,
-        prompts=tuple(case.caption(scene) for scene in scenes),
+        prompts=captions,
+        calibration=tuple(caption for caption in further if caption not in captions)[:calibration],
+        calibration_seed=CALIBRATION_SEED,
         seed=seed,
         call={key: value for key, value in case.sampling.items() if key not in rest} | guided_call(pipeline, guidance),
         checks=tuple(partial(case.check, scene) for scene in scenes),

@@ -11,6 +11,7 @@ __all__ = ["check_extra", "has_extra"]
 MODULES = {
     "report": ("matplotlib", "skimage", "PIL", "jinja2"),
     "cache-dit": ("cache_dit",),
+    "hicache-pp": ("hicache_pp",),
     "redis": ("redis",),
     "metrics": ("prometheus_client",),
     "ray": ("ray",),

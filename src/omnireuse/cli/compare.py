@@ -41,6 +41,12 @@ def run(
         list[str] | None,
         typer.Option(metavar="METHOD...", help="Methods or families of them: ours, peer, baseline (default: all)."),
     ] = None,
+    calibration_prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Prompts for methods that calibrate themselves, none of those that are compared."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the noise of the first prompt.")] = 0,
     time: Annotated[int, typer.Option(metavar="N", help="Prompts to measure the wall-clock on; 0 is none.")] = 0,
     batch: Annotated[int, typer.Option(help="Prompts in a call, where a method allows it.")] = 1,
@@ -77,11 +83,14 @@ def run(
             raise ConfigError(f"compare(--call): {min(own)} is an option of compare; see omnireuse compare --help")
         comparison = compare_pipeline(
             source,
-            _lines(prompts),
+            _lines(prompts, "--prompts"),
             steps=steps or [28],
             guidance=guidance or [],
             profiles=profile or [],
             only=only or [],
+            calibration_prompts=[]
+            if calibration_prompts is None
+            else _lines(calibration_prompts, "--calibration-prompts"),
             seed=seed,
             timed=time,
             batch_size=batch,
@@ -97,7 +106,7 @@ def run(
     return 0 if comparison.complete or merge else INTERRUPTED
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path, option: str) -> list[str]:
     """The lines of a file that are not blank.
 
     Raises:
@@ -106,8 +115,8 @@ def _lines(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"compare(--prompts {str(path)!r}): cannot be read ({error})") from error
+        raise ConfigError(f"compare({option} {str(path)!r}): cannot be read ({error})") from error
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
-        raise ConfigError(f"compare(--prompts {str(path)!r}): must hold one prompt a line, got none")
+        raise ConfigError(f"compare({option} {str(path)!r}): must hold one prompt a line, got none")
     return prompts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from omnireuse.errors import UnsupportedModelError
@@ -13,7 +14,16 @@ from omnireuse.evaluation.record import FAMILIES
 __all__ = ["check_method"]
 
 
-def check_method(method: Method, pipeline: Any, prompt: str, *, steps: int = 8, most: int = 2, **call: Any) -> None:
+def check_method(
+    method: Method,
+    pipeline: Any,
+    prompt: str,
+    *,
+    steps: int = 8,
+    most: int = 2,
+    calibration: Sequence[str] = (),
+    **call: Any,
+) -> None:
     """Run the first settings of a method on a small pipeline.
 
     Checked: the grid has settings or refuses the pipeline with `UnsupportedModelError`; every setting gives a finite
@@ -25,6 +35,7 @@ def check_method(method: Method, pipeline: Any, prompt: str, *, steps: int = 8, 
         pipeline: makes an image or a clip from a prompt.
         prompt, steps, call: what it is called with.
         most: settings to run.
+        calibration: prompts for a method that calibrates itself.
 
     Raises:
         AssertionError: a broken promise.
@@ -33,7 +44,14 @@ def check_method(method: Method, pipeline: Any, prompt: str, *, steps: int = 8, 
     name = method.key
     assert method.family in FAMILIES, f"{name}: family must be one of {', '.join(FAMILIES)}, got {method.family!r}"
     workload = Workload(
-        name="contract", pipeline=pipeline, steps=steps, guidance=1.0, prompts=(prompt,), seed=0, call=call
+        name="contract",
+        pipeline=pipeline,
+        steps=steps,
+        guidance=1.0,
+        prompts=(prompt,),
+        seed=0,
+        call=call,
+        calibration=tuple(calibration),
     )
     with Harness(workload) as harness:
         try:

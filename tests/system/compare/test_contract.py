@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from omnireuse.errors import StateError
+from omnireuse.errors import ConfigError, StateError, UnsupportedModelError
+from omnireuse.evaluation.compare.harness import Harness
 from omnireuse.evaluation.compare.methods import METHODS
 from omnireuse.evaluation.compare.methods.base import Kept, Method, Setting
 from omnireuse.evaluation.compare.workload import Workload
 from omnireuse.testing import check_method
+from tests.helpers.sweep import sweep
 
 ARGUMENTS = {"height": 64, "width": 64, "max_sequence_length": 20}
 
 
 def check(images: Callable[..., Workload], method: Method) -> None:
-    check_method(method, images().pipeline, "a red circle", steps=4, most=1, **ARGUMENTS)
+    calibration = ["a blue square", "a green star"]
+    check_method(method, images().pipeline, "a red circle", steps=6, most=1, calibration=calibration, **ARGUMENTS)
 
 
 def method_of(enable: Callable[[Any], Any]) -> Method:
@@ -27,9 +31,29 @@ def method_of(enable: Callable[[Any], Any]) -> Method:
     return Method(key="mine", name="mine", family="peer", grid=lambda _: [setting])
 
 
-@pytest.mark.parametrize("key", ["fewer-steps", "default-call", "taylorseer", "scm", "diffusers-sea-cache"])
+QUICK = ["fewer-steps", "default-call", "taylorseer", "scm", "diffusers-sea-cache", "di-cache", "mean-cache"]
+PAPERS = ["spectrum", "sen-cache", "l2p", "bud-cache", "lemica", "recache"]
+
+
+@pytest.mark.parametrize("key", sweep([*QUICK, "db-cache-dmd", "db-cache-foca", *PAPERS], quick=QUICK))
 def test_methods_keep_the_contract(images: Callable[..., Workload], key: str) -> None:
     check(images, METHODS[key])
+
+
+def test_hicache_pp_keeps_the_contract(images: Callable[..., Workload]) -> None:
+    pytest.importorskip("hicache_pp", reason="the extra hicache-pp is not installed")
+    check(images, METHODS["hicache-pp"])
+
+
+def test_a_method_that_calibrates_itself_asks_for_prompts(images: Callable[..., Workload]) -> None:
+    with Harness(images(steps=3)) as harness, pytest.raises(UnsupportedModelError, match="give calibration_prompts"):
+        list(METHODS["mean-cache"].grid(harness))
+
+
+def test_no_prompt_is_both_calibrated_on_and_compared(images: Callable[..., Workload]) -> None:
+    workload = images()
+    with pytest.raises(ConfigError, match="must hold none of the prompts that are compared"):
+        replace(workload, calibration=workload.prompts[:1])
 
 
 def test_broken_methods_are_found(images: Callable[..., Workload]) -> None:

@@ -44,6 +44,7 @@ def compare_pipeline(
     guidance: float | Sequence[float] = (),
     profiles: Iterable[str | os.PathLike[str]] = (),
     only: Iterable[str] = (),
+    calibration_prompts: Sequence[str] = (),
     seed: int = 0,
     timed: int = 0,
     batch_size: int = 1,
@@ -67,6 +68,8 @@ def compare_pipeline(
         guidance: strengths of classifier-free guidance, 1 for none; empty for the pipeline's own.
         profiles: files of `Profile.save`; each serves the cases that it was searched at.
         only: methods, or families "ours", "peer" and "baseline"; empty for all.
+        calibration_prompts: what methods that calibrate themselves may use, none of `prompts`; 24 are enough. Without
+            any, those methods are left out, and the results say so.
         seed: of the first prompt's noise; the others count on from it.
         timed: prompts for the wall-clock; 0 leaves it out.
         batch_size: prompts in a call, where a method does not decide by what it measures.
@@ -87,8 +90,9 @@ def compare_pipeline(
         StateError: the pipeline could not be restored.
     """
     check_extra("a comparison", "report")
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not all(isinstance(p, str) for p in prompts):
-        raise ConfigError(f"compare(prompts=…): prompts must be a list of texts, got a {type(prompts).__name__}")
+    for name, given in (("prompts", prompts), ("calibration_prompts", calibration_prompts)):
+        if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(p, str) for p in given):
+            raise ConfigError(f"compare({name}=…): {name} must be a list of texts, got a {type(given).__name__}")
     files = [Path(path) for path in profiles]
     methods = chosen_methods(files, only)
     check_writable(Path(out) / FILE)
@@ -101,6 +105,8 @@ def compare_pipeline(
         guidance=[guidance] if isinstance(guidance, (int, float)) else list(guidance),
         call=call,
         seed=seed,
+        calibration=tuple(calibration_prompts),
+        calibration_seed=seed + len(prompts),
         batch_size=batch_size,
         as_pictures=pictures,
     )

@@ -37,12 +37,16 @@ class Workload:
         seed: of the first prompt's noise; the others count on from it.
         call: arguments of every call beside prompt, steps and noise.
         checks: for each prompt a function from a picture to which attributes it shows; empty where nothing can.
+        calibration: prompts that methods may calibrate themselves on, none of `prompts`; without them, methods that
+            need a calibration are left out with an error.
+        calibration_seed: of the first of those prompts' noise.
         batch_size: prompts in a call, where a method does not decide by what it measures.
         as_pictures: from what the call returns to one array a prompt, (height, width, channels) in 0…1, a clip with its
             frames first; None where the result is read as pipelines of diffusers return it.
 
     Raises:
-        ConfigError: no prompts, another number of checks, or an argument of the call that is set here.
+        ConfigError: no prompts, another number of checks, prompts that are both calibrated on and compared, or an
+            argument of the call that is set here.
         UnknownNameError: an argument that the call does not take.
     """
 
@@ -54,6 +58,8 @@ class Workload:
     seed: int
     call: Mapping[str, Any] = field(default_factory=dict)
     checks: tuple[Callable[[Picture], Mapping[str, bool]], ...] = ()
+    calibration: tuple[str, ...] = ()
+    calibration_seed: int = 0
     batch_size: int = 1
     as_pictures: Callable[[Any], Any] | None = None
     _caller: Caller = field(init=False, repr=False, compare=False)
@@ -64,6 +70,11 @@ class Workload:
         if self.checks and len(self.checks) != len(self.prompts):
             raise ConfigError(
                 f"Workload(checks): checks must be as many as the {len(self.prompts)} prompts, got {len(self.checks)}"
+            )
+        if shared := set(self.prompts) & set(self.calibration):
+            raise ConfigError(
+                "Workload(calibration): calibration must hold none of the prompts that are compared, got "
+                f"{min(shared)!r}"
             )
         refuse_reserved("compare", self.call, **SET_HERE)
         caller = Caller(

@@ -9,9 +9,18 @@ from pathlib import Path
 from omnireuse.errors import UnknownNameError
 from omnireuse.evaluation.compare.methods.base import Method
 from omnireuse.evaluation.compare.methods.baselines import BASELINES
+from omnireuse.evaluation.compare.methods.bud_cache import BUD_CACHE
 from omnireuse.evaluation.compare.methods.cache_dit import CACHE_DIT
+from omnireuse.evaluation.compare.methods.di_cache import DI_CACHE
 from omnireuse.evaluation.compare.methods.diffusers import DIFFUSERS
+from omnireuse.evaluation.compare.methods.hicache import HICACHE
+from omnireuse.evaluation.compare.methods.l2p import L2P
+from omnireuse.evaluation.compare.methods.lemica import LEMICA
+from omnireuse.evaluation.compare.methods.mean_cache import MEAN_CACHE
 from omnireuse.evaluation.compare.methods.ours import OURS, profile_method
+from omnireuse.evaluation.compare.methods.recache import RECACHE
+from omnireuse.evaluation.compare.methods.sen_cache import SEN_CACHE
+from omnireuse.evaluation.compare.methods.spectrum import SPECTRUM
 from omnireuse.extras import check_extra, has_extra
 from omnireuse.registry import Registry
 
@@ -19,8 +28,12 @@ __all__ = ["METHODS", "chosen_methods"]
 
 logger = logging.getLogger("omnireuse")
 
+PAPERS = (SPECTRUM, DI_CACHE, MEAN_CACHE, SEN_CACHE, L2P, BUD_CACHE, LEMICA, RECACHE)
+"""Written here from their papers and public code."""
+
 METHODS: Registry[Method] = Registry(
-    "omnireuse.methods", {method.key: method for method in (*BASELINES, *DIFFUSERS, *CACHE_DIT, *OURS)}
+    "omnireuse.methods",
+    {method.key: method for method in (*BASELINES, *DIFFUSERS, *CACHE_DIT, HICACHE, *PAPERS, *OURS)},
 )
 
 

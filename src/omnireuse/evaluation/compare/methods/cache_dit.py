@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from omnireuse.evaluation.compare.memory import bytes_of
 from omnireuse.evaluation.compare.methods.base import Kept, Method, Setting, call_text
@@ -16,19 +16,29 @@ if TYPE_CHECKING:
 
 __all__ = ["CACHE_DIT"]
 
+Calibrator: TypeAlias = "tuple[str, dict[str, Any]] | None"
+"""What forecasts the residual: the library's config class and its options; None holds it."""
+
+HOLD: Calibrator = None
+TAYLORSEER: tuple[Calibrator, ...] = tuple(("TaylorSeerCalibratorConfig", {"taylorseer_order": n}) for n in (1, 2))
+# Dynamic mode decomposition: exponentials fitted to the last snapshots of equal spacing.
+DMD: Calibrator = ("DMDCalibratorConfig", {"dmd_history": 6})
+# Forecast then Calibrate, arXiv 2508.16211; it has no options.
+FOCA: Calibrator = ("FoCaCalibratorConfig", {})
+
 ANY_DRIFT = 1.0
 """The library takes this threshold for "reuse whatever the drift": caps and masks alone decide then."""
 
 
 @contextmanager
-def _enabled(pipeline: Any, config: dict[str, Any], order: int | None) -> Iterator[Kept]:
+def _enabled(pipeline: Any, config: dict[str, Any], calibrator: Calibrator) -> Iterator[Kept]:
     import cache_dit as library
 
     with _quiet():
         library.enable_cache(
             pipeline,
             cache_config=library.DBCacheConfig(**config),
-            calibrator_config=None if order is None else library.TaylorSeerCalibratorConfig(taylorseer_order=order),
+            calibrator_config=None if calibrator is None else getattr(library, calibrator[0])(**calibrator[1]),
         )
         manager = pipeline._context_manager
         yield lambda: bytes_of([manager._cached_context_manager])
@@ -49,21 +59,23 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _setting(harness: Harness, options: dict[str, Any], *, order: int | None, alone: bool, **shown: Any) -> Setting:
+def _setting(
+    harness: Harness, options: dict[str, Any], *, calibrator: Calibrator, alone: bool, **shown: Any
+) -> Setting:
     # Without `enable_separate_cfg` the library counts the second branch of a step as a step of its own.
     config = {
         **options,
         "num_inference_steps": harness.workload.steps,
         "enable_separate_cfg": harness.calls_per_step == 2,
     }
-    forecast = {} if order is None else {"taylorseer_order": order}
+    name, forecast = calibrator or ("", {})
     call = call_text("DBCacheConfig", **config)
-    calibrator = "" if order is None else f", calibrator_config={call_text('TaylorSeerCalibratorConfig', **forecast)}"
+    second = f", calibrator_config={call_text(name, **forecast)}" if name else ""
     settings = {name: value for name, value in options.items() if isinstance(value, (int, float, str))}
     return Setting(
         settings={**settings, **forecast, **shown},
-        call=f"cache_dit.enable_cache(pipe, cache_config={call}{calibrator})",
-        enable=partial(_enabled, config=config, order=order),
+        call=f"cache_dit.enable_cache(pipe, cache_config={call}{second})",
+        enable=partial(_enabled, config=config, calibrator=calibrator),
         alone=alone,
     )
 
@@ -78,22 +90,22 @@ def _blocks(first: int, last: int, warmup: int, consecutive: int, threshold: flo
     }
 
 
-def _db_cache(harness: Harness, *, orders: tuple[int | None, ...]) -> Iterator[Setting]:
-    for order in orders:
+def _db_cache(harness: Harness, *, calibrators: tuple[Calibrator, ...]) -> Iterator[Setting]:
+    for calibrator in calibrators:
         # Beyond the first order the library's own measure decides no better than its caps.
-        for threshold in (0.06, 0.1, 0.15) if order != 2 else ():
-            yield _setting(harness, _blocks(1, 0, 4, 3, threshold), order=order, alone=True)
+        for threshold in (0.06, 0.1, 0.15) if calibrator != TAYLORSEER[1] else ():
+            yield _setting(harness, _blocks(1, 0, 4, 3, threshold), calibrator=calibrator, alone=True)
         # The caps alone: computed every second, third, … step behind the warm-up.
         for warmup, consecutives in ((3, (1, 2)), (6, (1, 2, 3, 5))):
             for consecutive in consecutives:
                 blocks = _blocks(1, 0, warmup, consecutive, ANY_DRIFT)
-                yield _setting(harness, blocks, order=order, alone=False)
+                yield _setting(harness, blocks, calibrator=calibrator, alone=False)
 
 
-def _step_masks(harness: Harness, *, orders: tuple[int | None, ...]) -> Iterator[Setting]:
+def _step_masks(harness: Harness, *, calibrators: tuple[Calibrator, ...]) -> Iterator[Setting]:
     import cache_dit
 
-    for order in orders:
+    for calibrator in calibrators:
         for name in ("slow", "medium", "fast", "ultra"):
             mask = cache_dit.steps_mask(total_steps=harness.workload.steps, mask_policy=name)
             options = {
@@ -101,15 +113,19 @@ def _step_masks(harness: Harness, *, orders: tuple[int | None, ...]) -> Iterator
                 "steps_computation_mask": mask,
                 "steps_computation_policy": "static",
             }
-            yield _setting(harness, options, order=order, alone=False, mask_policy=name)
+            yield _setting(harness, options, calibrator=calibrator, alone=False, mask_policy=name)
 
 
 CACHE_DIT = tuple(
-    Method(key=key, name=f"cache-dit {name}", family="peer", grid=partial(grid, orders=orders), extra="cache-dit")
-    for key, name, grid, orders in (
-        ("db-cache", "DBCache", _db_cache, (None,)),
-        ("db-cache-taylor", "DBCache + TaylorSeer", _db_cache, (1, 2)),
-        ("scm", "SCM", _step_masks, (None,)),
-        ("scm-taylor", "SCM + TaylorSeer", _step_masks, (1, 2)),
+    Method(
+        key=key, name=f"cache-dit {name}", family="peer", grid=partial(grid, calibrators=calibrators), extra="cache-dit"
+    )
+    for key, name, grid, calibrators in (
+        ("db-cache", "DBCache", _db_cache, (HOLD,)),
+        ("db-cache-taylor", "DBCache + TaylorSeer", _db_cache, TAYLORSEER),
+        ("db-cache-dmd", "DBCache + DMD", _db_cache, (DMD,)),
+        ("db-cache-foca", "DBCache + FoCa", _db_cache, (FOCA,)),
+        ("scm", "SCM", _step_masks, (HOLD,)),
+        ("scm-taylor", "SCM + TaylorSeer", _step_masks, TAYLORSEER),
     )
 )

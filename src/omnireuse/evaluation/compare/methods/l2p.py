@@ -1,0 +1,116 @@
+"""L2P: a skipped step is a weighted sum of all steps before it, with weights learnt for each step.
+
+Source: "Beyond Fixed Formulas: Data-Driven Linear Predictor", arXiv 2604.26365: the least squares on full runs, the
+start at the last step's value, 200 epochs at a learning rate of 0.01. Its code is not public. Ours: Adam, one prompt an
+update; and the denoiser's output stands for the features of its last block, a linear layer before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import omnireuse
+from omnireuse.diffusion.reuse.forecasters.base import combine
+from omnireuse.evaluation.compare.methods.base import Method, Setting
+from omnireuse.evaluation.compare.methods.calibrating import calibrated, full_runs
+from omnireuse.evaluation.compare.methods.strategy import strategy_setting
+
+if TYPE_CHECKING:
+    from omnireuse.evaluation.compare.harness import Harness
+
+__all__ = ["L2P", "learnt_weights"]
+
+PROMPTS = 24
+EPOCHS = 200
+
+
+def learnt_weights(values: Sequence[torch.Tensor], *, epochs: int = EPOCHS, rate: float = 0.01) -> list[list[float]]:
+    """Weights of all earlier steps for each step: row t has t of them.
+
+    Args:
+        values: outputs of full runs for each branch, shape (steps, prompts, …).
+    """
+    # All that the squared error depends on: inner products between steps, one matrix for each prompt.
+    rows = [value.flatten(2).double() for value in values]
+    products = torch.stack([torch.einsum("ipf,jpf->pij", row, row) for row in rows]).sum(0)
+    products = products / products.diagonal(dim1=1, dim2=2).mean()
+    steps = products.shape[1]
+    earlier = torch.ones(steps, steps, dtype=torch.float64).tril(-1)
+    with torch.enable_grad():
+        weights = torch.diag(torch.ones(steps - 1, dtype=torch.float64), -1).requires_grad_()
+        optimizer = torch.optim.Adam([weights], lr=rate)
+        for _ in range(epochs):
+            for inner in products:
+                left = torch.eye(steps, dtype=torch.float64) - weights * earlier
+                loss = (left @ inner * left).sum() / steps
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    return [weights.detach()[step, :step].tolist() for step in range(steps)]
+
+
+class _History(omnireuse.Memory):
+    """Every step's value, computed or forecast; coordinates are step numbers."""
+
+    def __init__(self, weights: Sequence[Sequence[float]]) -> None:
+        self._weights = weights
+        self._values: list[torch.Tensor] = []
+
+    @property
+    def primed(self) -> bool:
+        return bool(self._values)
+
+    def observe(self, coordinate: float, value: torch.Tensor) -> None:
+        self._reach(round(coordinate))
+        self._values.append(value)
+
+    def predict(self, coordinate: float) -> torch.Tensor:
+        self._reach(round(coordinate))
+        return self._next()
+
+    def _reach(self, step: int) -> None:
+        del self._values[step:]
+        while len(self._values) < step:
+            self._values.append(self._next())
+
+    def _next(self) -> torch.Tensor:
+        return combine(self._weights[len(self._values)], self._values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Learnt(omnireuse.Forecaster):
+    weights: tuple[tuple[float, ...], ...]
+
+    def start(self, branch: int = 0) -> _History:
+        return _History(self.weights)
+
+
+def _grid(harness: Harness) -> Iterator[Setting]:
+    workload = calibrated(harness.workload)
+
+    @cache
+    def weights() -> tuple[tuple[float, ...], ...]:
+        runs = full_runs(workload, PROMPTS, "call")
+        return tuple(map(tuple, learnt_weights(runs.values)))
+
+    for warmup in (1, 3, 6):
+        for interval in (2, 3, 4, 5):
+
+            def make(warmup: int = warmup, interval: int = interval) -> dict[str, Any]:
+                return {
+                    "policy": omnireuse.FixedSchedule(every=interval, warmup=warmup),
+                    "forecaster": _Learnt(weights=weights()),
+                    "region": "call",
+                    "quantity": "output",
+                    "axis": "steps",
+                }
+
+            yield strategy_setting("L2P", make, interval=interval, warmup=warmup, prompts=PROMPTS)
+
+
+L2P = Method(key="l2p", name="L2P, calibrated", family="peer", grid=_grid)

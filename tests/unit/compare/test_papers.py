@@ -1,0 +1,202 @@
+"""The methods that are written from their papers: their formulas, on values that can be computed by hand."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise, permutations
+
+import numpy as np
+import pytest
+import torch
+
+import omnireuse
+from omnireuse.evaluation.compare.methods.bud_cache import annealed
+from omnireuse.evaluation.compare.methods.l2p import learnt_weights
+from omnireuse.evaluation.compare.methods.lemica import minimax_path
+from omnireuse.evaluation.compare.methods.mean_cache import MeanVelocity, cheapest_path, estimate, interval_costs
+from omnireuse.evaluation.compare.methods.recache import learnt_schedules, log_likelihood
+from omnireuse.evaluation.compare.methods.sen_cache import Sensitivities, Sensitivity
+from omnireuse.evaluation.compare.methods.spectrum import Chebyshev, chebyshev_weights, growing_windows
+from omnireuse.testing import check_policy
+
+SIGMAS = (1.0, 0.9, 0.75, 0.6, 0.3, 0.0)
+
+
+# -- Spectrum ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("growth", "computed"), [(0.75, 14), (3.0, 10)])
+def test_spectrum_computes_as_many_steps_as_its_authors_say(growth: float, computed: int) -> None:
+    # Remarks of the public code's README, for 50 steps and a first window of 2.
+    assert len(growing_windows(50, growth=growth)) == computed
+
+
+def test_spectrum_windows_grow() -> None:
+    assert growing_windows(16, growth=1.0, warmup=3) == [0, 1, 2, 4, 7, 11]
+
+
+def test_spectrum_without_ridge_is_exact_on_polynomials_of_its_degree() -> None:
+    def path(at: float) -> float:
+        return 1 + 2 * at - at**2 / 5 + at**4 / 700
+
+    nodes = [0, 1, 3, 4, 8, 11]
+    weights = chebyshev_weights(nodes, 14, span=28, degree=4, ridge=0.0, share=1.0)
+    assert np.dot(weights, [path(node) for node in nodes]) == pytest.approx(path(14))
+
+
+def test_spectrum_mixes_in_a_line() -> None:
+    weights = chebyshev_weights([0, 2, 5], 8, span=28, degree=4, ridge=0.1, share=0.0)
+    assert weights == pytest.approx([0, -1, 2])
+
+
+def test_spectrum_ridge_draws_towards_zero() -> None:
+    weights = chebyshev_weights([0, 1, 2, 3, 4], 6, span=28, degree=4, ridge=0.1, share=1.0)
+    assert 0.8 < sum(weights) < 1
+
+
+def test_spectrum_forecasts_from_all_values() -> None:
+    memory = Chebyshev(span=28, ridge=1e-9).start()
+    for step in (0, 1, 2, 3, 4, 6, 9):
+        memory.observe(step, torch.full((1, 3), float(step**3), dtype=torch.float64))
+    assert memory.predict(11) == pytest.approx(torch.full((1, 3), 1331.0), abs=0.5)
+
+
+# -- MeanCache --------------------------------------------------------------------------------------------------------
+
+
+def test_mean_cache_estimates_from_the_mean_of_the_last_steps() -> None:
+    # Velocities 5 and 4 over even steps: their mean is 4.5, so J = (5 − 4.5) / −1, and û = 4 − J · −0.5.
+    even = [torch.tensor([5.0]), torch.tensor([4.0])]
+    assert estimate(even, (1.0, 0.5, 0.0, -0.5), 2).item() == 3.75
+
+
+def test_mean_cache_with_a_span_of_one_holds() -> None:
+    assert estimate([torch.tensor([1.0]), torch.tensor([4.0])], SIGMAS[:4], 1).item() == 4.0
+
+
+def test_mean_cache_estimates_go_on_from_estimates() -> None:
+    memory = MeanVelocity(sigmas=SIGMAS, spans=(1, 1, 2, 2, 1)).start()
+    first, second = torch.tensor([1.0]), torch.tensor([2.0])
+    memory.observe(0, first)
+    memory.observe(1, second)
+    third = estimate([first, second], SIGMAS[:4], 2)
+    fourth = estimate([first, second, third], SIGMAS[:5], 2)
+    assert torch.equal(memory.predict(2), third)
+    assert torch.equal(memory.predict(3), fourth)
+    assert torch.equal(memory.predict(2), third), "an earlier step can be asked for again"
+    memory.observe(3, torch.tensor([9.0]))
+    assert memory.predict(4).item() == 9.0, "a span of one holds"
+
+
+def test_mean_cache_costs_nothing_where_the_velocity_stands_still() -> None:
+    costs = interval_costs(torch.ones(5, 2, 3), SIGMAS)
+    assert costs.keys() == {(a, b) for a in range(5) for b in range(a + 1, 5)}
+    assert {cost for cost, _ in costs.values()} == {0.0}
+
+
+def _paths(steps: int, count: int) -> list[tuple[int, ...]]:
+    return [(0, *inner, steps - 1) for inner in combinations(range(1, steps - 1), count - 2)]
+
+
+def _costs(steps: int) -> dict[tuple[int, int], float]:
+    drawn = np.random.default_rng(3).random((steps, steps))
+    return {(a, b): float(drawn[a, b]) for a in range(steps) for b in range(a + 1, steps)}
+
+
+def test_mean_cache_takes_the_cheapest_path() -> None:
+    costs = _costs(8)
+    best = min(_paths(8, 4), key=lambda path: sum(costs[edge] for edge in pairwise(path)))
+    assert cheapest_path(costs, 8, 4) == best
+
+
+# -- LeMiCa, BudCache, ReCache ----------------------------------------------------------------------------------------
+
+
+def test_lemica_makes_the_worst_interval_least_then_the_second_worst() -> None:
+    costs = {edge: round(cost, 1) for edge, cost in _costs(8).items()}  # with ties
+
+    def sorted_costs(path: tuple[int, ...]) -> list[float]:
+        return sorted((costs[edge] for edge in pairwise(path)), reverse=True)
+
+    found = minimax_path(costs, 8, 5)
+    assert sorted_costs(found) == min(map(sorted_costs, _paths(8, 5)))
+
+
+def test_bud_cache_finds_the_best_schedule_and_keeps_the_budget() -> None:
+    wanted, tried = {0, 1, 3, 11}, []
+
+    def error(steps: tuple[int, ...]) -> float:
+        tried.append(steps)
+        return 1.0 + sum(min(abs(step - other) for other in wanted) for step in steps)
+
+    assert annealed(error, 12, 4) == (0, 1, 3, 11)
+    assert {len(set(steps)) for steps in tried} == {4}
+    assert all(steps[0] == 0 and steps[-1] == 11 for steps in tried)
+
+
+def test_bud_cache_tries_no_more_than_it_may() -> None:
+    tried = set()
+
+    def error(steps: tuple[int, ...]) -> float:
+        tried.add(steps)
+        return 1.0 + len(tried) % 5
+
+    annealed(error, 28, 10, trials=6, climbs=5)
+    assert len(tried) <= 1 + 6 + 5
+
+
+def test_recache_draws_schedules_with_the_right_likelihood() -> None:
+    scores = torch.tensor([0.3, -1.0, 0.8, 0.1])
+    likely = [log_likelihood(scores, torch.tensor(order)).exp() for order in permutations(range(4), 2)]
+    assert sum(likely).item() == pytest.approx(1.0)
+    first, second = scores.softmax(0)[2], scores[[0, 1, 3]].softmax(0)[2]
+    assert log_likelihood(scores, torch.tensor([2, 3])).exp().item() == pytest.approx((first * second).item())
+
+
+def test_recache_learns_which_steps_matter() -> None:
+    found = learnt_schedules(lambda steps: 0.01 + sum(steps), 8, [4, 5], updates=120)
+    assert found == {4: (0, 1, 2, 7), 5: (0, 1, 2, 3, 7)}
+
+
+# -- L2P --------------------------------------------------------------------------------------------------------------
+
+
+def test_l2p_learns_to_extrapolate() -> None:
+    start, slope = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(1))
+    path = torch.stack([start + slope * step / 8 for step in range(8)])
+    weights = learnt_weights([path])
+    assert [len(row) for row in weights] == list(range(8))
+    held = (path[7] - path[6]).norm()
+    forecast = sum(weight * value for weight, value in zip(weights[7], path, strict=False))
+    assert (path[7] - forecast).norm() < 0.1 * held
+
+
+# -- SenCache ---------------------------------------------------------------------------------------------------------
+
+
+def _sensitivity(threshold: float = 0.5, most: int = 2) -> Sensitivity:
+    sensitivities = Sensitivities(to_latents=(2.0,) * 9, to_noise=(1.0,) * 9)
+    return Sensitivity(sensitivities=sensitivities, threshold=threshold, most=most)
+
+
+def test_sen_cache_adds_the_changes_that_it_expects() -> None:
+    policy = _sensitivity()
+
+    def reuses(index: int, drift: float, noise: float, reused: int = 0) -> bool:
+        view = omnireuse.StepView(index=index, total=10, drift=drift, noise=noise)
+        return policy.wants_reuse((3, 0.8, reused), view)
+
+    assert reuses(5, 0.14, 0.6)  # 2 · 0.14 + 0.2 < 0.5
+    assert not reuses(5, 0.16, 0.6)
+    assert not reuses(5, 0.14, 0.55)
+    assert not reuses(5, 0.14, 0.6, reused=2)
+    assert not reuses(1, 0.14, 0.6), "the first fifth has a tighter threshold"
+
+
+def test_sen_cache_measures_from_the_last_computed_step() -> None:
+    policy, view = _sensitivity(), omnireuse.StepView(index=4, total=10, drift=0.1, noise=0.7)
+    assert policy.after((3, 0.8, 1), view, True) == (3, 0.8, 2)
+    assert policy.after((3, 0.8, 1), view, False) == (4, 0.7, 0)
+
+
+def test_sen_cache_keeps_the_contract_of_policies() -> None:
+    check_policy(_sensitivity())
