@@ -107,17 +107,18 @@ def _known(rows: list[Row], key: Row) -> bool:
 class Player:
     """One pipeline and its captions, in runs of one shift, with guidance or without."""
 
-    def __init__(self, case: str, prompts: int) -> None:
+    def __init__(self, case: str, prompts: int, seed: int = SEED) -> None:
         self._case = CASES[case]
-        self._pipe: Any = self._case.load()
-        self._pipe.set_progress_bar_config(disable=True)
-        self._config = self._pipe.scheduler.config
-        self._prompts = [self._case.caption(scene) for scene in self._case.held_out(prompts, seed=SEED)]
+        self.pipeline: Any = self._case.load()
+        self.pipeline.set_progress_bar_config(disable=True)
+        self._config = self.pipeline.scheduler.config
+        self._prompts = [self._case.caption(scene) for scene in self._case.held_out(prompts, seed=seed)]
+        self._seed = seed
         self._full: dict[int, Array] = {}
 
     def begin(self, shift: str, *, guided: bool) -> None:
         """Runs from here on have this shift and guidance."""
-        self._pipe.scheduler = shifted(self._config, shift)
+        self.pipeline.scheduler = shifted(self._config, shift)
         self._guidance = {} if guided else {self._case.guidance: 1.0}
         self._full.clear()
 
@@ -128,10 +129,10 @@ class Player:
         row: Row = {"default": self._beside_fewer(steps, policy), "half": None}
         if "fewer" in row["default"]:
             held, _ = self._reusing(steps, policy, "hold")
-            row["default"]["hold"] = self._judge(held, steps)
+            row["default"]["hold"] = self.judge(held, steps)
         if steps == EXPONENT_STEPS:
             by_number = FixedSchedule(speedup=2.0, power=POWER)
-            row["default"]["by_number"] = self._judge(self._reusing(steps, by_number, DEFAULT.forecaster)[0], steps)
+            row["default"]["by_number"] = self.judge(self._reusing(steps, by_number, DEFAULT.forecaster)[0], steps)
         if row["default"]["computed"] > steps / 2 + 1:
             half = FixedSchedule(speedup=2.0, power=POWER, noise_exponent=NOISE_EXPONENT)
             row["half"] = self._beside_fewer(steps, half)
@@ -142,32 +143,34 @@ class Player:
         policy = FixedSchedule(speedup=2.0, noise_exponent=exponent)
         made, computed = self._reusing(EXPONENT_STEPS, policy, DEFAULT.forecaster)
         return {
-            "psnr": self._judge(made, EXPONENT_STEPS),
-            "fewer": self._judge(self._whole(len(computed)), EXPONENT_STEPS),
+            "psnr": self.judge(made, EXPONENT_STEPS),
+            "fewer": self.judge(self._whole(len(computed)), EXPONENT_STEPS),
         }
 
     def _beside_fewer(self, steps: int, policy: FixedSchedule) -> Row:
         made, computed = self._reusing(steps, policy, DEFAULT.forecaster)
-        row: Row = {"computed": len(computed), "psnr": self._judge(made, steps)}
+        row: Row = {"computed": len(computed), "psnr": self.judge(made, steps)}
         if len(computed) == steps:
             return row
-        return row | {"at": computed, "fewer": self._judge(self._whole(len(computed)), steps)}
+        return row | {"at": computed, "fewer": self.judge(self._whole(len(computed)), steps)}
 
     def _reusing(self, steps: int, policy: FixedSchedule, forecaster: Any) -> tuple[Array, list[int]]:
-        with omnireuse.enable(self._pipe, policy=policy, forecaster=forecaster) as handle:
-            made = self._run(steps)
+        with omnireuse.enable(self.pipeline, policy=policy, forecaster=forecaster) as handle:
+            made = self.run(steps)
             return made, sorted({event.step for event in handle.events if not event.reused})
 
     def _whole(self, steps: int) -> Array:
         if steps not in self._full:
-            self._full[steps] = self._run(steps)
+            self._full[steps] = self.run(steps)
         return self._full[steps]
 
-    def _run(self, steps: int) -> Array:
-        seeds = range(SEED, SEED + len(self._prompts))
-        return self._case.generate(self._pipe, self._prompts, seeds, num_inference_steps=steps, **self._guidance)
+    def run(self, steps: int) -> Array:
+        """What the pipeline makes now, in so many steps."""
+        seeds = range(self._seed, self._seed + len(self._prompts))
+        return self._case.generate(self.pipeline, self._prompts, seeds, num_inference_steps=steps, **self._guidance)
 
-    def _judge(self, made: Array, steps: int) -> float:
+    def judge(self, made: Array, steps: int) -> float:
+        """PSNR to the full run of so many steps."""
         return statistics.fmean(min(psnr(a, b), 100.0) for a, b in zip(made, self._whole(steps), strict=True))
 
 

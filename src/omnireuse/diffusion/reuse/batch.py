@@ -98,6 +98,8 @@ def predict_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
 def observe_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
     """What to give to each row's solver for a computed output, as `Generation.observe` gives it.
 
+    Rows whose forecasts are corrected at this step are observed one by one.
+
     Args:
         rows: whose choices are to compute, with their outputs, each of another generation or branch.
     """
@@ -129,8 +131,10 @@ def observe_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
 
 
 def _can_fuse(row: Row) -> bool:
-    """Whether what is learnt from an output needs nothing but that output: no other rank and no signal."""
+    """Whether what is learnt from an output needs nothing but that output: no gap, no other rank and no signal."""
     generation, strategy = row.generation, row.generation.strategy
+    if generation.gap_before(generation.state_of(row.choice)) is not None:
+        return False
     if strategy.chosen_signal == "expected_output" or (
         strategy.policy.needs_error and not generation.agreement.is_alone
     ):

@@ -10,6 +10,7 @@ import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.forecasters.base import Forecaster, Memory
+from omnireuse.diffusion.reuse.forecasters.gap import Gap
 from omnireuse.diffusion.reuse.signals import change_of, magnitude
 from omnireuse.diffusion.reuse.strategy import Strategy
 
@@ -89,8 +90,14 @@ class BranchState:
         values: Sequence[torch.Tensor],
         signal: torch.Tensor | None,
         scales: Scales | None,
+        gap: Gap | None = None,
+        noises: Sequence[torch.Tensor] = (),
     ) -> tuple[float | None, list[torch.Tensor] | None]:
         """Compare the forecast for computed values with them, and remember them.
+
+        Args:
+            gap: the reused steps that these values end, where what they did is to be corrected.
+            noises: sample − value of each value, given with a gap.
 
         Returns:
             The forecast's error relative to the output, where it was measured; what replaces the values, or None for
@@ -106,9 +113,13 @@ class BranchState:
         signal = self.signal if signal is None else signal
         if signal is not None and strategy.chosen_signal == "expected_output":
             self._measure_rate(agreement, signal, values)
-        for memory, value in zip(self.memories, values, strict=True):
-            memory.observe(coordinate, value)
-        found = [memory.corrected(coordinate) for memory in self.memories]
+        if gap is None:
+            for memory, value in zip(self.memories, values, strict=True):
+                memory.observe(coordinate, value)
+            found = [memory.corrected(coordinate) for memory in self.memories]
+        else:
+            triples = zip(self.memories, values, noises, strict=True)
+            found = [memory.cross(gap, coordinate, value, noise) for memory, value, noise in triples]
         corrected = [value for value in found if value is not None]
         # All of them or none: they were observed together, at the same steps.
         pairs = zip(corrected, self.dtypes, strict=True)

@@ -11,6 +11,7 @@ import torch
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.branch_state import BranchState
 from omnireuse.diffusion.reuse.events import Choice
+from omnireuse.diffusion.reuse.forecasters.gap import Gap
 from omnireuse.diffusion.reuse.noise import NoiseLevel, OutputAlgebra
 from omnireuse.diffusion.reuse.policy import StepView
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -51,6 +52,8 @@ class Decider:
         self.schedule = strategy.policy.schedule(total, self.noises) if total else None
         """The steps that the policy computes; None where it measures, or the number of steps is unknown. Guards may
         compute more: a step whose inputs changed shape computes."""
+        if self.schedule is not None and total:
+            self.forecaster = self.forecaster.for_share(len(self.schedule) / total)
         self._states: dict[tuple[int, str, int | None], BranchState] = {}
         self._leads: dict[tuple[int, int | None], bool] = {}
         """What the first branch of each denoiser and sample has done at this step."""
@@ -62,8 +65,20 @@ class Decider:
         is_known = self.index < len(self._levels)
         self.level = self._levels[self.index] if is_known else NoiseLevel(sigma=None, coordinate=float(self.index))
         """The noise level of the current step."""
-        self.coordinate = float(self.index) if self.strategy.axis == "steps" else self.level.coordinate
+        self.coordinate = self._coordinate_of(self.index, self.level)
         """Of the current step, on the strategy's axis."""
+
+    def _coordinate_of(self, index: int, level: NoiseLevel) -> float:
+        return float(index) if self.strategy.axis == "steps" else level.coordinate
+
+    def gap_before(self, state: BranchState) -> Gap | None:
+        """The reused steps since the branch last computed; None where there are none, or nothing corrects them."""
+        first, now = self.index - state.consecutive, self.index
+        if not self.forecaster.corrects or self.outputs.quantity != "x0" or first == now or now >= len(self._levels):
+            return None
+        levels = self._levels[first : now + 1]
+        coordinates = [self._coordinate_of(first + place, level) for place, level in enumerate(levels[:-1])]
+        return Gap.between(coordinates, [level.step_ratio for level in levels])
 
     @property
     def finished(self) -> bool:

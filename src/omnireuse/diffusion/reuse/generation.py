@@ -28,6 +28,7 @@ from omnireuse.diffusion.reuse.deciding import Decider, layout_of
 from omnireuse.diffusion.reuse.events import Choice, Decision
 from omnireuse.diffusion.reuse.forecasters import Blend
 from omnireuse.diffusion.reuse.forecasters.base import storage_bytes
+from omnireuse.diffusion.reuse.forecasters.gap import Gap
 from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
@@ -163,7 +164,9 @@ class Generation(Decider):
         def scales() -> tuple[torch.Tensor, torch.Tensor]:
             return algebra.scales(level, samples[0], outputs[0], values[0])
 
-        corrected = self.observe_values(choice, values, scales=scales, started=started)
+        gap = self.gap_before(self.state_of(choice))
+        noises = [] if gap is None else algebra.noises(samples, values)
+        corrected = self.observe_values(choice, values, scales=scales, started=started, gap=gap, noises=noises)
         self._states[choice.key].output_dtype = outputs[0].dtype
         if corrected is None:
             return None
@@ -176,6 +179,8 @@ class Generation(Decider):
         *,
         scales: Scales | None = None,
         started: float | None = None,
+        gap: Gap | None = None,
+        noises: Sequence[torch.Tensor] = (),
     ) -> list[torch.Tensor] | None:
         """Compare the forecast for computed values with them, and remember them.
 
@@ -184,6 +189,7 @@ class Generation(Decider):
             values: what was computed; the tensors are kept, so nobody may write to them.
             scales: what errors are relative to; the values' own magnitude by default.
             started: `perf_counter` when the host's work on the values began, for the event; now by default.
+            gap, noises: as `BranchState.observe`.
 
         Returns:
             What replaces the values; None for these values themselves.
@@ -193,7 +199,15 @@ class Generation(Decider):
             raise StateError(GRADIENT_ERROR)
         state = self.state_of(choice)
         error, corrected = state.observe(
-            self.strategy, self.forecaster, self.agreement, self.coordinate, values, choice.signal, scales
+            self.strategy,
+            self.forecaster,
+            self.agreement,
+            self.coordinate,
+            values,
+            choice.signal,
+            scales,
+            gap,
+            noises,
         )
         self.conclude(choice, state, started, error=error, corrected=corrected is not None)
         return corrected

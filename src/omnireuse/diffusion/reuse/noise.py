@@ -65,6 +65,8 @@ class NoiseLevel:
         sample_weight: a of x0 = a · sample + b · output; None where the algebra is unknown.
         output_weight: b of the same; never 0 where `sample_weight` is known, except at zero noise.
         input_scale: what the scheduler multiplies the sample with before the denoiser sees it.
+        step_ratio: r where the scheduler goes from x to x0 + r · (x − x0), as Euler's method for flow matching does
+            with r = σ of the next step / σ; None for other solvers.
     """
 
     sigma: float | None
@@ -72,6 +74,7 @@ class NoiseLevel:
     sample_weight: float | None = None
     output_weight: float | None = None
     input_scale: float = 1.0
+    step_ratio: float | None = None
 
     def can_denoise(self, sample: torch.Tensor | None, output: torch.Tensor) -> bool:
         """Whether x0 is defined here: a known algebra, noise left, and a sample of the output's shape."""
@@ -150,6 +153,10 @@ class OutputAlgebra:
             outputs.append(level.output_of(sample.detach(), value, dtype))
         return outputs
 
+    def noises(self, samples: Sequence[torch.Tensor | None], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """sample − x0, where x0 is remembered."""
+        return [sample.detach() - value for sample, value in zip(samples, values, strict=True) if sample is not None]
+
     def scales(
         self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,7 +184,8 @@ def noise_levels(scheduler: Any) -> list[NoiseLevel]:
     if family is None:
         return [NoiseLevel(sigma=sigmas[i] if i < len(sigmas) else None, coordinate=float(i)) for i in range(count)]
     if family == "flow":
-        return [_level(1 - sigma, sigma, "flow_prediction", sigma) for sigma in sigmas[:count]]
+        levels = [_level(1 - sigma, sigma, "flow_prediction", sigma) for sigma in sigmas[:count]]
+        return _with_ratios(levels, sigmas) if _is_plain_euler(scheduler) else levels
     prediction = scheduler.config.prediction_type
     if family == "exploding":
         return [_exploding_level(sigma, prediction) for sigma in sigmas[:count]]
@@ -199,6 +207,19 @@ def _level(alpha: float, sigma: float, prediction: str, own: float | None) -> No
     }
     a, b = weights.get(prediction) or (None, None)
     return NoiseLevel(sigma=own, coordinate=coordinate, sample_weight=a, output_weight=b)
+
+
+def _is_plain_euler(scheduler: Any) -> bool:
+    """Whether each step is x + (next σ − σ) · output: the class's own step, and no noise added."""
+    named = [cls for cls in type(scheduler).__mro__ if cls.__name__ == "FlowMatchEulerDiscreteScheduler"]
+    # A subclass may step in its own way.
+    is_own_step = any(vars(cls).get("step") is type(scheduler).step for cls in named)
+    return is_own_step and not scheduler.config.stochastic_sampling
+
+
+def _with_ratios(levels: list[NoiseLevel], sigmas: list[float]) -> list[NoiseLevel]:
+    pairs = zip(levels, sigmas, sigmas[1:], strict=False)
+    return [replace(level, step_ratio=after / sigma if sigma else None) for level, sigma, after in pairs]
 
 
 def _exploding_level(sigma: float, prediction: str) -> NoiseLevel:

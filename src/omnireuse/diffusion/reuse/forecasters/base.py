@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from omnireuse.diffusion.reuse.forecasters.gap import Gap
 from omnireuse.diffusion.reuse.validation import field_error, is_whole
 
 __all__ = [
@@ -82,6 +83,21 @@ class Memory(ABC):
         found = self.correction(coordinate)
         return None if found is None else combine(found.table[0], found.values)
 
+    def cross(self, gap: Gap, coordinate: float, value: torch.Tensor, noise: torch.Tensor) -> torch.Tensor | None:
+        """`observe` for the first value after reused steps, where the scheduler's step is known.
+
+        Args:
+            gap: the reused steps.
+            coordinate: of the value.
+            value: the computed x0.
+            noise: sample − x0.
+
+        Returns:
+            What replaces the value; None for this value itself.
+        """
+        self.observe(coordinate, value)
+        return None
+
     def candidates(self, coordinate: float) -> Combination | None:
         """The forecasts that a value at `coordinate` is compared with; None where nothing is learnt from it."""
         return None
@@ -148,6 +164,8 @@ class Forecaster(ABC):
     """Degree of its polynomial: its error grows with the distance to the power order + 1."""
     quantity: ClassVar[str | None] = None
     """The only quantity that it forecasts; None takes the region's default."""
+    corrects: bool = False
+    """Whether `Memory.cross` corrects what forecasts did to the latents; then it serves x0 in region "step" only."""
 
     @property
     def regions(self) -> tuple[str, ...] | None:
@@ -158,6 +176,10 @@ class Forecaster(ABC):
     def branches(self) -> int:
         """How many branches of guidance have memories of their own kind; 1 where all are alike."""
         return 1
+
+    def for_share(self, computed: float) -> Forecaster:
+        """The forecaster for a run that computes this share of its steps; asked where the share is known beforehand."""
+        return self
 
     @abstractmethod
     def start(self, branch: int = 0) -> Memory:
