@@ -21,9 +21,10 @@ test: setup ## the tests of a few minutes, on all cores with one thread each (TE
 test-all: setup ## all tests, the slow ones and the whole sweeps too
 	$(PYTEST) $(TEST)
 
-test-hosts: ## reuse inside the engines: builds an environment for each (2 GB) and runs the tests in it
+test-hosts: ## reuse inside the engines: builds an environment for each (2 GB a piece) and runs the tests in it
 	scripts/vllm_venv.sh
 	scripts/vllm_omni_venv.sh
+	scripts/sglang_venv.sh
 
 coverage: setup ## all tests with branch coverage, which takes longer
 	$(PYTEST) --cov --cov-report=term $(TEST)

@@ -111,7 +111,7 @@ def test_a_transformer_that_fails_leaves_nothing_behind(engine: Any, monkeypatch
         ({"sped": 2}, "did you mean 'speedup'"),
         ({"speedup": 0.5}, "speedup must be at least 1"),
         ({"speedup": 2, "tolerance": 0.1}, "must have one target"),
-        ("on", 'must be "off" or a mapping'),
+        ("half", 'must be "on", "off" or a mapping'),
     ],
 )
 def test_bad_settings_are_refused_at_admission(engine: Any, reuse: object, message: str) -> None:

@@ -15,8 +15,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 from omnireuse import BestOrder, Blend, ErrorControl, FixedSchedule, Strategy
 from omnireuse.integrations.phases import WavePlanner, linear_cost
-from omnireuse.integrations.vllm_omni.settings import OFF, Plan
-from omnireuse.integrations.vllm_omni.waves import KEY, Waves
+from omnireuse.integrations.settings import KEY, OFF, Plan
+from omnireuse.integrations.vllm_omni.waves import Waves
 
 PLANS = {
     "half": Plan(Strategy(policy=FixedSchedule(speedup=2), forecaster=Blend()), "half"),

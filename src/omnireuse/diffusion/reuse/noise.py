@@ -22,7 +22,12 @@ logger = logging.getLogger("omnireuse")
 
 _FAMILIES = {
     # sample = (1 − σ) · clean + σ · noise, output = noise − clean.
-    "flow": {"FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler", "FlowMatchLCMScheduler"},
+    "flow": {
+        "FlowMatchEulerDiscreteScheduler",
+        "FlowMatchHeunDiscreteScheduler",
+        "FlowMatchLCMScheduler",
+        "FlowUniPCMultistepScheduler",  # of SGLang's Wan
+    },
     # sample = clean + σ · noise, unscaled ("variance exploding"); sigmas[i] is the level of timesteps[i].
     "exploding": {
         "EulerDiscreteScheduler",

@@ -14,8 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from omnireuse.errors import ConfigError
+from omnireuse.integrations.settings import KEY, RequestSettings
 from omnireuse.integrations.vllm_omni.backend import Backend
-from omnireuse.integrations.vllm_omni.settings import KEY, RequestSettings
 
 __all__ = ["TESTED", "install"]
 

@@ -20,36 +20,23 @@ from omnireuse.diffusion.reuse.noise import noise_levels
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.integrations.phases import WavePlanner
-from omnireuse.integrations.vllm_omni.settings import KEY, Plan
+from omnireuse.integrations.request import RequestReuse
+from omnireuse.integrations.settings import KEY, Plan
 
-__all__ = ["RequestReuse", "Waves"]
+__all__ = ["Waves"]
 
 logger = logging.getLogger("omnireuse")
 
 
 @dataclass
-class RequestReuse:
-    """What reuse keeps of one request, in the engine's own state of it: it is freed with the request.
+class StreamedReuse(RequestReuse):
+    """The same for an engine that streams.
 
     Attributes:
-        plan: what the request follows.
-        generation: its state; None where the request computes every step.
         chunk: of a streaming request, whose chunks are denoised one after the other.
-        computed, reused: steps so far.
     """
 
-    plan: Plan
-    generation: Generation | None
     chunk: int = 0
-    computed: int = 0
-    reused: int = 0
-
-    def figures(self) -> dict[str, float]:
-        """What the response's metrics say."""
-        known = {"steps_computed": float(self.computed), "steps_reused": float(self.reused)}
-        if self.plan.promise is not None and self.plan.promise.but is None:
-            known["expected_psnr_db"] = self.plan.promise.expected
-        return {f"{KEY}_{name}": figure for name, figure in known.items()}
 
 
 class Waves:
@@ -123,11 +110,11 @@ class Waves:
         self._count(states, requests, is_computed)
         return torch.cat([output for output in outputs if output is not None])
 
-    def _request(self, state: Any) -> RequestReuse:
-        kept: RequestReuse | None = state.extra.get(KEY)
+    def _request(self, state: Any) -> StreamedReuse:
+        kept: StreamedReuse | None = state.extra.get(KEY)
         if kept is None:
             plan = self._plan(state)
-            kept = state.extra[KEY] = RequestReuse(plan, self._start(plan, state), state.chunk_index)
+            kept = state.extra[KEY] = StreamedReuse(plan, self._start(plan, state), chunk=state.chunk_index)
         elif kept.chunk != state.chunk_index:
             kept.chunk, kept.generation = state.chunk_index, self._start(kept.plan, state)
         return kept

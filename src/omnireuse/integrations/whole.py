@@ -1,0 +1,58 @@
+"""Whole requests on a diffusers pipeline: each is served by `enable` with the settings that it asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omnireuse.diffusion.handle import Handle
+from omnireuse.diffusion.pipelines import enable
+from omnireuse.integrations.ranks import on_ranks, world_size
+from omnireuse.integrations.settings import KEY, RequestSettings, ServerSettings
+
+__all__ = ["WholeRequests"]
+
+
+class WholeRequests:
+    """Reuse on one pipeline that serves one request, or one batch of requests, after the other.
+
+    Args:
+        settings: of the server.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._handle: Handle | None = None
+        self._active = RequestSettings()
+
+    def begin(self, pipeline: Any, wanted: RequestSettings) -> None:
+        """Prepare the pipeline for what the next request asks for. Costs nothing where the last one asked for the same.
+
+        Raises:
+            ConfigError: a target that cannot be reached; it says what can be had.
+            StateError: a profile of another pipeline.
+        """
+        if self._handle is None or wanted != self._active:
+            self.end()
+            if not wanted.off:
+                on_ranks(self._settings.plan(wanted, pipeline), world_size(), place=self._settings.place)
+                self._handle = enable(pipeline, **self._settings.enable_arguments(wanted))
+            self._active = wanted
+
+    def end(self) -> None:
+        """Leave the pipeline as it was."""
+        if self._handle is not None:
+            self._handle.disable()
+            self._handle = None
+
+    def figures(self) -> dict[str, float]:
+        """Steps that the last request computed and reused; empty where it asked for none."""
+        events = () if self._handle is None else self._handle.events
+        if not events:
+            return {}
+        steps: dict[int, bool] = {}
+        for event in reversed(events):
+            if event.run != events[-1].run:
+                break
+            steps[event.step] = steps.get(event.step, True) and event.reused
+        reused = sum(steps.values())
+        return {f"{KEY}_steps_computed": float(len(steps) - reused), f"{KEY}_steps_reused": float(reused)}

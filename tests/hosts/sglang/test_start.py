@@ -1,0 +1,145 @@
+"""What an SGLang server reads when it starts, and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.hosts.sglang.conftest import DIFFUSERS, IN_SGLANG, NATIVE, Server, server_args
+
+pytestmark = IN_SGLANG
+
+VARIABLE = "OMNIREUSE_SGLANG"
+
+
+@pytest.fixture
+def start(plain: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Starts a server with this setting."""
+
+    def started(setting: str, **options: Any) -> Any:
+        monkeypatch.setenv(VARIABLE, setting)
+        return server_args(**{**NATIVE, **options})
+
+    yield started
+    monkeypatch.undo()
+    server_args(**NATIVE)
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """What omnireuse logs. A server that starts takes away the handlers of the root logger, pytest's too."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("omnireuse")
+    logger.addHandler(handler)
+    yield said
+    logger.removeHandler(handler)
+
+
+def test_every_request_of_a_server_that_is_on_reuses(start: Callable[..., Any], server: Server) -> None:
+    start("on")
+    assert server.calls()[1] == 2 * 14
+    assert server.calls(reuse="off")[1] == 2 * 28
+    assert server.calls(reuse={"speedup": 4})[1] == 2 * 7
+    start('{"computed_steps": 10}')
+    assert server.calls()[1] == 2 * 10
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ('{"sped": 2}', "did you mean 'speedup'"),
+        ('{"speedup": 0.5}', "speedup must be a number of at least 1"),
+        ('{"quality": 40}', "can only be promised by a profile"),
+        ("2", 'must be "on", "off" or a JSON object'),
+        ("yes", 'must be "on", "off" or a JSON object'),
+    ],
+)
+def test_a_wrong_setting_stops_the_server_from_starting(start: Callable[..., Any], setting: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        start(setting)
+
+
+def test_cache_dit_for_the_whole_server_is_refused(start: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="the server uses cache-dit, too"):
+        start("on", **DIFFUSERS, cache_dit_config={"cache_config": {}})
+
+
+def test_an_untested_release_is_refused_to_who_asks(
+    start: Callable[..., Any], native: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from omnireuse.integrations.sglang import process
+
+    monkeypatch.setattr(process, "version", lambda _: "0.99.1")
+    message = r"SGLang 0\.99\.1 is not supported.*tested with 0\.5\.23"
+    with pytest.raises(ValueError, match=message):
+        start("on")
+    start("off")
+    assert native.calls(steps=4)[1] == 2 * 4
+    with pytest.raises(ValueError, match=message):
+        native.calls(steps=4, reuse="on")
+
+
+def test_a_hook_that_was_not_applied_is_named(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry
+
+    lost = next(target for target in HookRegistry._patched if target.endswith("_predict_noise_with_cfg"))
+    monkeypatch.setattr(HookRegistry, "_patched", HookRegistry._patched - {lost})
+    with pytest.raises(ValueError, match=f"not hooked: {lost}"):
+        start("on")
+    start("off")
+    assert f"omnireuse cannot get into this SGLang; not hooked: {lost}" in log
+
+
+def test_a_policy_that_measures_is_refused_on_several_ranks(start: Callable[..., Any]) -> None:
+    from omnireuse.integrations.sglang.hooks import REUSE
+
+    start('{"tolerance": 0.05}')
+    with pytest.raises(ValueError, match="2 ranks might decide differently"):
+        REUSE.start(SimpleNamespace(num_gpus=2), cache_dit=False)
+
+
+def test_the_log_says_once_what_is_served(start: Callable[..., Any], log: list[str]) -> None:
+    from sglang.multimodal_gen.runtime.pipelines_core import build_pipeline
+
+    args = start('{"speedup": 3}', **DIFFUSERS)
+    build_pipeline(args)
+    assert log == ["omnireuse serves every request of DiffusersPipeline: speedup=3"]
+
+
+def test_a_profile_is_refused_on_a_native_pipeline(start: Callable[..., Any]) -> None:
+    from sglang.multimodal_gen.runtime.pipelines_core import build_pipeline
+
+    args = start('{"profile": "profile.json"}')
+    with pytest.raises(ValueError, match="start the server with --backend diffusers"):
+        build_pipeline(args)
+
+
+def test_the_noise_of_the_scheduler_of_native_wan_is_known(plain: object) -> None:
+    from sglang.multimodal_gen.runtime.models.schedulers.scheduling_flow_unipc_multistep import (
+        FlowUniPCMultistepScheduler,
+    )
+
+    from omnireuse.diffusion.reuse.noise import noise_levels
+
+    scheduler = FlowUniPCMultistepScheduler(shift=3.0)
+    scheduler.set_timesteps(12, device="cpu")
+    scheduler.set_begin_index(0)
+    levels = noise_levels(scheduler)
+    assert len(levels) == 12
+    sample, output = torch.randn(2, 1, 4, 3, 3).unbind()
+    for timestep, level in zip(scheduler.timesteps, levels, strict=True):
+        if scheduler.step_index is None:
+            scheduler._init_step_index(timestep)
+        torch.testing.assert_close(
+            level.denoised(sample, output), scheduler.convert_model_output(output, sample=sample)
+        )
+        scheduler.step(output, timestep, sample)
