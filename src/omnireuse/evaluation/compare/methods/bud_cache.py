@@ -2,9 +2,10 @@
 
 Source: "Budget-Constrained Step-Level Diffusion Caching", arXiv 2606.13496, and its public code
 (https://github.com/Westlake-AGI-Lab/BudCache): the last velocity is held; swaps and shifts keep the budget; simulated
-annealing from 0.05 to 10⁻⁵, then hill climbing. The code anneals 200 times on one prompt. Ours: fewer trials, of the
-pictures' squared error, whose relative change is annealed; hill climbing takes the first shift that helps. Left out:
-the second stage, which trains the noise levels of the schedule by gradients.
+annealing from 0.05 to 10⁻⁵ from a random schedule, then hill climbing. The code anneals 200 times on one prompt and
+then tries whole neighbourhoods. Ours: an even schedule at first; fewer trials, of the pictures' squared error, whose
+relative change is annealed; hill climbing takes the first shift that helps. Left out: the second stage, which trains
+the noise levels of the schedule by gradients.
 """
 
 from __future__ import annotations
