@@ -109,7 +109,7 @@ def test_a_transformer_that_fails_leaves_nothing_behind(engine: Any, monkeypatch
     ("reuse", "message"),
     [
         ({"sped": 2}, "did you mean 'speedup'"),
-        ({"speedup": 0.5}, "speedup must be at least 1"),
+        ({"speedup": 0.5}, "speedup must be a number of at least 1"),
         ({"speedup": 2, "tolerance": 0.1}, "must have one target"),
         ("half", 'must be "on", "off" or a mapping'),
     ],
