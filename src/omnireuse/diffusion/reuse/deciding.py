@@ -63,10 +63,14 @@ class Decider:
 
     def _locate(self) -> None:
         is_known = self.index < len(self._levels)
-        self.level = self._levels[self.index] if is_known else NoiseLevel(sigma=None, coordinate=float(self.index))
-        """The noise level of the current step."""
-        self.coordinate = self._coordinate_of(self.index, self.level)
-        """Of the current step, on the strategy's axis."""
+        self.call_at(self._levels[self.index] if is_known else NoiseLevel(sigma=None, coordinate=float(self.index)))
+
+    def call_at(self, level: NoiseLevel) -> None:
+        """Until the step is over, the model is called at this noise level, as solvers do between two steps."""
+        self.level = level
+        """The noise level at which the model is called."""
+        self.coordinate = self._coordinate_of(self.index, level)
+        """Of that level, on the strategy's axis."""
 
     def _coordinate_of(self, index: int, level: NoiseLevel) -> float:
         return float(index) if self.strategy.axis == "steps" else level.coordinate

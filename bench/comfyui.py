@@ -1,0 +1,151 @@
+"""Step reuse inside ComfyUI beside ComfyUI's own EasyCache and LazyCache nodes and fewer steps, in the same runs.
+
+    scripts/comfyui_venv.sh /tmp/comfyui
+    COMFYUI=/tmp/comfyui/ComfyUI /tmp/comfyui/bin/python -m bench comfyui
+
+Held-out captions on the small Flux, guidance 6, PSNR in dB of the decoded image to the full run of the same sampler and
+noise. Counted are the calls of the model, each with both parts of guidance in one batch.
+
+EasyCache adds to the model's input in place. Where the model computes in half precision, that input is a copy. In
+float32, as here, it is the solver's own latents, which would be spoiled, so EasyCache is handed a copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from bench._common import new_table, write_record
+from omnireuse.errors import StateError
+from omnireuse.evaluation.metrics import capped_psnr
+from omnireuse.evaluation.record import environment
+from omnireuse.integrations.comfyui import attach, plan_for
+from reference.case import IMAGES
+
+SAMPLERS = ("euler", "dpmpp_2m", "heun", "euler_ancestral", "dpmpp_sde")
+SPEEDUPS = (1.6, 2.5)
+EASY_CACHE = (0.05, 0.1, 0.3)
+LAZY_CACHE = (0.1, 0.3)
+Variant = tuple[str, Callable[[Any], Any], int]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run, show a table and write ``comfyui.json``."""
+    parser = argparse.ArgumentParser(prog="python -m bench comfyui", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=28)
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    options = parser.parse_args(arguments)
+    if "COMFYUI" not in os.environ:
+        raise StateError("bench comfyui: COMFYUI must name ComfyUI's folder; scripts/comfyui_venv.sh makes one")
+    record = {
+        "command": f"python -m bench comfyui --prompts {options.prompts} --steps {options.steps}",
+        "environment": environment(),
+        "samplers": Bench(options.prompts, options.steps).measure(),
+    }
+    show(record["samplers"], Console())
+    write_record(record, options.out, "comfyui")
+
+
+class Bench:
+    """One model with its prompts."""
+
+    def __init__(self, prompts: int, steps: int) -> None:
+        from tests.hosts.comfyui import host
+
+        self.host, self.steps, self.model = host, steps, host.load_model()
+        pipe = IMAGES.load(None)
+        self._vae = pipe.vae
+        scenes = IMAGES.held_out(prompts, seed=1000)
+        self.conditions = [self._condition(pipe, IMAGES.caption(scene)) for scene in scenes]
+        self.negative = self._condition(pipe, "")
+
+    def _condition(self, pipe: Any, prompt: str) -> list[Any]:
+        with torch.no_grad():
+            tokens, pooled, _ = pipe.encode_prompt(prompt, prompt, max_sequence_length=20)
+        return [[tokens, {"pooled_output": pooled}]]
+
+    def measure(self) -> dict[str, Any]:
+        """For each sampler and variant: calls of the model, and PSNR of each prompt."""
+        found: dict[str, Any] = {}
+        for sampler in SAMPLERS:
+            full = [self._run(self.model, sampler, self.steps, which) for which in range(len(self.conditions))]
+            found[sampler] = {"full": {"calls": full[0][1]}}
+            for name, change, steps in self._variants():
+                runs = [self._run(change(self.model), sampler, steps, which) for which in range(len(self.conditions))]
+                found[sampler][name] = {
+                    "calls": statistics.mean(calls for _, calls in runs),
+                    "psnr": [capped_psnr(image, truth) for (image, _), (truth, _) in zip(runs, full, strict=True)],
+                }
+        return found
+
+    def _variants(self) -> Iterator[Variant]:
+        from comfy_extras import nodes_easycache as easy
+
+        yield "Omnireuse, default", lambda model: attach(model, plan_for()), self.steps
+        for speedup in SPEEDUPS:
+            yield (
+                f"Omnireuse, speedup {speedup:g}",
+                lambda model, speedup=speedup: attach(model, plan_for(speedup=speedup)),
+                self.steps,
+            )
+        for node, name, thresholds in (
+            (easy.EasyCacheNode, "EasyCache", EASY_CACHE),
+            (easy.LazyCacheNode, "LazyCache", LAZY_CACHE),
+        ):
+            for threshold in thresholds:
+                yield (
+                    f"{name}, threshold {threshold:g}",
+                    lambda model, node=node, threshold=threshold: node.execute(
+                        with_own_input(model), threshold, 0.15, 0.95, False
+                    ).args[0],
+                    self.steps,
+                )
+        for speedup in sorted((2.0, *SPEEDUPS)):
+            yield f"{round(self.steps / speedup)} steps", lambda model: model, round(self.steps / speedup)
+
+    def _run(self, model: Any, sampler: str, steps: int, which: int) -> tuple[np.ndarray, int]:
+        """The image, and how often the model was called."""
+        counted = model.clone()
+        counter = self.host.CallCounter(counted)
+        latents = self.host.sample(
+            counted,
+            sampler,
+            steps=steps,
+            seed=which,
+            positive=self.conditions[which],
+            negative=self.negative,
+        )
+        with torch.no_grad():
+            image = self._vae.decode(
+                latents.clone() / self._vae.config.scaling_factor + self._vae.config.shift_factor
+            ).sample
+        return (image[0].permute(1, 2, 0) / 2 + 0.5).clamp(0, 1).numpy(), len(counter.sigmas)
+
+
+def with_own_input(model: Any) -> Any:
+    """A clone of which every call gets a copy of the latents."""
+    clone = model.clone()
+    clone.add_wrapper_with_key(
+        "diffusion_model", "copy", lambda executor, x, *rest, **named: executor(x.clone(), *rest, **named)
+    )
+    return clone
+
+
+def show(samplers: dict[str, Any], console: Console) -> None:
+    """One row for each variant; calls and mean PSNR for each sampler."""
+    table = new_table("calls of the model / PSNR in dB to the full run", "variant", *samplers)
+    names = [name for name in next(iter(samplers.values())) if name != "full"]
+    table.add_row("full", *(f"{found['full']['calls']}" for found in samplers.values()))
+    for name in names:
+        cells = (found[name] for found in samplers.values())
+        table.add_row(name, *(f"{each['calls']:.1f} / {statistics.mean(each['psnr']):.1f}" for each in cells))
+    console.print(table)

@@ -1,0 +1,129 @@
+"""The nodes. Each turns its inputs into one call of `omnireuse.integrations.comfyui`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import folder_paths
+
+from omnireuse.integrations.comfyui import attach, plan_for, plan_of_profile, reuse_of, step_picture
+
+_CATEGORY = "model/omnireuse"
+_FOLDER = "omnireuse"
+
+folder_paths.add_model_folder_path(_FOLDER, str(Path(folder_paths.models_dir) / _FOLDER))
+folder_paths.folder_names_and_paths[_FOLDER][1].add(".json")
+
+_MODEL = ("MODEL", {"tooltip": "Connect the last node that changes the model, such as a LoRA loader."})
+_SPEEDUP = {"default": 0.0, "min": 0.0, "max": 20.0, "step": 0.1}
+
+
+class Omnireuse:
+    """Compute some of the steps, and forecast the others."""
+
+    CATEGORY = _CATEGORY
+    DESCRIPTION = (
+        "Computes some denoising steps and forecasts the others. With both numbers at 0, half of the steps are "
+        "computed, but at least 12."
+    )
+    FUNCTION = "patch"
+    RETURN_TYPES = ("MODEL",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        """The inputs."""
+        return {
+            "required": {
+                "model": _MODEL,
+                "speedup": (
+                    "FLOAT",
+                    {
+                        **_SPEEDUP,
+                        "tooltip": "All steps divided by computed steps: 2 computes half of them. 0 leaves it out.",
+                    },
+                ),
+                "tolerance": (
+                    "FLOAT",
+                    {
+                        "default": 0.0,
+                        "min": 0.0,
+                        "max": 0.99,
+                        "step": 0.01,
+                        "tooltip": "How far the final latents may be from those of the full run: 0.05 is 5 %. It "
+                        "decides while the picture is made. 0 leaves it out.",
+                    },
+                ),
+            }
+        }
+
+    def patch(self, model: Any, speedup: float, tolerance: float) -> tuple[Any]:
+        """The model that reuses steps."""
+        return (attach(model, plan_for(speedup=speedup, tolerance=tolerance)),)
+
+
+class OmnireuseProfile:
+    """Compute the steps that a calibration has found."""
+
+    CATEGORY = _CATEGORY
+    DESCRIPTION = "Follows a profile, a file of omnireuse calibrate in models/omnireuse."
+    FUNCTION = "patch"
+    RETURN_TYPES = ("MODEL",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        """The inputs."""
+        return {
+            "required": {
+                "model": _MODEL,
+                "profile": (folder_paths.get_filename_list(_FOLDER), {"tooltip": "A file in models/omnireuse."}),
+                "speedup": (
+                    "FLOAT",
+                    {**_SPEEDUP, "tooltip": "At least so many times fewer computed steps. 0 means 2."},
+                ),
+            }
+        }
+
+    def patch(self, model: Any, profile: str, speedup: float) -> tuple[Any]:
+        """The model that follows the profile."""
+        path = folder_paths.get_full_path_or_raise(_FOLDER, profile)
+        return (attach(model, plan_of_profile(path, speedup=speedup)),)
+
+
+class OmnireuseSummary:
+    """What reuse has done, after sampling."""
+
+    CATEGORY = _CATEGORY
+    DESCRIPTION = "Says how many steps were computed, and draws them. The latents pass through."
+    FUNCTION = "report"
+    OUTPUT_NODE = True
+    RETURN_TYPES = ("LATENT", "STRING", "IMAGE")
+    RETURN_NAMES: ClassVar = ("latent", "text", "steps")
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        """The inputs."""
+        return {
+            "required": {
+                "model": ("MODEL", {"tooltip": "The model that the Omnireuse node returns."}),
+                "latent": ("LATENT", {"tooltip": "What the sampler returns, so that this node runs after it."}),
+            }
+        }
+
+    def report(self, model: Any, latent: Any) -> dict[str, Any]:
+        """The summary as text and as a picture."""
+        summary = reuse_of(model).summary()
+        text = str(summary)
+        return {"ui": {"text": [text]}, "result": (latent, text, step_picture(summary.last_run))}
+
+
+NODE_CLASS_MAPPINGS = {
+    "Omnireuse": Omnireuse,
+    "OmnireuseProfile": OmnireuseProfile,
+    "OmnireuseSummary": OmnireuseSummary,
+}
+NODE_DISPLAY_NAME_MAPPINGS = {
+    "Omnireuse": "Omnireuse",
+    "OmnireuseProfile": "Omnireuse profile",
+    "OmnireuseSummary": "Omnireuse summary",
+}

@@ -1,0 +1,12 @@
+"""omnireuse inside ComfyUI: what its nodes call. The nodes themselves lie in ``integrations/comfyui``.
+
+Nothing here imports ComfyUI: a model comes in as an argument, with the wrappers that ComfyUI offers to custom nodes.
+"""
+
+from __future__ import annotations
+
+from omnireuse.integrations.comfyui.patch import Reuse, attach, reuse_of
+from omnireuse.integrations.comfyui.picture import step_picture
+from omnireuse.integrations.comfyui.plans import Plan, plan_for, plan_of_profile
+
+__all__ = ["Plan", "Reuse", "attach", "plan_for", "plan_of_profile", "reuse_of", "step_picture"]

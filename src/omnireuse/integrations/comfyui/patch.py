@@ -1,0 +1,189 @@
+"""Reuse on a model of ComfyUI: three wrappers on a clone, of the kinds that ComfyUI offers to custom nodes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import torch
+
+from omnireuse.diffusion.reuse.runtime.inert import explain
+from omnireuse.diffusion.reuse.summary import Stats, Summary
+from omnireuse.errors import StateError, WrongTypeError
+from omnireuse.integrations.comfyui.plans import Plan
+from omnireuse.integrations.comfyui.sampling import SamplingRun, active_conditions
+
+__all__ = ["KEY", "TESTED", "Reuse", "attach", "reuse_of"]
+
+logger = logging.getLogger("omnireuse")
+
+TESTED = ("0.30",)
+"""Releases of ComfyUI that the tests run in."""
+KEY = "omnireuse"
+"""Names the wrappers, and the run among the model's options."""
+_OTHERS = {"easycache": "EasyCache", "lazycache": "LazyCache"}
+"""ComfyUI's own step caches, by the keys of their wrappers."""
+_OUTER, _PREDICT, _PARTS = "outer_sample", "predict_noise", "calc_cond_batch"
+_POST = "sampler_post_cfg_function"
+
+
+class Reuse:
+    """Reuse on one patched model: its wrappers, and what its runs have done.
+
+    Args:
+        plan: what its runs follow.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._stats = Stats(plan.name, plan.promise)
+        self._numbers = count(1)
+        self._kept_bytes = 0
+        self._said: set[str] = set()
+
+    def summary(self) -> Summary:
+        """What the runs have done so far."""
+        return self._stats.summary(kept_bytes=self._kept_bytes, calls_outside=0)
+
+    @property
+    def wrappers(self) -> dict[str, Callable[..., Any]]:
+        """By the kinds of ComfyUI's `WrappersMP`."""
+        return {_OUTER: self.sample, _PREDICT: self.predict, _PARTS: self.predict_parts}
+
+    def sample(
+        self, executor: Any, noise: Any, latent_image: Any, sampler: Any, sigmas: Any, *rest: Any, **named: Any
+    ) -> Any:
+        """A run of the sampler. Its state lives in a copy of the guider's options, and ends with it.
+
+        Raises:
+            StateError: another step cache stands on the model.
+        """
+        guider, options = executor.class_obj, executor.class_obj.model_options
+        run = self._run(guider, [float(sigma) for sigma in sigmas])
+        if run is None:
+            return executor(noise, latent_image, sampler, sigmas, *rest, **named)
+        inner = {**options.get("transformer_options", {}), KEY: (run, len(options.get(_POST, [])))}
+        guider.model_options = {**options, "transformer_options": inner}
+        try:
+            result = executor(noise, latent_image, sampler, sigmas, *rest, **named)
+            self._explain(run, guider)
+            return result
+        finally:
+            guider.model_options = options
+            run.finish()
+            self._kept_bytes = max(self._kept_bytes, run.kept_bytes)
+            self._stats.end_run(run.generation.number)
+
+    def _run(self, guider: Any, sigmas: list[float]) -> SamplingRun | None:
+        """The state of a run; None where no step of it can be reused."""
+        present = guider.model_options.get("transformer_options", {}).get("wrappers", {}).get(_OUTER, {})
+        for key in _OTHERS.keys() & present.keys():
+            raise StateError(
+                f"Omnireuse and {_OTHERS[key]} are both on this model, and each would take the other's forecasts for "
+                "the model's outputs; remove one of the two nodes"
+            )
+        if len(sigmas) < 2:
+            return None
+        run = SamplingRun(
+            self.plan.strategy,
+            sigmas,
+            guider.model_patcher.get_model_object("model_sampling"),
+            number=next(self._numbers),
+            emit=self._stats.inbox.append,
+        )
+        if not run.noise.falls:
+            self._warn("omnireuse computes every step of this run: its sigmas rise in between")
+            return None
+        caution = self.plan.strategy.policy.caution(len(run.noise.sigmas), run.generation.noises)
+        if caution is not None:
+            self._warn(caution)
+        return run
+
+    def predict(
+        self, executor: Any, x: torch.Tensor, timestep: torch.Tensor, options: Any = None, seed: Any = None
+    ) -> Any:
+        """A call of the model by the solver: x0 after guidance."""
+        options = options or {}
+        found = options.get("transformer_options", {}).get(KEY)
+        if found is None:
+            return executor(x, timestep, options, seed)
+        run, own_functions = found
+        sigma = float(timestep.flatten()[0])
+        # A solver that reads the parts of guidance (CFG++) hands a function of its own along.
+        run.begin_call(sigma, by_part=len(options.get(_POST, [])) > own_functions)
+        if run.strategy.region == "call":
+            return executor(x, timestep, options, seed)
+        conditions = active_conditions(getattr(executor.class_obj, "conds", {}).values(), sigma)
+        return run.whole(lambda: executor(x, timestep, options, seed), x, conditions)
+
+    def predict_parts(
+        self, executor: Any, model: Any, conds: Any, x: torch.Tensor, timestep: torch.Tensor, options: Any
+    ) -> Any:
+        """The calls of the model for the conditions of all parts of guidance."""
+        found = options.get("transformer_options", {}).get(KEY)
+        if found is None or found[0].strategy.region != "call":
+            return executor(model, conds, x, timestep, options)
+        conditions = active_conditions(conds, float(timestep.flatten()[0]))
+        return found[0].parts(lambda: executor(model, conds, x, timestep, options), x, conds, conditions)
+
+    def _explain(self, run: SamplingRun, guider: Any) -> None:
+        """Log what a whole run has done, and why nothing where that was not meant."""
+        if not run.calls:
+            self._warn(
+                f"omnireuse has seen no call of the model in this run: {type(guider).__name__} does not go through "
+                "ComfyUI's predict_noise wrappers"
+            )
+            return
+        strip = self.summary().last_run
+        computed = sum(share or 0.0 for share in strip)
+        logger.info("omnireuse (%s): %.3g of %d steps computed", self.plan.name, computed, len(strip))
+        record = self._stats.end_run(run.generation.number)
+        explanation = None if record is None else explain(run.strategy, record)
+        if explanation is not None:
+            self._warn(str(explanation))
+
+    def _warn(self, text: str) -> None:
+        """Once for each model and text."""
+        if text not in self._said:
+            self._said.add(text)
+            logger.warning("%s", text)
+
+    def __repr__(self) -> str:
+        return f"Reuse({self.plan.name!r})"
+
+
+def attach(model: Any, plan: Plan) -> Any:
+    """A clone of the model that reuses steps; the model itself stays as it is. A plan on the model before is replaced.
+
+    Args:
+        model: ComfyUI's `ModelPatcher`.
+        plan: what its runs follow.
+
+    Raises:
+        WrongTypeError: no model, or one of a ComfyUI without wrappers.
+    """
+    if not hasattr(model, "add_wrapper_with_key"):
+        raise WrongTypeError(
+            f"Omnireuse(model={type(model).__name__}): model must have ComfyUI's wrappers (add_wrapper_with_key), got "
+            f"none; update ComfyUI (tested: {', '.join(TESTED)})"
+        )
+    clone, reuse = model.clone(), Reuse(plan)
+    for kind, wrapper in reuse.wrappers.items():
+        clone.remove_wrappers_with_key(kind, KEY)
+        clone.add_wrapper_with_key(kind, KEY, wrapper)
+    return clone
+
+
+def reuse_of(model: Any) -> Reuse:
+    """The reuse on a model, or on one that it was cloned from.
+
+    Raises:
+        StateError: there is none.
+    """
+    for wrapper in getattr(model, "get_wrappers", lambda *_: [])(_OUTER, KEY):
+        owner = getattr(wrapper, "__self__", None)
+        if isinstance(owner, Reuse):
+            return owner
+    raise StateError("Omnireuse summary: this model has no reuse; connect the model that the Omnireuse node returns")

@@ -1,0 +1,144 @@
+"""One run of a ComfyUI sampler: where its calls of the model are forecast instead of computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from omnireuse.diffusion.reuse.events import Choice
+from omnireuse.diffusion.reuse.generation import Emit, Generation, layout_of
+from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.integrations.comfyui.noise import RunNoise
+
+__all__ = ["SamplingRun", "active_conditions"]
+
+Conditions = Sequence[Iterable[dict[str, Any]] | None]
+
+
+class SamplingRun:
+    """The state of one run. It is made when the run begins and dropped when it ends.
+
+    A step is what lies between two sigmas of the run's schedule. A solver that calls the model several times a step, at
+    sigmas of its own, gets each forecast at the sigma of the call. Further calls at one sigma (Heun's method makes two)
+    have a history of their own, since their latents differ.
+
+    Args:
+        strategy: in region "step" or "call".
+        sigmas: of the steps, and the one at which the run ends.
+        model_sampling: ComfyUI's.
+        number: of the run, for its events.
+        emit: takes an event for each decision.
+    """
+
+    def __init__(
+        self, strategy: Strategy, sigmas: Sequence[float], model_sampling: Any, *, number: int, emit: Emit
+    ) -> None:
+        self.strategy, self._number, self._emit = strategy, number, emit
+        self._by_derivative = strategy.chosen_quantity == "output"
+        self.noise = RunNoise(sigmas, model_sampling, derivative=self._by_derivative)
+        self.generation = self._start(strategy)
+        self.calls = 0
+        """Calls of the model that came by, whatever was done with them."""
+        self.kept_bytes = 0
+        """Most bytes of tensors that were held."""
+        self._sigma: float | None = None
+        self._repeats = self._parts = 0
+
+    def _start(self, strategy: Strategy) -> Generation:
+        return strategy.start(self.noise.levels, number=self._number, emit=self._emit)
+
+    def begin_call(self, sigma: float, *, by_part: bool) -> None:
+        """The solver calls the model.
+
+        Args:
+            sigma: that it is called at.
+            by_part: whether the solver reads the parts of guidance, which then are forecast one by one.
+        """
+        self.calls += 1
+        if by_part and self.strategy.region == "step":
+            self.strategy = replace(self.strategy, region="call", together=True)
+            self.generation = self._start(self.strategy)
+        self._parts = 0
+        self._repeats = self._repeats + 1 if sigma == self._sigma else 0
+        self._sigma = sigma
+        while self.generation.index < self.noise.step_of(sigma):
+            self.generation.advance()
+        self.generation.call_at(self.noise.level_at(sigma))
+
+    def whole(self, compute: Callable[[], torch.Tensor], x: torch.Tensor, conditions: object) -> torch.Tensor:
+        """x0 after guidance, computed or forecast.
+
+        Args:
+            compute: calls the model.
+            x: the noisy latents, shape (B, …).
+            conditions: what must be as it was for a forecast to be possible.
+        """
+        return self._outputs(lambda: [compute()], x, ["step"], conditions)[0]
+
+    def parts(
+        self, compute: Callable[[], Sequence[torch.Tensor]], x: torch.Tensor, given: Conditions, conditions: object
+    ) -> Sequence[torch.Tensor]:
+        """x0 of each part of guidance, computed or forecast together.
+
+        Args:
+            compute: calls the model.
+            x: the noisy latents, shape (B, …).
+            given: the conditions of each part; None for one that is not asked for.
+            conditions: as in `whole`.
+        """
+        asked = [place for place, each in enumerate(given) if each is not None]
+        computed: list[torch.Tensor] = []
+
+        def compute_asked() -> list[torch.Tensor]:
+            computed.extend(compute())
+            return [computed[place] for place in asked]
+
+        outputs = self._outputs(compute_asked, x, [f"{self._parts + place}" for place in range(len(asked))], conditions)
+        self._parts += len(asked)
+        found = dict(zip(asked, outputs, strict=True))
+        return [found[place] if place in found else torch.zeros_like(x) for place in range(len(given))]
+
+    def _outputs(
+        self, compute: Callable[[], list[torch.Tensor]], x: torch.Tensor, branches: Sequence[str], conditions: object
+    ) -> list[torch.Tensor]:
+        """One x0 for each branch; all of them are computed where one of them must be."""
+        layout = (layout_of(x), conditions)
+        names = [f"{branch} again" * bool(self._repeats) or branch for branch in branches]
+        choices = [
+            self.generation.decide(name, order=int(branch) if branch.isdigit() else 0, layout=layout)
+            for name, branch in zip(names, branches, strict=True)
+        ]
+        if all(choice.reuse for choice in choices):
+            return [self._x0(self.generation.predict(choice, x), x) for choice in choices]
+        pairs = zip(choices, compute(), strict=True)
+        return [self._observed(replace(choice, reuse=False), x0, x) for choice, x0 in pairs]
+
+    def _observed(self, choice: Choice, x0: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        output = (x - x0) / self._sigma if self._by_derivative and self._sigma else x0
+        used = self.generation.observe(choice, output, x)
+        return x0 if used is output else self._x0(used, x)
+
+    def _x0(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return x - output * self._sigma if self._by_derivative and self._sigma else output
+
+    def finish(self) -> None:
+        """Drop all tensors."""
+        self.kept_bytes = self.generation.kept_bytes
+        self.generation.finish()
+
+
+def active_conditions(groups: Iterable[Iterable[dict[str, Any]] | None], sigma: float) -> tuple[bool, ...]:
+    """Which of the conditions, and of the controls of each, have a say at this sigma: those with a range begin and end
+    in the midst of a run, and x0 jumps where they do."""
+    found = []
+    for condition in (each for group in groups for each in group or ()):
+        found.append(condition.get("timestep_end", 0.0) <= sigma <= condition.get("timestep_start", float("inf")))
+        control = condition.get("control")
+        while control is not None:
+            start, end = getattr(control, "timestep_range", None) or (float("inf"), 0.0)
+            found.append(end <= sigma <= start)
+            control = getattr(control, "previous_controlnet", None)
+    return tuple(found)

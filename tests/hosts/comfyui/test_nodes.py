@@ -1,0 +1,204 @@
+"""The nodes, and the life of what they leave on a model."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from omnireuse.diffusion.reuse.generation import Generation
+from omnireuse.errors import ConfigError, StateError, WrongTypeError
+from omnireuse.integrations.comfyui import attach, plan_for, plan_of_profile, reuse_of
+from tests.hosts.comfyui.conftest import IN_COMFYUI
+
+pytestmark = IN_COMFYUI
+
+
+def generations() -> int:
+    """States of runs that are alive."""
+    gc.collect()
+    return sum(isinstance(each, Generation) for each in gc.get_objects())
+
+
+def test_the_model_that_a_node_got_stays_as_it_was(host: ModuleType, model: Any, nodes: dict[str, Any]) -> None:
+    before = host.sample(model, steps=20)
+    (patched,) = nodes["Omnireuse"]().patch(model, 2.0, 0.0)
+    assert patched is not model
+    assert not torch.equal(host.sample(patched, steps=20), before)
+    assert torch.equal(host.sample(model, steps=20), before)
+
+
+def test_two_runs_in_a_row_are_alike(host: ModuleType, model: Any, nodes: dict[str, Any]) -> None:
+    (patched,) = nodes["Omnireuse"]().patch(model, 2.0, 0.0)
+    first, other, again = (host.sample(patched, seed=seed) for seed in (0, 1, 0))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert reuse_of(patched).summary().runs == 3
+
+
+def test_a_run_leaves_no_state(host: ModuleType, model: Any, nodes: dict[str, Any]) -> None:
+    (patched,) = nodes["Omnireuse"]().patch(model, 2.0, 0.0)
+    host.sample(patched)
+    assert generations() == 0
+    assert reuse_of(patched).summary().kept_bytes > 0
+
+
+def test_a_run_that_fails_leaves_no_state_and_the_next_one_works(host: ModuleType, model: Any) -> None:
+    patched = attach(model, plan_for(speedup=2.0))
+    expected = host.sample(patched)
+    calls = 0
+
+    def fail(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise RuntimeError("out of memory")
+        return executor(*args, **kwargs)
+
+    broken = patched.clone()
+    broken.add_wrapper_with_key("diffusion_model", "fail", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        host.sample(broken)
+    assert generations() == 0
+    assert torch.equal(host.sample(patched), expected)
+
+
+def test_the_second_node_on_a_model_replaces_the_first(host: ModuleType, counted: Any, nodes: dict[str, Any]) -> None:
+    model, counter = counted
+    (once,) = nodes["Omnireuse"]().patch(model, 2.0, 0.0)
+    (twice,) = nodes["Omnireuse"]().patch(once, 4.0, 0.0)
+    host.sample(twice)
+    assert len(counter.sigmas) == 5
+
+
+def test_another_change_of_the_model_keeps_the_reuse(host: ModuleType, counted: Any, nodes: dict[str, Any]) -> None:
+    model, counter = counted
+    (patched,) = nodes["Omnireuse"]().patch(model, 2.0, 0.0)
+    changed = patched.clone()
+    name = "diffusion_model.final_layer.linear.weight"
+    changed.add_patches({name: (torch.full_like(model.model.state_dict()[name], 1e-3),)}, 1.0)
+    result = host.sample(changed)
+    assert len(counter.sigmas) == 10
+    assert not torch.equal(result, host.sample(patched))
+    assert reuse_of(changed) is reuse_of(patched)
+
+
+def test_a_model_is_not_kept_by_its_reuse(host: ModuleType, model: Any) -> None:
+    patched = attach(model, plan_for(speedup=2.0))
+    host.sample(patched)
+    reuse, gone = reuse_of(patched), weakref.ref(patched)
+    del patched
+    gc.collect()
+    assert gone() is None
+    assert reuse.summary().runs == 1
+
+
+def test_easy_cache_on_the_same_model_is_refused(host: ModuleType, model: Any, nodes: dict[str, Any]) -> None:
+    from comfy_extras.nodes_easycache import EasyCacheNode, LazyCacheNode
+
+    (patched,) = nodes["Omnireuse"]().patch(model, 2.0, 0.0)
+    for node, name in ((EasyCacheNode, "EasyCache"), (LazyCacheNode, "LazyCache")):
+        with pytest.raises(StateError, match=f"Omnireuse and {name} are both on this model"):
+            host.sample(node.execute(patched, 0.2, 0.15, 0.95, False).args[0])
+
+
+def test_a_guider_of_its_own_kind_is_served(host: ModuleType, counted: Any) -> None:
+    model, counter = counted
+    patched = attach(model, plan_for(speedup=2.0))
+
+    class Guider(host.comfy.samplers.CFGGuider):
+        def predict_noise(self, x: Any, timestep: Any, model_options: Any = None, seed: Any = None) -> Any:
+            return super().predict_noise(x, timestep, model_options or {}, seed) * 0.9
+
+    guider = Guider(patched)
+    guider.set_conds(host.condition(1), host.condition(2))
+    guider.set_cfg(3.0)
+    start = host.noise(0)
+    sigmas = host.comfy.samplers.calculate_sigmas(patched.get_model_object("model_sampling"), "beta", 24)
+    with torch.inference_mode():
+        guider.sample(start, torch.zeros_like(start), host.comfy.samplers.sampler_object("euler"), sigmas, seed=0)
+    assert len(counter.sigmas) == 12
+
+
+def test_a_guider_that_goes_round_the_wrappers_is_named(
+    host: ModuleType, counted: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, counter = counted
+
+    class Direct(host.comfy.samplers.CFGGuider):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.predict_noise(*args, **kwargs)
+
+    guider = Direct(attach(model, plan_for(speedup=2.0)))
+    guider.set_conds(host.condition(1), host.condition(2))
+    start = host.noise(0)
+    with torch.inference_mode():
+        guider.sample(
+            start, torch.zeros_like(start), host.comfy.samplers.sampler_object("euler"), torch.linspace(1, 0, 5), seed=0
+        )
+    assert len(counter.sigmas) == 4
+    assert "Direct does not go through" in caplog.text
+
+
+def test_the_summary_tells_and_draws_the_steps(host: ModuleType, model: Any, nodes: dict[str, Any]) -> None:
+    (patched,) = nodes["Omnireuse"]().patch(model, 2.0, 0.0)
+    latent = {"samples": host.sample(patched)}
+    found = nodes["OmnireuseSummary"]().report(patched, latent)
+    passed, text, picture = found["result"]
+    assert passed is latent
+    assert text == found["ui"]["text"][0]
+    assert text.startswith("2x fewer steps: 10 of 20 steps computed")
+    assert picture.shape[0] == 1
+    assert picture.shape[3] == 3
+    width = picture.shape[2] / 20
+    boxes = [picture[0, 0, int((step + 0.5) * width)] for step in range(20)]
+    dark = [step for step, colour in enumerate(boxes) if torch.equal(colour, boxes[0])]
+    assert dark == [0, 1, 2, 3, 5, 7, 9, 12, 15, 19]
+
+
+def test_a_profile_is_found_in_its_folder(
+    host: ModuleType, counted: Any, nodes: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import folder_paths
+
+    own = host.TOP / "models" / "shapes-flux" / "profiles" / "shapes-flux-28-unguided.json"
+    (tmp_path / "mine.json").write_bytes(own.read_bytes())
+    monkeypatch.setitem(folder_paths.folder_names_and_paths, "omnireuse", ([str(tmp_path)], {".json"}))
+    assert nodes["OmnireuseProfile"].INPUT_TYPES()["required"]["profile"][0] == ["mine.json"]
+    model, counter = counted
+    (patched,) = nodes["OmnireuseProfile"]().patch(model, "mine.json", 3.0)
+    host.sample(patched, steps=28, cfg=1.0, sigmas=torch.linspace(1, 0, 29))
+    assert len(counter.sigmas) == 9
+
+
+def test_each_node_has_what_comfyui_asks_of_it(nodes: dict[str, Any]) -> None:
+    for node in nodes.values():
+        assert callable(getattr(node, node.FUNCTION))
+        assert node.CATEGORY
+        assert node.DESCRIPTION
+        for name, (kind, *options) in node.INPUT_TYPES()["required"].items():
+            assert kind
+            assert name == "profile" or name in getattr(node, node.FUNCTION).__code__.co_varnames
+            assert options[0]["tooltip"]
+
+
+def test_bad_settings_are_refused(model: Any, nodes: dict[str, Any], tmp_path: Any) -> None:
+    patch = nodes["Omnireuse"]().patch
+    with pytest.raises(ConfigError, match=r"Omnireuse\(speedup=0.5\): speedup must be a number at least 1"):
+        patch(model, 0.5, 0.0)
+    with pytest.raises(
+        ConfigError, match=r"Omnireuse\(tolerance=1.5\): tolerance must be a number above 0 and below 1"
+    ):
+        patch(model, 0.0, 1.5)
+    with pytest.raises(ConfigError, match="set one of them to 0"):
+        patch(model, 2.0, 0.1)
+    with pytest.raises(WrongTypeError, match="model must have ComfyUI's wrappers"):
+        patch(object(), 2.0, 0.0)
+    with pytest.raises(StateError, match="this model has no reuse"):
+        nodes["OmnireuseSummary"]().report(model, {})
+    with pytest.raises(ConfigError, match=r"missing\.json: cannot be read"):
+        plan_of_profile(tmp_path / "missing.json")
