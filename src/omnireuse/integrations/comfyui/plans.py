@@ -43,12 +43,14 @@ def plan_for(*, speedup: float = 0.0, tolerance: float = 0.0) -> Plan:
     Raises:
         ConfigError: both targets, or one out of range.
     """
-    for name, value, fits, must in (
-        ("speedup", speedup, lambda each: each >= 1, "at least 1, or 0 to leave it out"),
-        ("tolerance", tolerance, lambda each: 0 < each < 1, "above 0 and below 1, or 0 to leave it out"),
+    for name, value, is_right, must in (
+        ("speedup", speedup, is_number(speedup) and (not speedup or speedup >= 1), "at least 1"),
+        ("tolerance", tolerance, is_number(tolerance) and 0 <= tolerance < 1, "above 0 and below 1"),
     ):
-        if not is_number(value) or (value and not fits(value)):
-            raise ConfigError(f"Omnireuse({name}={value!r}): {name} must be a number {must}, got {value!r}")
+        if not is_right:
+            raise ConfigError(
+                f"Omnireuse({name}={value!r}): {name} must be a number {must}, or 0 to leave it out, got {value!r}"
+            )
     if speedup and tolerance:
         raise ConfigError(
             f"Omnireuse(speedup={speedup:g}, tolerance={tolerance:g}): speedup must be 0 where tolerance is given, got "
