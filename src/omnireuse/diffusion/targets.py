@@ -23,7 +23,6 @@ from omnireuse.errors import ConfigError, WrongTypeError
 __all__ = [
     "NOISE_EXPONENT",
     "POWER",
-    "SPARSE_EXPONENT",
     "check_targets",
     "in_fitting_region",
     "profile_for",
@@ -34,8 +33,6 @@ logger = logging.getLogger("omnireuse")
 
 NOISE_EXPONENT = 0.4
 """Computed steps are spread evenly in (1 − noise)^0.4 where no profile is given (``python -m bench few_steps``)."""
-SPARSE_EXPONENT = 0.55
-"""The same where fewer than two fifths of the steps compute (``python -m bench sparse``)."""
 POWER = 1.7
 """The same by step number, for runs whose noise is not known (``python -m bench step_reuse``)."""
 

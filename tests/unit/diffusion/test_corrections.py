@@ -187,25 +187,6 @@ def test_it_serves_x0_of_whole_steps(options: dict[str, Any], message: str) -> N
         Strategy(policy=FixedSchedule(every=2), forecaster=Blend(corrects=True), **options)
 
 
-@pytest.mark.parametrize("name", ["corrects", "cautious"])
-def test_the_options_are_bools(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be True or False"):
-        Blend(**{name: 1})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("fits", "weight", "expected"), [(1, 0.3, 0.0), (1, 0.6, 0.3), (1, 0.9, 0.9), (2, 0.3, 0.225)])
-def test_low_weights_are_shrunk_in_sparse_runs(fits: int, weight: float, expected: float) -> None:
-    """From a distance of a hundredth of the fit's, so that the weight at that distance is nearly 1 − 0.01 · (1 − w)."""
-    for forecaster, factor in (
-        (Blend(cautious=True).for_share(0.39), expected / weight),
-        (Blend(cautious=True).for_share(0.4), 1.0),
-    ):
-        memory = forecaster.start()
-        memory.observe(1.0, torch.tensor([[0.0]]))
-        memory.observe(0.9, torch.tensor([[1.0]]))
-        # Each step goes on as before, and the last by `weight` of it.
-        path = [*range(2, fits + 1), fits + weight]
-        for place, value in enumerate(path, start=1):
-            memory.observe(0.9 - 0.1 * place, torch.tensor([[float(value)]]))
-        forecast = float(memory.predict(0.9 - 0.1 * fits - 0.001)) - path[-1]
-        assert forecast == pytest.approx(factor * (1 - 0.01 * (1 - weight)) * 0.01 * weight, rel=1e-2, abs=1e-6)
+def test_corrects_is_a_bool() -> None:
+    with pytest.raises(ConfigError, match="corrects must be True or False"):
+        Blend(corrects=1)  # type: ignore[arg-type]

@@ -32,8 +32,6 @@ FORECASTERS: list[Forecaster] = [
     Blend(),
     Blend(order=2),
     Blend(corrects=True),
-    Blend(cautious=True),
-    Blend(corrects=True, cautious=True),
     BestOrder(order=2),
     BestOrder(),
 ]

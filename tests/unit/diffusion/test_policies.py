@@ -262,8 +262,6 @@ def test_coefficients_must_be_five_finite_numbers(value: object) -> None:
         ({"warmup": -1}, "warmup must"),
         ({"noise_exponent": 0.0, "speedup": 2.0}, "noise_exponent must be a finite number above 0"),
         ({"noise_exponent": 0.5}, "noise_exponent must be left out unless"),
-        ({"speedup": 3.0, "sparse_exponent": 0.5}, "sparse_exponent must be left out unless noise_exponent is given"),
-        ({"speedup": 3.0, "noise_exponent": 0.4, "sparse_exponent": 0}, "sparse_exponent must be a finite number"),
         ({"min_computed": 1, "speedup": 2.0}, "min_computed must be a whole number of at least 2"),
         ({"min_steps": 9, "num_computed": 4}, "min_steps must be a whole number of at least 2, given with speedup"),
         ({"steps": "0,1"}, "steps must be a sequence of whole numbers"),

@@ -52,8 +52,6 @@ class Decider:
         self.schedule = strategy.policy.schedule(total, self.noises) if total else None
         """The steps that the policy computes; None where it measures, or the number of steps is unknown. Guards may
         compute more: a step whose inputs changed shape computes."""
-        if self.schedule is not None and total:
-            self.forecaster = self.forecaster.for_share(len(self.schedule) / total)
         self._states: dict[tuple[int, str, int | None], BranchState] = {}
         self._leads: dict[tuple[int, int | None], bool] = {}
         """What the first branch of each denoiser and sample has done at this step."""

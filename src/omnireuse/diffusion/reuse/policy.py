@@ -10,12 +10,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-__all__ = ["SAME_NOISE", "SPARSE_SHARE", "Limit", "Policy", "StepView", "ThresholdPolicy"]
+__all__ = ["SAME_NOISE", "Limit", "Policy", "StepView", "ThresholdPolicy"]
 
 SAME_NOISE = 1e-3
 """Shares of noise that differ by less are taken for the same."""
-SPARSE_SHARE = 0.4
-"""Runs that compute a smaller share of their steps are sparse: gaps are long, and forecasts need more caution."""
 
 
 class Limit(NamedTuple):

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 
 from omnireuse.diffusion.reuse.forecasters.base import Combination, Forecaster, PolynomialMemory, check_order
 from omnireuse.diffusion.reuse.forecasters.gap import Gap
-from omnireuse.diffusion.reuse.policy import SPARSE_SHARE
 from omnireuse.diffusion.reuse.validation import field_error
 
 __all__ = ["Blend", "BlendMemory", "LearningMemory", "rows"]
 
 TRUSTED_FROM, TRUSTED_AT = 0.2, 0.7
 """Fitted weights of the slope from which on corrections are made, and at which they are made in full."""
-CREDIBLE_FROM = 0.4
-"""Fitted weight below which a cautious blend shrinks it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,43 +35,25 @@ class Blend(Forecaster):
             between the computed steps on both sides, and move the latents towards the result, as far as w and how
             little x0 has changed show that it can be trusted. For x0 in region "step" under a scheduler whose step is
             known (`NoiseLevel.step_ratio`); others take computed outputs as they are.
-        cautious: in runs that compute fewer than two fifths of their steps, shrink what is expected of a w below 0.4 in
-            proportion to it, and of the first w to be fitted below 0.8, down to 0 at 0.4. Gaps are long there, and
-            forecasts that hardly came true do harm under strong guidance.
 
     Raises:
-        ConfigError: `order` out of range, or `corrects` or `cautious` is no bool.
+        ConfigError: `order` out of range, or `corrects` is no bool.
     """
 
     order: int = 1
     corrects: bool = False
-    cautious: bool = False
 
     def __post_init__(self) -> None:
         check_order(self)
-        for name in ("corrects", "cautious"):
-            if not isinstance(getattr(self, name), bool):
-                raise field_error(self, name, "be True or False")
+        if not isinstance(self.corrects, bool):
+            raise field_error(self, "corrects", "be True or False")
 
     @property
     def regions(self) -> tuple[str, ...] | None:
         return ("step",) if self.corrects else None
 
-    def for_share(self, computed: float) -> Blend:
-        is_sparse = computed < SPARSE_SHARE and self.cautious
-        return _CautiousBlend(order=self.order, corrects=self.corrects, cautious=True) if is_sparse else self
-
     def start(self, branch: int = 0) -> BlendMemory:
         return CorrectingMemory(self.order) if self.corrects else BlendMemory(self.order)
-
-
-class _CautiousBlend(Blend):
-    """A cautious blend in a run that computes few of its steps."""
-
-    def start(self, branch: int = 0) -> BlendMemory:
-        memory = super().start(branch)
-        memory.is_cautious = True
-        return memory
 
 
 class LearningMemory(PolynomialMemory):
@@ -144,15 +122,6 @@ class BlendMemory(LearningMemory):
 
     least_values = 2
 
-    is_cautious = False
-    """Whether low weights are shrunk."""
-    _fits = 0
-    """How often the weight was fitted."""
-
-    def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
-        self._fits += evidence is not None
-        super().remember(coordinate, value, evidence)
-
     def predict(self, coordinate: float) -> torch.Tensor:
         last = self.last
         if self._evidence is None:
@@ -161,10 +130,10 @@ class BlendMemory(LearningMemory):
         weight = self._expected(shortfall, self._distance(coordinate)).to(last.dtype)
         return torch.lerp(last, super().predict(coordinate), weight)
 
-    def _expected(self, shortfall: torch.Tensor, distance: torch.Tensor | float) -> torch.Tensor:
+    @staticmethod
+    def _expected(shortfall: torch.Tensor, distance: torch.Tensor | float) -> torch.Tensor:
         """The weight of the slope."""
-        weight = (1 - shortfall * distance).clamp_min(0.0)
-        return weight * _caution(shortfall, is_first=self._fits == 1) if self.is_cautious else weight
+        return (1 - shortfall * distance).clamp_min(0.0)
 
     @staticmethod
     def evidence_of(forecasts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -181,12 +150,6 @@ class BlendMemory(LearningMemory):
     def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
         weight = (1 - evidence * distances[:, None]).clamp_min(0.0)
         return torch.stack((1 - weight, weight), dim=1)
-
-    def combination(self, coordinate: float) -> Combination | None:
-        found = super().combination(coordinate)
-        if found is None or found.mix is None or not self.is_cautious:
-            return found
-        return replace(found, mix=_first_mix if self._fits == 1 else _cautious_mix)
 
 
 class CorrectingMemory(BlendMemory):
@@ -229,19 +192,6 @@ class CorrectingMemory(BlendMemory):
         for node, weight in zip(nodes, weights.unbind(1), strict=True):
             total.addcmul_(node.to(dtype), weight.to(dtype).reshape(-1, *(1,) * (node.ndim - 1)))
         return total
-
-
-def _caution(shortfall: torch.Tensor, *, is_first: bool) -> torch.Tensor:
-    """What a cautious blend multiplies the expected weight with."""
-    return ((1 - shortfall) / CREDIBLE_FROM - float(is_first)).clamp(0.0, 1.0)
-
-
-def _cautious_mix(evidence: torch.Tensor, distances: torch.Tensor, *, is_first: bool = False) -> torch.Tensor:
-    weight = (1 - evidence * distances[:, None]).clamp_min(0.0) * _caution(evidence, is_first=is_first)
-    return torch.stack((1 - weight, weight), dim=1)
-
-
-_first_mix = partial(_cautious_mix, is_first=True)
 
 
 def _shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from omnireuse.diffusion.reuse.policies.spread import carried_over, spread_by_noise, spread_by_number
-from omnireuse.diffusion.reuse.policy import SPARSE_SHARE, Limit, Policy, StepView
+from omnireuse.diffusion.reuse.policy import Limit, Policy, StepView
 from omnireuse.diffusion.reuse.validation import check_finite_list, field_error, is_number, is_whole
 from omnireuse.errors import StateError
 
@@ -43,7 +43,6 @@ class FixedSchedule(Policy):
         noise_exponent: spread them by noise instead, as evenly in (1 − noise)^noise_exponent as the run's steps allow
             (the squares of the gaps add up to the least), > 0; noise is σ/(α+σ). Runs whose noise is not known, or
             does not fall from step to step, go by `power`.
-        sparse_exponent: the same where fewer than two fifths of the steps compute, > 0; None keeps `noise_exponent`.
         min_computed: with `speedup`, the least number of steps that compute, ≥ 2.
         min_steps: with `speedup`, the least number of steps of a run that reuses; shorter runs compute everything, ≥ 2.
         compute_last: whether the last step computes although `steps` leaves it out. Without weights that were fitted to
@@ -64,7 +63,6 @@ class FixedSchedule(Policy):
     warmup: int = 1
     power: float = 1.0
     noise_exponent: float | None = None
-    sparse_exponent: float | None = None
     min_computed: int | None = None
     min_steps: int | None = None
     compute_last: bool = True
@@ -103,11 +101,8 @@ class FixedSchedule(Policy):
         for name in ("speedup", "power"):
             if getattr(self, name) is not None and not (is_number(getattr(self, name)) and getattr(self, name) >= 1):
                 raise field_error(self, name, "be a finite number of at least 1")
-        for name in ("noise_exponent", "sparse_exponent"):
-            if getattr(self, name) is not None and not (is_number(getattr(self, name)) and getattr(self, name) > 0):
-                raise field_error(self, name, "be a finite number above 0")
-        if self.sparse_exponent is not None and self.noise_exponent is None:
-            raise field_error(self, "sparse_exponent", "be left out unless noise_exponent is given")
+        if self.noise_exponent is not None and not (is_number(self.noise_exponent) and self.noise_exponent > 0):
+            raise field_error(self, "noise_exponent", "be a finite number above 0")
         for name, default in (("power", 1), ("noise_exponent", None)):
             if getattr(self, name) != default and not spreads:
                 raise field_error(self, name, "be left out unless num_computed or speedup is given")
@@ -187,8 +182,7 @@ def _schedule(policy: FixedSchedule, total: int, noises: tuple[float, ...] | Non
     if budget >= total:
         return frozenset(range(total))
     if policy.noise_exponent is not None and noises is not None and all(a > b for a, b in pairwise(noises)):
-        exponent = policy.sparse_exponent if budget < SPARSE_SHARE * total else None
-        return spread_by_noise(noises, budget, warmup, exponent or policy.noise_exponent)
+        return spread_by_noise(noises, budget, warmup, policy.noise_exponent)
     return spread_by_number(total, budget, warmup, policy.power)
 
 

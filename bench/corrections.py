@@ -1,11 +1,12 @@
-"""The default with nothing calibrated, before and after corrections, beside methods that need no calibration either.
+"""What corrections are worth with nothing calibrated, beside methods that need no calibration either.
 
-    python -m bench sparse [--case image video] [--shift 3 1] [--prompts 8] [--out out/bench]
+    python -m bench corrections [--case image video] [--shift 3 1] [--prompts 8] [--out out/bench]
 
 PSNR in dB to the full run of 28 steps, mean over held-out captions that nothing was chosen on, at 14 and 9 computed
-steps: the blend as it was (`Blend()`, spread by exponent 0.4), as it is, the last output held over the same steps,
-fewer steps of the same solver, and at one setting each TaylorSeer and FirstBlockCache of diffusers, with the share of
-the denoiser's work that they really did. Rows are written as soon as they are known; a stopped run goes on.
+steps: the blend, the same with corrections, the last output held,
+fewer steps of the same solver, and at one setting each TaylorSeer and FirstBlockCache of diffusers (for the batch as a
+whole), with the steps' worth of the denoiser's work that they really did. Rows are written as soon as they are known; a
+stopped run goes on.
 """
 
 from __future__ import annotations
@@ -24,44 +25,47 @@ import omnireuse
 from bench._common import new_table, write_record
 from bench.few_steps import CASES, Player
 from omnireuse import Blend, FixedSchedule
-from omnireuse.diffusion.targets import NOISE_EXPONENT, SPARSE_EXPONENT
+from omnireuse.diffusion.targets import NOISE_EXPONENT
 from omnireuse.evaluation.compare.count import Work
 from omnireuse.evaluation.record import environment
 
 STEPS, BUDGETS, SEED = 28, (14, 9), 7300
 THRESHOLD = 0.14
+FORECASTERS: dict[str, Any] = {
+    "blend": Blend(),
+    "corrected": Blend(corrects=True),
+    "hold": "hold",
+}
+METHODS = (
+    *("blend 14", "corrected 14", "blend 9", "corrected 9"),
+    *(f"{kind} {count}" for kind in ("hold", "fewer") for count in BUDGETS),
+    *("taylorseer", "first block"),
+)
 
 Row = dict[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run what is missing, write ``sparse.json``, and show it."""
-    parser = argparse.ArgumentParser(prog="python -m bench sparse", description=(__doc__ or "").split("\n")[0])
+    """Run what is missing, write ``corrections.json``, and show it."""
+    parser = argparse.ArgumentParser(prog="python -m bench corrections", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--shift", nargs="+", choices=("1", "3", "6", "dynamic"), default=["3", "1"])
+    parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     logging.getLogger("omnireuse").setLevel(logging.ERROR)
-    kept = options.out / "sparse.json"
+    kept = options.out / "corrections.json"
     record: Row = json.loads(kept.read_text()) if kept.is_file() else {"rows": []}
-    record |= {"command": f"python -m bench sparse --prompts {options.prompts}", "environment": environment()}
+    record |= {"command": f"python -m bench corrections --prompts {options.prompts}", "environment": environment()}
     players = {case: Player(case, options.prompts, seed=SEED) for case in options.case}
     for shift, guided, case in itertools.product(options.shift, (True, False), options.case):
         part = {"case": case, "guided": guided, "shift": shift}
         players[case].begin(shift, guided=guided)
-        for name in (
-            "after 14",
-            "before 14",
-            "after 9",
-            "before 9",
-            *(f"{k} {n}" for k in ("hold", "fewer") for n in BUDGETS),
-            "taylorseer",
-            "first block",
-        ):
+        for name in options.method:
             if not any(row | part | {"method": name} == row for row in record["rows"]):
                 record["rows"].append(part | {"method": name} | measured(players[case], name))
-                write_record(record, options.out, "sparse", quiet=True)
+                write_record(record, options.out, "corrections", quiet=True)
     show(record, Console())
 
 
@@ -73,10 +77,8 @@ def measured(player: Player, name: str) -> Row:
         return {"computed": count, "psnr": player.judge(player.run(count), STEPS)}
     if not count:
         return beside(player, name)
-    spread = {"num_computed": count, "noise_exponent": NOISE_EXPONENT}
-    policy = FixedSchedule(**spread) if kind == "before" else FixedSchedule(**spread, sparse_exponent=SPARSE_EXPONENT)
-    forecaster: Any = {"before": Blend(), "after": Blend(corrects=True, cautious=True), "hold": "hold"}[kind]
-    with omnireuse.enable(player.pipeline, policy=policy, forecaster=forecaster):
+    policy = FixedSchedule(num_computed=count, noise_exponent=NOISE_EXPONENT)
+    with omnireuse.enable(player.pipeline, policy=policy, forecaster=FORECASTERS[kind]):
         made = player.run(STEPS)
     return {"computed": count, "psnr": player.judge(made, STEPS)}
 
