@@ -33,7 +33,7 @@ def plain(tiny_qwen: Path) -> dict[int, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def engine(tiny_qwen: Path, plain: dict[int, torch.Tensor]) -> Iterator[Any]:
-    options = {"cache_backend": KEY, "cache_config": {"speedup": 2}}
+    options = {"cache_backend": KEY, "cache_config": {"speedup": 2, "prompt_cache": 8}}
     with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=3, step_execution=True, **options) as engine:
         yield engine
 
@@ -103,6 +103,16 @@ def test_a_transformer_that_fails_leaves_nothing_behind(engine: Any, monkeypatch
         runner_of(engine).state_cache.pop(name)
     engine.scheduler._running.clear()
     torch.testing.assert_close(run(engine, make_request(0, 24)).output, alone, atol=1e-4, rtol=0)
+
+
+def test_a_prompt_is_encoded_once(engine: Any) -> None:
+    cache = runner_of(engine).cache_backend.prompts
+    run(engine, make_request(2, 4))
+    before = cache.stats()
+    run(engine, make_request(2, 4))
+    after = cache.stats()
+    assert after["hits"] > before["hits"]
+    assert (after["misses"], after["bypassed"]) == (before["misses"], before["bypassed"])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from omnireuse.core.stores.redis import RedisTier
+from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, install_prompt_embed_cache
+from omnireuse.diffusion.prompts.options import PromptCacheOptions
 from omnireuse.errors import ConfigError
 from omnireuse.integrations.phases import WavePlanner, linear_cost
 from omnireuse.integrations.ranks import on_ranks, world_size
@@ -37,6 +40,8 @@ class Backend:
         self.waves: Waves | None = None
         self.mixed_batches = 0
         """Batches of requests that ask for different reuse, and computed every step for that."""
+        self.prompts: PromptEmbedCache | None = None
+        """The cache of prompt embeddings, where the server asked for one."""
         self._pipeline: Any = None
         self._whole = WholeRequests(self.settings)
 
@@ -53,11 +58,28 @@ class Backend:
         """
         self._pipeline = _denoising_pipeline(pipeline)
         plan = self._plan(RequestSettings())
+        self._cache_prompts()
         self.enabled = True
         logger.info("omnireuse serves %s: %s", type(self._pipeline).__name__, plan.name)
 
     def refresh(self, pipeline: Any, num_inference_steps: int, verbose: bool = True) -> None:
         """Nothing to do: a run begins when the pipeline sets its timesteps."""
+
+    def _cache_prompts(self) -> None:
+        if self.settings.prompt_cache is None:
+            return
+        store = self.settings.prompt_store
+        self.prompts = install_prompt_embed_cache(
+            self._pipeline,
+            max_size=self.settings.prompt_cache,
+            model_tag=type(self._pipeline).__name__,
+            options=PromptCacheOptions(outside=None if store is None else RedisTier(store)),
+        )
+        if self.prompts is None:
+            raise ConfigError(
+                f"--cache-config(prompt_cache={self.settings.prompt_cache!r}): {type(self._pipeline).__name__} has no "
+                "encode_prompt to cache; leave prompt_cache out"
+            )
 
     # -- whole requests -----------------------------------------------------------------------------------------------
 

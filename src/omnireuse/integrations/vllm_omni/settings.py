@@ -18,6 +18,9 @@ class OmniSettings(ServerSettings):
     With ``"align": true`` the computed steps of a request may move by one step, so that requests of a continuous batch
     compute in the same waves. A picture then depends a little on the requests beside it.
 
+    ``"prompt_cache": 32`` keeps the embeddings of so many prompts. ``"prompt_store": "redis://host:6379/0"`` shares
+    them between workers.
+
     Args:
         cache_config: a mapping, or vllm-omni's `DiffusionCacheConfig`.
 
@@ -27,10 +30,18 @@ class OmniSettings(ServerSettings):
     """
 
     def __init__(self, cache_config: Any) -> None:
-        super().__init__(_given(cache_config), place="--cache-config", further=("align",))
+        super().__init__(
+            _given(cache_config), place="--cache-config", further=("align", "prompt_cache", "prompt_store")
+        )
         self.align = self.options.pop("align", False)
         if not isinstance(self.align, bool):
             raise WrongTypeError(f"--cache-config(align={self.align!r:.60}): align must be true or false")
+        self.prompt_store = self.options.pop("prompt_store", None)
+        self.prompt_cache = self.options.pop("prompt_cache", None if self.prompt_store is None else 32)
+        if self.prompt_store is not None and not isinstance(self.prompt_store, str):
+            raise WrongTypeError(
+                f"--cache-config(prompt_store={self.prompt_store!r:.60}): prompt_store must be a Redis URL"
+            )
 
 
 def _given(cache_config: Any) -> dict[str, Any]:
