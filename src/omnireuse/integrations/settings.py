@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from omnireuse.diffusion.pipelines import DEFAULT
+from omnireuse.diffusion.data import DiffusionCacheConfig
+from omnireuse.diffusion.pipelines import DEFAULT, enable
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Promise
 from omnireuse.diffusion.targets import check_targets, strategy_for
@@ -17,6 +18,8 @@ __all__ = ["KEY", "OFF", "TARGETS", "Plan", "RequestSettings", "ServerSettings"]
 KEY = "omnireuse"
 """Name of a request's settings among its extra arguments, and of the backend where an engine names one."""
 
+CACHE_OPTIONS = tuple(field.name for field in fields(DiffusionCacheConfig))
+"""What may stand beside ``"backend"``: the options of the named caches."""
 TARGETS = ("speedup", "computed_steps", "quality", "tolerance")
 
 
@@ -84,7 +87,7 @@ class RequestSettings:
 
 
 class ServerSettings:
-    """What a server was started with: a target, a profile, or neither for the default.
+    """What a server was started with: a target, a profile, a named cache with its options, or none for the default.
 
     Args:
         options: by name.
@@ -97,7 +100,8 @@ class ServerSettings:
     """
 
     def __init__(self, options: Mapping[str, Any], *, place: str, further: tuple[str, ...] = ()) -> None:
-        known = (*TARGETS, "profile", *further)
+        cache = ("backend", *CACHE_OPTIONS) if "backend" in options else ("backend",)
+        known = (*TARGETS, "profile", *cache, *further)
         for name in options:
             if name not in known:
                 raise UnknownNameError(f"option of {place} for omnireuse", name, known)
@@ -127,13 +131,16 @@ class ServerSettings:
         """The same as arguments of `omnireuse.enable`."""
         if not request.targets:
             return dict(self.options)
-        kept = {name: value for name, value in self.options.items() if name not in TARGETS}
+        kept = {name: value for name, value in self.options.items() if name == "profile"}
         return {**kept, **dict(request.targets)}
 
     def _made(self, request: RequestSettings, pipeline: Any, region: str | None) -> Plan:
         arguments = self.enable_arguments(request)
         if not arguments:
             return Plan(DEFAULT, "default")
+        if "backend" in arguments:
+            with enable(pipeline, **arguments) as handle:
+                return Plan(handle.strategy, handle.name)
         wanted = {name: arguments.get(name) for name in (*TARGETS, "profile")}
         strategy, name, promise = strategy_for(pipeline, region=region, **wanted)
         return Plan(strategy, name, promise)
