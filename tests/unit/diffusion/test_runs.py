@@ -176,8 +176,9 @@ def test_two_threads_may_share_a_transformer(strategy: dict[str, Any], flux: Tin
         handle.disable()
     for seed in range(3):
         assert len(results[seed]) == 3
-        # The figures tell a forecast from another thread's run, off by about 1, from a rounded last bit.
-        assert [float((result - expected[seed]).abs().max()) for result in results[seed]] == [0.0, 0.0, 0.0]
+        # A forecast from another thread's run is off by about 1. Kernels that run beside others were seen to round the
+        # last bit differently (1e-6 of values around 1), with no forecast mixed up.
+        assert max(float((result - expected[seed]).abs().max()) for result in results[seed]) < 1e-5
 
 
 def test_a_scheduler_exchanged_after_enabling_is_served(flux: Tiny) -> None:
