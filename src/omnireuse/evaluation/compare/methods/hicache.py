@@ -16,6 +16,7 @@ import torch
 import omnireuse
 from omnireuse.evaluation.compare.methods.base import Method, Setting
 from omnireuse.evaluation.compare.methods.strategy import strategy_setting
+from omnireuse.extras import check_extra
 
 if TYPE_CHECKING:
     from omnireuse.evaluation.compare.harness import Harness
@@ -29,6 +30,7 @@ class _State(omnireuse.Memory):
     """The library's state of one run; coordinates are step numbers."""
 
     def __init__(self, **options: Any) -> None:
+        check_extra("the method hicache-pp", "hicache-pp")
         import hicache_pp
 
         self._library = hicache_pp
