@@ -17,6 +17,7 @@ METRICS = {
     f"{_PREFIX}_steps_total": "Denoising steps",
     f"{_PREFIX}_decisions_total": "Decisions, by strategy, by what was done (computed, reused) and by who decided",
     f"{_PREFIX}_calls_outside_total": "Denoiser calls that belonged to no run and were passed on",
+    f"{_PREFIX}_fallbacks_total": "Fallbacks, by strategy and by what reuse went on with",
     f"{_PREFIX}_host_seconds_total": "Host time of decisions and forecasts",
     f"{_PREFIX}_step_ratio": "Decisions divided by computed ones: what reuse can give at most",
     f"{_PREFIX}_forecast_error": "Mean relative L1 error of the forecasts that could be compared with the truth",
@@ -29,7 +30,10 @@ class StepReuseCollector(Collector[Handle]):
     """Reports the summary of each handle of :func:`omnireuse.enable`; see :class:`Collector`."""
 
     metrics: ClassVar[Mapping[str, str]] = METRICS
-    labels: ClassVar[Mapping[str, tuple[str, ...]]] = {f"{_PREFIX}_decisions_total": ("strategy", "action", "reason")}
+    labels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        f"{_PREFIX}_decisions_total": ("strategy", "action", "reason"),
+        f"{_PREFIX}_fallbacks_total": ("strategy", "to"),
+    }
 
     def samples(self, source: Handle) -> Iterator[tuple[str, tuple[str, ...], float]]:
         """The counters of ``source.summary()``."""
@@ -49,3 +53,5 @@ class StepReuseCollector(Collector[Handle]):
         for words, count in sorted(summary.reasons.items()):
             action, reason = words.rstrip(")").split(" (", 1)
             yield f"{_PREFIX}_decisions_total", (summary.name, action, reason), count
+        for what, count in summary.fallbacks.items():
+            yield f"{_PREFIX}_fallbacks_total", (summary.name, what), count

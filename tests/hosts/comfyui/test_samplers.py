@@ -147,8 +147,10 @@ def test_sigmas_that_rise_are_computed_and_said(
 ) -> None:
     model, counter = counted
     sigmas = torch.tensor([1.0, 0.6, 0.3, 0.7, 0.4, 0.0])
-    host.sample(attach(model, plan_for(speedup=2.0)), sigmas=sigmas)
+    patched = attach(model, plan_for(speedup=2.0))
+    host.sample(patched, sigmas=sigmas)
     assert len(counter.sigmas) == 5
+    assert reuse_of(patched).summary().fallbacks == {"full runs": 1}
     assert "its sigmas rise" in caplog.text
 
 

@@ -14,6 +14,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
 from omnireuse import Blend, FixedSchedule, Polynomial
+from omnireuse.diffusion.metrics import StepReuseCollector
 
 SIGMAS = (1.0, 0.9, 0.6, 0.5, 0.1, 0.05)
 
@@ -157,7 +158,10 @@ def test_the_default_forecasts_calls_where_a_denoiser_has_several_outputs(caplog
         assert torch.equal(sample(), full)
     assert handle.strategy.region == "call"
     assert caplog.text.count("from now on the calls of this pipeline are forecast, and not its steps") == 1
-    assert handle.summary().steps == 48
+    assert (handle.summary().steps, handle.summary().fallbacks) == (48, {"region call": 1})
+    assert "fell back to region call 1 time" in str(handle.summary())
+    counted = StepReuseCollector().samples(handle)
+    assert ("omnireuse_step_reuse_fallbacks_total", ("1x fewer steps", "region call"), 1) in counted
     with (
         omnireuse.enable(pipe, speedup=2, region="step"),
         pytest.raises(omnireuse.errors.UnsupportedModelError, match="use region='call'"),

@@ -94,8 +94,12 @@ def _box(step: int, share: float | None) -> str:
 def _lines(summary: Summary) -> Iterator[str]:
     """What was done, then what each figure means."""
     outside = counted(summary.calls_outside, "denoiser call")
+    fallbacks = [
+        f"fell back to {what} {counted(number, 'time')}; the log says why" for what, number in summary.fallbacks.items()
+    ]
     if not summary.calls:
         yield "nothing was decided yet" + (f" ({outside} belonged to no run)" if summary.calls_outside else "")
+        yield from fallbacks
         return
     yield f"{share_of_steps(summary)} in {counted(summary.runs, 'run')}{', on average' if summary.runs > 1 else ''}"
     for action in ("reused", "computed"):
@@ -112,6 +116,7 @@ def _lines(summary: Summary) -> Iterator[str]:
         )
     if summary.calls_outside:
         yield f"{outside} belonged to no run and passed unchanged"
+    yield from fallbacks
     if summary.promise is not None:
         yield str(summary.promise)
         if not summary.promise_holds:

@@ -84,6 +84,7 @@ class Summary:
         host_seconds: mean host time of a decision with its forecast.
         kept_bytes: most bytes of tensors that one run held.
         calls_outside: denoiser calls that belonged to no run and were passed on.
+        fallbacks: how often reuse went on in another way than was asked for, by what it went on with.
         last_run: for each step of the latest run, the share of its decisions that computed; None for a step without
             any.
     """
@@ -104,6 +105,7 @@ class Summary:
     host_seconds: float = 0.0
     kept_bytes: int = 0
     calls_outside: int = 0
+    fallbacks: dict[str, int] = field(default_factory=dict)
     last_run: tuple[float | None, ...] = ()
 
     def __str__(self) -> str:
@@ -156,6 +158,7 @@ class Stats:
         self._lock = threading.RLock()
         self._records: dict[int, RunRecord] = {}
         self._reasons: Counter[str] = Counter()
+        self._fallbacks: Counter[str] = Counter()
         self._steps = self._runs = self._computed = self._reused = self._errors = 0
         self._error_sum = self._worst_error = self._host_seconds = 0.0
 
@@ -180,6 +183,11 @@ class Stats:
         with self._lock:
             self._count()
             return self._records.pop(number, None)
+
+    def fell_back(self, on: str) -> None:
+        """Count a fallback, by what reuse goes on with."""
+        with self._lock:
+            self._fallbacks[on] += 1
 
     def _count(self) -> None:
         while self.inbox:
@@ -243,6 +251,7 @@ class Stats:
                 host_seconds=self._host_seconds / calls if calls else 0.0,
                 kept_bytes=kept_bytes,
                 calls_outside=calls_outside,
+                fallbacks=dict(self._fallbacks),
                 last_run=self._last_run(),
             )
 

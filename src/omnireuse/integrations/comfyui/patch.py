@@ -94,6 +94,7 @@ class Reuse:
         )
         if not run.noise.falls:
             self._warn("omnireuse computes every step of this run: its sigmas rise in between")
+            self._stats.fell_back("full runs")
             return None
         caution = self._strategy.policy.caution(len(run.noise.sigmas), run.generation.noises)
         if caution is not None:

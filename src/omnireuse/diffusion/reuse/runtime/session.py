@@ -252,6 +252,7 @@ class Session:
     def _forecast_calls(self, run: Run, why: SeveralOutputsError) -> Region:
         """Go on in region "call". The run has computed its first call, and remembers nothing yet."""
         logger.warning("%s: from now on the calls of this pipeline are forecast, and not its steps", why)
+        self.stats.fell_back("region call")
         self.strategy = replace(self.strategy, region="call", together=True)
         self.runs.strategy = run.generation.strategy = self.strategy
         run.region_state = None
