@@ -19,11 +19,12 @@ import torch
 
 from bench._common import write_record
 from omnireuse.diffusion.calibration.candidate import Candidate
+from omnireuse.diffusion.calibration.jobs import Describe, Local, RunInFull, Score, Trial
 from omnireuse.diffusion.calibration.journal import Journal
 from omnireuse.diffusion.calibration.options import Options
 from omnireuse.diffusion.calibration.profile import Plan, Profile
 from omnireuse.diffusion.calibration.progress import Tracker
-from omnireuse.diffusion.calibration.runner import Describe, Local, RunInFull, Runner, Score, Trial
+from omnireuse.diffusion.calibration.runner import PipelineRunner
 from omnireuse.diffusion.calibration.search import Search
 from omnireuse.diffusion.calibration.workers import InProcess
 from omnireuse.evaluation.metrics import bootstrap
@@ -48,7 +49,7 @@ BATCH = 5
 class Sharing(InProcess):
     """Does no job twice."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: PipelineRunner) -> None:
         super().__init__(runner)
         self._known: dict[Any, Any] = {}
 
@@ -99,9 +100,9 @@ def case_rows(name: str, guidance: float, prompts: int, judged: int) -> list[dic
     full_call = {**call, "num_inference_steps": STEPS}
     pipeline = load_quietly(case, case.find(None))
 
-    def runner(count: int, seed: int, batch: int) -> Runner:
+    def runner(count: int, seed: int, batch: int) -> PipelineRunner:
         texts = list(map(case.caption, case.held_out(count, seed=seed)))
-        return Runner(pipeline, texts, call=full_call, seed=seed, batch_size=batch)
+        return PipelineRunner(pipeline, texts, call=full_call, seed=seed, batch_size=batch)
 
     judge = runner(judged, SEED_OF_JUDGED, judged)
     full = Local(value=RunInFull(places=range(judged)).run(judge).pictures)

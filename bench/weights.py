@@ -19,8 +19,9 @@ import omnireuse
 from bench._common import new_table, write_record
 from omnireuse.diffusion.calibration import fit
 from omnireuse.diffusion.calibration.candidate import FITTED, Candidate
+from omnireuse.diffusion.calibration.jobs import Local, RunInFull, RunInFullResult, Score, lead
 from omnireuse.diffusion.calibration.path import Path as RunPath
-from omnireuse.diffusion.calibration.runner import Local, RunInFull, RunInFullResult, Runner, Score, lead
+from omnireuse.diffusion.calibration.runner import PipelineRunner
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.evaluation.metrics import bootstrap
 from omnireuse.evaluation.record import environment
@@ -59,7 +60,7 @@ class Bench:
         call = {**case.sampling, **guided, "num_inference_steps": options.steps}
         prompts = list(map(case.caption, case.held_out(options.prompts, seed=SEED)))
         self._pipeline, self._steps = load_quietly(case, case.find(None)), options.steps
-        self._runner = Runner(self._pipeline, prompts, seed=SEED, call=call)
+        self._runner = PipelineRunner(self._pipeline, prompts, seed=SEED, call=call)
         half = len(prompts) // 2
         self._fitted, self._judged = range(half), range(half, len(prompts))
         self._full = {

@@ -13,8 +13,9 @@ import omnireuse
 from omnireuse import Profile
 from omnireuse.cli import main
 from omnireuse.diffusion.calibration.candidate import Candidate
+from omnireuse.diffusion.calibration.jobs import Local, RunInFull, Score
 from omnireuse.diffusion.calibration.progress import Progress
-from omnireuse.diffusion.calibration.runner import Local, RunInFull, Runner, Score
+from omnireuse.diffusion.calibration.runner import PipelineRunner
 from omnireuse.errors import ConfigError, StateError
 from reference.load import SAMPLING, find_image_pipeline, load_image_pipeline
 
@@ -50,7 +51,7 @@ def test_a_profile_holds_a_plan_for_each_budget(profile: Profile) -> None:
 
 
 def test_a_search_is_never_worse_than_what_it_starts_from(pipeline: Any, profile: Profile) -> None:
-    runner = Runner(pipeline, PROMPTS[:2], seed=0, call={"num_inference_steps": 8, **CALL})
+    runner = PipelineRunner(pipeline, PROMPTS[:2], seed=0, call={"num_inference_steps": 8, **CALL})
     schedule = omnireuse.FixedSchedule(num_computed=4, power=1.7).schedule(8)
     default = Candidate(steps=tuple(sorted(schedule)), forecaster="blend")
     full = Local(value=RunInFull(places=range(2)).run(runner).pictures)

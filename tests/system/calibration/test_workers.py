@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from omnireuse.diffusion.calibration.runner import Shared
+from omnireuse.diffusion.calibration.jobs import Shared
 from omnireuse.diffusion.calibration.workers import DEATHS, RayWorkers, WorkersLostError
 from omnireuse.errors import ConfigError
 

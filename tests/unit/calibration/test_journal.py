@@ -12,9 +12,9 @@ import pytest
 
 from omnireuse.diffusion.calibration.candidate import Candidate
 from omnireuse.diffusion.calibration.evaluator import Evaluator
+from omnireuse.diffusion.calibration.jobs import Job, Local, RunInFull, RunInFullResult, Score
 from omnireuse.diffusion.calibration.journal import Journal, Result
 from omnireuse.diffusion.calibration.observer import Observations
-from omnireuse.diffusion.calibration.runner import Job, Local, RunInFull, RunInFullResult, Score
 from omnireuse.errors import ConfigError
 
 SETUP = {"steps": "8", "seed": "0"}

@@ -16,9 +16,10 @@ import omnireuse
 from omnireuse import Profile
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
 from omnireuse.diffusion.calibration.distances import Distances
+from omnireuse.diffusion.calibration.jobs import RunInFull
 from omnireuse.diffusion.calibration.measure import forecast_errors
 from omnireuse.diffusion.calibration.observer import NotFiniteError
-from omnireuse.diffusion.calibration.runner import RunInFull, Runner
+from omnireuse.diffusion.calibration.runner import PipelineRunner
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, StateError
 from tests.helpers.prompted import Prompted, spoiled
@@ -59,7 +60,7 @@ def drifts(place: int, **strategy: Any) -> list[float | None]:
 
 
 def test_signals_change_as_policies_see_them(profile: Profile) -> None:
-    runner = Runner(Prompted(), PROMPTS, seed=0, call={"num_inference_steps": STEPS})
+    runner = PipelineRunner(Prompted(), PROMPTS, seed=0, call={"num_inference_steps": STEPS})
     (series,) = RunInFull(places=range(1), record=True).run(runner).seen.runs
     for name, branch, strategy in (
         ("latents", "step", {"signal": "latents"}),
@@ -167,7 +168,7 @@ def test_a_batch_is_measured_too() -> None:
 
 def test_measuring_changes_nothing_and_leaves_no_trace() -> None:
     pipeline = Prompted()
-    runner = Runner(pipeline, PROMPTS, seed=0, call={"num_inference_steps": 4})
+    runner = PipelineRunner(pipeline, PROMPTS, seed=0, call={"num_inference_steps": 4})
     plain = pipeline(
         PROMPTS[0], num_inference_steps=4, generator=torch.Generator().manual_seed(0), output_type="np"
     ).images
@@ -190,7 +191,7 @@ def test_memory_does_not_grow_with_the_number_of_runs() -> None:
             alive = {id(each): each.nbytes for each in tensors if each.layout is torch.strided}
             most = max(most, sum(alive.values()))
 
-        runner = Runner(pipeline, prompts, seed=0, call={"num_inference_steps": 4})
+        runner = PipelineRunner(pipeline, prompts, seed=0, call={"num_inference_steps": 4})
         pipeline.transformer.register_forward_hook(weigh)
         for place in range(len(prompts)):
             RunInFull(places=range(place, place + 1), record=True).run(runner)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from omnireuse.diffusion.calibration.jobs import Describe, Description
 from omnireuse.diffusion.calibration.journal import Journal
 from omnireuse.diffusion.calibration.options import (
     FIT_PROMPTS,
@@ -23,12 +24,11 @@ from omnireuse.diffusion.calibration.options import (
 )
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.calibration.progress import Progress, ProgressBar, Tracker
-from omnireuse.diffusion.calibration.runner import Describe
 from omnireuse.diffusion.calibration.search import Search
-from omnireuse.diffusion.calibration.workers import start_workers
+from omnireuse.diffusion.calibration.workers import Workers, start_workers
 from omnireuse.pipelines.source import Source
 
-__all__ = ["calibrate"]
+__all__ = ["calibrate", "search"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -134,10 +134,17 @@ def calibrate(
             if watch is not None:
                 watch(state)
 
-        text = f"{about.text}; {options.text}"
-        logger.info("calibrate: %s", text)
-        search = Search(options, hands, kept, Tracker(text, kept, options.most_runs, report))
-        search.run_in_full()
-        search.find_best()
-        search.evaluate()
-        return search.profile(about)
+        return search(options, hands, about, kept, report)
+
+
+def search(
+    options: Options, hands: Workers, about: Description, journal: Journal, report: Callable[[Progress], None]
+) -> Profile:
+    """The whole search, as `calibrate`, with whatever makes the runs."""
+    text = f"{about.text}; {options.text}"
+    logger.info("calibrate: %s", text)
+    parts = Search(options, hands, journal, Tracker(text, journal, options.most_runs, report))
+    parts.run_in_full()
+    parts.find_best()
+    parts.evaluate()
+    return parts.profile(about)

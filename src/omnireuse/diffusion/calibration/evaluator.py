@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 from omnireuse.diffusion.calibration.candidate import FITTED, Candidate, Scores
 from omnireuse.diffusion.calibration.distances import Distances
+from omnireuse.diffusion.calibration.jobs import Pictures, RunInFull, Score, Shared, Trial, replayed_steps
 from omnireuse.diffusion.calibration.journal import Journal, Result
 from omnireuse.diffusion.calibration.observer import Observations
 from omnireuse.diffusion.calibration.path import OutputProducts, Path
-from omnireuse.diffusion.calibration.runner import Pictures, RunInFull, Score, Shared, Trial, replayed_steps
 from omnireuse.diffusion.calibration.workers import Workers
 from omnireuse.diffusion.reuse.forecasters import Fitted
 

@@ -16,7 +16,7 @@ from omnireuse.diffusion.reuse.forecasters import combine
 from omnireuse.diffusion.reuse.runtime.interception import intercept
 from omnireuse.errors import UnsupportedModelError
 
-__all__ = ["WeightFit"]
+__all__ = ["LedRun", "WeightFit"]
 
 KEPT = 4
 """Computed outputs that a weighted sum takes, and that a run therefore keeps."""
@@ -56,47 +56,85 @@ class WeightFit:
         """For each branch and each step so far, the newest output first; empty where the computed output is used."""
         return tuple(tuple(sets[branch] if sets else () for sets in self._weights) for branch in range(self._branches))
 
+    @property
+    def first_gap(self) -> int:
+        """The first step that is not computed; 0 where all are."""
+        return next((step for step in range(len(self._weights)) if step not in self._computed), 0)
+
+    def begin(self, shares: Sequence[float]) -> LedRun:
+        """A further run that follows the schedule; `shares` as in `Path`."""
+        self._branches = len(shares)
+        return LedRun(self, shares)
+
     @contextmanager
     def led_along(self, path: Path, pipeline: Any) -> Iterator[None]:
-        """Lead the one run that is made meanwhile, whose full run took `path`. Enable reuse after this.
+        """Lead the one run of a pipeline that is made meanwhile, whose full run took `path`. Enable reuse after this.
 
         The denoisers are not called before the first gap where the path knows what they return.
 
         Raises:
             UnsupportedModelError: a scheduler whose steps do not depend on the output by one factor.
         """
-        known: deque[list[torch.Tensor]] = deque(maxlen=self._kept)
-        scheduler, self._branches = pipeline.scheduler, len(path.shares)
-        step = 0
-        after_gap = False
+        scheduler, run = pipeline.scheduler, self.begin(path.shares)
 
         def stepped(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            nonlocal step, after_gap
-            here, step = step, step + 1
             given = arguments_by_name(args, kwargs)
-            output = given["model_output"]
-            made = outputs.take(output)
-            if here in self._computed:
-                known.appendleft(_parts(made, path.shares, output))
-            if here not in self._computed or after_gap:
-                target = Arithmetic.of(scheduler, given).output_to(path.latents[here + 1])
-                by_branch = list(zip(*known, strict=True))
-                self._sums[here] += _sums(by_branch, target)
-                self._weights[here] = _solve(self._sums[here], len(by_branch))
-                given["model_output"] = torch.stack(
-                    [combine(weights, each) for weights, each in zip(self._weights[here], by_branch, strict=True)]
-                ).sum(0)
-                after_gap = here not in self._computed
+            output, after = given["model_output"], path.latents[run.index + 1]
+            given["model_output"] = run.step(
+                outputs.take(output), output, lambda: Arithmetic.of(scheduler, given).output_to(after)
+            )
             return proceed(**given)
 
-        gap = next((step for step in range(len(self._weights)) if step not in self._computed), 0)
-        replayed = [call for step in path.calls[:gap] for call in step]
+        replayed = [call for step in path.calls[: self.first_gap] for call in step]
         with branch_outputs(pipeline, replayed=replayed) as outputs:
             interception = intercept(scheduler, self, {"step": stepped})
             try:
                 yield
             finally:
                 interception.undo()
+
+
+class LedRun:
+    """A run that goes on, at each step, with what the weights so far give.
+
+    Attributes:
+        index: of the step to come.
+    """
+
+    def __init__(self, fit: WeightFit, shares: Sequence[float]) -> None:
+        self._fit, self._shares = fit, shares
+        self._known: deque[list[torch.Tensor]] = deque(maxlen=fit._kept)
+        self.index = 0
+        self._after_gap = False
+
+    @property
+    def computes(self) -> bool:
+        """Whether the step to come is computed."""
+        return self.index in self._fit._computed
+
+    def step(
+        self, made: list[torch.Tensor] | None, output: torch.Tensor, target: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """What the solver is to get at this step.
+
+        Args:
+            made: outputs of the branches, which are changed; None where they are not known, or nothing was computed.
+            output: after guidance; only its shape counts where nothing was computed.
+            target: finds the output with which the solver arrives at the full run's latents.
+        """
+        fit, here, computes = self._fit, self.index, self.computes
+        self.index += 1
+        if computes:
+            self._known.appendleft(_parts(made, self._shares, output))
+            if not self._after_gap:
+                return output
+        self._after_gap = not computes
+        by_branch = list(zip(*self._known, strict=True))
+        fit._sums[here] += _sums(by_branch, target())
+        fit._weights[here] = _solve(fit._sums[here], len(by_branch))
+        return torch.stack(
+            [combine(weights, each) for weights, each in zip(fit._weights[here], by_branch, strict=True)]
+        ).sum(0)
 
 
 def _parts(outputs: list[torch.Tensor] | None, shares: Sequence[float], handed: torch.Tensor) -> list[torch.Tensor]:

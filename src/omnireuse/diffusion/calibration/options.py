@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from omnireuse.diffusion.calibration.jobs import Description
 from omnireuse.diffusion.calibration.journal import call_texts, versions
 from omnireuse.diffusion.calibration.profile import FEWEST_HELD_OUT
-from omnireuse.diffusion.calibration.runner import Description
 from omnireuse.errors import ConfigError
 from omnireuse.pipelines.call import refuse_reserved
 

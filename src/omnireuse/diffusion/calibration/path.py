@@ -62,12 +62,30 @@ class Path:
     shares: tuple[float, ...] = (1.0,)
     calls: list[list[Any]] = field(default_factory=list)
     _outputs: list[list[torch.Tensor]] = field(default_factory=list)
-    _steps: list[Arithmetic] = field(default_factory=list)
+    _effects: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+    def keep(
+        self,
+        shares: Shares,
+        outputs: Sequence[torch.Tensor],
+        by_branch: Sequence[list[torch.Tensor] | None],
+        effects: NDArray[np.float64],
+    ) -> None:
+        """Note the outputs of all steps, for `take_products`.
+
+        Args:
+            shares: has seen every step.
+            outputs: what the scheduler got at each step.
+            by_branch: the outputs of its branches; None where they are not known.
+            effects: as in `OutputProducts`.
+        """
+        self.shares, self._effects = shares.found(), effects
+        apart = [made for made in by_branch if made is not None] if len(self.shares) > 1 else []
+        self._outputs = apart or [[output] for output in outputs]
 
     def take_products(self) -> OutputProducts | None:
         """The inner products of the outputs, which are dropped; None where no weights can be fitted."""
-        outputs, steps = self._outputs, self._steps
-        self._outputs, self._steps = [], []
+        outputs, self._outputs = self._outputs, []
         if not self.latents:
             return None
         # (samples, branches, steps, elements); float64 by parts: neighbours differ in the last digits.
@@ -81,11 +99,7 @@ class Path:
         products = products.view(samples, branches, count, branches, count) * shares[:, None, None, None]
         products = products * shares[:, None]
         size = self.latents[-1].cpu().double().flatten(1).square().sum(1).clamp_min(1e-12)
-        later = np.cumprod([1.0, *(step.carried for step in reversed(steps[1:]))])[::-1]
-        return OutputProducts(
-            products=(products / size[:, None, None, None, None]).numpy(),
-            effects=np.array([step.factor for step in steps]) * later,
-        )
+        return OutputProducts(products=(products / size[:, None, None, None, None]).numpy(), effects=self._effects)
 
 
 @contextmanager
@@ -98,6 +112,8 @@ def recorded_path(pipeline: Any, *, calls_of: int = 0) -> Iterator[Path]:
     path, shares, scheduler = Path(), Shares(), pipeline.scheduler
     handed: list[torch.Tensor] = []
     by_branch: list[list[torch.Tensor] | None] = []
+    factors: list[float] = []
+    carried: list[float] = []
     can_be_fitted = True
 
     def stepped(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -111,7 +127,9 @@ def recorded_path(pipeline: Any, *, calls_of: int = 0) -> Iterator[Path]:
             if not path.latents:
                 path.latents.append(given["sample"].clone())
             try:
-                path._steps.append(Arithmetic.of(scheduler, given))
+                arithmetic = Arithmetic.of(scheduler, given)
+                factors.append(arithmetic.factor)
+                carried.append(arithmetic.carried)
             except UnsupportedModelError as error:
                 logger.warning("%s", error)
                 can_be_fitted = False
@@ -130,6 +148,5 @@ def recorded_path(pipeline: Any, *, calls_of: int = 0) -> Iterator[Path]:
         finally:
             interception.undo()
     if can_be_fitted:
-        path.shares = shares.found()
-        apart = [made for made in by_branch if made is not None] if len(path.shares) > 1 else []
-        path._outputs = apart or [[output] for output in handed]
+        later = np.cumprod([1.0, *reversed(carried[1:])])[::-1]
+        path.keep(shares, handed, by_branch, np.array(factors) * later)

@@ -1,52 +1,29 @@
-"""The runs of a search: a pipeline with its prompts, and the jobs that are done with it."""
+"""The runs of a search on a pipeline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
-import numpy as np
-
-from omnireuse.diffusion.calibration.candidate import FITTED, Candidate
-from omnireuse.diffusion.calibration.distances import Distances
 from omnireuse.diffusion.calibration.fit import WeightFit
-from omnireuse.diffusion.calibration.observer import NotFiniteError, Observations
+from omnireuse.diffusion.calibration.jobs import Description, Pictures
+from omnireuse.diffusion.calibration.observer import Observations
 from omnireuse.diffusion.calibration.origin import Origin, fingerprint
-from omnireuse.diffusion.calibration.path import OutputProducts, Path, recorded_path
+from omnireuse.diffusion.calibration.path import Path, recorded_path
 from omnireuse.diffusion.fingerprint import fingerprint as content_fingerprint
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.pipelines import enable
-from omnireuse.diffusion.reuse.forecasters import Fitted, Hold
-from omnireuse.diffusion.reuse.policies import Never
+from omnireuse.diffusion.reuse.forecasters import Hold
+from omnireuse.diffusion.reuse.policies import FixedSchedule, Never
 from omnireuse.diffusion.reuse.runtime.denoisers import describe, dtype_of
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.errors import StateError
-from omnireuse.evaluation.metrics import IDENTICAL_DB, psnr
 from omnireuse.pipelines.call import Caller, without_bar
-from omnireuse.pipelines.pictures import Picture
 
-__all__ = [
-    "Describe",
-    "Description",
-    "Job",
-    "RunInFull",
-    "RunInFullResult",
-    "Runner",
-    "Score",
-    "Shared",
-    "Trial",
-    "lead",
-    "replayed_steps",
-]
-
-Pictures = list[Picture]
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
+__all__ = ["PipelineRunner"]
 
 
-class Runner:
+class PipelineRunner:
     """A pipeline and prompts, each with a noise of its own. It keeps nothing between two jobs.
 
     Args:
@@ -64,73 +41,40 @@ class Runner:
         self.steps: int = call["num_inference_steps"]
         self._caller = Caller(pipeline, self.prompts, call=call, **options)
 
-    def generate(self, places: range, *, strict: bool = False) -> Pictures:
-        """One picture in 0…1 for each of these prompts, made in one call; `strict` as in `Caller.pictures`."""
-        with without_bar(self.pipeline):
-            return self._caller.pictures(places, strict=strict)
-
-
-class Job(Protocol[T_co]):
-    """Work for a runner. It can be pickled."""
-
-    def run(self, runner: Runner) -> T_co:
-        """Do it, and return its result."""
-
-
-class Shared(Protocol[T_co]):
-    """A large value that many jobs use; workers get it once."""
-
-    def get(self) -> T_co:
-        """The value."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Local(Generic[T]):
-    """A shared value of this process."""
-
-    value: T
-
-    def get(self) -> T:
-        """The value."""
-        return self.value
-
-
-@dataclass(frozen=True, kw_only=True)
-class Description:
-    """A pipeline.
-
-    Attributes:
-        text: the pipeline in a few words.
-        fingerprint: class of the denoiser, digest of the configuration, class of the scheduler.
-        dtype: dtype in which the denoiser computes, as "bfloat16".
-        origin: where it comes from, and which weights it has.
-        content: digest of the pipeline with all its weights, equal in every process that loads the same; "" where it
-            was not asked for.
-    """
-
-    text: str
-    fingerprint: tuple[str, str, str]
-    dtype: str
-    origin: Origin
-    content: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Describe:
-    """Describe the pipeline, with or without a digest of its weights."""
-
-    content: bool
-
-    def run(self, runner: Runner) -> Description:
-        """The description."""
-        pipeline = runner.pipeline
+    def describe(self, *, content: bool) -> Description:
+        """As `Runner.describe`."""
+        pipeline = self.pipeline
         return Description(
             text=describe(pipeline),
             fingerprint=fingerprint(pipeline),
             dtype=dtype_of(pipeline),
             origin=Origin.of(pipeline),
-            content=content_fingerprint(_parts(pipeline)) if self.content else "",
+            content=content_fingerprint(_parts(pipeline)) if content else "",
         )
+
+    def generate(self, places: range, *, strict: bool = False) -> Pictures:
+        """As `Runner.generate`; `strict` as in `Caller.pictures`."""
+        with without_bar(self.pipeline):
+            return self._caller.pictures(places, strict=strict)
+
+    @contextmanager
+    def recorded(self, seen: Observations, *, calls_of: int) -> Iterator[Path]:
+        """As `Runner.recorded`."""
+        with ExitStack() as stack:
+            path = stack.enter_context(recorded_path(self.pipeline, calls_of=calls_of)) if seen.keeps_values else Path()
+            strategy = Strategy(policy=Never(), forecaster=Hold(), region="step")
+            stack.enter_context(Handle(self.pipeline, strategy, name="full run", region=seen.region))
+            yield path
+
+    @contextmanager
+    def led(self, fit: WeightFit, path: Path, policy: FixedSchedule) -> Iterator[None]:
+        """As `Runner.led`."""
+        with fit.led_along(path, self.pipeline), enable(self.pipeline, policy=policy, quantity="output"):
+            yield
+
+    def following(self, strategy: Strategy) -> AbstractContextManager[object]:
+        """As `Runner.following`."""
+        return Handle(self.pipeline, strategy, name="candidate")
 
 
 def _parts(pipeline: Any) -> dict[str, Any]:
@@ -139,142 +83,3 @@ def _parts(pipeline: Any) -> dict[str, Any]:
     except (AttributeError, ValueError):
         # No pipeline of diffusers, or one whose constructor does not name its parts.
         return {name: part for name, part in vars(pipeline).items() if not name.startswith("_")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunInFullResult:
-    """What the pipeline makes of some prompts when it computes every step.
-
-    Attributes:
-        pictures: one for each prompt, an image or a clip, in 0…1.
-        distances: between the values at all its steps; None unless recorded.
-        products: of its outputs; None unless recorded, and where no weights can be fitted.
-        path: of the run; None unless recorded and kept, and where no weights can be fitted.
-        seen: what else the run showed.
-    """
-
-    pictures: Pictures
-    distances: Distances | None
-    products: OutputProducts | None
-    path: Path | None
-    seen: Observations
-
-
-def replayed_steps(total: int) -> int:
-    """How many first steps of a full run of `total` steps are kept, so that runs of a fit need not compute them."""
-    return total // 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunInFull:
-    """Run the prompts of these places in full, in one call.
-
-    Args:
-        record: whether to record what the plan of schedules needs.
-        keep_path: whether to return the path too, of a run that is recorded.
-    """
-
-    places: range
-    record: bool = False
-    keep_path: bool = False
-
-    def run(self, runner: Runner) -> RunInFullResult:
-        """The result.
-
-        Raises:
-            StateError: a step's output, or a picture, is not finite.
-        """
-        seen = Observations(keeps_values=self.record)
-        strategy = Strategy(policy=Never(), forecaster=Hold(), region="step")
-        with ExitStack() as stack:
-            calls_of = replayed_steps(runner.steps) if self.keep_path else 0
-            path = stack.enter_context(recorded_path(runner.pipeline, calls_of=calls_of)) if self.record else Path()
-            stack.enter_context(Handle(runner.pipeline, strategy, name="full run", region=seen.region))
-            try:
-                pictures = runner.generate(self.places, strict=True)
-            except NotFiniteError as error:
-                prompt = runner.prompts[self.places[error.row * len(self.places) // error.rows]]
-                raise StateError(
-                    f"the full run of {prompt!r} is not finite from step {error.step} on; nothing can be calibrated on "
-                    "it: try another dtype, or leave the prompt out"
-                ) from error
-        for place, picture in zip(self.places, pictures, strict=True):
-            if not np.isfinite(picture).all():
-                raise StateError(
-                    f"the full run of {runner.prompts[place]!r} is not finite; nothing can be calibrated on it"
-                )
-        return RunInFullResult(
-            pictures=pictures,
-            distances=seen.take_distances(runner.steps) if self.record else None,
-            products=path.take_products(),
-            path=path if self.keep_path and path.latents else None,
-            seen=seen,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """Fit the weights for a candidate's schedule, and score it on the same runs.
-
-    Args:
-        batches: places of the prompts, one call each. Each call adds to the fit, and runs with the weights so far.
-        full: of each batch, the pictures and the path of its full run.
-        coordinates: of each step.
-    """
-
-    candidate: Candidate
-    batches: Sequence[range]
-    full: Sequence[tuple[Shared[Pictures], Shared[Path] | None]]
-    coordinates: tuple[float, ...]
-
-    def run(self, runner: Runner) -> tuple[Fitted | None, list[float]]:
-        """The weights, None for a candidate that has a forecaster; the PSNR of each prompt."""
-        psnr: list[float] = []
-        if self.candidate.forecaster != FITTED:
-            for batch, (full, _) in zip(self.batches, self.full, strict=True):
-                job = Score(candidate=self.candidate, places=batch, forecaster=self.candidate.forecaster, full=full)
-                psnr += job.run(runner)
-            return None, psnr
-        paths = [path.get() for _, path in self.full if path is not None]
-        # Branches that one batch could not tell apart are not told apart at all.
-        apart = len({len(path.shares) for path in paths}) == 1
-        fit = WeightFit(self.candidate.steps, runner.steps)
-        for batch, (full, _), path in zip(self.batches, self.full, paths, strict=True):
-            path = path if apart else replace(path, shares=(1.0,))
-            psnr += _psnr(lead(runner, fit, path, batch, self.candidate), full.get())
-        return Fitted(coordinates=self.coordinates, weights=fit.weights, computed=self.candidate.steps), psnr
-
-
-def lead(runner: Runner, fit: WeightFit, path: Path, places: range, candidate: Candidate) -> Pictures:
-    """Add the prompts of these places to a fit of the candidate's schedule, and return their pictures."""
-    policy = candidate.policy(runner.steps)
-    with fit.led_along(path, runner.pipeline), enable(runner.pipeline, policy=policy, quantity="output"):
-        return runner.generate(places)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """Score a candidate on the prompts of these places, in one call.
-
-    Args:
-        forecaster: the candidate's weights, or the name of its forecaster.
-        full: pictures of the full run.
-    """
-
-    candidate: Candidate
-    places: range
-    forecaster: Fitted | str
-    full: Shared[Pictures]
-
-    def run(self, runner: Runner) -> list[float]:
-        """PSNR in dB of each prompt to its full run, at most `IDENTICAL_DB`; 0 where a picture is not finite."""
-        strategy = Strategy.where_it_fits(self.candidate.policy(runner.steps), self.forecaster)
-        with Handle(runner.pipeline, strategy, name="candidate"):
-            return _psnr(runner.generate(self.places), self.full.get())
-
-
-def _psnr(made: Pictures, full: Pictures) -> list[float]:
-    return [
-        min(psnr(picture, reference), IDENTICAL_DB) if np.isfinite(picture).all() else 0.0
-        for picture, reference in zip(made, full, strict=True)
-    ]

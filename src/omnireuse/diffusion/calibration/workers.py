@@ -11,8 +11,9 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from omnireuse.diffusion.calibration.jobs import Job, Local, Runner, Shared
 from omnireuse.diffusion.calibration.options import Options
-from omnireuse.diffusion.calibration.runner import Job, Local, Runner, Shared
+from omnireuse.diffusion.calibration.runner import PipelineRunner
 from omnireuse.errors import ConfigError, MissingExtraError, StateError
 from omnireuse.pipelines.source import Source
 
@@ -73,7 +74,7 @@ def _make_worker(source: Source, options: Options, known: Sequence[str], gpu: bo
 
 
 def _make_runner(source: Source, options: Options, known: Sequence[str]) -> Runner:
-    return Runner(
+    return PipelineRunner(
         source.load(),
         options.prompts,
         call=options.full_call,
