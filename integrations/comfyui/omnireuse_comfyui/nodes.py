@@ -7,13 +7,16 @@ from typing import Any, ClassVar
 
 import folder_paths
 
+from omnireuse.errors import ConfigError
 from omnireuse.integrations.comfyui import attach, plan_for, plan_of_profile, reuse_of, step_picture
 
-_CATEGORY = "model/omnireuse"
-_FOLDER = "omnireuse"
+from .calibrate import CATEGORY, FOLDER, PROFILE, OmnireuseCalibrate, OmnireusePrompts
 
-folder_paths.add_model_folder_path(_FOLDER, str(Path(folder_paths.models_dir) / _FOLDER))
-folder_paths.folder_names_and_paths[_FOLDER][1].add(".json")
+_WIRED = "as wired"
+"""In place of a file's name: the profile comes from *Omnireuse calibrate*."""
+
+folder_paths.add_model_folder_path(FOLDER, str(Path(folder_paths.models_dir) / FOLDER))
+folder_paths.folder_names_and_paths[FOLDER][1].add(".json")
 
 _MODEL = ("MODEL", {"tooltip": "Connect the last node that changes the model, such as a LoRA loader."})
 _SPEEDUP = {"default": 0.0, "min": 0.0, "max": 20.0, "step": 0.1}
@@ -22,7 +25,7 @@ _SPEEDUP = {"default": 0.0, "min": 0.0, "max": 20.0, "step": 0.1}
 class Omnireuse:
     """Compute some of the steps, and forecast the others."""
 
-    CATEGORY = _CATEGORY
+    CATEGORY = CATEGORY
     DESCRIPTION = (
         "Computes some denoising steps and forecasts the others. With both numbers at 0, half of the steps are "
         "computed, but at least 12."
@@ -65,8 +68,8 @@ class Omnireuse:
 class OmnireuseProfile:
     """Compute the steps that a calibration has found."""
 
-    CATEGORY = _CATEGORY
-    DESCRIPTION = "Follows a profile, a file of omnireuse calibrate in models/omnireuse."
+    CATEGORY = CATEGORY
+    DESCRIPTION = "Follows a profile, made by Omnireuse calibrate or by the command omnireuse calibrate."
     FUNCTION = "patch"
     RETURN_TYPES = ("MODEL",)
 
@@ -76,24 +79,33 @@ class OmnireuseProfile:
         return {
             "required": {
                 "model": _MODEL,
-                "profile": (folder_paths.get_filename_list(_FOLDER), {"tooltip": "A file in models/omnireuse."}),
+                "profile": (
+                    [*folder_paths.get_filename_list(FOLDER), _WIRED],
+                    {"tooltip": "A file in models/omnireuse, or what Omnireuse calibrate gives."},
+                ),
                 "speedup": (
                     "FLOAT",
                     {**_SPEEDUP, "tooltip": "At least so many times fewer computed steps. 0 means 2."},
                 ),
-            }
+            },
+            "optional": {"calibrated": (PROFILE, {"tooltip": f"From Omnireuse calibrate, with profile '{_WIRED}'."})},
         }
 
-    def patch(self, model: Any, profile: str, speedup: float) -> tuple[Any]:
+    def patch(self, model: Any, profile: str, speedup: float, calibrated: str | None = None) -> tuple[Any]:
         """The model that follows the profile."""
-        path = folder_paths.get_full_path_or_raise(_FOLDER, profile)
-        return (attach(model, plan_of_profile(path, speedup=speedup)),)
+        if (profile == _WIRED) != (calibrated is not None):
+            raise ConfigError(
+                f"Omnireuse profile(profile={profile!r}): profile must be {_WIRED!r} where Omnireuse calibrate "
+                "is wired, and a file where it is not"
+            )
+        path = calibrated or folder_paths.get_full_path_or_raise(FOLDER, profile)
+        return (attach(model, plan_of_profile(path, model, speedup=speedup)),)
 
 
 class OmnireuseSummary:
     """What reuse has done, after sampling."""
 
-    CATEGORY = _CATEGORY
+    CATEGORY = CATEGORY
     DESCRIPTION = "Says how many steps were computed, and draws them. The latents pass through."
     FUNCTION = "report"
     OUTPUT_NODE = True
@@ -120,10 +132,14 @@ class OmnireuseSummary:
 NODE_CLASS_MAPPINGS = {
     "Omnireuse": Omnireuse,
     "OmnireuseProfile": OmnireuseProfile,
+    "OmnireusePrompts": OmnireusePrompts,
+    "OmnireuseCalibrate": OmnireuseCalibrate,
     "OmnireuseSummary": OmnireuseSummary,
 }
 NODE_DISPLAY_NAME_MAPPINGS = {
     "Omnireuse": "Omnireuse",
     "OmnireuseProfile": "Omnireuse profile",
+    "OmnireusePrompts": "Omnireuse prompts",
+    "OmnireuseCalibrate": "Omnireuse calibrate",
     "OmnireuseSummary": "Omnireuse summary",
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 
@@ -84,6 +86,26 @@ def nodes() -> ModuleType:
         sys.modules[name] = module
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+def executor() -> tuple[ModuleType, dict[str, Any]]:
+    """ComfyUI's module that runs graphs, and the table of nodes that it knows."""
+    # Nodes of sound, and of no use here.
+    for name in ("torchaudio", "torchaudio.functional", "torchaudio.transforms"):
+        sys.modules.setdefault(name, MagicMock())
+    import execution
+    import nodes
+
+    return execution, nodes.NODE_CLASS_MAPPINGS
+
+
+def executed(execution: ModuleType, prompt: dict[str, Any], outputs: list[str]) -> dict[str, Any]:
+    """Run a graph as the server does; what each of the output nodes shows."""
+    assert asyncio.run(execution.validate_prompt("prompt", prompt, None))[0]
+    runner = execution.PromptExecutor(MagicMock(), cache_args={"ram": 0.0, "ram_inactive": 0.0, "lru": 0})
+    runner.execute(prompt, "prompt", {}, outputs)
+    assert runner.success, runner.status_messages
+    return runner.history_result["outputs"]
 
 
 def condition(seed: int, **more: Any) -> list[Any]:

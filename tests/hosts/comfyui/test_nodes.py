@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import weakref
 from types import ModuleType
 from typing import Any
@@ -168,7 +169,7 @@ def test_a_profile_is_found_in_its_folder(
     own = host.TOP / "models" / "shapes-flux" / "profiles" / "shapes-flux-28-unguided.json"
     (tmp_path / "mine.json").write_bytes(own.read_bytes())
     monkeypatch.setitem(folder_paths.folder_names_and_paths, "omnireuse", ([str(tmp_path)], {".json"}))
-    assert nodes["OmnireuseProfile"].INPUT_TYPES()["required"]["profile"][0] == ["mine.json"]
+    assert nodes["OmnireuseProfile"].INPUT_TYPES()["required"]["profile"][0] == ["mine.json", "as wired"]
     model, counter = counted
     (patched,) = nodes["OmnireuseProfile"]().patch(model, "mine.json", 3.0)
     host.sample(patched, steps=28, cfg=1.0, sigmas=torch.linspace(1, 0, 29))
@@ -180,10 +181,13 @@ def test_each_node_has_what_comfyui_asks_of_it(nodes: dict[str, Any]) -> None:
         assert callable(getattr(node, node.FUNCTION))
         assert node.CATEGORY
         assert node.DESCRIPTION
-        for name, (kind, *options) in node.INPUT_TYPES()["required"].items():
+        groups = node.INPUT_TYPES()
+        inputs = {**groups["required"], **groups.get("optional", {})}
+        # Refuses names that the function does not take.
+        inspect.signature(getattr(node, node.FUNCTION)).bind(None, **inputs)
+        for kind, options in inputs.values():
             assert kind
-            assert name == "profile" or name in getattr(node, node.FUNCTION).__code__.co_varnames
-            assert options[0]["tooltip"]
+            assert options["tooltip"]
 
 
 def test_bad_settings_are_refused(model: Any, nodes: dict[str, Any], tmp_path: Any) -> None:
@@ -201,4 +205,4 @@ def test_bad_settings_are_refused(model: Any, nodes: dict[str, Any], tmp_path: A
     with pytest.raises(StateError, match="this model has no reuse"):
         nodes["OmnireuseSummary"]().report(model, {})
     with pytest.raises(ConfigError, match=r"missing\.json: cannot be read"):
-        plan_of_profile(tmp_path / "missing.json")
+        plan_of_profile(tmp_path / "missing.json", model)

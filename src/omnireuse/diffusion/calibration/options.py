@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from omnireuse.diffusion.calibration.jobs import Description
 from omnireuse.diffusion.calibration.journal import call_texts, versions
@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger("omnireuse")
+
+T = TypeVar("T")
 
 STEPS = 28
 """Default number of denoising steps of a run."""
@@ -163,7 +165,7 @@ def checked_prompts(prompts: Sequence[str]) -> list[str]:
     )
 
 
-def held_out_last(prompts: Sequence[str], for_search: int) -> list[str]:
+def held_out_last(prompts: Sequence[T], for_search: int) -> list[T]:
     """The prompts in an order in which the held-out ones come last: one out of each stretch of the list, as lists are
     often sorted by kind, and a promise must hold for all kinds."""
     unseen = len(prompts) - for_search

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of, model_name
 from omnireuse.records import Record
 
-__all__ = ["Origin", "fingerprint"]
+__all__ = ["Origin", "fingerprint", "weights_digest"]
 
 SAMPLED = 64
 """Values of each tensor in the digest of weights, at equal distances. Training changes nearly all values."""
@@ -51,7 +52,9 @@ class Origin(Record, frozen=True, kw_only=True):
             # The folder of a user is nobody else's business.
             name=Path(name).resolve().name if is_local else name,
             revision=commits[0] if commits else None,
-            weights=_digest(denoisers),
+            weights=weights_digest(
+                each.state_dict() if isinstance(each, torch.nn.Module) else {} for each in denoisers
+            ),
             adapters=tuple(sorted({adapter for each in denoisers for adapter in _adapters(each)})),
         )
 
@@ -77,11 +80,11 @@ def _adapters(denoiser: Any) -> list[str]:
     return [active] if isinstance(active, str) else list(active)
 
 
-def _digest(denoisers: list[Any]) -> str | None:
-    """Adapters and the wrappers of torch.compile are left out, in names and in values."""
+def weights_digest(states: Iterable[Mapping[str, Any]]) -> str | None:
+    """Digest of names and of values of tensors, without adapters and the wrappers of torch.compile; None without any,
+    or where one is not in memory, sharded or quantised."""
     digest, sampled = hashlib.sha256(), []
-    for denoiser in denoisers:
-        tensors = denoiser.state_dict() if isinstance(denoiser, torch.nn.Module) else {}
+    for tensors in states:
         for name, tensor in sorted(tensors.items()):
             if not isinstance(tensor, torch.Tensor) or "lora_" in name:
                 continue

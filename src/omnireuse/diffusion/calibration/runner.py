@@ -37,7 +37,8 @@ class PipelineRunner:
     """
 
     def __init__(self, pipeline: Any, prompts: Sequence[str], *, call: Mapping[str, Any], **options: Any) -> None:
-        self.pipeline, self.prompts = pipeline, list(prompts)
+        self.pipeline = pipeline
+        self.prompts: Sequence[str] = list(prompts)
         self.steps: int = call["num_inference_steps"]
         self._caller = Caller(pipeline, self.prompts, call=call, **options)
 

@@ -7,7 +7,7 @@ import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.policy import SAME_NOISE
@@ -183,6 +183,11 @@ class Stats:
         with self._lock:
             self._count()
             return self._records.pop(number, None)
+
+    def withdraw(self, but: str) -> None:
+        """Promise nothing from now on; `but` says why."""
+        if self._promise is not None:
+            self._promise = replace(self._promise, quality=-math.inf, but=but)
 
     def fell_back(self, on: str) -> None:
         """Count a fallback, by what reuse goes on with."""

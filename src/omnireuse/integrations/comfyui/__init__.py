@@ -5,8 +5,20 @@ Nothing here imports ComfyUI: a model comes in as an argument, with the wrappers
 
 from __future__ import annotations
 
+from omnireuse.integrations.comfyui.calibrate import calibrate_graph, profile_text
+from omnireuse.integrations.comfyui.graph import Graph
 from omnireuse.integrations.comfyui.patch import Reuse, attach, reuse_of
 from omnireuse.integrations.comfyui.picture import step_picture
 from omnireuse.integrations.comfyui.plans import plan_for, plan_of_profile
 
-__all__ = ["Reuse", "attach", "plan_for", "plan_of_profile", "reuse_of", "step_picture"]
+__all__ = [
+    "Graph",
+    "Reuse",
+    "attach",
+    "calibrate_graph",
+    "plan_for",
+    "plan_of_profile",
+    "profile_text",
+    "reuse_of",
+    "step_picture",
+]

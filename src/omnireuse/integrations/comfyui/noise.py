@@ -10,9 +10,9 @@ import torch
 
 from omnireuse.diffusion.reuse.noise import NoiseLevel
 
-__all__ = ["RunNoise"]
+__all__ = ["NEAR", "RunNoise"]
 
-_NEAR = 1e-5
+NEAR = 1e-5
 """Relative difference of two sigmas that count as one."""
 
 
@@ -46,12 +46,12 @@ class RunNoise:
 
     def step_of(self, sigma: float) -> int:
         """The last step that begins at this sigma or above: solvers also call the model between two steps."""
-        return max(sum(each >= sigma * (1 - _NEAR) for each in self.sigmas) - 1, 0)
+        return max(sum(each >= sigma * (1 - NEAR) for each in self.sigmas) - 1, 0)
 
     def level_at(self, sigma: float) -> NoiseLevel:
         """The noise level at any sigma."""
         step = self.step_of(sigma)
-        if abs(self.sigmas[step] - sigma) <= _NEAR * sigma:
+        if abs(self.sigmas[step] - sigma) <= NEAR * sigma:
             return self.levels[step]
         return self._level(sigma, self._shares([sigma])[0], step)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import Any
 
@@ -12,10 +12,12 @@ import torch
 from omnireuse.diffusion.reuse.runtime.inert import explain
 from omnireuse.diffusion.reuse.summary import Stats, Summary
 from omnireuse.errors import StateError, WrongTypeError
+from omnireuse.integrations.comfyui.graph import sampler_name
+from omnireuse.integrations.comfyui.plans import ProfilePlan
 from omnireuse.integrations.comfyui.sampling import SamplingRun, active_conditions
 from omnireuse.integrations.settings import KEY, Plan
 
-__all__ = ["TESTED", "Reuse", "attach", "reuse_of"]
+__all__ = ["TESTED", "Reuse", "Wrappers", "attach", "refuse_other_caches", "reuse_of", "wrapped"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -23,8 +25,13 @@ TESTED = ("0.30",)
 """Releases of ComfyUI that the tests run in."""
 _OTHERS = {"easycache": "EasyCache", "lazycache": "LazyCache"}
 """ComfyUI's own step caches, by the keys of their wrappers."""
-_OUTER, _PREDICT, _PARTS = "outer_sample", "predict_noise", "calc_cond_batch"
-_POST = "sampler_post_cfg_function"
+OUTER, PREDICT, PARTS, SAMPLER = "outer_sample", "predict_noise", "calc_cond_batch", "sampler_sample"
+"""Kinds of wrappers: around a run, the solver's call of the model, the parts of guidance, and the solver."""
+POST = "sampler_post_cfg_function"
+"""Name of the functions that are given the parts of guidance, in a model's options."""
+
+Wrappers = Callable[..., Any]
+"""Called with what it wraps, and with the arguments of that."""
 
 
 class Reuse:
@@ -47,9 +54,9 @@ class Reuse:
         return self._stats.summary(kept_bytes=self._kept_bytes, calls_outside=0)
 
     @property
-    def wrappers(self) -> dict[str, Callable[..., Any]]:
+    def wrappers(self) -> dict[str, Wrappers]:
         """By the kinds of ComfyUI's `WrappersMP`."""
-        return {_OUTER: self.sample, _PREDICT: self.predict, _PARTS: self.predict_parts}
+        return {OUTER: self.sample, PREDICT: self.predict, PARTS: self.predict_parts}
 
     def sample(
         self, executor: Any, noise: Any, latent_image: Any, sampler: Any, sigmas: Any, *rest: Any, **named: Any
@@ -60,10 +67,11 @@ class Reuse:
             StateError: another step cache stands on the model.
         """
         guider, options = executor.class_obj, executor.class_obj.model_options
+        self._compare(sampler, guider)
         run = self._run(guider, [float(sigma) for sigma in sigmas])
         if run is None:
             return executor(noise, latent_image, sampler, sigmas, *rest, **named)
-        inner = {**options.get("transformer_options", {}), KEY: (run, len(options.get(_POST, [])))}
+        inner = {**options.get("transformer_options", {}), KEY: (run, len(options.get(POST, [])))}
         guider.model_options = {**options, "transformer_options": inner}
         try:
             result = executor(noise, latent_image, sampler, sigmas, *rest, **named)
@@ -75,14 +83,18 @@ class Reuse:
             self._kept_bytes = max(self._kept_bytes, run.kept_bytes)
             self._stats.end_run(run.generation.number)
 
+    def _compare(self, sampler: Any, guider: Any) -> None:
+        """Promise nothing of runs with another sampler or another guidance than the profile was made with."""
+        made_for = self.plan.made_for if isinstance(self.plan, ProfilePlan) else None
+        name, cfg = sampler_name(sampler), getattr(guider, "cfg", None)
+        if made_for is not None and (name, cfg) != made_for:
+            unlike = f"it was calibrated with {made_for[0]} at cfg {made_for[1]:g}, this run has {name} at cfg {cfg}"
+            self._warn(f"{self.plan.name}: {unlike}")
+            self._stats.withdraw(unlike)
+
     def _run(self, guider: Any, sigmas: list[float]) -> SamplingRun | None:
         """The state of a run; None where no step of it can be reused."""
-        present = guider.model_options.get("transformer_options", {}).get("wrappers", {}).get(_OUTER, {})
-        for key in _OTHERS.keys() & present.keys():
-            raise StateError(
-                f"Omnireuse and {_OTHERS[key]} are both on this model, and each would take the other's forecasts for "
-                "the model's outputs; remove one of the two nodes"
-            )
+        refuse_other_caches(guider.model_options.get("transformer_options", {}).get("wrappers", {}).get(OUTER, {}))
         if len(sigmas) < 2:
             return None
         run = SamplingRun(
@@ -112,7 +124,7 @@ class Reuse:
         run, own_functions = found
         sigma = float(timestep.flatten()[0])
         # A solver that reads the parts of guidance (CFG++) hands a function of its own along.
-        run.begin_call(sigma, by_part=len(options.get(_POST, [])) > own_functions)
+        run.begin_call(sigma, by_part=len(options.get(POST, [])) > own_functions)
         if run.strategy.region == "call":
             return executor(x, timestep, options, seed)
         conditions = active_conditions(getattr(executor.class_obj, "conds", {}).values(), sigma)
@@ -169,11 +181,32 @@ def attach(model: Any, plan: Plan) -> Any:
             f"Omnireuse(model={type(model).__name__}): model must have ComfyUI's wrappers (add_wrapper_with_key), got "
             f"none; update ComfyUI (tested: {', '.join(TESTED)})"
         )
-    clone, reuse = model.clone(), Reuse(plan)
-    for kind, wrapper in reuse.wrappers.items():
-        clone.remove_wrappers_with_key(kind, KEY)
-        clone.add_wrapper_with_key(kind, KEY, wrapper)
+    return wrapped(model, Reuse(plan).wrappers)
+
+
+def wrapped(model: Any, wrappers: Mapping[str, Wrappers], key: str = KEY) -> Any:
+    """A clone of the model with these wrappers, by their kinds, in place of others of the key."""
+    clone = model.clone()
+    for kind, wrapper in wrappers.items():
+        clone.remove_wrappers_with_key(kind, key)
+        clone.add_wrapper_with_key(kind, key, wrapper)
     return clone
+
+
+def refuse_other_caches(keys: Iterable[str]) -> None:
+    """Refuse another step cache.
+
+    Args:
+        keys: of the wrappers around a run.
+
+    Raises:
+        StateError: there is one.
+    """
+    for key in _OTHERS.keys() & set(keys):
+        raise StateError(
+            f"Omnireuse and {_OTHERS[key]} are both on this model, and each would take the other's forecasts for "
+            "the model's outputs; remove one of the two nodes"
+        )
 
 
 def reuse_of(model: Any) -> Reuse:
@@ -182,7 +215,7 @@ def reuse_of(model: Any) -> Reuse:
     Raises:
         StateError: there is none.
     """
-    for wrapper in getattr(model, "get_wrappers", lambda *_: [])(_OUTER, KEY):
+    for wrapper in getattr(model, "get_wrappers", lambda *_: [])(OUTER, KEY):
         owner = getattr(wrapper, "__self__", None)
         if isinstance(owner, Reuse):
             return owner

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.pipelines import DEFAULT
 from omnireuse.diffusion.reuse.validation import is_number
 from omnireuse.diffusion.targets import strategy_for
-from omnireuse.errors import ConfigError
+from omnireuse.errors import ConfigError, StateError
+from omnireuse.integrations.comfyui.graph import MADE_HERE, fingerprint_of, origin_of
 from omnireuse.integrations.settings import Plan
 
-__all__ = ["plan_for", "plan_of_profile"]
+__all__ = ["ProfilePlan", "plan_for", "plan_of_profile"]
 
-_UNCHECKED = "a model of ComfyUI cannot be compared with the profile's"
+_UNCHECKED = "it was made with diffusers, and a model of ComfyUI cannot be compared with the profile's"
+
+
+@dataclass(frozen=True)
+class ProfilePlan(Plan):
+    """A plan of a profile.
+
+    Attributes:
+        made_for: the sampler and the guidance that it was calibrated with; None where it was not in ComfyUI.
+    """
+
+    made_for: tuple[str, float] | None = None
 
 
 def plan_for(*, speedup: float = 0.0, tolerance: float = 0.0) -> Plan:
@@ -49,24 +62,46 @@ def plan_for(*, speedup: float = 0.0, tolerance: float = 0.0) -> Plan:
     return Plan(strategy=replace(strategy, per_sample=False), name=name)
 
 
-def plan_of_profile(path: str | os.PathLike[str], *, speedup: float = 0.0) -> Plan:
+def plan_of_profile(path: str | os.PathLike[str], model: Any, *, speedup: float = 0.0) -> Plan:
     """A plan of a profile, which `omnireuse.calibrate` has made.
 
-    The profile names the pipeline of diffusers that it was made with. Whether ComfyUI's model holds the same weights is
-    not known, so nothing is promised of its quality. Its schedule is carried over to other noise levels, as everywhere.
+    One that *Omnireuse calibrate* has made is compared with the model, and with the sampler and the guidance of each
+    run; where they differ, nothing is promised. Nor is it by one that was made with diffusers, whose weights cannot be
+    compared. Its schedule is carried over to other noise levels, as everywhere.
 
     Args:
         path: of the file.
+        model: ComfyUI's.
         speedup: at least so many times fewer steps, ≥ 1; 0 for 2.
 
     Raises:
         ConfigError: no such file, no whole profile, or a target that no plan reaches.
+        StateError: a profile of another model of ComfyUI.
     """
     profile = Profile.from_pretrained(path)
     found = profile.best(speedup=speedup or None)
-    promise = profile.promise(found)
-    return Plan(
+    promise, made_for = profile.promise(found), None
+    unlike: str | None = _UNCHECKED
+    if (profile.command or "").startswith(MADE_HERE):
+        made_for = profile.scheduler, float(profile.call["cfg"])
+        unlike = _unlike(profile, model)
+    return ProfilePlan(
         strategy=found.strategy(profile.coordinates, profile.plans.values()),
         name=f"profile: {len(found.steps)} of {profile.num_inference_steps} steps",
-        promise=replace(promise, quality=float("-inf"), but=_UNCHECKED),
+        promise=promise if unlike is None else replace(promise, quality=float("-inf"), but=unlike),
+        made_for=made_for,
     )
+
+
+def _unlike(profile: Profile, model: Any) -> str | None:
+    """How the model's weights or its dtype differ, in words."""
+    given = fingerprint_of(model)
+    if given != (profile.model, profile.config_digest):
+        raise StateError(
+            f"Omnireuse profile(model={given[0]}): model must be like the one that was calibrated, a "
+            f"{profile.model}; calibrate this one"
+        )
+    dtype = str(model.model_dtype()).removeprefix("torch.")
+    if dtype != profile.dtype:
+        return f"it was calibrated in {profile.dtype}, the model is in {dtype}"
+    return None if profile.origin is None else profile.origin.unlike(origin_of(model))
