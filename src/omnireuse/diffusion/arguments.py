@@ -40,6 +40,7 @@ def check_arguments(
     targets: Mapping[str, Any],
     axes: Mapping[str, Any],
     options: Mapping[str, Any],
+    learn: object,
     parameters: Collection[str],
 ) -> None:
     """Refuse arguments of the wrong kind or range, unknown names and options, and two ways of choosing at once.
@@ -48,6 +49,7 @@ def check_arguments(
         targets: what the result should reach, by parameter, without those left out.
         axes: fields of a strategy, likewise.
         options: keywords that are no parameter of `enable`.
+        learn: whether schedules are planned anew.
         parameters: the parameters of `enable`.
 
     Raises:
@@ -75,6 +77,14 @@ def check_arguments(
         if value is not None
     }
     aims = {**targets, **({} if profile is None or backend is not None else {"profile": profile})}
+    if not isinstance(learn, bool):
+        raise WrongTypeError(f"enable(learn={learn!r:.60}): learn must be True or False, got {kind_of(learn)}")
+    others = [name for name in (*given, *aims) if name not in ("region", "speedup", "computed_steps")]
+    if learn and others:
+        raise ConfigError(
+            f"enable(learn=True): learn plans the default's schedule anew, so {others[0]} cannot be given with it; "
+            "leave one of the two out, or give speedup or computed_steps"
+        )
     _check_ways(given, aims)
 
 

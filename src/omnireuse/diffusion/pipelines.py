@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch.distributed as dist
 
@@ -21,6 +21,7 @@ from omnireuse.diffusion.choices import (
     WholeRegion,
 )
 from omnireuse.diffusion.handle import Handle
+from omnireuse.diffusion.learning_handle import LearningHandle
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.forecasters import Blend, Forecaster
 from omnireuse.diffusion.reuse.policies import FixedSchedule
@@ -30,6 +31,7 @@ from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.ranks import forward_group
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.targets import SPREAD, in_fitting_region, profile_for, strategy_for
+from omnireuse.errors import ConfigError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -63,6 +65,16 @@ def enable(
 @overload
 def enable(
     pipeline: Any,
+    backend: None = None,
+    *,
+    learn: Literal[True],
+    speedup: float | None = None,
+    computed_steps: int | None = None,
+    region: WholeRegion | None = None,
+) -> LearningHandle: ...
+@overload
+def enable(
+    pipeline: Any,
     backend: BackendName,
     *,
     profile: Profile | str | os.PathLike[str] | None = None,
@@ -93,6 +105,7 @@ def enable(
     forecaster: Forecaster | ForecasterName | None = None,
     region: Region | None = None,
     group: dist.ProcessGroup | None = None,
+    learn: bool = False,
     **options: Any,
 ) -> Handle:
     """Compute some denoising steps of a pipeline and forecast the others, until `disable`.
@@ -124,6 +137,9 @@ def enable(
         group: the ranks that share the forward's collectives (sequence or tensor parallel) and must decide alike. By
             default those of diffusers' `enable_parallelism` or of the device mesh of the parameters, so make the model
             parallel first; none where every rank runs its own model.
+        learn: plan the schedule anew from the errors that runs show; alone or with `speedup` or `computed_steps`, on
+            one rank. Pictures then depend on what was generated before. The handle's `freeze` ends it and returns a
+            profile.
         options: with a backend, fields of `DiffusionCacheConfig`; with a policy, fields of `Strategy`.
 
     Returns:
@@ -152,9 +168,15 @@ def enable(
         targets=targets,
         axes=axes,
         options=options,
+        learn=learn,
         parameters=[*inspect.signature(enable).parameters, *StrategyOptions.__annotations__],
     )
     agreement = Agreement(group if group is not None else forward_group(denoisers_of(pipeline)))
+    if learn and not agreement.is_alone:
+        raise ConfigError(
+            "enable(learn=True): learn must be False where ranks share a forward pass, for each sees errors of its own "
+            "and they would follow different schedules; learn on one rank, and give the others the frozen profile"
+        )
     if backend is not None:
         if profile is not None:
             options = {**profile_for(pipeline, profile).options_for(backend), **options}
@@ -168,8 +190,13 @@ def enable(
             targets["computed_steps"] = int(computed_steps)
         strategy, name, promise = strategy_for(pipeline, profile=profile, region=region, **targets)
         adapts = region is None
+        if learn:
+            return LearningHandle(pipeline, strategy, name=name, adapts=adapts)
         return Handle(pipeline, strategy, name=name, agreement=agreement, promise=promise, adapts=adapts)
-    return Handle(pipeline, in_fitting_region(DEFAULT, pipeline), name="default", agreement=agreement, adapts=True)
+    strategy = in_fitting_region(DEFAULT, pipeline)
+    if learn:
+        return LearningHandle(pipeline, strategy, name="default", adapts=True)
+    return Handle(pipeline, strategy, name="default", agreement=agreement, adapts=True)
 
 
 def _given(**arguments: Any) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def _text(profile: Profile, *, has_picture: bool) -> str:
             "",
             f"# Profile of {name}",
             "",
-            "Which denoising steps to compute, and how to forecast the others. `omnireuse.calibrate` made it; only "
-            "`profile.json` is read, and it holds no code.",
+            "Which denoising steps to compute, and how to forecast the others. Only `profile.json` is read, and it "
+            "holds no code.",
             "",
             "```python",
             "import omnireuse",

@@ -168,7 +168,7 @@ def profile_table(profile: Profile) -> Table:
         table.add_row(
             str(count),
             f"{profile.num_inference_steps / count:.2f}×",
-            f"{plan.psnr:.1f}",
+            "not judged" if plan.psnr is None else f"{plan.psnr:.1f}",
             f"{plan.expected:.1f}" if plan.held_out else "not judged",
             f"{plan.promised:.1f}" if math.isfinite(plan.promised) else "none",
             plan.forecaster,

@@ -8,7 +8,6 @@ import logging
 import os
 import pickle
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,13 +19,11 @@ from omnireuse.diffusion.fingerprint import tensor_checksum
 from omnireuse.errors import ConfigError
 from omnireuse.records import Record
 
-__all__ = ["VERSIONS", "Journal", "Result", "call_texts", "remove_journal", "versions"]
+__all__ = ["Journal", "Result", "call_texts", "remove_journal"]
 
 logger = logging.getLogger("omnireuse")
 
 FORMAT = 3
-VERSIONS = ("omnireuse", "torch", "diffusers")
-"""Libraries whose versions a search notes."""
 
 
 class _Head(Record, frozen=True, kw_only=True):
@@ -48,11 +45,6 @@ class _Line(Record, frozen=True, kw_only=True, omit_defaults=True):
     candidate: Candidate | None = None
     result: Result | None = None
     runs: float
-
-
-def versions() -> dict[str, str]:
-    """The versions of `VERSIONS` that are installed."""
-    return {name: version(name) for name in VERSIONS}
 
 
 def remove_journal(path: Path) -> None:

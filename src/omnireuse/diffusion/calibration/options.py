@@ -11,7 +11,8 @@ from itertools import count
 from typing import Any, TypeVar
 
 from omnireuse.diffusion.calibration.jobs import Description
-from omnireuse.diffusion.calibration.journal import call_texts, versions
+from omnireuse.diffusion.calibration.journal import call_texts
+from omnireuse.diffusion.calibration.origin import versions
 from omnireuse.diffusion.calibration.profile import FEWEST_HELD_OUT
 from omnireuse.errors import ConfigError
 from omnireuse.pipelines.call import refuse_reserved

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of, model_name
 from omnireuse.records import Record
 
-__all__ = ["Origin", "fingerprint", "weights_digest"]
+__all__ = ["Origin", "fingerprint", "versions", "weights_digest"]
 
 SAMPLED = 64
 """Values of each tensor in the digest of weights, at equal distances. Training changes nearly all values."""
@@ -100,6 +101,11 @@ def weights_digest(states: Iterable[Mapping[str, Any]]) -> str | None:
     for device in dict.fromkeys(each.device for each in sampled):
         digest.update(torch.cat([each for each in sampled if each.device == device]).cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """The installed versions of the libraries that a profile notes."""
+    return {name: version(name) for name in ("omnireuse", "torch", "diffusers")}
 
 
 def fingerprint(pipeline: Any) -> tuple[str, str, str]:

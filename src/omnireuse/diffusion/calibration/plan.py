@@ -25,14 +25,14 @@ class Plan(Record, frozen=True, kw_only=True):
         steps: the steps that compute, with the first.
         forecaster: name of the forecaster for the others, or "fitted".
         weights: of a "fitted" one, for each branch of guidance and each step of the run; one set serves all branches.
-        psnr: mean PSNR to the full run in dB on the prompts for the search.
+        psnr: mean PSNR to the full run in dB on the prompts for the search; None where it was learnt without full runs.
         held_out: PSNR of each held-out prompt; empty where an interrupt came before.
     """
 
     steps: tuple[int, ...]
     forecaster: str
     weights: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    psnr: float
+    psnr: float | None
     held_out: tuple[float, ...]
 
     def strategy(self, coordinates: tuple[float, ...], plans: Iterable[Plan] = ()) -> Strategy:

@@ -42,7 +42,7 @@ class Profile(Record, frozen=True, kw_only=True):
             step's index where the scheduler's noise is not known.
         call: what the pipeline was called with beside the prompts, as text.
         prompts_digest: of all prompts.
-        num_prompts: how many were searched with, and how many held out.
+        num_prompts: how many were searched with, or how many runs were learnt from, and how many held out.
         seed: of noise and search.
         created: date.
         versions: of the libraries.

@@ -14,9 +14,10 @@ from omnireuse.diffusion.calibration.candidate import FITTED, Candidate, Scores
 from omnireuse.diffusion.calibration.candidates import FORECASTERS, LEAST_GAIN, Candidates
 from omnireuse.diffusion.calibration.evaluator import Evaluator, trial_cost
 from omnireuse.diffusion.calibration.jobs import Description
-from omnireuse.diffusion.calibration.journal import Journal, versions
+from omnireuse.diffusion.calibration.journal import Journal
 from omnireuse.diffusion.calibration.measure import measured
 from omnireuse.diffusion.calibration.options import Options
+from omnireuse.diffusion.calibration.origin import versions
 from omnireuse.diffusion.calibration.profile import Plan, Profile
 from omnireuse.diffusion.calibration.progress import Tracker
 from omnireuse.diffusion.calibration.workers import Workers, WorkersLostError

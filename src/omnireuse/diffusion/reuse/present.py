@@ -117,6 +117,8 @@ def _lines(summary: Summary) -> Iterator[str]:
     if summary.calls_outside:
         yield f"{outside} belonged to no run and passed unchanged"
     yield from fallbacks
+    if summary.learned is not None:
+        yield str(summary.learned)
     if summary.promise is not None:
         yield str(summary.promise)
         if not summary.promise_holds:

@@ -8,12 +8,13 @@ from functools import lru_cache
 from itertools import chain, zip_longest
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omnireuse.diffusion.reuse.policy import SAME_NOISE
 from omnireuse.diffusion.reuse.validation import field_error
 from omnireuse.errors import UnknownNameError
 
-__all__ = ["SCHEDULES", "carried_over", "scm_mask", "spread_by_noise", "spread_by_number"]
+__all__ = ["SCHEDULES", "carried_over", "cheapest_path", "scm_mask", "spread_by_noise", "spread_by_number"]
 
 SCHEDULES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "slow": ((8, 3, 3, 2, 1, 1), (1, 2, 2, 2, 3)),
@@ -64,17 +65,32 @@ def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compu
         places, gaps = np.append(places, 0.0), gaps + 1
     squares = np.square(places[None, :] - places[:, None])
     squares[np.tril_indices(len(places))] = np.inf
-    costs = np.full(len(places), np.inf)
-    costs[0] = 0.0
+    chosen = cheapest_path(squares, gaps)
+    return frozenset({*range(warmup), *(warmup - 1 + step for step in chosen)} - {len(noises)})
+
+
+def cheapest_path(
+    costs: NDArray[np.float64], gaps: int, *, near: Sequence[int] | None = None, reach: int = 0
+) -> list[int]:
+    """The nodes of the cheapest path from the first node to the last over so many gaps; ties go to the earlier node.
+
+    Args:
+        costs: (nodes, nodes) of the gap from one node to another; ∞ where there is none.
+        near: a path of as many gaps that no node may be farther from than `reach`.
+    """
+    cheapest = np.full(len(costs), np.inf)
+    cheapest[0] = 0.0
     before = []
-    for _ in range(gaps):
-        totals = costs[:, None] + squares
+    for number in range(1, gaps + 1):
+        totals = cheapest[:, None] + costs
+        if near is not None:
+            totals[:, np.abs(np.arange(len(costs)) - near[number]) > reach] = np.inf
         before.append(totals.argmin(0))
-        costs = totals.min(0)
-    chosen = [len(places) - 1]
+        cheapest = totals.min(0)
+    chosen = [len(costs) - 1]
     for each in reversed(before):
         chosen.append(int(each[chosen[-1]]))
-    return frozenset({*range(warmup), *(warmup - 1 + step for step in chosen)} - {len(noises)})
+    return chosen[::-1]
 
 
 def carried_over(

@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.diffusion.reuse.generation import Generation
+from omnireuse.diffusion.reuse.learning import Lesson
 from omnireuse.diffusion.reuse.noise import told_level
 
 __all__ = ["Run"]
@@ -29,10 +30,11 @@ class Run:
         region_state: what the region keeps for this run, a dataclass; None before its first call.
         told: the step that `cache_context` has named last; None where it names none.
         is_stepped: whether somebody ends its steps: the scheduler's `step`, or a user.
+        lesson: learns from it; None where nobody does.
     """
 
-    def __init__(self, generation: Generation) -> None:
-        self.generation = generation
+    def __init__(self, generation: Generation, lesson: Lesson | None = None) -> None:
+        self.generation, self.lesson = generation, lesson
         self.latents: torch.Tensor | None = None
         self.step = self.calls = 0
         self.orders: Counter[int] = Counter()

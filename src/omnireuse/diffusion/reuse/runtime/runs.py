@@ -18,6 +18,7 @@ import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.generation import Emit
+from omnireuse.diffusion.reuse.learning import Guidance, Learner
 from omnireuse.diffusion.reuse.noise import NoiseLevel, noise_levels
 from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
 from omnireuse.diffusion.reuse.runtime.ranks import check_agreement
@@ -49,6 +50,7 @@ class Here(threading.local):
         told: what it was told beside its name.
         batches: names of the batches that the guider has prepared for this step and that are to come.
         guided: the name of the batch that it has prepared the denoiser for.
+        guidance: the guidance that the pipeline was called with (`guidance_of`).
         depth: how many calls of the session's pipeline this thread is in.
         steps: tells the steps where no scheduler does.
     """
@@ -60,6 +62,7 @@ class Here(threading.local):
     told: Told = Told()
     batches: Iterator[str] = iter(())
     guided: str | None = None
+    guidance: Guidance = ()
     depth: int = 0
 
     def __init__(self) -> None:
@@ -87,6 +90,8 @@ class Runs:
         """The present thread's state."""
         self.peak_kept_bytes = 0
         """Most bytes of tensors that one run held."""
+        self.learner: Learner | None = None
+        """Plans the schedule of each run, and learns from it; None where `strategy` alone decides."""
         self.strategy, self._agreement, self._emit, self._ended = strategy, agreement, emit, ended
         self._num_timesteps = num_timesteps
         self._numbers = itertools.count(1)
@@ -106,6 +111,8 @@ class Runs:
         run, here.run, here.scheduler, here.steps.last, here.guided = here.run, None, None, None, None
         if run is not None:
             self.peak_kept_bytes = max(self.peak_kept_bytes, run.kept_bytes)
+            if run.lesson is not None and run.generation.finished:
+                run.lesson.end()
             run.close()
             self._ended(run, is_complete or run.generation.finished)
 
@@ -139,7 +146,8 @@ class Runs:
                 now, timesteps = timestep_of(module, args, kwargs), scheduler.timesteps.tolist()
                 begin = timesteps.index(now) if now in timesteps else 0
         levels = noise_levels(scheduler)[begin:]
-        run = self._begin(taken if isinstance(taken, int) and 0 < taken <= len(levels) else len(levels), levels)
+        total = taken if isinstance(taken, int) and 0 < taken <= len(levels) else len(levels)
+        run = self._begin(total, levels, type(scheduler).__name__)
         run.told = here.told.step
         return run
 
@@ -176,11 +184,16 @@ class Runs:
             self.here.steps.last = now
         return self._begin(self._expected_steps, ())
 
-    def _begin(self, total: int | None, levels: Sequence[NoiseLevel]) -> Run:
-        generation = self.strategy.start(
-            levels, total=total, agreement=self._agreement, number=next(self._numbers), emit=self._emit
+    def _begin(self, total: int | None, levels: Sequence[NoiseLevel], scheduler: str = "") -> Run:
+        strategy, emit, lesson = self.strategy, self._emit, None
+        if self.learner is not None:
+            lesson = self.learner.begin(strategy, levels[:total], scheduler, self.here.guidance)
+        if lesson is not None:
+            strategy, emit = lesson.strategy, lesson.heard_by(emit)
+        generation = strategy.start(
+            levels, total=total, agreement=self._agreement, number=next(self._numbers), emit=emit
         )
-        self.here.had_run, self.here.run = True, Run(generation)
+        self.here.had_run, self.here.run = True, Run(generation, lesson)
         caution = None if total is None else self.strategy.policy.caution(total, generation.noises)
         # Once for each text: a second run of the same length adds nothing.
         if caution is not None and caution not in self._cautions:

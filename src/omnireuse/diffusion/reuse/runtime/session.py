@@ -14,6 +14,7 @@ import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.learning import guidance_of
 from omnireuse.diffusion.reuse.runtime.attachment import Attachment, RegionFactory
 from omnireuse.diffusion.reuse.runtime.inert import InertRuns, no_run, no_step_ended, no_steps
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, is_bypassed
@@ -164,13 +165,14 @@ class Session:
         self._attached.refresh()
         runs, here = self.runs, self.runs.here
         runs.end()
-        here.had_run, outside = False, self.calls_outside
+        here.had_run, here.guidance, outside = False, guidance_of(self.pipeline, kwargs), self.calls_outside
         here.depth += 1
         try:
             result = proceed(*args, **kwargs)
             runs.end(is_complete=True)
         finally:
             here.depth -= 1
+            here.guidance = ()
             runs.end()
         if not here.had_run:
             self._inert.say(

@@ -1,0 +1,75 @@
+"""The handle of reuse that learns: `omnireuse.enable(pipe, learn=True)`."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+from typing import Any
+
+from omnireuse.diffusion.calibration.origin import Origin, fingerprint, versions
+from omnireuse.diffusion.calibration.plan import Plan
+from omnireuse.diffusion.calibration.profile import Profile
+from omnireuse.diffusion.handle import Handle
+from omnireuse.diffusion.reuse.learning import Learner
+from omnireuse.diffusion.reuse.runtime.denoisers import dtype_of
+from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.diffusion.reuse.summary import Summary
+from omnireuse.errors import StateError
+
+__all__ = ["LearningHandle"]
+
+
+class LearningHandle(Handle):
+    """Reuse whose schedules are planned anew from the errors that runs have shown.
+
+    Runs of other noise levels, schedulers or guidance learn by themselves. The same runs in the same order give the
+    same pictures. An interrupted run teaches nothing.
+
+    Cost: one host synchronisation a computed step, where the pipeline is on an accelerator.
+    """
+
+    def __init__(self, pipeline: Any, strategy: Strategy, *, name: str, adapts: bool) -> None:
+        learning = replace(strategy, measure_errors=True)
+        super().__init__(pipeline, learning, name=f"{name}, learning", adapts=adapts)
+        self._learner = self._session.runs.learner = Learner()
+
+    def summary(self) -> Summary:
+        """As that of `Handle`, with what was learnt."""
+        return replace(super().summary(), learned=self._learner.learned())
+
+    def freeze(self) -> Profile:
+        """End learning: schedules stay as they are.
+
+        Returns:
+            A profile with the schedule that the latest complete run's kind has now. It is saved, shared and enabled
+            like those of `omnireuse.calibrate`, but promises nothing, because no full run was made.
+
+        Raises:
+            StateError: no complete run has shown anything yet, or the pipeline is gone.
+        """
+        kind, pipeline = self._learner.latest, self._session.pipeline
+        if kind is None or pipeline is None:
+            why = "no complete run has reused steps yet; generate first" if kind is None else "the pipeline is gone"
+            raise StateError(f"freeze: {why}")
+        self._learner.is_frozen = True
+        model, digest, scheduler = fingerprint(pipeline)
+        return Profile(
+            model=model,
+            config_digest=digest,
+            scheduler=scheduler,
+            num_inference_steps=len(kind.noises),
+            coordinates=kind.noises,
+            call=dict(kind.guidance),
+            prompts_digest="",
+            num_prompts=(kind.runs, 0),
+            seed=0,
+            created=datetime.date.today().isoformat(),
+            versions=versions(),
+            cost_in_runs=0.0,
+            complete=True,
+            plans={len(kind.schedule): Plan(steps=kind.schedule, forecaster="blend", psnr=None, held_out=())},
+            measured=None,
+            dtype=dtype_of(pipeline),
+            origin=Origin.of(pipeline),
+            command="omnireuse.enable(pipe, learn=True).freeze()",
+        )
