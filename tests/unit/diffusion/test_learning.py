@@ -220,10 +220,11 @@ def test_each_pipeline_learns_but_not_from_an_interrupted_run(name: str) -> None
         assert handle.summary().learned is None
         tiny.run(steps=24)
         tiny.run(steps=26)
+        tiny.run(steps=24, guidance_scale=2.5)
         tiny.run(steps=24)
         learned = handle.summary().learned
     assert learned is not None
-    assert (learned.runs, learned.kinds) == (2, 2)
+    assert (learned.runs, learned.kinds) == (2, 3)
 
 
 @pytest.mark.parametrize(
