@@ -140,7 +140,7 @@ def even(total: int, shift: float = 1.0) -> tuple[float, ...]:
     [
         (100, [1 - (k / 99) ** 2.5 for k in range(100)], (3, 6)),  # At shift 1 the run's own first steps are too wide.
         (70, even(69, 3), (1, 3)),
-        (40, even(40, 3), (1, 3, 6)),  # Very few: the last step is left out.
+        (40, even(40, 3), (1, 3, 6)),
     ],
 )
 def test_steps_spread_by_noise_stand_where_as_much_noise_is_left_whatever_the_shift(
@@ -154,11 +154,23 @@ def test_steps_spread_by_noise_stand_where_as_much_noise_is_left_whatever_the_sh
     assert schedule.schedule(200) == FixedSchedule(num_computed=count).schedule(200)
 
 
-@pytest.mark.parametrize(("count", "last"), [(7, 18), (8, 20), (9, 27), (14, 27)])
-def test_few_steps_spread_by_noise_may_leave_out_the_last(count: int, last: int) -> None:
-    schedule = FixedSchedule(num_computed=count, by_noise=True, compute_last=False).schedule(28, even(28))
-    assert (len(schedule), max(schedule)) == (count, last)
-    assert max(FixedSchedule(num_computed=count, by_noise=True).schedule(28, even(28))) == 27
+@pytest.mark.parametrize(
+    ("noises", "lasts"),
+    [(even(28), (26, 24, 24)), (even(28, 6), (27, 27, 27)), (tuple(1 - i * 0.037 for i in range(28)), (26, 24, 23))],
+    ids=["shift 1", "shift 6", "0.001 left"],
+)
+def test_steps_spread_by_noise_leave_out_a_last_step_with_little_noise(
+    noises: tuple[float, ...], lasts: tuple[int, ...]
+) -> None:
+    for count, last in zip((14, 9, 7), lasts, strict=True):
+        schedule = FixedSchedule(num_computed=count, by_noise=True, compute_last=False).schedule(28, noises)
+        assert (len(schedule), max(schedule)) == (count, last)
+        assert max(FixedSchedule(num_computed=count, by_noise=True).schedule(28, noises)) == 27
+
+
+def test_a_share_of_noise_that_rounding_leaves_above_one_is_one() -> None:
+    schedule = FixedSchedule(num_computed=14, by_noise=True)
+    assert schedule.schedule(28, (1 + 1e-7, *even(28)[1:])) == schedule.schedule(28, even(28))
 
 
 def test_noise_that_does_not_fall_is_not_gone_by() -> None:

@@ -47,9 +47,9 @@ class FixedSchedule(Policy):
             to step, go by `power`.
         min_computed: with `speedup`, the least number of steps that compute, ≥ 2.
         min_steps: with `speedup`, the least number of steps of a run that reuses; shorter runs compute everything, ≥ 2.
-        compute_last: whether the last step computes although `steps` leaves it out, or although `by_noise` spreads
-            fewer than 0.3 of the steps, where one more early step is worth more. Elsewhere it is worth more than any
-            other, unless weights were fitted to do without it.
+        compute_last: whether the last step computes although `steps` leaves it out, or although it has so little noise
+            left that `by_noise` has a better use for it. Otherwise it is worth more than any other, unless weights were
+            fitted to do without it.
 
     Raises:
         ConfigError: more than one way of choosing, or a value out of range.

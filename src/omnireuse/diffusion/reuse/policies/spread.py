@@ -44,9 +44,11 @@ def spread_by_number(total: int, count: int, warmup: int, power: float) -> froze
 
 EXPONENT, SHIFT = 0.4, 3.0
 """Computed steps are even in (1 − noise)^0.4. Where they are few, they are near those of a run of shift 3."""
-FEW, VERY_FEW = 0.4, 0.3
-"""Shares of computed steps: below the first they are few; below the second one more early step is worth more than the
-last one. All four: ``python -m bench few_steps``."""
+FEW = 0.4
+"""Below this share, computed steps are few."""
+END = 2.5
+"""Weight of the gap after the last computed step: no later step corrects its forecasts. All four:
+``python -m bench few_steps``."""
 
 
 def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compute_last: bool) -> frozenset[int]:
@@ -56,16 +58,19 @@ def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compu
 
     Args:
         noises: share of noise at each step, falling.
-        compute_last: whether the last step is among very few steps.
+        compute_last: whether the last step computes. Otherwise the gap from the last computed step to no noise counts
+            too, 2.5 times: where the last step has little noise left, it is better spent earlier.
     """
-    left, gaps, share = np.asarray(noises[warmup - 1 :]), count - warmup, count / len(noises)
-    places = left / (SHIFT - (SHIFT - 1) * left) if share < FEW else (1 - left) ** EXPONENT
-    if not compute_last and share < VERY_FEW:
-        # The end of the run is one more place, at which nothing computes.
-        places, gaps = np.append(places, 0.0), gaps + 1
+    # Rounding may leave a shifted scheduler's first share of noise above 1.
+    left, is_few = np.minimum(noises[warmup - 1 :], 1.0), count < FEW * len(noises)
+    places, end = (left / (SHIFT - (SHIFT - 1) * left), 0.0) if is_few else ((1 - left) ** EXPONENT, 1.0)
+    if not compute_last:
+        places = np.append(places, end)
     squares = np.square(places[None, :] - places[:, None])
+    if not compute_last:
+        squares[:, -1] *= END
     squares[np.tril_indices(len(places))] = np.inf
-    chosen = cheapest_path(squares, gaps)
+    chosen = cheapest_path(squares, count - warmup + (not compute_last))
     return frozenset({*range(warmup), *(warmup - 1 + step for step in chosen)} - {len(noises)})
 
 
