@@ -44,7 +44,7 @@ def test_a_polynomial_is_the_same_polynomial_at_any_noise(
 ) -> None:
     at, here = noises(12), noises(20, shift)
     fit = Fitted(coordinates=at, weights=(through(at, made, order),), computed=made)
-    carried = fit.for_run(len(here), run, here)
+    carried = fit.for_run(len(here), run, here, "output")
     assert (carried.coordinates, carried.computed) == (here, run)
     known = max(map(len, fit.weights[0]))
     for step, (weights, polynomial) in enumerate(zip(carried.weights[0], through(here, run, known - 1), strict=True)):
@@ -61,17 +61,17 @@ def test_the_gaps_that_it_was_fitted_on_keep_their_weights() -> None:
     at, computed = noises(6), (0, 1, 3, 5)
     full: Weights = (*MENDED[:4], (0.9, 0.1, 0.0), (2.0, -1.0, 0.0))
     fit = Fitted(coordinates=at, weights=(full,), computed=computed)
-    assert fit.for_run(6, computed, at) is fit
+    assert fit.for_run(6, computed, at, "output") is fit
     # All but equal noise: each gap is its own nearest by far.
     near = tuple(level - 0.002 * level * (1 - level) for level in at)
-    for carried, own in zip(fit.for_run(6, computed, near).weights[0], full, strict=True):
+    for carried, own in zip(fit.for_run(6, computed, near, "output").weights[0], full, strict=True):
         assert carried[: len(own)] == pytest.approx(own, abs=0.1)
 
 
 def test_a_finer_run_corrects_as_much_in_a_shorter_step() -> None:
     # The correction moves the latents by half of a step of the coarse run.
     coarse = Fitted(coordinates=noises(4), weights=(((), (1.0,), (1.5, -0.5), (1.0,)),), computed=(0, 2))
-    fine = coarse.for_run(8, (0, 4), noises(8)).weights[0]
+    fine = coarse.for_run(8, (0, 4), noises(8), "output").weights[0]
     assert fine[1:4] == ((1.0,),) * 3
     # Over the same gap, the distances of the reused steps add up to half as much again; the step is half as long.
     assert fine[4] == pytest.approx((1 + 0.5 * 1.5 * 2, -0.5 * 1.5 * 2))
@@ -89,7 +89,9 @@ def test_other_schedules_help_where_their_gaps_are_more_alike() -> None:
     )
     here = noises(13)
     run = tuple(range(0, 13, 2))
-    assert fit.for_run(len(here), run, here).weights[0][5] == pytest.approx(through(here, run, 1)[5], abs=0.05)
+    assert fit.for_run(len(here), run, here, "output").weights[0][5] == pytest.approx(
+        through(here, run, 1)[5], abs=0.05
+    )
     with pytest.raises(ConfigError, match="others must have weights for 1 branches each"):
         Fitted(coordinates=at, weights=(held,), computed=every_third, others=((every_second, (held, held)),))
 
@@ -97,7 +99,7 @@ def test_other_schedules_help_where_their_gaps_are_more_alike() -> None:
 @pytest.mark.parametrize("here", [(5.0, 4.0, 3.0, 2.0, 1.0), (1.0, 0.5, 0.5, 0.2, 0.1), (1.0, 0.7, 0.5, 0.2, 0.0)])
 def test_noise_that_is_not_known_or_does_not_fall_carries_nothing(here: tuple[float, ...]) -> None:
     fit = Fitted(coordinates=noises(6), weights=(MENDED,), computed=(0, 1, 3, 5))
-    assert fit.for_run(5, (0, 2, 4), here) is fit
+    assert fit.for_run(5, (0, 2, 4), here, "output") is fit
 
 
 @pytest.mark.parametrize("region", ["step", "call"])

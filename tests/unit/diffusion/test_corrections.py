@@ -103,11 +103,16 @@ def by_the_package(
 def test_the_gap_is_integrated_again(order: int) -> None:
     scheduler, sigmas = sigmas_of(shift=3.0)
     latents = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
-    strategy = Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(order=order, corrects=True))
+    strategy = Strategy(
+        policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(order=order, corrects=True, exponent=1.0)
+    )
     found, events = by_the_package(strategy, scheduler, sigmas, latents)
     torch.testing.assert_close(found, by_the_book(order, sigmas, latents), rtol=1e-4, atol=1e-5)
     plain, _ = by_the_package(
-        Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(order=order)), scheduler, sigmas, latents
+        Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(order=order, exponent=1.0)),
+        scheduler,
+        sigmas,
+        latents,
     )
     assert (found - plain).abs().max() > 1e-3
     # The last step leaves no noise: nothing can be corrected there.
@@ -118,7 +123,7 @@ def test_a_straight_path_is_left_alone() -> None:
     """Where forecasts were right there is nothing to correct."""
     scheduler, sigmas = sigmas_of()
     start, slope = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(1)).unbind(0)
-    generation = Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(corrects=True)).start(
+    generation = Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(corrects=True, exponent=1.0)).start(
         noise_levels(scheduler)
     )
     latents = torch.randn(SHAPE, generator=torch.Generator().manual_seed(2))

@@ -65,7 +65,7 @@ def test_the_blend_trusts_the_slope_more_over_a_shorter_distance() -> None:
 def test_over_wide_gaps_a_part_of_the_shortfall_is_expected_over_any_distance(
     count: int, steady: float, corrects: bool
 ) -> None:
-    memory = Blend(corrects=corrects).for_run(100, tuple(range(count)), None).start()
+    memory = Blend(corrects=corrects).for_run(100, tuple(range(count)), None, "x0").start()
     for at, value in ((1.0, 0.0), (0.8, 1.0), (0.6, 1.5)):
         memory.observe(at, torch.tensor([value], dtype=torch.float64))
     for distance in (0.01, 0.1, 0.2):
@@ -78,13 +78,36 @@ def test_a_schedule_of_few_steps_makes_the_blend_steady() -> None:
     for count, steady in ((2, 1.0), (3, 0.5), (4, None)):
         for asked in (None, 0.2):
             strategy = Strategy(policy=FixedSchedule(num_computed=count), forecaster=Blend(steady=asked))
-            assert strategy.start(noises).forecaster == Blend(steady=steady if asked is None else asked)
+            forecaster = strategy.start(noises).forecaster
+            assert isinstance(forecaster, Blend)
+            assert forecaster.steady == (steady if asked is None else asked)
+
+
+def test_the_blend_is_straight_in_a_power_of_noise() -> None:
+    for exponent in (0.5, 1.5, 2.0):
+        memory = Blend(exponent=exponent).start()
+        for at in (1.0, 0.8, 0.6):
+            memory.observe(at, torch.tensor([3 - 2 * at**exponent], dtype=torch.float64))
+        assert memory.predict(0.1).item() == pytest.approx(3 - 2 * 0.1**exponent)
+
+
+def test_the_power_is_one_and_a_half_for_x0_over_known_noise() -> None:
+    noises = tuple(1 - i / 10 for i in range(10))
+    for known, quantity, exponent in ((noises, "x0", 1.5), (noises, "output", None), (None, "x0", None)):
+        assert Blend().for_run(10, (0, 2, 4, 6, 8), known, quantity).exponent == exponent
+        assert Blend(exponent=1.0).for_run(10, (0, 2, 4, 6, 8), known, quantity).exponent == 1.0
 
 
 @pytest.mark.parametrize("steady", [-0.1, 1.1, True, "all"])
 def test_a_share_of_the_shortfall_is_between_none_and_all(steady: Any) -> None:
     with pytest.raises(ConfigError, match=r"steady must be a number in \[0, 1\] or None"):
         Blend(steady=steady)
+
+
+@pytest.mark.parametrize("exponent", [0.4, 3.1, True, "noise"])
+def test_the_power_of_noise_is_limited(exponent: Any) -> None:
+    with pytest.raises(ConfigError, match=r"exponent must be a number in \[0.5, 3\] or None"):
+        Blend(exponent=exponent)
 
 
 def test_a_value_seen_twice_teaches_nothing() -> None:

@@ -47,8 +47,8 @@ class Decider:
         compute more: a step whose inputs changed shape computes."""
         self.forecaster = strategy.forecaster
         if total and self.schedule is not None:
-            noises = self.noises if strategy.axis == "noise" else None
-            self.forecaster = strategy.forecaster.for_run(total, tuple(sorted(self.schedule)), noises)
+            noises, computed = self.noises if strategy.axis == "noise" else None, tuple(sorted(self.schedule))
+            self.forecaster = strategy.forecaster.for_run(total, computed, noises, strategy.chosen_quantity)
         self._states: dict[tuple[int, str, int | None], BranchState] = {}
         self._leads: dict[tuple[int, int | None], bool] = {}
         """What the first branch of each denoiser and sample has done at this step."""

@@ -177,9 +177,11 @@ class Forecaster(ABC):
         """How many branches of guidance have memories of their own kind; 1 where all are alike."""
         return 1
 
-    def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None) -> Forecaster:
-        """The forecaster for a run of `total` steps that computes these; `noises` is the share of noise at each step,
-        None where it is not known or not what distance is measured in."""
+    def for_run(
+        self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, quantity: str
+    ) -> Forecaster:
+        """The forecaster of `quantity` for a run of `total` steps that computes these; `noises` is the share of noise
+        at each step, None where it is not known or not what distance is measured in."""
         return self
 
     @abstractmethod

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from omnireuse.diffusion.reuse.forecasters.base import Combination, Forecaster, PolynomialMemory, check_order
+from omnireuse.diffusion.reuse.forecasters.base import (
+    Combination,
+    Forecaster,
+    PolynomialMemory,
+    check_order,
+    lagrange_weights,
+)
 from omnireuse.diffusion.reuse.forecasters.gap import Gap
 from omnireuse.diffusion.reuse.validation import field_error, is_number
 
@@ -15,6 +23,9 @@ __all__ = ["Blend", "BlendMemory", "LearningMemory", "rows"]
 
 STEADY = ((0.3, 1.0), (0.4, 0.5))
 """`Blend.steady` where a smaller share of the steps computes (``python -m bench few_steps``)."""
+EXPONENT = 1.5
+"""`Blend.exponent` for x0. Where the output is straight in noise, x0 is straight in noise²; 1.5 is halfway to noise
+itself (``python -m bench few_steps``)."""
 TRUSTED_FROM, TRUSTED_AT = 0.2, 0.7
 """Fitted weights of the slope from which on corrections are made, and at which they are made in full."""
 
@@ -40,14 +51,17 @@ class Blend(Forecaster):
         steady: the share of the shortfall that is expected over any distance, in [0, 1]: the slope's own error, which
             does not grow as a bend does. None goes by the schedule: 0, 0.5 where fewer than 0.4 of the steps compute,
             and 1 below 0.3. Over wide gaps 0 loses to holding; 1 loses some of the gain where paths are smooth.
+        exponent: polynomials and distances are in noise^exponent, in [0.5, 3]. None is 1.5 for x0 in runs whose
+            schedule and noise are known, and 1 elsewhere.
 
     Raises:
-        ConfigError: `order` out of range, `steady` too, or `corrects` is no bool.
+        ConfigError: `order` out of range, `steady` or `exponent` too, or `corrects` is no bool.
     """
 
     order: int = 1
     corrects: bool = False
     steady: float | None = None
+    exponent: float | None = None
 
     def __post_init__(self) -> None:
         check_order(self)
@@ -55,19 +69,26 @@ class Blend(Forecaster):
             raise field_error(self, "corrects", "be True or False")
         if self.steady is not None and not (is_number(self.steady) and 0 <= self.steady <= 1):
             raise field_error(self, "steady", "be a number in [0, 1] or None")
+        if self.exponent is not None and not (is_number(self.exponent) and 0.5 <= self.exponent <= 3):
+            raise field_error(self, "exponent", "be a number in [0.5, 3] or None")
 
     @property
     def regions(self) -> tuple[str, ...] | None:
         return ("step",) if self.corrects else None
 
-    def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None) -> Blend:
-        if self.steady is not None:
-            return self
+    def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, quantity: str) -> Blend:
         share = len(computed) / total
-        return replace(self, steady=next((steady for below, steady in STEADY if share < below), None))
+        steady = next((steady for below, steady in STEADY if share < below), None)
+        exponent = EXPONENT if noises is not None and quantity == "x0" else None
+        return replace(
+            self,
+            steady=steady if self.steady is None else self.steady,
+            exponent=exponent if self.exponent is None else self.exponent,
+        )
 
     def start(self, branch: int = 0) -> BlendMemory:
-        return (CorrectingMemory if self.corrects else BlendMemory)(self.order, steady=self.steady or 0.0)
+        kind = CorrectingMemory if self.corrects else BlendMemory
+        return kind(self.order, steady=self.steady or 0.0, exponent=self.exponent or 1.0)
 
 
 class LearningMemory(PolynomialMemory):
@@ -76,8 +97,8 @@ class LearningMemory(PolynomialMemory):
     least_values = 1
     """Values that must be known before a computed value is compared with their forecasts."""
 
-    def __init__(self, order: int) -> None:
-        super().__init__(order)
+    def __init__(self, order: int, weights: Callable[[Sequence[float], float], list[float]] | None = None) -> None:
+        super().__init__(order, weights)
         self._evidence: torch.Tensor | None = None
         """Shape (…, B), on the values' device."""
         self._over = 1.0
@@ -89,7 +110,7 @@ class LearningMemory(PolynomialMemory):
 
     def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
         if evidence is not None:
-            self._evidence, self._over = evidence, abs(coordinate - self.last_coordinate)
+            self._evidence, self._over = evidence, self._way(coordinate)
         super().observe(coordinate, value)
 
     def candidates(self, coordinate: float) -> Combination | None:
@@ -111,8 +132,12 @@ class LearningMemory(PolynomialMemory):
     def _learns_at(self, coordinate: float) -> bool:
         return len(self._nodes) >= self.least_values and coordinate != self.last_coordinate
 
+    def _way(self, coordinate: float) -> float:
+        """How far the coordinate is from the last value's."""
+        return abs(coordinate - self.last_coordinate)
+
     def _distance(self, coordinate: float) -> float:
-        return abs(coordinate - self.last_coordinate) / self._over
+        return self._way(coordinate) / self._over
 
     def _hold(self) -> list[float]:
         return [0.0] * (len(self._nodes) - 1) + [1.0]
@@ -136,9 +161,14 @@ class BlendMemory(LearningMemory):
 
     least_values = 2
 
-    def __init__(self, order: int, *, steady: float = 0.0) -> None:
-        super().__init__(order)
-        self._steady = steady
+    def __init__(self, order: int, *, steady: float = 0.0, exponent: float = 1.0) -> None:
+        super().__init__(order, None if exponent == 1 else partial(_weights_in_power, exponent))
+        self._steady, self._exponent = steady, exponent
+
+    def _way(self, coordinate: float) -> float:
+        if self._exponent == 1:  # Coordinates of step numbers and unknown noise may be negative.
+            return super()._way(coordinate)
+        return float(abs(coordinate**self._exponent - self.last_coordinate**self._exponent))
 
     def _distance(self, coordinate: float) -> float:
         return self._steady + (1 - self._steady) * super()._distance(coordinate)
@@ -182,10 +212,8 @@ class CorrectingMemory(BlendMemory):
             return None
         last, wide = self.last, torch.promote_types(value.dtype, torch.float32)
         change = value.to(wide) - last.to(wide)
-        way = coordinate - self.last_coordinate
-        reached = sum(
-            share * (at - self.last_coordinate) / way for at, share in zip(gap.coordinates, gap.shares, strict=True)
-        )
+        way = self._way(coordinate)
+        reached = sum(share * self._way(at) / way for at, share in zip(gap.coordinates, gap.shares, strict=True))
         # What the gap's steps would have moved the latents by with x0 interpolated, less what its forecasts did.
         missed = change * reached
         if self._evidence is not None:
@@ -213,6 +241,10 @@ class CorrectingMemory(BlendMemory):
         for node, weight in zip(nodes, weights.unbind(1), strict=True):
             total.addcmul_(node.to(dtype), weight.to(dtype).reshape(-1, *(1,) * (node.ndim - 1)))
         return total
+
+
+def _weights_in_power(exponent: float, nodes: Sequence[float], coordinate: float) -> list[float]:
+    return lagrange_weights([node**exponent for node in nodes], coordinate**exponent)
 
 
 def _shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

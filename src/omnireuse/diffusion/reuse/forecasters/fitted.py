@@ -79,7 +79,7 @@ class Fitted(Forecaster):
     def branches(self) -> int:
         return len(self.weights)
 
-    def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None) -> Fitted:
+    def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, quantity: str) -> Fitted:
         """The same with weights for such a run, where both runs' noise falls from step to step.
 
         Cost: some milliseconds for the first such run; later ones find the weights in a cache.
