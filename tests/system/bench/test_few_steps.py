@@ -19,7 +19,7 @@ def test_a_part_is_measured_once_drawn_and_gone_on_from(tmp_path, monkeypatch, c
     assert margin(long["default"]) == long["default"]["psnr"] - long["default"]["fewer"]
     assert len(long["default"]["at"]) == 12
     (budget,) = record["budgets"]
-    assert (len(budget["at"]), budget["at"][0], budget["at"][-1]) == (9, 0, 27)
+    assert (len(budget["at"]), budget["at"][0], budget["at"][-1]) == (9, 0, 26)
     assert budget["each"]["psnr"] == [budget["psnr"]]
     assert budget["fewer"] != budget["hold"]
     assert (tmp_path / "few-steps.png").stat().st_size > 10_000
