@@ -210,13 +210,16 @@ def test_a_sampler_without_fitted_weights_gets_plans_of_other_forecasters_and_sa
     assert reason in text
     assert "one prompt to search with cannot tell a gain from noise" in caplog.text
     assert text.count("which are too few for a promise") == 2
+    assert text.splitlines()[-1].startswith("8 prompts or more give a promise")
     profile = Profile.load(path)
     assert profile.measured is not None
     assert profile.measured.unmeasured["weights"].startswith(reason)
     assert {plan.forecaster for plan in profile.plans.values()} <= {"blend", "hold", "polynomial"}
     (patched,) = nodes["OmnireuseProfile"]().patch(model, "mine.json", 2.0)
     host.sample(patched, sampler, steps=8)
-    assert 0.0 in reuse_of(patched).summary().last_run
+    summary = reuse_of(patched).summary()
+    assert 0.0 in summary.last_run
+    assert summary.fallbacks == {"a forecaster without fitted weights": 1}
 
 
 def test_custom_sigmas_and_samplers_take_the_place_of_the_names(

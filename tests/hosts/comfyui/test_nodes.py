@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import sys
 import weakref
 from types import ModuleType
 from typing import Any
@@ -48,7 +49,11 @@ def test_a_run_leaves_no_state(host: ModuleType, model: Any, nodes: dict[str, An
     assert reuse_of(patched).summary().kept_bytes > 0
 
 
-def test_a_run_that_fails_leaves_no_state_and_the_next_one_works(host: ModuleType, model: Any) -> None:
+@pytest.mark.parametrize("kind", ["out of memory", "interrupt"])
+def test_a_run_that_fails_leaves_no_state_and_the_next_one_works(host: ModuleType, model: Any, kind: str) -> None:
+    from comfy.model_management import InterruptProcessingException
+
+    error = torch.OutOfMemoryError if kind == "out of memory" else InterruptProcessingException
     patched = attach(model, plan_for(speedup=2.0))
     expected = host.sample(patched)
     calls = 0
@@ -57,12 +62,12 @@ def test_a_run_that_fails_leaves_no_state_and_the_next_one_works(host: ModuleTyp
         nonlocal calls
         calls += 1
         if calls == 6:
-            raise RuntimeError("out of memory")
+            raise error
         return executor(*args, **kwargs)
 
     broken = patched.clone()
     broken.add_wrapper_with_key("diffusion_model", "fail", fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(error):
         host.sample(broken)
     assert generations() == 0
     assert torch.equal(host.sample(patched), expected)
@@ -188,6 +193,17 @@ def test_each_node_has_what_comfyui_asks_of_it(nodes: dict[str, Any]) -> None:
         for kind, options in inputs.values():
             assert kind
             assert options["tooltip"]
+
+
+def test_a_comfyui_without_a_hook_is_refused_when_it_loads_the_nodes(
+    host: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = host.nodes()
+    monkeypatch.setattr(host.comfy.patcher_extension.WrappersMP, "PREDICT_NOISE", 0)
+    monkeypatch.delitem(sys.modules, loaded.__name__)
+    monkeypatch.delitem(sys.modules, f"{loaded.__name__}.omnireuse_comfyui")
+    with pytest.raises(ConfigError, match=r"tested with 0.30; not hooked: predict_noise; install one of them"):
+        host.nodes()
 
 
 def test_bad_settings_are_refused(model: Any, nodes: dict[str, Any], tmp_path: Any) -> None:

@@ -10,12 +10,14 @@ from omnireuse.integrations.comfyui.graph import Graph
 from omnireuse.integrations.comfyui.patch import Reuse, attach, reuse_of
 from omnireuse.integrations.comfyui.picture import step_picture
 from omnireuse.integrations.comfyui.plans import plan_for, plan_of_profile
+from omnireuse.integrations.comfyui.release import check_comfyui
 
 __all__ = [
     "Graph",
     "Reuse",
     "attach",
     "calibrate_graph",
+    "check_comfyui",
     "plan_for",
     "plan_of_profile",
     "profile_text",

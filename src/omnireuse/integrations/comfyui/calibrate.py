@@ -20,7 +20,7 @@ from omnireuse.diffusion.calibration.options import (
     held_out_last,
     number_searched,
 )
-from omnireuse.diffusion.calibration.profile import Profile
+from omnireuse.diffusion.calibration.profile import FEWEST_HELD_OUT, Profile
 from omnireuse.diffusion.calibration.progress import Progress
 from omnireuse.diffusion.calibration.workers import InProcess
 from omnireuse.errors import ConfigError, StateError
@@ -40,6 +40,8 @@ SPEEDUPS = (2, 3, 4)
 FEWEST_STEPS = 8
 """With fewer, a quarter of them is less than two."""
 HELD_OUT = 0.33
+FOR_A_PROMISE = 8
+"""Prompts of which this share holds out as many as a promise takes."""
 
 
 def calibrate_graph(graph: Graph, path: Path, tell: Callable[[float, float], None]) -> Profile:
@@ -177,4 +179,6 @@ def profile_text(profile: Profile) -> str:
         # Rounded down, so that asking for the figure gives the plan.
         speedup = math.floor(10 * profile.num_inference_steps / count) / 10
         lines.append(f"speedup {speedup:g}: {count} of {profile.num_inference_steps} steps; {profile.promise(plan)}")
+    if held_out < FEWEST_HELD_OUT:
+        lines.append(f"{FOR_A_PROMISE} prompts or more give a promise; the more there are, the narrower is its range")
     return "\n".join(lines)

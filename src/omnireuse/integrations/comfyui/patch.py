@@ -14,19 +14,17 @@ from omnireuse.diffusion.reuse.summary import Stats, Summary
 from omnireuse.errors import StateError, WrongTypeError
 from omnireuse.integrations.comfyui.graph import sampler_name
 from omnireuse.integrations.comfyui.plans import ProfilePlan
+from omnireuse.integrations.comfyui.release import NEEDED, TESTED
 from omnireuse.integrations.comfyui.sampling import SamplingRun, active_conditions
 from omnireuse.integrations.settings import KEY, Plan
 
-__all__ = ["TESTED", "Reuse", "Wrappers", "attach", "refuse_other_caches", "reuse_of", "wrapped"]
+__all__ = ["Reuse", "Wrappers", "attach", "refuse_other_caches", "reuse_of", "wrapped"]
 
 logger = logging.getLogger("omnireuse")
 
-TESTED = ("0.30",)
-"""Releases of ComfyUI that the tests run in."""
 _OTHERS = {"easycache": "EasyCache", "lazycache": "LazyCache"}
 """ComfyUI's own step caches, by the keys of their wrappers."""
-OUTER, PREDICT, PARTS, SAMPLER = "outer_sample", "predict_noise", "calc_cond_batch", "sampler_sample"
-"""Kinds of wrappers: around a run, the solver's call of the model, the parts of guidance, and the solver."""
+OUTER, PREDICT, PARTS, SAMPLER = NEEDED
 POST = "sampler_post_cfg_function"
 """Name of the functions that are given the parts of guidance, in a model's options."""
 
@@ -45,6 +43,8 @@ class Reuse:
         assert plan.strategy is not None, "a node reuses"
         self.plan, self._strategy = plan, plan.strategy
         self._stats = Stats(plan.name, plan.promise)
+        if isinstance(plan, ProfilePlan) and plan.is_fallback:
+            self._stats.fell_back("a forecaster without fitted weights")
         self._numbers = count(1)
         self._kept_bytes = 0
         self._said: set[str] = set()

@@ -25,9 +25,11 @@ class ProfilePlan(Plan):
 
     Attributes:
         made_for: the sampler and the guidance that it was calibrated with; None where it was not in ComfyUI.
+        is_fallback: whether no weights could be fitted for that sampler.
     """
 
     made_for: tuple[str, float] | None = None
+    is_fallback: bool = False
 
 
 def plan_for(*, speedup: float = 0.0, tolerance: float = 0.0) -> Plan:
@@ -90,6 +92,7 @@ def plan_of_profile(path: str | os.PathLike[str], model: Any, *, speedup: float 
         name=f"profile: {len(found.steps)} of {profile.num_inference_steps} steps",
         promise=promise if unlike is None else replace(promise, quality=float("-inf"), but=unlike),
         made_for=made_for,
+        is_fallback=profile.measured is not None and "weights" in profile.measured.unmeasured,
     )
 
 
