@@ -35,8 +35,8 @@ both; `enable(pipe)` selects it. `region="step"` raises `UnsupportedModelError`:
 a private copy of the scheduler, made for each run, and a forecast could not reach it.
 
 Other denoisers that return several kinds of latents are found at the first call of a run. The default and the targets
-of `enable` then go on in region `call`, with a warning. A cache that a denoiser only hands through, as AnyFlow FAR
-hands its keys and values, is no output.
+of `enable` then go on in region `call`, with a warning and a count in `summary().fallbacks`. A cache that a denoiser
+only hands through, as AnyFlow FAR hands its keys and values, is no output.
 
 ### Modular pipelines
 

@@ -193,7 +193,7 @@ def test_a_model_that_runs_out_of_memory_frees_all_state(
         ("euler_cfg_pp", "it reads the parts of guidance"),
     ],
 )
-def test_a_sampler_without_fitted_weights_gets_plans_of_other_forecasters_and_says_so(
+def test_a_sampler_without_fitted_weights_gets_the_default_judged_and_says_so(
     host: ModuleType,
     model: Any,
     nodes: dict[str, Any],
@@ -214,7 +214,7 @@ def test_a_sampler_without_fitted_weights_gets_plans_of_other_forecasters_and_sa
     profile = Profile.load(path)
     assert profile.measured is not None
     assert profile.measured.unmeasured["weights"].startswith(reason)
-    assert {plan.forecaster for plan in profile.plans.values()} <= {"blend", "hold", "polynomial"}
+    assert {plan.forecaster for plan in profile.plans.values()} == {"blend"}
     (patched,) = nodes["OmnireuseProfile"]().patch(model, "mine.json", 2.0)
     host.sample(patched, sampler, steps=8)
     summary = reuse_of(patched).summary()

@@ -18,7 +18,7 @@ class Candidate(Record, frozen=True, kw_only=True):
     """A schedule with its forecaster. Equal candidates have equal scores.
 
     Attributes:
-        steps: the steps that compute, in order, with the first; with the last too, unless weights are fitted.
+        steps: the steps that compute, in order, with the first.
         forecaster: name of the forecaster for the other steps, or `FITTED`.
     """
 

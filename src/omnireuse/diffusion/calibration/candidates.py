@@ -10,12 +10,10 @@ from omnireuse.diffusion.calibration.candidate import FITTED, Candidate
 from omnireuse.diffusion.calibration.path import OutputProducts
 from omnireuse.diffusion.calibration.planner import Planner
 from omnireuse.diffusion.reuse.policies import FixedSchedule
-from omnireuse.diffusion.targets import POWER
+from omnireuse.diffusion.targets import SPREAD
 
-__all__ = ["FORECASTERS", "LEAST_GAIN", "Candidates", "Prospect"]
+__all__ = ["LEAST_GAIN", "Candidates", "Prospect"]
 
-FORECASTERS = ("blend", "hold", "polynomial")
-"""Tried on the default's schedule where no weights can be fitted."""
 GROWTHS = (2.0, 0.0, 4.0)
 """How errors grow on their way to the final latents (`Planner`), which full runs do not show: trials decide."""
 DISTURBANCE = 0.3
@@ -67,9 +65,10 @@ class Candidates:
 
     def _for(self, budget: int, growth: float) -> list[Prospect]:
         if self._products is None:
-            policy = FixedSchedule(num_computed=budget, power=POWER, by_noise=True)
+            # The default itself, so that the profile says what it is worth.
+            policy = FixedSchedule(num_computed=budget, **SPREAD)
             steps = tuple(sorted(policy.schedule(len(self._coordinates), tuple(self._coordinates))))
-            return [Prospect(candidate=Candidate(steps=steps, forecaster=name)) for name in FORECASTERS]
+            return [Prospect(candidate=Candidate(steps=steps, forecaster="blend"))]
         first = self._planner(growth).best(budget)
         gains: dict[tuple[int, ...], float] = {}
         for more, disturbance in OTHERS:

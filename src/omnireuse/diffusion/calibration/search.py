@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from omnireuse.diffusion.calibration.candidate import FITTED, Candidate, Scores
-from omnireuse.diffusion.calibration.candidates import FORECASTERS, LEAST_GAIN, Candidates
+from omnireuse.diffusion.calibration.candidates import LEAST_GAIN, Candidates
 from omnireuse.diffusion.calibration.evaluator import Evaluator, trial_cost
 from omnireuse.diffusion.calibration.jobs import Description
 from omnireuse.diffusion.calibration.journal import Journal
@@ -80,12 +80,11 @@ class Search:
         """What is tried after `first` if that is the growth; the best plans before the others. Notes what it costs."""
         options = self._options
         found = candidates.for_budgets(growth)
-        fits = self._searched.products is not None
         wanted = {
-            budget: [each for place, each in enumerate(those) if not place or each.gain >= LEAST_GAIN or not fits]
+            budget: [each for place, each in enumerate(those) if not place or each.gain >= LEAST_GAIN]
             for budget, those in found.items()
         }
-        most = options.evaluations if fits else len(FORECASTERS)
+        most = options.evaluations
         left = [each.gain for those in wanted.values() for each in those[most:]]
         self._more = _what_more_brings(left)
         plans = [

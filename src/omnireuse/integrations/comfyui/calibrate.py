@@ -111,7 +111,7 @@ def calibrate_graph(graph: Graph, path: Path, tell: Callable[[float, float], Non
     with closing(Journal(kept, setup)) as journal:
         profile = search(options, InProcess(runner), about, journal, report)
     if runner.unfitted:
-        logger.warning("Omnireuse calibrate: %s; its plans use other forecasters", runner.unfitted)
+        logger.warning("Omnireuse calibrate: %s; its plans are those of the Omnireuse node", runner.unfitted)
     profile = msgspec.structs.replace(profile, command=MADE_HERE + asked)
     profile.save(path)
     if kept is not None:
@@ -173,7 +173,7 @@ def profile_text(profile: Profile) -> str:
     lines = [
         f"{profile.model}, {profile.scheduler}, {profile.num_inference_steps} steps: {searched} prompts searched with, "
         f"{held_out} held out; it cost {profile.cost_in_runs:g} full runs",
-        *([f"{reason}; other forecasters stand in"] if reason else []),
+        *([f"{reason}; the plans are those of the Omnireuse node"] if reason else []),
     ]
     for count, plan in sorted(profile.plans.items(), reverse=True):
         # Rounded down, so that asking for the figure gives the plan.
