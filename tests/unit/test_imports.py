@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "diffusion.reuse.policy",
         "diffusion.reuse.events",
         "diffusion.reuse.validation",
+        "diffusion.reuse.learned",
         "diffusion.reuse.summary",
         "diffusion.reuse.present",
         "diffusion.reuse.agreement",

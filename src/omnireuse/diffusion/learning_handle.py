@@ -31,7 +31,7 @@ class LearningHandle(Handle):
     def __init__(self, pipeline: Any, strategy: Strategy, *, name: str, adapts: bool) -> None:
         learning = replace(strategy, measure_errors=True)
         super().__init__(pipeline, learning, name=f"{name}, learning", adapts=adapts)
-        self._learner = self._session.runs.learner = Learner()
+        self._learner = self._session.runs.learner = Learner(self._stats.fell_back)
 
     def summary(self) -> Summary:
         """As that of `Handle`, with what was learnt."""
@@ -47,11 +47,12 @@ class LearningHandle(Handle):
         Raises:
             StateError: no complete run has shown anything yet, or the pipeline is gone.
         """
-        kind, pipeline = self._learner.latest, self._session.pipeline
-        if kind is None or pipeline is None:
-            why = "no complete run has reused steps yet; generate first" if kind is None else "the pipeline is gone"
-            raise StateError(f"freeze: {why}")
-        self._learner.is_frozen = True
+        pipeline = self._session.pipeline
+        if pipeline is None:
+            raise StateError("freeze: the pipeline is gone")
+        kind = self._learner.freeze()
+        if kind is None:
+            raise StateError("freeze: no complete run has reused steps yet; generate first")
         model, digest, scheduler = fingerprint(pipeline)
         return Profile(
             model=model,

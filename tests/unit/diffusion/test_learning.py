@@ -76,7 +76,7 @@ def play(learner: Learner, runs: int, error: Any = late) -> None:
 def test_the_plan_is_the_best_near_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside every schedule within reach, with the errors of gaps written out."""
     monkeypatch.setattr(learning, "LEAST_GAIN", 0.01)
-    learner = Learner()
+    learner = Learner(print)
     play(learner, learning.FIRST_PLAN)
     difficulty = {
         step: math.log(late(j) * LEVELS[j].coordinate)
@@ -118,7 +118,7 @@ def test_the_plan_is_the_best_near_the_default(monkeypatch: pytest.MonkeyPatch) 
 
 def test_too_small_a_gain_keeps_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "LEAST_GAIN", 100.0)
-    learner = Learner()
+    learner = Learner(print)
     play(learner, learning.LONGEST_WAIT)
     learned = learner.learned()
     assert learned is not None
@@ -128,7 +128,7 @@ def test_too_small_a_gain_keeps_the_default(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_default_returns_where_its_rival_gains_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "LEAST_GAIN", 0.01)
-    learner = Learner()
+    learner = Learner(print)
     play(learner, learning.FIRST_PLAN)
     assert computed_by(begin(learner)) != list(DEFAULT)
     monkeypatch.setattr(learning, "LEAST_GAIN", 100.0)
@@ -141,7 +141,7 @@ def test_the_default_returns_where_its_rival_gains_too_little(monkeypatch: pytes
 
 def test_runs_at_the_same_time_and_interrupted_ones_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "LEAST_GAIN", 0.01)
-    apart, mixed = Learner(), Learner()
+    apart, mixed = Learner(print), Learner(print)
     play(apart, learning.FIRST_PLAN)
     lessons = [begin(mixed) for _ in range(learning.FIRST_PLAN + 1)]
     for each in zip(*(decisions(lesson, {s: late(s) for s in range(STEPS)}) for lesson in lessons), strict=True):
@@ -153,7 +153,7 @@ def test_runs_at_the_same_time_and_interrupted_ones_do_not_mix(monkeypatch: pyte
 
 
 def test_other_guidance_learns_by_itself() -> None:
-    learner = Learner()
+    learner = Learner(print)
     play(learner, 3)
     begin(learner, "1.0").end()
     learned = learner.learned()
@@ -163,12 +163,14 @@ def test_other_guidance_learns_by_itself() -> None:
 
 
 def test_unknown_noise_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    learner = Learner()
+    told_to: list[str] = []
+    learner = Learner(told_to.append)
     levels = [NoiseLevel(sigma=None, coordinate=float(i)) for i in range(STEPS)]
     for _ in range(2):
         assert learner.begin(STRATEGY, levels, "Odd", ()) is None
     (told,) = caplog.messages
     assert "nothing is learnt from runs with Odd" in told
+    assert told_to == ["the default's schedule"] * 2
 
 
 def test_pictures_are_the_defaults_until_the_schedule_changes_and_then_follow_it(

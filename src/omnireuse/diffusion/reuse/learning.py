@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -23,11 +23,11 @@ import numpy as np
 
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.generation import Emit
+from omnireuse.diffusion.reuse.learned import Learned
 from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.policies.spread import cheapest_path
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.diffusion.reuse.summary import Learned
 
 __all__ = ["Guidance", "Kind", "Learner", "Lesson", "guidance_of"]
 
@@ -153,15 +153,20 @@ class Kind:
 
 
 class Learner:
-    """Learns from the runs of one pipeline, in any threads. Runs of each kind are planned from their own errors."""
+    """Learns from the runs of one pipeline, in any threads. Runs of each kind are planned from their own errors.
 
-    def __init__(self) -> None:
+    Args:
+        fell_back: told what a run goes on with from which nothing can be learnt.
+    """
+
+    def __init__(self, fell_back: Callable[[str], None]) -> None:
+        self._fell_back = fell_back
         self._lock = threading.Lock()
         self._kinds: dict[tuple[Any, ...], Kind] = {}
         self._refused: set[str] = set()
+        self.is_frozen = False
         self.latest: Kind | None = None
         """That of the latest complete run."""
-        self.is_frozen = False
 
     def begin(
         self, strategy: Strategy, levels: Sequence[NoiseLevel], scheduler: str, guidance: Guidance
@@ -176,6 +181,7 @@ class Learner:
                     "step; they follow the default's schedule",
                     scheduler or "no scheduler",
                 )
+            self._fell_back("the default's schedule")
             return None
         noises = tuple(level.coordinate for level in levels)
         default = strategy.policy.schedule(len(levels), noises)
@@ -201,6 +207,12 @@ class Learner:
             self.latest = kind
             if not self.is_frozen:
                 kind.learn(errors)
+
+    def freeze(self) -> Kind | None:
+        """End learning; return the kind of the latest complete run, or go on where there is none."""
+        with self._lock:
+            self.is_frozen = self.latest is not None
+            return self.latest
 
     def learned(self) -> Learned | None:
         """What runs of the latest kind have shown; None before the first."""
