@@ -26,7 +26,7 @@ from omnireuse.diffusion.reuse.generation import Emit
 from omnireuse.diffusion.reuse.learned import Learned
 from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.policies import FixedSchedule
-from omnireuse.diffusion.reuse.policies.spread import cheapest_path
+from omnireuse.diffusion.reuse.policies.spread import FEW, cheapest_path
 from omnireuse.diffusion.reuse.strategy import Strategy
 
 __all__ = ["Guidance", "Kind", "Learner", "Lesson", "guidance_of"]
@@ -40,11 +40,11 @@ GROWTH_IN_GAP = 1.25
 """Power of the distance in noise with which the error of a forecast grows."""
 GROWTH_TO_END = 1.0
 """An error at the share of noise s counts exp(s) times in the final latents."""
-REACH = 2
-"""How many steps a computed step may be from where the default has it."""
+REACH, REACH_OF_FEW = 2, 1
+"""How many steps a computed step may be from where the default has it; the second where fewer than 0.4 compute."""
 LEAST_GAIN = 1.5
 """dB that a new schedule must promise over the present one; below half of it over the default's, the default's returns.
-About half of what is promised comes true, and of less than this nothing. All four: ``python -m bench learn``."""
+About half of what is promised comes true, and of less than this nothing. All: ``python -m bench learn``."""
 FIRST_PLAN, LONGEST_WAIT, MEMORY = 4, 32, 64
 """Plans are made after 4, 8, 16 and 32 runs and after each further 32; averages are over about the last 64."""
 MOST_KINDS = 64
@@ -136,7 +136,8 @@ class Kind:
         left = np.cumsum(self.effects[: last + 1] * distances**GROWTH_IN_GAP, axis=1)
         before = np.concatenate([np.zeros((last + 1, 1)), left[:, :-1]], axis=1)
         costs = np.where(is_gap, np.square(before * difficulty), np.inf)
-        best = tuple(cheapest_path(costs, len(self.default) - 1, near=self.default, reach=REACH))
+        reach = REACH if len(self.default) >= FEW * len(self.noises) else REACH_OF_FEW
+        best = tuple(cheapest_path(costs, len(self.default) - 1, near=self.default, reach=reach))
 
         def expected(steps: tuple[int, ...]) -> float:
             return float(sum(costs[pair] for pair in pairwise(steps)))

@@ -14,7 +14,7 @@ from omnireuse.diffusion.reuse.policy import SAME_NOISE
 from omnireuse.diffusion.reuse.validation import field_error
 from omnireuse.errors import UnknownNameError
 
-__all__ = ["SCHEDULES", "carried_over", "cheapest_path", "scm_mask", "spread_by_noise", "spread_by_number"]
+__all__ = ["FEW", "SCHEDULES", "carried_over", "cheapest_path", "scm_mask", "spread_by_noise", "spread_by_number"]
 
 SCHEDULES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "slow": ((8, 3, 3, 2, 1, 1), (1, 2, 2, 2, 3)),
