@@ -45,15 +45,15 @@ class LearningHandle(Handle):
             like those of `omnireuse.calibrate`, but promises nothing, because no full run was made.
 
         Raises:
-            StateError: no complete run has shown anything yet, or the pipeline is gone.
+            StateError: no complete run has shown anything yet, the pipeline is gone, or it has another scheduler since.
         """
         pipeline = self._session.pipeline
         if pipeline is None:
             raise StateError("freeze: the pipeline is gone")
-        kind = self._learner.freeze()
-        if kind is None:
-            raise StateError("freeze: no complete run has reused steps yet; generate first")
         model, digest, scheduler = fingerprint(pipeline)
+        kind = self._learner.freeze(scheduler)
+        if kind is None:
+            raise StateError(f"freeze: no complete run with {scheduler} has reused steps last; generate first")
         return Profile(
             model=model,
             config_digest=digest,

@@ -216,7 +216,7 @@ def test_each_pipeline_learns_but_not_from_an_interrupted_run(name: str) -> None
         return {}
 
     with omnireuse.enable(tiny.pipe, learn=True) as handle:
-        with pytest.raises(StateError, match="no complete run has reused steps yet"):
+        with pytest.raises(StateError, match="has reused steps last"):
             handle.freeze()
         tiny.run(steps=24, callback_on_step_end=interrupt)
         assert handle.summary().learned is None
@@ -227,6 +227,16 @@ def test_each_pipeline_learns_but_not_from_an_interrupted_run(name: str) -> None
         learned = handle.summary().learned
     assert learned is not None
     assert (learned.runs, learned.kinds) == (2, 3)
+
+
+def test_a_frozen_default_of_more_than_half_of_the_steps_is_enabled_without_a_target(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe, learn=True) as handle:
+        flux.run(steps=20)
+        profile = handle.freeze()
+    assert [*profile.plans] == [12]
+    with omnireuse.enable(flux.pipe, profile=profile) as reused:
+        flux.run(steps=20)
+    assert reused.summary().computed_steps == 12
 
 
 @pytest.mark.parametrize(

@@ -77,20 +77,20 @@ class Profile(Record, frozen=True, kw_only=True):
     def best(
         self, *, computed_steps: int | None = None, speedup: float | None = None, quality: float | None = None
     ) -> Plan:
-        """The plan for one target: at most so many computed steps, at least so many times fewer (2 by default), or at
-        least this PSNR in dB.
+        """The plan for one target: at most so many computed steps, at least so many times fewer, or at least this PSNR
+        in dB. Without a target it is at least 2 times fewer, or else as few steps as the profile has.
 
         Raises:
             ConfigError: two targets, or one that no plan reaches; the message lists the plans.
         """
         targets = {"computed_steps": computed_steps, "speedup": speedup, "quality": quality}
-        given = [(name, value) for name, value in targets.items() if value is not None] or [("speedup", 2.0)]
-        (name, target), *rest = given
+        total = self.num_inference_steps
+        given = [(name, value) for name, value in targets.items() if value is not None]
+        (name, target), *rest = given or [("speedup", 2.0)]
         if rest:
             raise ConfigError(f"profile: give one of {name} and {rest[0][0]}, not both")
         if not isinstance(target, (int, float)) or isinstance(target, bool) or not math.isfinite(target) or target <= 0:
             raise ConfigError(f"profile({name}={target!r}): {name} must be a finite number above 0")
-        total = self.num_inference_steps
         if name == "quality":
             judged = max((len(plan.held_out) for plan in self.plans.values()), default=0)
             if judged < FEWEST_HELD_OUT:
@@ -102,7 +102,8 @@ class Profile(Record, frozen=True, kw_only=True):
             chosen = min((count for count, plan in self.plans.items() if plan.promised >= target), default=None)
         else:
             most = target if name == "computed_steps" else total / target
-            chosen = max((count for count in self.plans if count <= most), default=None)
+            fewest = None if given else min(self.plans, default=None)
+            chosen = max((count for count in self.plans if count <= most), default=fewest)
         if chosen is None:
             plans = ", ".join(
                 f"{count} computed steps ({total / count:.2f}x) with "

@@ -209,10 +209,13 @@ class Learner:
             if not self.is_frozen:
                 kind.learn(errors)
 
-    def freeze(self) -> Kind | None:
-        """End learning; return the kind of the latest complete run, or go on where there is none."""
+    def freeze(self, scheduler: str) -> Kind | None:
+        """End learning; return the kind of the latest complete run. None where that had another scheduler or there is
+        none, and learning goes on."""
         with self._lock:
-            self.is_frozen = self.latest is not None
+            if self.latest is None or self.latest.scheduler != scheduler:
+                return None
+            self.is_frozen = True
             return self.latest
 
     def learned(self) -> Learned | None:
