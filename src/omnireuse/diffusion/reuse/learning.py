@@ -42,7 +42,7 @@ GROWTH_TO_END = 1.0
 """An error at the share of noise s counts exp(s) times in the final latents."""
 REACH, REACH_OF_FEW = 2, 1
 """How many steps a computed step may be from where the default has it; the second where fewer than 0.4 compute."""
-LEAST_GAIN = 1.5
+LEAST_GAIN = 2.0
 """dB that a new schedule must promise over the present one; below half of it over the default's, the default's returns.
 About half of what is promised comes true, and of less than this nothing. All: ``python -m bench learn``."""
 FIRST_PLAN, LONGEST_WAIT, MEMORY = 4, 32, 64
