@@ -44,7 +44,7 @@ REACH, REACH_OF_FEW = 2, 1
 """How many steps a computed step may be from where the default has it; the second where fewer than 0.4 compute."""
 LEAST_GAIN = 2.0
 """dB that a new schedule must promise over the present one; below half of it over the default's, the default's returns.
-About half of what is promised comes true, and of less than this nothing. All: ``python -m bench learn``."""
+Less than half of what is promised comes true. All: ``python -m bench learn``."""
 FIRST_PLAN, LONGEST_WAIT, MEMORY = 4, 32, 64
 """Plans are made after 4, 8, 16 and 32 runs and after each further 32; averages are over about the last 64."""
 MOST_KINDS = 64
