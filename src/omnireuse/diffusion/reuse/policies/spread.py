@@ -44,11 +44,12 @@ def spread_by_number(total: int, count: int, warmup: int, power: float) -> froze
 
 EXPONENT, SHIFT = 0.4, 3.0
 """Computed steps are even in (1 − noise)^0.4. Where they are few, they are near those of a run of shift 3."""
-FEW = 0.4
-"""Below this share, computed steps are few."""
+FEW, VERY_FEW = 0.4, 0.3
+"""Shares of computed steps: below the first they are few; below the second the first ones are worth more than the last.
+"""
 END = 2.5
-"""Weight of the gap after the last computed step: no later step corrects its forecasts. All four:
-``python -m bench few_steps``."""
+"""Weight of the gap after the last computed step, as no later step corrects its forecasts; 1 where steps are very few.
+All five: ``python -m bench few_steps``."""
 
 
 def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compute_last: bool) -> frozenset[int]:
@@ -59,7 +60,8 @@ def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compu
     Args:
         noises: share of noise at each step, falling.
         compute_last: whether the last step computes. Otherwise the gap from the last computed step to no noise counts
-            too, 2.5 times: where the last step has little noise left, it is better spent earlier.
+            too, 2.5 times, or once below 0.3 of the steps: where the last step has little noise left, it is better
+            spent earlier.
     """
     # Rounding may leave a shifted scheduler's first share of noise above 1.
     left, is_few = np.minimum(noises[warmup - 1 :], 1.0), count < FEW * len(noises)
@@ -68,7 +70,7 @@ def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compu
         places = np.append(places, end)
     squares = np.square(places[None, :] - places[:, None])
     if not compute_last:
-        squares[:, -1] *= END
+        squares[:, -1] *= END if count >= VERY_FEW * len(noises) else 1
     squares[np.tril_indices(len(places))] = np.inf
     chosen = cheapest_path(squares, count - warmup + (not compute_last))
     return frozenset({*range(warmup), *(warmup - 1 + step for step in chosen)} - {len(noises)})
