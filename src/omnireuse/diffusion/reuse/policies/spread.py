@@ -44,9 +44,10 @@ def spread_by_number(total: int, count: int, warmup: int, power: float) -> froze
 
 EXPONENT, SHIFT = 0.4, 3.0
 """Computed steps are even in (1 − noise)^0.4. Where they are few, they are near those of a run of shift 3."""
-FEW, VERY_FEW = 0.4, 0.3
-"""Shares of computed steps: below the first they are few; below the second the first ones are worth more than the last.
-"""
+FEW = 0.4
+"""Below this share, computed steps are few."""
+VERY_FEW = 0.3
+"""Below this share, the first of them are worth more than the last."""
 END = 2.5
 """Weight of the gap after the last computed step, as no later step corrects its forecasts; 1 where steps are very few.
 All five: ``python -m bench few_steps``."""
