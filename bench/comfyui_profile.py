@@ -26,7 +26,6 @@ from omnireuse.errors import StateError
 from omnireuse.evaluation.metrics import bootstrap, capped_psnr
 from omnireuse.evaluation.record import environment
 
-CASES = (("euler", 6.0), ("euler", 1.0), ("dpmpp_2m", 6.0), ("euler_ancestral", 6.0))
 STEPS, SPEEDUPS = 28, (2.0, 3.0, 4.0)
 SEED, SEED_OF_JUDGED = 5, 77
 """Of captions."""
@@ -35,6 +34,8 @@ SEED, SEED_OF_JUDGED = 5, 77
 def main(arguments: list[str] | None = None) -> None:
     """Run, show a table and write the record."""
     parser = argparse.ArgumentParser(prog="python -m bench comfyui_profile", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--sampler", default="euler")
+    parser.add_argument("--cfg", type=float, default=6.0)
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--judged", type=int, default=24)
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
@@ -42,8 +43,8 @@ def main(arguments: list[str] | None = None) -> None:
     if "COMFYUI" not in os.environ:
         raise StateError("bench comfyui_profile: COMFYUI must name ComfyUI's folder; scripts/comfyui_venv.sh makes one")
     with no_warnings():
-        rows = list(Bench(options.prompts, options.judged).rows())
-    command = f"python -m bench comfyui_profile --prompts {options.prompts} --judged {options.judged}"
+        rows = list(Bench(options.prompts, options.judged).rows(options.sampler, options.cfg))
+    command = f"python -m bench comfyui_profile --sampler {options.sampler} --cfg {options.cfg:g} --prompts {options.prompts} --judged {options.judged}"
     write_record({"command": command, "environment": environment(), "rows": rows}, options.out, "comfyui_profile")
     show(rows, Console())
 
@@ -62,36 +63,35 @@ class Bench:
         self._searched = list(map(self._shapes.encode, others[:prompts]))
         self._negative = self._shapes.encode("")
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """One for each sampler, guidance and speed-up."""
-        for sampler, cfg in CASES:
-            with tempfile.TemporaryDirectory() as folder:
-                path = self._calibrated(sampler, cfg, folder)
-                profile = Profile.load(path)
-                full = self._images(self._model, sampler, cfg)
-                for speedup in SPEEDUPS:
-                    plan = profile.best(speedup=speedup)
-                    psnr = {}
-                    for name, node, given in (
-                        ("profile", "OmnireuseProfile", ("as wired", speedup, path)),
-                        ("default", "Omnireuse", (speedup, 0.0)),
-                    ):
-                        (patched,) = self._nodes[node]().patch(self._model, *given)
-                        images = self._images(patched, sampler, cfg)
-                        psnr[name] = [capped_psnr(made, true) for made, true in zip(images, full, strict=True)]
-                    gain = bootstrap([new - old for new, old in zip(psnr["profile"], psnr["default"], strict=True)])
-                    yield {
-                        "sampler": sampler,
-                        "cfg": cfg,
-                        "computed": len(plan.steps),
-                        "forecaster": plan.forecaster,
-                        "runs": profile.cost_in_runs,
-                        "promised": plan.promised,
-                        **{name: bootstrap(each).mean for name, each in psnr.items()},
-                        "gain": gain.mean,
-                        "low": gain.low,
-                        "high": gain.high,
-                    }
+    def rows(self, sampler: str, cfg: float) -> Iterator[dict[str, Any]]:
+        """One for each speed-up."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = self._calibrated(sampler, cfg, folder)
+            profile = Profile.load(path)
+            full = self._images(self._model, sampler, cfg)
+            for speedup in SPEEDUPS:
+                plan = profile.best(speedup=speedup)
+                psnr = {}
+                for name, node, given in (
+                    ("profile", "OmnireuseProfile", ("as wired", speedup, path)),
+                    ("default", "Omnireuse", (speedup, 0.0)),
+                ):
+                    (patched,) = self._nodes[node]().patch(self._model, *given)
+                    images = self._images(patched, sampler, cfg)
+                    psnr[name] = [capped_psnr(made, true) for made, true in zip(images, full, strict=True)]
+                gain = bootstrap([new - old for new, old in zip(psnr["profile"], psnr["default"], strict=True)])
+                yield {
+                    "sampler": sampler,
+                    "cfg": cfg,
+                    "computed": len(plan.steps),
+                    "forecaster": plan.forecaster,
+                    "runs": profile.cost_in_runs,
+                    "promised": plan.promised,
+                    **{name: bootstrap(each).mean for name, each in psnr.items()},
+                    "gain": gain.mean,
+                    "low": gain.low,
+                    "high": gain.high,
+                }
 
     def _calibrated(self, sampler: str, cfg: float, folder: str) -> str:
         import folder_paths

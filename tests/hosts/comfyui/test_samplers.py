@@ -16,7 +16,7 @@ pytestmark = IN_COMFYUI
 ONE_CALL = ("euler", "dpmpp_2m", "euler_ancestral", "lms", "res_multistep", "er_sde", "lcm")
 TWO_CALLS = ("heun", "dpm_2", "dpmpp_2s_ancestral", "dpmpp_sde")
 CFG_PP = ("euler_cfg_pp", "res_multistep_cfg_pp")
-COMPUTED = {0, 1, 2, 3, 5, 7, 9, 12, 15, 19}
+COMPUTED = {0, 1, 2, 3, 4, 6, 8, 11, 14, 18}
 """The steps that speedup 2 computes of the 20 of the simple scheduler."""
 
 
@@ -48,7 +48,8 @@ def test_all_calls_of_a_step_share_its_decision(host: ModuleType, counted: Any, 
     calls = len(counter.sigmas)
     assert calls == 39
     reused = host.sample(patched, sampler)
-    assert len(counter.sigmas) - calls == 19
+    # Their second call is at the next step's sigma, and belongs to it.
+    assert len(counter.sigmas) - calls == (19 if sampler in ("heun", "dpm_2") else 20)
     assert {step for step, share in enumerate(strip(patched)) if share == 1.0} == COMPUTED
     assert {step for step, share in enumerate(strip(patched)) if share == 0.0} == set(range(20)) - COMPUTED
     assert 0 < relative(reused, full) < 1
