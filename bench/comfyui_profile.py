@@ -44,7 +44,8 @@ def main(arguments: list[str] | None = None) -> None:
         raise StateError("bench comfyui_profile: COMFYUI must name ComfyUI's folder; scripts/comfyui_venv.sh makes one")
     with no_warnings():
         rows = list(Bench(options.prompts, options.judged).rows(options.sampler, options.cfg))
-    command = f"python -m bench comfyui_profile --sampler {options.sampler} --cfg {options.cfg:g} --prompts {options.prompts} --judged {options.judged}"
+    given = f"--sampler {options.sampler} --cfg {options.cfg:g} --prompts {options.prompts} --judged {options.judged}"
+    command = f"python -m bench comfyui_profile {given}"
     write_record({"command": command, "environment": environment(), "rows": rows}, options.out, "comfyui_profile")
     show(rows, Console())
 
