@@ -18,6 +18,7 @@ TWO_CALLS = ("heun", "dpm_2", "dpmpp_2s_ancestral", "dpmpp_sde")
 CFG_PP = ("euler_cfg_pp", "res_multistep_cfg_pp")
 COMPUTED = {0, 1, 2, 3, 4, 6, 8, 11, 14, 18}
 """The steps that speedup 2 computes of the 20 of the simple scheduler."""
+COMPUTED_TO_THE_LAST = {0, 1, 2, 3, 5, 7, 9, 12, 15, 19}
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -44,14 +45,16 @@ def test_the_planned_steps_are_computed(host: ModuleType, counted: Any, sampler:
 def test_all_calls_of_a_step_share_its_decision(host: ModuleType, counted: Any, sampler: str) -> None:
     model, counter = counted
     patched = attach(model, plan_for(speedup=2.0))
+    # ComfyUI leaves out the last sigma but one for dpm_2, so that its last step has more noise.
+    computed = COMPUTED_TO_THE_LAST if sampler == "dpm_2" else COMPUTED
     full = host.sample(model, sampler)
     calls = len(counter.sigmas)
     assert calls == 39
     reused = host.sample(patched, sampler)
-    # Their second call is at the next step's sigma, and belongs to it.
+    # Heun's second call is at the next step's sigma, and belongs to it. The last step of dpm_2 is one call.
     assert len(counter.sigmas) - calls == (19 if sampler in ("heun", "dpm_2") else 20)
-    assert {step for step, share in enumerate(strip(patched)) if share == 1.0} == COMPUTED
-    assert {step for step, share in enumerate(strip(patched)) if share == 0.0} == set(range(20)) - COMPUTED
+    assert {step for step, share in enumerate(strip(patched)) if share == 1.0} == computed
+    assert {step for step, share in enumerate(strip(patched)) if share == 0.0} == set(range(20)) - computed
     assert 0 < relative(reused, full) < 1
 
 
