@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, SchedulerMixin
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel, PreTrainedModel
 
@@ -29,6 +29,7 @@ def export_pipeline(
     new: Callable[..., DiffusionPipeline],
     target: Path,
     tokenizers: Mapping[str, Callable[[Path], None]],
+    scheduler: SchedulerMixin | None = None,
     **parts: Any,
 ) -> None:
     """Write a pipeline to ``target`` with half-precision weights, in files that transformers 4.57 and 5 both read.
@@ -37,10 +38,11 @@ def export_pipeline(
         new: the class of the pipeline.
         target: created where missing.
         tokenizers: name -> what writes it into a folder.
-        parts: the pipeline's models by name.
+        scheduler: Euler's method for flows by default.
+        parts: the pipeline's models by name; None for a part that is left out.
     """
     target.mkdir(parents=True, exist_ok=True)
-    pipeline = new(scheduler=new_scheduler(), **write_tokenizers(target, tokenizers), **parts)
+    pipeline = new(scheduler=scheduler or new_scheduler(), **write_tokenizers(target, tokenizers), **parts)
     pipeline.to(torch.float16)
     pipeline.save_pretrained(target)
     write_tokenizers(target, tokenizers)

@@ -7,7 +7,7 @@ unconditional branch of classifier-free guidance.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +38,36 @@ CHUNK = 32
 
 
 @dataclass(frozen=True, kw_only=True)
+class Example:
+    """Noisy latents and what the denoiser is to say of them.
+
+    Attributes:
+        noisy: shape (B, ...).
+        level: the noise level as the denoiser is told it, shape (B,).
+        target: what it should return, shape (B, ...).
+        weight: of the squared error of each, broadcast to (B, ...).
+    """
+
+    noisy: torch.Tensor
+    level: torch.Tensor
+    target: torch.Tensor
+    weight: torch.Tensor | float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class FlowTask:
     """What a flow is and learns from.
 
     Attributes:
         load_autoencoder: (folder) -> the trained autoencoder in it.
         normalise: (autoencoder, latents) -> the latents that the transformer is to generate.
-        new: (training folder) -> transformer and text encoders before training, as one module; called with noisy
-            latents, noise levels and the token ids of each tokenizer it returns the velocity.
+        new: (training folder) -> denoiser and text encoders before training, as one module; called with noisy
+            latents, noise levels and the token ids of each tokenizer it returns the prediction.
         tokenizers: name -> what writes it into a folder.
         sample: (rng) -> a scene that training may see.
         draw: (scene, rng) -> image (H, W, 3) or clip (F, H, W, 3) in 0..1.
         caption: (scene, rng) -> one of its wordings.
+        corrupt: (clean latents) -> a training example of each; straight paths by default.
     """
 
     load_autoencoder: Callable[[Path], Any]
@@ -59,6 +77,7 @@ class FlowTask:
     sample: Callable[[np.random.Generator], Any]
     draw: Callable[[Any, np.random.Generator], Array]
     caption: Callable[[Any, np.random.Generator], str]
+    corrupt: Callable[[torch.Tensor], Example] = field(default_factory=lambda: straight_paths)
 
 
 @torch.no_grad()
@@ -88,6 +107,13 @@ def sample_sigmas(count: int) -> torch.Tensor:
     return TRAINING_SHIFT * sigma / (1 + (TRAINING_SHIFT - 1) * sigma)
 
 
+def straight_paths(clean: torch.Tensor) -> Example:
+    """Latents on the straight line to noise, and the velocity along it."""
+    noise, sigma = torch.randn_like(clean), sample_sigmas(len(clean))
+    noisy = torch.lerp(clean, noise, sigma.view(-1, *[1] * (clean.ndim - 1)))
+    return Example(noisy=noisy, level=sigma, target=noise - clean)
+
+
 def new_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for the matrices in the transformer's blocks, AdamW for its rest, gently for all else, the text encoders.
 
@@ -98,7 +124,7 @@ def new_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     text: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim == 2 and "blocks." in name and "norm" not in name
-        group = text if not name.startswith("transformer.") else matrices if is_matrix else rest
+        group = text if not name.startswith(("transformer.", "unet.")) else matrices if is_matrix else rest
         group.append(parameter)
     muon = torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
     groups: list[dict[str, Any]] = [{"params": rest}, {"params": text, "lr": TEXT_LR}]
@@ -153,7 +179,7 @@ def train_flow(
     start = checkpoint.load()
     torch.manual_seed(seed + start)
     rng = np.random.default_rng([seed, 4, start])
-    velocity = torch.compile(model) if compile_model else model
+    denoiser = torch.compile(model) if compile_model else model
     batches = random_batches(len(scenes), batch_size, rng)
     loop = Loop("flow", num_steps, start=start)
     for step in loop:
@@ -161,11 +187,11 @@ def train_flow(
         index = next(batches)
         captions = ["" if rng.random() < EMPTY_SHARE else task.caption(scenes[i], rng) for i in index]
         clean = latents[torch.from_numpy(index)].float()
-        noise, sigma = torch.randn_like(clean), sample_sigmas(len(index))
-        noisy = torch.lerp(clean, noise, sigma.view(-1, *[1] * (clean.ndim - 1)))
+        example = task.corrupt(clean)
         with torch.autocast("cpu", torch.bfloat16):
-            predicted = velocity(noisy, sigma, *(token_ids(tokenizer, captions) for tokenizer in tokenizers))
-        loss = (predicted.float() - (noise - clean)).square().mean()
+            ids = (token_ids(tokenizer, captions) for tokenizer in tokenizers)
+            predicted = denoiser(example.noisy, example.level, *ids)
+        loss = ((predicted.float() - example.target).square() * example.weight).mean()
         norm = descend(loss, optimizers)
         average.update_parameters(model)
         loop.note(loss=loss, norm=norm)
