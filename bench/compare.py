@@ -19,10 +19,9 @@ from omnireuse.errors import StateError
 from omnireuse.evaluation.compare.methods import chosen_methods
 from omnireuse.evaluation.compare.run import compare_all, merged, results_file, show
 from omnireuse.evaluation.compare.workload import Workload
-from reference.case import CLIPS, IMAGES
+from reference.case import CASES, CLIPS, IMAGES
 from reference.workload import load_quietly, reference_workload
 
-CASES = {case.name: case for case in (IMAGES, CLIPS)}
 SEED = 9000
 """Of captions and noise; searches keep below 5000."""
 BATCH = 8
@@ -33,7 +32,7 @@ CALIBRATION = 24
 def main(arguments: list[str] | None = None) -> None:
     """Run and write ``compare.json``, its page and the tables."""
     parser = argparse.ArgumentParser(prog="python -m bench compare", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--case", nargs="+", choices=CASES, default=[IMAGES.name, CLIPS.name])
     parser.add_argument("--steps", type=int, nargs="+", default=[28, 50])
     parser.add_argument("--guidance", type=float, nargs="+", default=[6.0, 1.0])
     parser.add_argument("--prompts", type=int, default=16)

@@ -62,7 +62,7 @@ def measure(options: argparse.Namespace) -> None:
     kept = options.out / "corrections.json"
     record: Row = json.loads(kept.read_text()) if kept.is_file() else {"rows": []}
     record |= {"command": f"python -m bench corrections --prompts {options.prompts}", "environment": environment()}
-    players = {case: Player(case, options.prompts, seed=SEED) for case in options.case}
+    players = {case: Player(CASES[case], options.prompts, seed=SEED) for case in options.case}
     for shift, guided, case in itertools.product(options.shift, (True, False), options.case):
         part = {"case": case, "guided": guided, "shift": shift}
         players[case].begin(shift, guided=guided)

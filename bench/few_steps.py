@@ -33,7 +33,7 @@ from omnireuse.diffusion.pipelines import DEFAULT
 from omnireuse.diffusion.targets import SPREAD
 from omnireuse.evaluation.metrics import psnr
 from omnireuse.evaluation.record import environment
-from reference.case import CLIPS, IMAGES
+from reference.case import CLIPS, IMAGES, Case
 from reference.drawing import Array
 
 CASES = {"image": IMAGES, "video": CLIPS}
@@ -93,8 +93,8 @@ def measure(options: argparse.Namespace) -> None:
 
 def _player(case: str, kind: str, options: argparse.Namespace) -> Player:
     if kind == "budgets":
-        return Player(case, options.prompts, seed=BUDGET_SEED)
-    return Player(case, options.images if case == "image" else options.clips)
+        return Player(CASES[case], options.prompts, seed=BUDGET_SEED)
+    return Player(CASES[case], options.images if case == "image" else options.clips)
 
 
 def _known(rows: list[Row], key: Row) -> bool:
@@ -102,20 +102,24 @@ def _known(rows: list[Row], key: Row) -> bool:
 
 
 class Player:
-    """One pipeline and its captions, in runs of one shift, with guidance or without."""
+    """One pipeline and its captions, in runs of one scheduler, with guidance or without."""
 
-    def __init__(self, case: str, prompts: int, seed: int = SEED) -> None:
-        self._case = CASES[case]
+    def __init__(self, case: Case, prompts: int, seed: int = SEED) -> None:
+        self._case = case
         self.pipeline: Any = self._case.load()
         self.pipeline.set_progress_bar_config(disable=True)
-        self._config = self.pipeline.scheduler.config
+        self.config = self.pipeline.scheduler.config
         self._prompts = [self._case.caption(scene) for scene in self._case.held_out(prompts, seed=seed)]
         self._seed = seed
         self._full: dict[int, Array] = {}
 
     def begin(self, shift: str, *, guided: bool) -> None:
         """Runs from here on have this shift and guidance."""
-        self.pipeline.scheduler = shifted(self._config, shift)
+        self.use(shifted(self.config, shift), guided=guided)
+
+    def use(self, scheduler: Any, *, guided: bool) -> None:
+        """Runs from here on have this scheduler and guidance."""
+        self.pipeline.scheduler = scheduler
         self._guidance = {} if guided else {self._case.guidance: 1.0}
         self._full.clear()
 

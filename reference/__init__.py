@@ -1,9 +1,29 @@
 """Small pipelines trained from nothing on scenes that the project draws, so that caches are judged on real sampling.
 
-`load_image_pipeline` returns a plain ``diffusers.FluxPipeline`` and `load_video_pipeline` a ``diffusers.WanPipeline``;
-`SAMPLING` and `VIDEO_SAMPLING` hold the arguments of their calls.
+`load_image_pipeline` returns a plain ``diffusers.FluxPipeline``, `load_video_pipeline` a ``diffusers.WanPipeline``,
+`load_unet_pipeline` a ``diffusers.StableDiffusionPipeline`` and `load_distilled_pipeline` a ``FluxPipeline``,
+which needs no second branch for guidance; `SAMPLING`, `VIDEO_SAMPLING`, `UNET_SAMPLING` and `DISTILLED_SAMPLING` hold the
+arguments of their calls.
 """
 
-from reference.load import SAMPLING, VIDEO_SAMPLING, load_image_pipeline, load_video_pipeline
+from reference.load import (
+    DISTILLED_SAMPLING,
+    SAMPLING,
+    UNET_SAMPLING,
+    VIDEO_SAMPLING,
+    load_distilled_pipeline,
+    load_image_pipeline,
+    load_unet_pipeline,
+    load_video_pipeline,
+)
 
-__all__ = ["SAMPLING", "VIDEO_SAMPLING", "load_image_pipeline", "load_video_pipeline"]
+__all__ = [
+    "DISTILLED_SAMPLING",
+    "SAMPLING",
+    "UNET_SAMPLING",
+    "VIDEO_SAMPLING",
+    "load_distilled_pipeline",
+    "load_image_pipeline",
+    "load_unet_pipeline",
+    "load_video_pipeline",
+]

@@ -53,7 +53,7 @@ def write_card(case: Case, folder: Path, figures: Figures, made: Array) -> None:
     values = {
         "prompt": case.caption(case.held_out(1)[0]),
         "arguments": "\n".join(f"    {name}={value!r}," for name, value in case.sampling.items()),
-        "length": case.sampling["max_sequence_length"],
+        "length": case.sampling.get("max_sequence_length"),
         "guidance": case.sampling[case.guidance],
         "table": figures_table(case, figures),
         "num_samples": rows * columns,

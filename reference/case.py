@@ -15,7 +15,7 @@ from reference.drawing import Array
 from reference.video import captions as video_captions
 from reference.video import checker as video_checker
 
-__all__ = ["CLIPS", "IMAGES", "Case"]
+__all__ = ["CASES", "CLIPS", "DISTILLED_IMAGES", "IMAGES", "UNET_IMAGES", "Case"]
 
 BATCH_SIZE = 10
 
@@ -59,9 +59,10 @@ class Case:
         made = []
         for start in range(0, len(prompts), BATCH_SIZE):
             chunk = list(prompts[start : start + BATCH_SIZE])
-            negative = {"negative_prompt": [self.sampling["negative_prompt"]] * len(chunk)}
+            call = {**self.sampling, **overrides}
+            if isinstance(call.get("negative_prompt"), str):
+                call["negative_prompt"] = [call["negative_prompt"]] * len(chunk)
             generators = [torch.Generator().manual_seed(seed) for seed in seeds[start : start + BATCH_SIZE]]
-            call = {**self.sampling, **negative, **overrides}
             made.append(getattr(pipeline(chunk, generator=generators, output_type="np", **call), self.output))
         return np.concatenate(made)
 
@@ -91,3 +92,32 @@ CLIPS = Case(
     caption=video_captions.caption,
     check=video_checker.check,
 )
+
+UNET_IMAGES = Case(
+    name="shapes-sd",
+    unit="image",
+    find=load.find_unet_pipeline,
+    load=load.load_unet_pipeline,
+    sampling=load.UNET_SAMPLING,
+    guidance="guidance_scale",
+    output="images",
+    held_out=captions.held_out_scenes,
+    caption=captions.caption,
+    check=checker.check,
+)
+
+DISTILLED_IMAGES = Case(
+    name="shapes-dev",
+    unit="image",
+    find=load.find_distilled_pipeline,
+    load=load.load_distilled_pipeline,
+    sampling=load.DISTILLED_SAMPLING,
+    guidance="guidance_scale",
+    output="images",
+    held_out=captions.held_out_scenes,
+    caption=captions.caption,
+    check=checker.check,
+)
+
+#: All reference pipelines by name.
+CASES = {case.name: case for case in (IMAGES, CLIPS, UNET_IMAGES, DISTILLED_IMAGES)}

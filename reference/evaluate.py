@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 from omnireuse.evaluation.metrics import capped_psnr
-from reference.case import BATCH_SIZE, CLIPS, IMAGES, Case
+from reference.case import BATCH_SIZE, CASES, CLIPS, IMAGES, Case
 from reference.drawing import Array
 
 S = TypeVar("S")
@@ -103,16 +103,17 @@ def measure(
 def main() -> None:
     """Measure, print, and write the card where asked to."""
     parser = argparse.ArgumentParser(prog="python -m reference.evaluate", description=__doc__)
-    parser.add_argument("--video", action="store_true", help="the clips' pipeline instead of the images'")
+    parser.add_argument("--pipeline", choices=CASES, default=IMAGES.name)
     parser.add_argument("--path", type=Path, default=None, help="directory of the weights (default: the checkout's)")
-    parser.add_argument("--captions", type=int, help="held-out captions to draw (default: 200, with --video all 132)")
+    parser.add_argument("--captions", type=int, help="held-out captions to draw (default: 200, of clips all 132)")
     parser.add_argument(
-        "--psnr-prompts", type=int, help="prompts for half the steps against all (default: 200, with --video 60)"
+        "--psnr-prompts", type=int, help="prompts for half the steps against all (default: 200, of clips 60)"
     )
     parser.add_argument("--card", action="store_true", help="write README.md and samples.png beside the weights")
     args = parser.parse_args()
 
-    case, num_captions, num_psnr_prompts = (CLIPS, 132, 60) if args.video else (IMAGES, 200, 200)
+    case = CASES[args.pipeline]
+    num_captions, num_psnr_prompts = (132, 60) if case is CLIPS else (200, 200)
     if args.captions is not None:
         num_captions = args.captions
     if args.psnr_prompts is not None:

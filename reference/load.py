@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from omnireuse.errors import ConfigError
 
 if TYPE_CHECKING:
-    from diffusers import FluxPipeline, WanPipeline
+    from diffusers import FluxPipeline, StableDiffusionPipeline, WanPipeline
 
 #: Each names a directory with the weights of its pipeline when no path is given.
 PATH_VARIABLE, VIDEO_PATH_VARIABLE = "OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_WAN"
+UNET_PATH_VARIABLE, DISTILLED_PATH_VARIABLE = "OMNIREUSE_SHAPES_SD", "OMNIREUSE_SHAPES_DEV"
 
 #: What the image pipeline is called with. Batches need one negative prompt for each prompt. The guidance is the weakest
 #: that still lets a good cache be told from a bad one: half of the steps stay below 38 dB of all of them.
@@ -34,6 +35,24 @@ VIDEO_SAMPLING: dict[str, Any] = {
     "num_inference_steps": 30,
     "max_sequence_length": 12,
     "negative_prompt": "",
+    "guidance_scale": 6.0,
+}
+
+#: What the pipeline with a U-Net is called with.
+UNET_SAMPLING: dict[str, Any] = {
+    "height": 64,
+    "width": 64,
+    "num_inference_steps": 28,
+    "negative_prompt": "",
+    "guidance_scale": 4.0,
+}
+
+#: What the distilled pipeline is called with. Its transformer is told the guidance and is called once a step.
+DISTILLED_SAMPLING: dict[str, Any] = {
+    "height": 64,
+    "width": 64,
+    "num_inference_steps": 28,
+    "max_sequence_length": 20,
     "guidance_scale": 6.0,
 }
 
@@ -67,6 +86,16 @@ def find_video_pipeline(path: str | Path | None = None) -> Path:
     return _find(path, loader="load_video_pipeline", variable=VIDEO_PATH_VARIABLE, name="shapes-wan")
 
 
+def find_unet_pipeline(path: str | Path | None = None) -> Path:
+    """As `find_image_pipeline`, for the pipeline with a U-Net."""
+    return _find(path, loader="load_unet_pipeline", variable=UNET_PATH_VARIABLE, name="shapes-sd")
+
+
+def find_distilled_pipeline(path: str | Path | None = None) -> Path:
+    """As `find_image_pipeline`, for the distilled pipeline."""
+    return _find(path, loader="load_distilled_pipeline", variable=DISTILLED_PATH_VARIABLE, name="shapes-dev")
+
+
 def load_image_pipeline(path: str | Path | None = None, **kwargs: Any) -> FluxPipeline:
     """The reference image pipeline, in float32 unless told otherwise.
 
@@ -97,3 +126,36 @@ def load_video_pipeline(path: str | Path | None = None, **kwargs: Any) -> WanPip
 
     pipeline: WanPipeline = WanPipeline.from_pretrained(find_video_pipeline(path), **kwargs)
     return pipeline
+
+
+def load_unet_pipeline(path: str | Path | None = None, **kwargs: Any) -> StableDiffusionPipeline:
+    """The reference pipeline with a U-Net that predicts noise, in float32 unless told otherwise.
+
+    Args:
+        path: directory of the weights; see `find_image_pipeline` for the default.
+        kwargs: passed on to ``StableDiffusionPipeline.from_pretrained``.
+
+    Raises:
+        ConfigError: when there are no weights.
+    """
+    from diffusers import StableDiffusionPipeline
+
+    # Without these two diffusers warns that the safety checker is off.
+    silent = {"safety_checker": None, "requires_safety_checker": False}
+    pipeline: StableDiffusionPipeline = StableDiffusionPipeline.from_pretrained(
+        find_unet_pipeline(path), **silent, **kwargs
+    )
+    return pipeline
+
+
+def load_distilled_pipeline(path: str | Path | None = None, **kwargs: Any) -> FluxPipeline:
+    """The reference image pipeline with guidance distilled into its transformer, in float32 unless told otherwise.
+
+    Args:
+        path: directory of the weights; see `find_image_pipeline` for the default.
+        kwargs: passed on to ``FluxPipeline.from_pretrained``.
+
+    Raises:
+        ConfigError: when there are no weights.
+    """
+    return load_image_pipeline(find_distilled_pipeline(path), **kwargs)

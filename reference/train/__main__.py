@@ -7,17 +7,21 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from reference.train.distilled import DISTILLED
 from reference.train.image import IMAGES
+from reference.train.unet import UNET
 from reference.train.video import CLIPS
+
+RECIPES = {recipe.name: recipe for recipe in (IMAGES, CLIPS, UNET, DISTILLED)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the stage that the command line names, or all of them."""
     which = argparse.ArgumentParser(add_help=False)
     which.add_argument(
-        "--video", action="store_true", help="the clips' pipeline, with options of its own: --video --help"
+        "--pipeline", choices=RECIPES, default=IMAGES.name, help="each has options of its own: --pipeline NAME --help"
     )
-    recipe = CLIPS if which.parse_known_args(argv)[0].video else IMAGES
+    recipe = RECIPES[which.parse_known_args(argv)[0].pipeline]
 
     parser = argparse.ArgumentParser(prog="python -m reference.train", description=__doc__, parents=[which])
     parser.add_argument("stage", choices=("all", *recipe.stages, "export"))

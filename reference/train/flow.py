@@ -123,7 +123,7 @@ def new_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     rest: list[nn.Parameter] = []
     text: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        is_matrix = parameter.ndim == 2 and "blocks." in name and "norm" not in name
+        is_matrix = parameter.ndim == 2 and "block" in name and "norm" not in name
         group = text if not name.startswith(("transformer.", "unet.")) else matrices if is_matrix else rest
         group.append(parameter)
     muon = torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")

@@ -28,6 +28,7 @@ WEIGHTS = TOP / "models" / "shapes-flux"
 @pytest.fixture(scope="module")
 def trained(train):
     return train(
+        "shapes-flux",
         "--text-steps=2",
         "--flow-steps=3",
         autoencoder={"batch_size": 1, "num_measured": 32},

@@ -42,7 +42,7 @@ SCENE = MovingScene(
 @pytest.fixture(scope="module")
 def trained(train):
     return train(
-        "--video",
+        "shapes-wan",
         "--flow-steps=3",
         autoencoder={"batch_size": 1, "num_measured": 32},
         flow={"batch_size": 4, "checkpoint_every": 2},

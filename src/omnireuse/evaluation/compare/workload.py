@@ -6,16 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.errors import ConfigError
 from omnireuse.pipelines.call import Caller, Signature, is_modular, refuse_reserved, without_bar
 from omnireuse.pipelines.pictures import Picture
 from omnireuse.pipelines.source import Source
 
-__all__ = ["GUIDANCE", "Workload", "guided_call", "workloads_of"]
+__all__ = ["GUIDANCE", "Workload", "guided_call", "is_distilled", "workloads_of"]
 
 GUIDANCE = ("true_cfg_scale", "guidance_scale")
-"""Names of the argument that sets guidance. Where a pipeline has both, the second belongs to a distilled model and
-costs no second branch."""
+"""Names of the argument that sets guidance. Where a pipeline has both, the second belongs to a distilled model, whose
+denoiser embeds it, and costs no second branch."""
 
 SET_HERE = {
     "num_inference_steps": "steps= says how many the full run has, and baselines take fewer",
@@ -127,20 +128,30 @@ def guided_call(pipeline: Any, guidance: float) -> dict[str, Any]:
     Raises:
         ConfigError: a pipeline whose call takes no guidance.
     """
-    known = Signature.of(pipeline).defaults
-    name = next((name for name in GUIDANCE if name in known), None)
+    known, name = Signature.of(pipeline).defaults, _guidance_argument(pipeline)
     if name is None:
         remedy = "set its guider instead, and leave guidance out" if is_modular(pipeline) else "leave guidance out"
         takes = f"{type(pipeline).__name__} takes neither {' nor '.join(GUIDANCE)}"
         raise ConfigError(f"compare(guidance={guidance:g}): {takes}; {remedy}")
-    negative = {"negative_prompt": ""} if "negative_prompt" in known and guidance > 1.0 else {}
-    return {name: guidance, **negative}
+    has_branch = "negative_prompt" in known and guidance > 1.0 and not is_distilled(pipeline)
+    return {name: guidance, **({"negative_prompt": ""} if has_branch else {})}
+
+
+def is_distilled(pipeline: Any) -> bool:
+    """Whether guidance is distilled into a denoiser, as in Flux.1-dev and HunyuanVideo: it embeds the scale."""
+    return any(
+        getattr(getattr(denoiser, "config", None), "guidance_embeds", False) for denoiser in denoisers_of(pipeline)
+    )
+
+
+def _guidance_argument(pipeline: Any) -> str | None:
+    names = GUIDANCE[::-1] if is_distilled(pipeline) else GUIDANCE
+    return next((name for name in names if name in Signature.of(pipeline).defaults), None)
 
 
 def _own_guidance(pipeline: Any, call: Mapping[str, Any]) -> float:
     """The guidance that the pipeline samples with by itself; 1 where it does not say."""
-    defaults = Signature.of(pipeline).defaults
-    name = next((name for name in GUIDANCE if name in defaults), None)
+    defaults, name = Signature.of(pipeline).defaults, _guidance_argument(pipeline)
     found = getattr(getattr(pipeline, "guider", None), "guidance_scale", 1.0)
     if name is not None:
         found = call.get(name, defaults[name])

@@ -18,7 +18,7 @@ from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.evaluation.compare.memory import bytes_of, hook_states
 from omnireuse.evaluation.compare.methods.base import Kept, Method, Setting, Subject, call_text
-from omnireuse.evaluation.compare.workload import Workload
+from omnireuse.evaluation.compare.workload import Workload, is_distilled
 
 __all__ = ["DIFFUSERS"]
 
@@ -133,7 +133,9 @@ def _sea_cache(subject: Subject) -> Iterator[Setting]:
 
 def _faster_cache(subject: Subject) -> Iterator[Setting]:
     # Its guess at the unconditional branch wants both branches in one batch; otherwise its attention cache is left.
-    is_in_one_batch = subject.workload.guidance > 1.0 and subject.calls_per_step == 1
+    workload = subject.workload
+    is_guided = workload.guidance > 1.0 and not is_distilled(workload.pipeline)
+    is_in_one_batch = is_guided and subject.calls_per_step == 1
     for skip, bound in ((2, 681), (3, 901)):
         options = {
             "spatial_attention_block_skip_range": skip,

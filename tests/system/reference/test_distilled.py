@@ -1,0 +1,69 @@
+"""The reference pipeline with distilled guidance, from training to export."""
+
+import pytest
+import torch
+
+from omnireuse.evaluation.compare.workload import guided_call, is_distilled
+from omnireuse.evaluation.metrics import psnr
+from reference import DISTILLED_SAMPLING, SAMPLING, load_distilled_pipeline, load_image_pipeline
+from reference.captions import held_out_scenes
+from reference.case import DISTILLED_IMAGES, IMAGES
+from reference.evaluate import score
+from reference.train.distilled import new_student
+
+pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+
+
+@pytest.fixture(scope="module")
+def exported(train):
+    return train("shapes-dev", "--flow-steps=2", flow={"batch_size": 2})[1]
+
+
+def test_an_untrained_student_says_what_its_teacher_says_whatever_the_guidance():
+    teacher = load_image_pipeline().transformer.eval()
+    student = new_student(teacher).eval()
+    ids, tokens = torch.zeros(20, 3), torch.zeros(64, 3)
+    call = {
+        "hidden_states": torch.randn(1, 64, 32),
+        "encoder_hidden_states": torch.randn(1, 20, 128),
+        "pooled_projections": torch.randn(1, 128),
+        "timestep": torch.tensor([0.5]),
+        "txt_ids": ids,
+        "img_ids": tokens,
+        "return_dict": False,
+    }
+    with torch.no_grad():
+        expected = teacher(**call)[0]
+        for guidance in (1.0, 6.0):
+            torch.testing.assert_close(student(**call, guidance=torch.tensor([guidance]))[0], expected)
+
+
+def test_the_export_embeds_guidance_and_draws(exported):
+    pipeline = load_distilled_pipeline(exported)
+    assert pipeline.transformer.config.guidance_embeds
+    pipeline.set_progress_bar_config(disable=True)
+    images = pipeline("a red circle", **DISTILLED_SAMPLING | {"num_inference_steps": 2}).images
+    assert [image.size for image in images] == [(64, 64)]
+
+
+def test_guidance_of_a_distilled_model_is_the_argument_that_costs_no_second_branch():
+    distilled, plain = load_distilled_pipeline(), load_image_pipeline()
+    assert is_distilled(distilled)
+    assert not is_distilled(plain)
+    assert guided_call(distilled, 6.0) == {"guidance_scale": 6.0}
+    assert guided_call(plain, 6.0) == {"true_cfg_scale": 6.0, "negative_prompt": ""}
+
+
+def test_the_committed_weights_draw_what_captions_say_and_what_the_teacher_draws():
+    scenes = held_out_scenes(8, seed=77)
+    captions, seeds = [IMAGES.caption(scene) for scene in scenes], range(8)
+    distilled, teacher = load_distilled_pipeline(), load_image_pipeline()
+    for pipeline in (distilled, teacher):
+        pipeline.set_progress_bar_config(disable=True)
+    made = DISTILLED_IMAGES.generate(distilled, captions, seeds)
+    assert score(scenes, made, DISTILLED_IMAGES.check)[0] > 0.85
+    strength = DISTILLED_SAMPLING["guidance_scale"]
+    guided = IMAGES.generate(teacher, captions, seeds, true_cfg_scale=strength)
+    plain = IMAGES.generate(teacher, captions, seeds, **SAMPLING | {"true_cfg_scale": 1.0, "negative_prompt": None})
+    closer = [psnr(a, b) > psnr(a, c) for a, b, c in zip(made, guided, plain, strict=True)]
+    assert sum(closer) >= 7
