@@ -65,7 +65,7 @@ def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compu
             spent earlier.
     """
     # Rounding may leave a shifted scheduler's first share of noise above 1.
-    left, is_few = np.minimum(noises[warmup - 1 :], 1.0), count < FEW * len(noises)
+    left, is_few = np.minimum(noises, 1.0)[warmup - 1 :] / min(noises[0], 1.0), count < FEW * len(noises)
     places, end = (left / (SHIFT - (SHIFT - 1) * left), 0.0) if is_few else ((1 - left) ** EXPONENT, 1.0)
     if not compute_last:
         places = np.append(places, end)
