@@ -1,8 +1,8 @@
 """Small pipelines trained from nothing on scenes that the project draws, so that caches are judged on real sampling.
 
 `load_image_pipeline` returns a plain ``diffusers.FluxPipeline``, `load_video_pipeline` a ``diffusers.WanPipeline``,
-`load_unet_pipeline` a ``diffusers.StableDiffusionPipeline`` and `load_distilled_pipeline` a ``FluxPipeline``,
-which needs no second branch for guidance; `SAMPLING`, `VIDEO_SAMPLING`, `UNET_SAMPLING` and `DISTILLED_SAMPLING` hold the
+`load_unet_pipeline` a ``diffusers.StableDiffusionPipeline`` and `load_distilled_pipeline` another ``FluxPipeline``,
+whose guidance needs no second branch; `SAMPLING`, `VIDEO_SAMPLING`, `UNET_SAMPLING` and `DISTILLED_SAMPLING` hold the
 arguments of their calls.
 """
 

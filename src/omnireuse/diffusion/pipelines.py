@@ -45,8 +45,8 @@ DEFAULT = Strategy(
 """Half of the steps, but at least 12; runs of fewer than 20 steps compute everything.
 
 All branches of a step are forecast together, as far as the last computed step has shown it to be safe. Computed steps
-are spread evenly in (1 − noise)^0.4, so they are closest where guidance bends the path, whatever the
-scheduler's shift. ``python -m bench few_steps`` shows what the constants are worth."""
+are spread evenly in (1 − noise)^0.4, of the noise that the run begins with, so they are closest where guidance bends
+the path, whatever the scheduler's shift. ``python -m bench few_steps`` shows what the constants are worth."""
 
 
 @overload

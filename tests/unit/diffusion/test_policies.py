@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from omnireuse import FixedSchedule, Never, TeaCache
 from omnireuse.diffusion.reuse.policies import policy_named
+from omnireuse.diffusion.reuse.policies.spread import spread_by_noise
 from omnireuse.diffusion.reuse.policies.tea_cache import TeaCacheState
 from omnireuse.diffusion.reuse.policy import Policy, StepView
 from omnireuse.errors import ConfigError, StateError, UnknownNameError
@@ -166,6 +167,15 @@ def test_steps_spread_by_noise_leave_out_a_last_step_with_little_noise(
         schedule = FixedSchedule(num_computed=count, by_noise=True, compute_last=False).schedule(28, noises)
         assert (len(schedule), max(schedule)) == (count, last)
         assert max(FixedSchedule(num_computed=count, by_noise=True).schedule(28, noises)) == 27
+
+
+@pytest.mark.parametrize("count", [7, 9, 14])
+def test_noise_counts_as_a_share_of_what_the_run_begins_with(count: int) -> None:
+    falling = tuple(1 - (step / 28) ** 1.3 for step in range(28))
+    lower = tuple(0.927 * noise for noise in falling)
+    assert spread_by_noise(lower, count, 1, compute_last=False) == spread_by_noise(
+        falling, count, 1, compute_last=False
+    )
 
 
 def test_a_share_of_noise_that_rounding_leaves_above_one_is_one() -> None:

@@ -42,9 +42,9 @@ class FixedSchedule(Policy):
         warmup: steps at the start that always compute, ≥ 0; they count as computed steps.
         power: how `num_computed` or `speedup` spread their steps by number: the k-th of n gaps ends at (k / n)^power of
             the way, ≥ 1. 1 spreads them evenly; above 1 they are closest at the beginning.
-        by_noise: spread them by noise instead: evenly in (1 − noise)^0.4, or near the steps of a flow-matching run of
-            shift 3 where fewer than 0.4 of the steps compute. Runs whose noise is not known, or does not fall from step
-            to step, go by `power`.
+        by_noise: spread them by noise instead, as a share of the run's first noise: evenly in (1 − noise)^0.4, or near
+            the steps of a flow-matching run of shift 3 where fewer than 0.4 of the steps compute. Runs whose noise is
+            not known, or does not fall from step to step, go by `power`.
         min_computed: with `speedup`, the least number of steps that compute, ≥ 2.
         min_steps: with `speedup`, the least number of steps of a run that reuses; shorter runs compute everything, ≥ 2.
         compute_last: whether the last step computes although `steps` leaves it out, or although it has so little noise

@@ -43,7 +43,8 @@ def spread_by_number(total: int, count: int, warmup: int, power: float) -> froze
 
 
 EXPONENT, SHIFT = 0.4, 3.0
-"""Computed steps are even in (1 − noise)^0.4. Where they are few, they are near those of a run of shift 3."""
+"""Computed steps are even in (1 − noise)^0.4, of the noise that the run begins with. Where they are few, they are near
+those of a run of shift 3."""
 FEW = 0.4
 """Below this share, computed steps are few."""
 VERY_FEW = 0.3
@@ -56,7 +57,8 @@ All five: ``python -m bench few_steps``."""
 def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compute_last: bool) -> frozenset[int]:
     """The warm-up, then `count` < all steps whose gaps have the least sum of squares, measured in a function of noise.
 
-    That is (1 − noise)^0.4, or noise / (3 − 2 · noise) for few steps, which undoes a shift of 3.
+    That is (1 − noise)^0.4, or noise / (3 − 2 · noise) for few steps, which undoes a shift of 3. Noise counts as a
+    share of what the run begins with: schedulers of Stable Diffusion begin a little below pure noise.
 
     Args:
         noises: share of noise at each step, falling.
