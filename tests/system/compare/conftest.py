@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from omnireuse.evaluation.compare.workload import Workload
-from reference.case import CLIPS, IMAGES, Case
+from reference.case import CLIPS, IMAGES, UNET_IMAGES, Case
 from reference.workload import load_quietly, reference_workload
 
 Make = Callable[..., Workload]
@@ -30,3 +30,8 @@ def images() -> Make:
 @pytest.fixture(scope="session")
 def clips() -> Make:
     return _maker(CLIPS)
+
+
+@pytest.fixture(scope="session")
+def unet_images() -> Make:
+    return _maker(UNET_IMAGES)

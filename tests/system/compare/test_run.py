@@ -71,6 +71,14 @@ def test_peers_run_on_clips_without_guidance(clips: Make, key: str) -> None:
     assert [point.error for point in case.points] == [None] * len(case.points)
 
 
+def test_methods_run_on_a_u_net_or_say_why_not(unet_images: Make) -> None:
+    methods = [short(METHODS[key], 1) for key in ("default", "l2p", "mean-cache")]
+    case = compare(unet_images(steps=8, prompts=1, calibration=1), methods)
+    errors = [point.error for point in case.points]
+    assert errors[:2] == [None, None]
+    assert "DDIMScheduler lists none" in (errors[2] or "")
+
+
 @pytest.mark.parametrize("key", ["mag-cache", "first-block-cache", "taylorseer", "db-cache-taylor"])
 def test_what_caches_keep_is_counted(images: Make, key: str) -> None:
     (point,) = compare(images(prompts=1), [short(METHODS[key], 1)]).points

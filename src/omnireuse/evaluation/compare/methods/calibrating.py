@@ -54,13 +54,14 @@ def full_runs(work: Workload, region: Literal["call", "step"]) -> tuple[list[tor
         region: "call" for the outputs of each branch, "step" for what the scheduler is handed.
 
     Returns:
-        One tensor for each branch, shape (steps, prompts, …); and the scheduler's noise levels, steps + 1 of them.
+        One tensor for each branch, shape (steps, prompts, …); and the scheduler's noise levels, steps + 1 of them,
+        or none where it lists none.
     """
     recorder, every = _Recorder(), omnireuse.FixedSchedule(every=1)
     options: dict[str, Any] = {"region": region, "quantity": "output", "axis": "steps"}
     with restored(work.pipeline), omnireuse.enable(work.pipeline, policy=every, forecaster=recorder, **options):
         work.pictures(range(len(work.prompts)), work.steps)
-        sigmas = tuple(float(sigma) for sigma in work.pipeline.scheduler.sigmas)
+        sigmas = tuple(float(sigma) for sigma in getattr(work.pipeline.scheduler, "sigmas", ()))
     return [torch.stack(tape.values).float() for tape in recorder.tapes if tape.values], sigmas
 
 

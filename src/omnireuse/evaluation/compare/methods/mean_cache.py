@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import omnireuse
+from omnireuse.errors import UnsupportedModelError
 from omnireuse.evaluation.compare.methods.base import Method, Setting, Subject, budgets, reuse
 from omnireuse.evaluation.compare.methods.calibrating import best_path, full_runs, lazily
 from omnireuse.evaluation.compare.methods.step_memory import StepMemory
@@ -94,6 +95,11 @@ def interval_costs(velocities: torch.Tensor, sigmas: Sequence[float]) -> Costs:
 
 def _calibrate(work: Workload) -> tuple[Costs, tuple[float, ...]]:
     values, sigmas = full_runs(work, "step")
+    if not sigmas:
+        name = type(work.pipeline.scheduler).__name__
+        raise UnsupportedModelError(
+            f"MeanCache averages velocities over the noise levels of a run, and {name} lists none"
+        )
     return interval_costs(values[0], sigmas), sigmas
 
 
