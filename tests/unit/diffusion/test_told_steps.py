@@ -150,6 +150,15 @@ def test_a_cache_that_is_handed_through_is_no_output() -> None:
     assert (handle.strategy.region, pipe.transformer.calls) == ("step", 12)
 
 
+def test_metrics_count_the_fallback_to_calls() -> None:
+    pytest.importorskip("prometheus_client")
+    pipe, sample = pair(hands_through=False)
+    with omnireuse.enable(pipe, speedup=1) as handle:
+        sample()
+    counted = StepReuseCollector().samples(handle)
+    assert ("omnireuse_step_reuse_fallbacks_total", ("1x fewer steps", "region call"), 1) in counted
+
+
 def test_the_default_forecasts_calls_where_a_denoiser_has_several_outputs(caplog: pytest.LogCaptureFixture) -> None:
     pipe, sample = pair(hands_through=False)
     full = sample()
@@ -160,8 +169,6 @@ def test_the_default_forecasts_calls_where_a_denoiser_has_several_outputs(caplog
     assert caplog.text.count("from now on the calls of this pipeline are forecast, and not its steps") == 1
     assert (handle.summary().steps, handle.summary().fallbacks) == (48, {"region call": 1})
     assert "fell back to region call 1 time" in str(handle.summary())
-    counted = StepReuseCollector().samples(handle)
-    assert ("omnireuse_step_reuse_fallbacks_total", ("1x fewer steps", "region call"), 1) in counted
     with (
         omnireuse.enable(pipe, speedup=2, region="step"),
         pytest.raises(omnireuse.errors.UnsupportedModelError, match="use region='call'"),
