@@ -56,7 +56,8 @@ def export_pipeline(
             # The weights are stored in half precision and meant to be computed with in float32; transformers 5 would
             # otherwise load them in the stored type while diffusers loads its models in float32.
             edit_json(target / name / "config.json", dtype="float32")
-    # Where the autoencoder was loaded from is nobody's business but the training machine's.
-    edit_json(target / "vae" / "config.json", _name_or_path=None)
+    # Where parts were loaded from is nobody's business but the training machine's.
+    for config in target.glob("*/config.json"):
+        edit_json(config, _name_or_path=None)
     classes = {name: ["transformers", TOKENIZER_CLASS] for name in tokenizers}
     edit_json(target / "model_index.json", **classes, _name_or_path=None)

@@ -46,6 +46,12 @@ def test_the_export_embeds_guidance_and_draws(exported):
     assert [image.size for image in images] == [(64, 64)]
 
 
+def test_the_export_does_not_tell_where_its_parts_came_from(exported):
+    configs = list(exported.glob("*/config.json"))
+    assert len(configs) >= 4
+    assert not [path for path in configs if "_name_or_path" in path.read_text()]
+
+
 def test_guidance_of_a_distilled_model_is_the_argument_that_costs_no_second_branch():
     distilled, plain = load_distilled_pipeline(), load_image_pipeline()
     assert is_distilled(distilled)
