@@ -141,10 +141,8 @@ def load_unet_pipeline(path: str | Path | None = None, **kwargs: Any) -> StableD
     from diffusers import StableDiffusionPipeline
 
     # Without these two diffusers warns that the safety checker is off.
-    silent = {"safety_checker": None, "requires_safety_checker": False}
-    pipeline: StableDiffusionPipeline = StableDiffusionPipeline.from_pretrained(
-        find_unet_pipeline(path), **silent, **kwargs
-    )
+    options = {"safety_checker": None, "requires_safety_checker": False, **kwargs}
+    pipeline: StableDiffusionPipeline = StableDiffusionPipeline.from_pretrained(find_unet_pipeline(path), **options)
     return pipeline
 
 

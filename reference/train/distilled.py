@@ -58,6 +58,7 @@ class Distillation(nn.Module):
     def __init__(self, teacher: FlowModel) -> None:
         super().__init__()
         self.student = new_student(teacher.transformer)
+        # In a list, so that neither the optimizer nor the averaged weights hold it.
         self.teacher = [teacher.requires_grad_(False).eval()]
 
     def forward(
