@@ -117,7 +117,7 @@ def _check_copies(name: str, memory: Memory, at: float, forecast: torch.Tensor) 
 
 
 def _check_batched(forecaster: Forecaster, places: Sequence[float], path: Sequence[torch.Tensor], at: float) -> None:
-    from omnireuse.diffusion.reuse.batch import candidate_forecasts, combined
+    from omnireuse.diffusion.reuse.forecasters.combination import candidate_forecasts, combined
 
     name, alone, batched = type(forecaster).__name__, forecaster.start(), forecaster.start()
     for place, value in zip(places, path, strict=True):

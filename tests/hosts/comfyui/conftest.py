@@ -28,6 +28,14 @@ def loaded(host: ModuleType) -> Any:
     return host.load_model()
 
 
+@pytest.fixture(scope="session")
+def shapes(host: ModuleType) -> Any:
+    """The parts around the model."""
+    from tests.hosts.comfyui.shapes import Shapes
+
+    return Shapes()
+
+
 @pytest.fixture
 def model(loaded: Any) -> Any:
     return loaded.clone()

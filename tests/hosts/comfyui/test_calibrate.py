@@ -25,13 +25,6 @@ pytestmark = IN_COMFYUI
 STEPS, GUIDANCE = 28, 6.0
 
 
-@pytest.fixture(scope="module")
-def shapes(host: ModuleType) -> Any:
-    from tests.hosts.comfyui.shapes import Shapes
-
-    return Shapes()
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: ModuleType) -> Path:
     """The folder of profiles."""

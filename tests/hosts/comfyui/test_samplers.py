@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from omnireuse import Blend, FixedSchedule, Strategy
+from omnireuse.evaluation.metrics import psnr
 from omnireuse.integrations.comfyui import attach, plan_for, reuse_of
+from omnireuse.integrations.settings import Plan
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 
 pytestmark = IN_COMFYUI
@@ -39,6 +42,36 @@ def test_the_planned_steps_are_computed(host: ModuleType, counted: Any, sampler:
     assert {step for step, share in enumerate(strip(patched)) if share} == COMPUTED
     assert reused.isfinite().all()
     assert 0 < relative(reused, full) < 1
+
+
+@pytest.mark.parametrize("sampler", ["euler", "ddim", "dpmpp_2m", "uni_pc", "deis", "res_multistep"])
+def test_computed_steps_correct_the_gaps_before_them(host: ModuleType, model: Any, shapes: Any, sampler: str) -> None:
+    policy = FixedSchedule(speedup=2.0, by_noise=True, compute_last=False)
+    corrected, plain = (
+        attach(model, Plan(strategy=Strategy(policy=policy, forecaster=forecaster), name="test"))
+        for forecaster in (Blend(), Blend(corrects=False))
+    )
+
+    def picture(given: Any, number: int) -> Any:
+        positive = shapes.encode(shapes.captions(4, seed=78)[number])
+        sampled = host.sample(given, sampler, cfg=1.0, positive=positive, steps=28, seed=900 + number)
+        return shapes.decode(sampled)[0].numpy()
+
+    quality = {"corrected": 0.0, "plain": 0.0}
+    for number in range(4):
+        full = picture(model, number)
+        for name, patched in (("corrected", corrected), ("plain", plain)):
+            quality[name] += psnr(picture(patched, number), full) / 4
+    assert quality["corrected"] > quality["plain"] + 0.5
+
+
+@pytest.mark.parametrize("sampler", ["euler_ancestral", "heun", "lms"])
+def test_samplers_whose_step_is_not_known_are_not_corrected(host: ModuleType, model: Any, sampler: str) -> None:
+    made = []
+    for forecaster in (Blend(), Blend(corrects=False)):
+        strategy = Strategy(policy=FixedSchedule(every=2), forecaster=forecaster)
+        made.append(host.sample(attach(model, Plan(strategy=strategy, name="test")), sampler, cfg=1.0))
+    assert torch.equal(*made)
 
 
 @pytest.mark.parametrize("sampler", TWO_CALLS)

@@ -75,7 +75,7 @@ from tests import TOP
         ([Path("a.json")], {}, WrongTypeError, "write profile='a.json'"),
         (["a.json"], {}, ConfigError, "write profile='a.json'"),
         ([Never()], {}, WrongTypeError, "write policy=Never()"),
-        ([Blend()], {}, WrongTypeError, "write forecaster=Blend(order=1, corrects=False, steady=None, exponent=None)"),
+        ([Blend()], {}, WrongTypeError, "write forecaster=Blend(order=1, corrects=None, steady=None, exponent=None)"),
         ([Strategy(policy=Never())], {}, WrongTypeError, "give its fields: policy="),
         ([{"rel_l1_thresh": 0.2}], {}, WrongTypeError, "its options as keywords"),
         (["fixed"], {}, ConfigError, "'fixed' is a policy, no cache backend; write policy='fixed'"),

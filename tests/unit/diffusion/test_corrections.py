@@ -1,18 +1,14 @@
-"""Blend(corrects=True): what a gap's forecasts did to the latents is corrected at the step that ends the gap."""
+"""Blend(corrects=…): what a gap's forecasts did to the latents is corrected at the step that ends the gap."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from typing import Any
 
+import diffusers
 import pytest
 import torch
-from diffusers import (
-    EulerDiscreteScheduler,
-    FlowMatchEulerDiscreteScheduler,
-    FlowMatchHeunDiscreteScheduler,
-    FlowMatchLCMScheduler,
-)
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from omnireuse import Blend, FixedSchedule, Polynomial, Strategy
 from omnireuse.diffusion.reuse.events import Decision
@@ -29,6 +25,10 @@ def velocity(latents: torch.Tensor, sigma: float) -> torch.Tensor:
     return torch.sin(3 * latents) * (0.3 + sigma) + latents.roll(1, -1) * sigma**2
 
 
+def of(name: str, **options: Any) -> Any:
+    return getattr(diffusers, name)(**options)
+
+
 def sigmas_of(**options: Any) -> tuple[Any, list[float]]:
     scheduler = FlowMatchEulerDiscreteScheduler(**options)
     scheduler.set_timesteps(12)
@@ -40,9 +40,6 @@ def by_the_book(order: int, sigmas: list[float], latents: torch.Tensor) -> torch
     known: list[tuple[float, torch.Tensor]] = []
     shortfall: torch.Tensor | None = None
     over, gap = 1.0, []
-
-    def norm(value: torch.Tensor) -> torch.Tensor:
-        return value.flatten(1).square().sum(1).sqrt()
 
     def shaped(weight: torch.Tensor) -> torch.Tensor:
         return weight.reshape(-1, 1, 1)
@@ -68,8 +65,7 @@ def by_the_book(order: int, sigmas: list[float], latents: torch.Tensor) -> torch
                 weight = ((x0 - last) * slope).flatten(1).sum(1) / slope.square().flatten(1).sum(1)
                 shortfall, over = (1 - weight).clamp_min(0), abs(sigma - known[-1][0])
             if again is not None:
-                ratio = norm(x0 - known[-1][1]) / norm(latents - x0)
-                trust = ((1 - shortfall - 0.2) / 0.5).clamp(0, 1) / (1 + ratio**2)
+                trust = ((1 - shortfall - 0.2) / 0.5).clamp(0, 1)
                 latents = latents + shaped(trust) * (again - latents)
             known, gap = [*known, (sigma, x0)][-order - 1 :], []
         else:
@@ -109,7 +105,7 @@ def test_the_gap_is_integrated_again(order: int) -> None:
     found, events = by_the_package(strategy, scheduler, sigmas, latents)
     torch.testing.assert_close(found, by_the_book(order, sigmas, latents), rtol=1e-4, atol=1e-5)
     plain, _ = by_the_package(
-        Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(order=order, exponent=1.0)),
+        Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(order=order, corrects=False, exponent=1.0)),
         scheduler,
         sigmas,
         latents,
@@ -136,30 +132,72 @@ def test_a_straight_path_is_left_alone() -> None:
         generation.advance()
 
 
-def test_only_plain_euler_steps_are_known() -> None:
-    class Kept(FlowMatchEulerDiscreteScheduler):
-        pass
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        of("FlowMatchEulerDiscreteScheduler", shift=3.0),
+        of("EulerDiscreteScheduler"),
+        of("EulerDiscreteScheduler", prediction_type="v_prediction", use_karras_sigmas=True),
+        of("DDIMScheduler", clip_sample=False),
+        of("CogVideoXDDIMScheduler", prediction_type="v_prediction"),
+        of("DPMSolverMultistepScheduler", solver_order=1),
+        of("DPMSolverMultistepScheduler", solver_order=1, prediction_type="flow_prediction", use_flow_sigmas=True),
+        of("UniPCMultistepScheduler", solver_order=1, disable_corrector=list(range(8))),
+        of("DEISMultistepScheduler", solver_order=1),
+    ],
+    ids=lambda scheduler: type(scheduler).__name__,
+)
+def test_the_known_step_is_the_schedulers_of_first_order(scheduler: Any) -> None:
+    scheduler.set_timesteps(8)
+    generator = torch.Generator().manual_seed(4)
+    latents = torch.randn(SHAPE, generator=generator) * float(getattr(scheduler, "init_noise_sigma", 1.0))
+    levels = noise_levels(scheduler)
+    assert levels[-1].step is None
+    for level, timestep in zip(levels[:-1], scheduler.timesteps, strict=False):
+        scheduler.scale_model_input(latents, timestep) if hasattr(scheduler, "scale_model_input") else None
+        output = torch.randn(SHAPE, generator=generator)
+        x0 = level.denoised(latents, output)
+        assert level.step is not None
+        expected = level.step[0] * x0 + level.step[1] * latents
+        latents = scheduler.step(output, timestep, latents).prev_sample
+        torch.testing.assert_close(latents, expected, rtol=2e-3, atol=2e-3)
 
-    class Own(FlowMatchEulerDiscreteScheduler):
-        def step(self, *args: Any, **kwargs: Any) -> Any:
-            return super().step(*args, **kwargs)
 
-    def ratios(scheduler: Any) -> list[float | None]:
+class Kept(FlowMatchEulerDiscreteScheduler):
+    pass
+
+
+class Own(FlowMatchEulerDiscreteScheduler):
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        return super().step(*args, **kwargs)
+
+
+def test_a_subclass_with_a_step_of_its_own_is_not_known() -> None:
+    for scheduler, is_known in ((Kept(), True), (Own(), False)):
         scheduler.set_timesteps(4)
-        return [level.step_ratio for level in noise_levels(scheduler)]
+        assert [level.step is not None for level in noise_levels(scheduler)] == [is_known] * 3 + [False]
 
-    sigmas = sigmas_of()[0].sigmas
-    assert ratios(FlowMatchEulerDiscreteScheduler())[-1] == 0
-    assert ratios(Kept()) == ratios(FlowMatchEulerDiscreteScheduler())
-    assert len(sigmas) == 13
-    for other in (
-        Own(),
-        FlowMatchEulerDiscreteScheduler(stochastic_sampling=True),
-        FlowMatchHeunDiscreteScheduler(),
-        FlowMatchLCMScheduler(),
-        EulerDiscreteScheduler(),
-    ):
-        assert not any(ratios(other))
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        of("FlowMatchEulerDiscreteScheduler", stochastic_sampling=True),
+        of("FlowMatchHeunDiscreteScheduler"),
+        of("FlowMatchLCMScheduler"),
+        of("EulerAncestralDiscreteScheduler"),
+        of("HeunDiscreteScheduler"),
+        of("LMSDiscreteScheduler"),
+        of("DDPMScheduler"),
+        of("LCMScheduler"),
+        of("PNDMScheduler"),
+        of("SASolverScheduler"),
+        of("DPMSolverMultistepScheduler", algorithm_type="sde-dpmsolver++"),
+    ],
+    ids=lambda scheduler: type(scheduler).__name__,
+)
+def test_other_solvers_are_not_known(scheduler: Any) -> None:
+    scheduler.set_timesteps(4)
+    assert not any(level.step for level in noise_levels(scheduler))
 
 
 def test_other_solvers_take_outputs_as_they_are() -> None:
@@ -169,17 +207,17 @@ def test_other_solvers_take_outputs_as_they_are() -> None:
     corrected, events = by_the_package(
         Strategy(policy=policy, forecaster=Blend(corrects=True)), scheduler, sigmas, latents
     )
-    plain, _ = by_the_package(Strategy(policy=policy, forecaster=Blend()), scheduler, sigmas, latents)
+    plain, _ = by_the_package(Strategy(policy=policy, forecaster=Blend(corrects=False)), scheduler, sigmas, latents)
     assert torch.equal(corrected, plain)
     assert not any(event.corrected for event in events)
 
 
 def test_a_gap_needs_every_steps_arithmetic() -> None:
-    assert Gap.between([], [0.5]) is None
-    assert Gap.between([0.9], [0.5, None]) is None
-    assert Gap.between([0.9], [None, 0.5]) is None
-    assert Gap.between([0.9], [0.5, 0.0]) is None
-    gap = Gap.between([0.9, 0.6], [0.5, 0.25, 0.75])
+    assert Gap.between([], [(0.5, 0.5)]) is None
+    assert Gap.between([0.9], [(0.5, 0.5), None]) is None
+    assert Gap.between([0.9], [None, (0.5, 0.5)]) is None
+    assert Gap.between([0.9], [(0.5, 0.5), (1.0, 0.0)]) is None
+    gap = Gap.between([0.9, 0.6], [(0.5, 0.5), (0.75, 0.25), (0.25, 0.75)])
     assert gap == Gap(coordinates=(0.9, 0.6), shares=(0.125, 0.75), gain=3.0)
 
 
@@ -192,6 +230,18 @@ def test_it_serves_x0_of_whole_steps(options: dict[str, Any], message: str) -> N
         Strategy(policy=FixedSchedule(every=2), forecaster=Blend(corrects=True), **options)
 
 
-def test_corrects_is_a_bool() -> None:
-    with pytest.raises(ConfigError, match="corrects must be True or False"):
+@pytest.mark.parametrize(
+    ("options", "corrected"), [({}, [4, 8]), ({"region": "call"}, []), ({"quantity": "output"}, [])]
+)
+def test_a_blend_corrects_x0_of_whole_steps_unless_told_not_to(options: dict[str, Any], corrected: list[int]) -> None:
+    scheduler, sigmas = sigmas_of(shift=3.0)
+    latents = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
+    for forecaster, expected in ((Blend(), corrected), (Blend(corrects=False), [])):
+        strategy = Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=forecaster, **options)
+        _, events = by_the_package(strategy, scheduler, sigmas, latents)
+        assert [event.step for event in events if event.corrected] == expected
+
+
+def test_corrects_is_a_bool_or_none() -> None:
+    with pytest.raises(ConfigError, match="corrects must be True, False or None"):
         Blend(corrects=1)  # type: ignore[arg-type]

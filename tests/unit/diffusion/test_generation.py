@@ -286,7 +286,7 @@ class _Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("forecaster", [each for each in FORECASTERS if not each.corrects], ids=repr)
+@pytest.mark.parametrize("forecaster", FORECASTERS, ids=repr)
 def test_a_batch_of_many_takes_no_more_operations_than_one_of_few(forecaster: Forecaster) -> None:
     def operations(rows: int) -> Iterator[int]:
         requests = [request(Strategy(policy=EVERY_OTHER, forecaster=forecaster), 8, seed) for seed in range(rows)]

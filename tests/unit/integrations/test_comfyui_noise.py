@@ -69,3 +69,11 @@ def test_steps_stand_in_for_noise_that_is_not_known() -> None:
 def test_sigmas_that_rise_are_known() -> None:
     assert RunNoise([1.0, 0.5, 0.5, 0.0], Flow(), derivative=False).falls
     assert not RunNoise([1.0, 0.3, 0.5, 0.0], Flow(), derivative=False).falls
+
+
+@pytest.mark.parametrize(
+    ("sampler", "steps"), [("euler", [(0.5, 0.5), (0.75, 0.25), (1.0, 0.0)]), ("heun", [None] * 3)]
+)
+def test_a_step_is_known_of_samplers_that_call_once_and_add_no_noise(sampler: str, steps: list[object]) -> None:
+    noise = RunNoise([0.8, 0.4, 0.1, 0.0], Flow(), derivative=False, sampler=sampler)
+    assert [level.step for level in noise.levels] == steps

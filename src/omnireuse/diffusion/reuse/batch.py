@@ -18,11 +18,12 @@ import torch
 
 from omnireuse.diffusion.reuse.branch_state import BranchState, measures_errors
 from omnireuse.diffusion.reuse.events import Choice
-from omnireuse.diffusion.reuse.forecasters.base import Combination, Memory
+from omnireuse.diffusion.reuse.forecasters.base import Memory
+from omnireuse.diffusion.reuse.forecasters.combination import Combination, candidate_forecasts, combined
 from omnireuse.diffusion.reuse.generation import GRADIENT_ERROR, Generation
 from omnireuse.errors import StateError
 
-__all__ = ["Row", "candidate_forecasts", "combined", "observe_batch", "predict_batch"]
+__all__ = ["Row", "observe_batch", "predict_batch"]
 
 _T = TypeVar("_T")
 
@@ -60,7 +61,8 @@ class _Work:
         self.level, self.coordinate = row.generation.level, row.generation.coordinate
         self.remembers_x0 = row.generation.outputs.quantity == "x0"
         self.error: float | None = None
-        self.is_corrected = False
+        self.correction: Combination | None = None
+        """What replaces the output's value; None for that value."""
 
     @property
     def memory(self) -> Memory:
@@ -98,8 +100,6 @@ def predict_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
 def observe_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
     """What to give to each row's solver for a computed output, as `Generation.observe` gives it.
 
-    Rows whose forecasts are corrected at this step are observed one by one.
-
     Args:
         rows: whose choices are to compute, with their outputs, each of another generation or branch.
     """
@@ -121,20 +121,14 @@ def observe_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
         values = _values(works)
         _compare(works, values)
         _remember(works, values)
-    found = [(work, work.memory.correction(work.coordinate)) for work in fused]
-    corrections = [(work, combination) for work, combination in found if combination is not None]
-    for work, _ in corrections:
-        work.is_corrected = True
-    outputs |= _combined_outputs(corrections)
+    outputs |= _combined_outputs([(work, work.correction) for work in fused if work.correction is not None])
     _conclude(fused, started, len(rows))
     return [outputs[place] for place in range(len(rows))]
 
 
 def _can_fuse(row: Row) -> bool:
-    """Whether what is learnt from an output needs nothing but that output: no gap, no other rank and no signal."""
+    """Whether what is learnt from an output needs nothing but that output: no other rank and no signal."""
     generation, strategy = row.generation, row.generation.strategy
-    if generation.gap_before(generation.state_of(row.choice)) is not None:
-        return False
     if strategy.chosen_signal == "expected_output" or (
         strategy.policy.needs_error and not generation.agreement.is_alone
     ):
@@ -146,7 +140,9 @@ def _conclude(works: Sequence[_Work], started: float, rows: int) -> None:
     each = (perf_counter() - started) / max(rows, 1)
     for work in works:
         began = perf_counter() - each
-        work.generation.conclude(work.row.choice, work.state, began, error=work.error, corrected=work.is_corrected)
+        work.generation.conclude(
+            work.row.choice, work.state, began, error=work.error, corrected=work.correction is not None
+        )
 
 
 # -- values and outputs -----------------------------------------------------------------------------------------------
@@ -190,31 +186,6 @@ def _combined_outputs(found: Sequence[tuple[_Work, Combination]]) -> dict[int, t
 
 
 # -- forecasts, their errors, and what is learnt -----------------------------------------------------------------------
-
-
-def combined(combinations: Sequence[Combination]) -> torch.Tensor:
-    """The forecasts (R, S, …) of combinations of one form."""
-    forecasts = candidate_forecasts(combinations)
-    first = combinations[0]
-    if first.mix is None:
-        chosen = forecasts[:, 0]
-    else:
-        evidence = torch.stack([each.evidence for each in combinations if each.evidence is not None])
-        distances = torch.tensor([each.distance for each in combinations], dtype=evidence.dtype).to(evidence.device)
-        shares = first.mix(evidence, distances).to(forecasts.dtype)
-        chosen = (forecasts * shares[..., None]).sum(1)
-    return chosen.reshape(len(combinations), *first.values[0].shape)
-
-
-def candidate_forecasts(combinations: Sequence[Combination]) -> torch.Tensor:
-    """Every candidate's forecast, (R, D, S, F), in float32 at least."""
-    first = combinations[0].values[0]
-    samples = first.shape[0] if first.ndim > 1 else 1
-    wide = torch.promote_types(first.dtype, torch.float32)
-    stacked = torch.stack([value for each in combinations for value in each.values]).to(wide)
-    values = stacked.reshape(len(combinations), 1, len(combinations[0].values), samples, -1)
-    table = torch.tensor([each.table for each in combinations], dtype=wide).to(first.device, non_blocking=True)
-    return (values * table[..., None, None]).sum(2)
 
 
 def _compare(works: Sequence[_Work], values: torch.Tensor) -> None:
@@ -269,7 +240,12 @@ def _remember(works: Sequence[_Work], values: torch.Tensor) -> None:
     own_values = [torch.empty_like(part) for part in kept.unbind(0)]
     torch._foreach_copy_(own_values, list(kept.unbind(0)))
     for place, (work, value) in enumerate(zip(works, own_values, strict=True)):
-        work.memory.remember(work.coordinate, value, evidence.get(place))
+        gap, shown = work.generation.gap_before(work.state), evidence.get(place)
+        if gap is not None:
+            work.correction = work.memory.cross(gap, work.coordinate, value, shown)
+        else:
+            work.memory.remember(work.coordinate, value, shown)
+            work.correction = work.memory.correction(work.coordinate)
 
 
 # -- rows that can share an operation ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.forecasters.base import Forecaster, Memory
+from omnireuse.diffusion.reuse.forecasters.combination import value_of
 from omnireuse.diffusion.reuse.forecasters.gap import Gap
 from omnireuse.diffusion.reuse.signals import change_of, magnitude
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -98,7 +99,6 @@ class BranchState:
         signal: torch.Tensor | None,
         scales: Scales | None,
         gap: Gap | None = None,
-        noises: Sequence[torch.Tensor] = (),
     ) -> tuple[float | None, list[torch.Tensor] | None]:
         """Compare the forecast for computed values with them, and remember them.
 
@@ -108,7 +108,6 @@ class BranchState:
             signal: what was watched at this step; None where nothing was.
             scales: what errors are relative to; the values' own magnitude by default.
             gap: the reused steps that these values end, where what they did is to be corrected.
-            noises: sample − value of each value, given with a gap.
 
         Returns:
             The forecast's error relative to the output, where it was measured; what replaces the values, or None for
@@ -127,11 +126,13 @@ class BranchState:
         if gap is None:
             for memory, value in zip(self.memories, values, strict=True):
                 memory.observe(coordinate, value)
-            found = [memory.corrected(coordinate) for memory in self.memories]
+            found = [memory.correction(coordinate) for memory in self.memories]
         else:
-            triples = zip(self.memories, values, noises, strict=True)
-            found = [memory.cross(gap, coordinate, value, noise) for memory, value, noise in triples]
-        corrected = [value for value in found if value is not None]
+            found = [
+                memory.cross(gap, coordinate, value, memory.evidence_at(coordinate, value))
+                for memory, value in zip(self.memories, values, strict=True)
+            ]
+        corrected = [value_of(each) for each in found if each is not None]
         # All of them or none: they were observed together, at the same steps.
         pairs = zip(corrected, self.dtypes, strict=True)
         return error, [value.to(dtype) for value, dtype in pairs] if corrected else None

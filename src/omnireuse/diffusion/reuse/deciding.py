@@ -73,11 +73,12 @@ class Decider:
     def gap_before(self, state: BranchState) -> Gap | None:
         """The reused steps since the branch last computed; None where there are none, or nothing corrects them."""
         first, now = self.index - state.consecutive, self.index
-        if not self.forecaster.corrects or self.outputs.quantity != "x0" or first == now or now >= len(self._levels):
+        is_possible = self.strategy.region == "step" and self.outputs.quantity == "x0" and now < len(self._levels)
+        if not self.forecaster.corrects or not is_possible or first == now:
             return None
         levels = self._levels[first : now + 1]
         coordinates = [self._coordinate_of(first + place, level) for place, level in enumerate(levels[:-1])]
-        return Gap.between(coordinates, [level.step_ratio for level in levels])
+        return Gap.between(coordinates, [level.step for level in levels])
 
     @property
     def finished(self) -> bool:

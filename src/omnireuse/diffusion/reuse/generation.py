@@ -151,8 +151,7 @@ class Generation(Decider):
             return None
         scales = partial(algebra.scales, level, samples[0], outputs[0], values[0])
         gap = self.gap_before(self.state_of(choice))
-        noises = [] if gap is None else algebra.noises(samples, values)
-        corrected = self.observe_values(choice, values, scales=scales, started=started, gap=gap, noises=noises)
+        corrected = self.observe_values(choice, values, scales=scales, started=started, gap=gap)
         self._states[choice.key].output_dtype = outputs[0].dtype
         if corrected is None:
             return None
@@ -166,7 +165,6 @@ class Generation(Decider):
         scales: Scales | None = None,
         started: float | None = None,
         gap: Gap | None = None,
-        noises: Sequence[torch.Tensor] = (),
     ) -> list[torch.Tensor] | None:
         """Compare the forecast for computed values with them, and remember them.
 
@@ -175,7 +173,7 @@ class Generation(Decider):
             values: what was computed; the tensors are kept, so nobody may write to them.
             scales: what errors are relative to; the values' own magnitude by default.
             started: `perf_counter` when the host's work on the values began, for the event; now by default.
-            gap: as `BranchState.observe`, and so is `noises`.
+            gap: as `BranchState.observe`.
 
         Returns:
             What replaces the values; None for these values themselves.
@@ -184,7 +182,7 @@ class Generation(Decider):
         if torch.is_grad_enabled() and any(value.requires_grad for value in values):
             raise StateError(GRADIENT_ERROR)
         state = self.state_of(choice)
-        error, corrected = state.observe(self.coordinate, values, choice.signal, scales, gap, noises)
+        error, corrected = state.observe(self.coordinate, values, choice.signal, scales, gap)
         self.conclude(choice, state, started, error=error, corrected=corrected is not None)
         return corrected
 

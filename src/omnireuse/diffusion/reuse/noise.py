@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -57,6 +58,19 @@ _FAMILIES = {
         "UnCLIPScheduler",
     },
 }
+# Solvers without noise of their own that call the model once a step. LMS is of fourth order: what it takes from earlier
+# steps is too much to leave out.
+_ONE_CALL = {
+    "CogVideoXDDIMScheduler",
+    "DDIMParallelScheduler",
+    "DDIMScheduler",
+    "DEISMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "EulerDiscreteScheduler",
+    "FlowMatchEulerDiscreteScheduler",
+    "FlowUniPCMultistepScheduler",
+    "UniPCMultistepScheduler",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +84,9 @@ class NoiseLevel:
         sample_weight: a of x0 = a · sample + b · output; None where the algebra is unknown.
         output_weight: b of the same; never 0 where `sample_weight` is known, except at zero noise.
         input_scale: what the scheduler multiplies the sample with before the denoiser sees it.
-        step_ratio: r where the scheduler goes from x to x0 + r · (x − x0), as Euler's method for flow matching does
-            with r = σ of the next step / σ; None for other solvers.
+        step: (c, r) where the scheduler goes from x to c · x0 + r · x, as DDIM does, and solvers of higher order but
+            for what they take from earlier steps; None at the last step, and for solvers that add noise or call the
+            model more than once.
     """
 
     sigma: float | None
@@ -79,7 +94,7 @@ class NoiseLevel:
     sample_weight: float | None = None
     output_weight: float | None = None
     input_scale: float = 1.0
-    step_ratio: float | None = None
+    step: tuple[float, float] | None = None
 
     def can_denoise(self, sample: torch.Tensor | None, output: torch.Tensor) -> bool:
         """Whether x0 is defined here: a known algebra, noise left, and a sample of the output's shape."""
@@ -173,10 +188,6 @@ class OutputAlgebra:
             outputs.append(level.output_of(sample.detach(), value, dtype))
         return outputs
 
-    def noises(self, samples: Sequence[torch.Tensor | None], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """sample − x0, where x0 is remembered."""
-        return [sample.detach() - value for sample, value in zip(samples, values, strict=True) if sample is not None]
-
     def scales(
         self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -203,17 +214,42 @@ def noise_levels(scheduler: Any) -> list[NoiseLevel]:
     sigmas = [float(sigma) for sigma in given.tolist()] if hasattr(given, "tolist") else []
     if family is None:
         return [NoiseLevel(sigma=sigmas[i] if i < len(sigmas) else None, coordinate=float(i)) for i in range(count)]
-    if family == "flow":
-        levels = [_level(1 - sigma, sigma, "flow_prediction", sigma) for sigma in sigmas[:count]]
-        return _with_ratios(levels, sigmas) if _is_plain_euler(scheduler) else levels
-    prediction = scheduler.config.prediction_type
+    marginals = _marginals(family, scheduler, sigmas)
+    prediction = "flow_prediction" if family == "flow" else scheduler.config.prediction_type
     if family == "exploding":
-        return [_exploding_level(sigma, prediction) for sigma in sigmas[:count]]
+        levels = [_exploding_level(sigma, prediction) for _, sigma in marginals]
+    else:
+        owns = [sigma / alpha if alpha else None for alpha, sigma in marginals] if family == "preserving" else sigmas
+        levels = [_level(*pair, prediction, own) for pair, own in zip(marginals, owns, strict=False)]
+    return with_steps(levels, marginals) if _follows_the_path(scheduler) else levels
+
+
+def _marginals(family: str, scheduler: Any, sigmas: Sequence[float]) -> list[tuple[float, float]]:
+    """The weights of the clean sample and of the noise in the latents, at each step."""
+    count = len(scheduler.timesteps)
+    if family == "flow":
+        return [(1 - sigma, sigma) for sigma in sigmas[:count]]
+    if family == "exploding":
+        return [(1.0, sigma) for sigma in sigmas[:count]]
     if family == "converting":
         pairs = [scheduler._sigma_to_alpha_sigma_t(sigma) for sigma in scheduler.sigmas[:count]]
-        return [_level(float(a), float(s), prediction, own) for (a, s), own in zip(pairs, sigmas, strict=False)]
+        return [(float(alpha), float(sigma)) for alpha, sigma in pairs]
     kept = [float(scheduler.alphas_cumprod[int(timestep)]) for timestep in scheduler.timesteps.tolist()]
-    return [_level(math.sqrt(k), math.sqrt(1 - k), prediction, math.sqrt((1 - k) / k) if k else None) for k in kept]
+    return [(math.sqrt(k), math.sqrt(1 - k)) for k in kept]
+
+
+def with_steps(levels: Sequence[NoiseLevel], marginals: Sequence[tuple[float, float]]) -> list[NoiseLevel]:
+    """Levels with `NoiseLevel.step`, for a solver that adds no noise and calls the model once a step.
+
+    Args:
+        levels: of each step.
+        marginals: the weights of the clean sample and of the noise in the latents, at each step.
+    """
+    steps: list[tuple[float, float] | None] = [
+        (there - after / sigma * alpha, after / sigma) if sigma else None
+        for (alpha, sigma), (there, after) in pairwise(marginals)
+    ]
+    return [replace(level, step=step) for level, step in zip(levels, [*steps, None], strict=True)]
 
 
 def told_level(sigma: float, first: float) -> NoiseLevel:
@@ -239,17 +275,13 @@ def _level(alpha: float, sigma: float, prediction: str, own: float | None) -> No
     return NoiseLevel(sigma=own, coordinate=coordinate, sample_weight=a, output_weight=b)
 
 
-def _is_plain_euler(scheduler: Any) -> bool:
-    """Whether each step is x + (next σ − σ) · output: the class's own step, and no noise added."""
-    named = [cls for cls in type(scheduler).__mro__ if cls.__name__ == "FlowMatchEulerDiscreteScheduler"]
+def _follows_the_path(scheduler: Any) -> bool:
+    """Whether it is one of `_ONE_CALL`, steps as its class does, and adds no noise."""
+    named = [cls for cls in type(scheduler).__mro__ if cls.__name__ in _ONE_CALL]
     # A subclass may step in its own way.
     is_own_step = any(vars(cls).get("step") is type(scheduler).step for cls in named)
-    return is_own_step and not scheduler.config.stochastic_sampling
-
-
-def _with_ratios(levels: list[NoiseLevel], sigmas: list[float]) -> list[NoiseLevel]:
-    pairs = zip(levels, sigmas, sigmas[1:], strict=False)
-    return [replace(level, step_ratio=after / sigma if sigma else None) for level, sigma, after in pairs]
+    algorithm = getattr(scheduler.config, "algorithm_type", "")
+    return is_own_step and not getattr(scheduler.config, "stochastic_sampling", False) and "sde" not in algorithm
 
 
 def _exploding_level(sigma: float, prediction: str) -> NoiseLevel:

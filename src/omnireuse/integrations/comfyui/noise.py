@@ -15,6 +15,9 @@ __all__ = ["NEAR", "RunNoise"]
 NEAR = 1e-5
 """Relative difference of two sigmas that count as one."""
 
+_ONE_CALL = {"deis", "dpmpp_2m", "euler", "gradient_estimation", "res_multistep", "unipc", "unipc_bh2"}
+"""Functions of samplers that add no noise, call the model once a step, and are of third order at most."""
+
 
 class RunNoise:
     """Noise by step and by sigma.
@@ -27,11 +30,12 @@ class RunNoise:
         sigmas: of the steps, and the one at which the run ends: at least two.
         model_sampling: ComfyUI's, which says how latents are made noisy.
         derivative: whether outputs are derivatives rather than x0.
+        sampler: name of the sampler's function; "" where steps need not be known.
     """
 
-    def __init__(self, sigmas: Sequence[float], model_sampling: Any, *, derivative: bool) -> None:
+    def __init__(self, sigmas: Sequence[float], model_sampling: Any, *, derivative: bool, sampler: str = "") -> None:
         self.sigmas, self._end = tuple(sigmas[:-1]), sigmas[-1]
-        self._model_sampling, self._derivative = model_sampling, derivative
+        self._model_sampling, self._derivative, self._is_one_call = model_sampling, derivative, sampler in _ONE_CALL
         shares = self._shares(self.sigmas)
         self._is_known = all(a > b for a, b in pairwise(shares))
         self.levels = tuple(
@@ -61,7 +65,14 @@ class RunNoise:
             width = ends[step] - ends[step + 1]
             return NoiseLevel(sigma=sigma, coordinate=step + ((ends[step] - sigma) / width if width else 0.0))
         weights = (1.0, -sigma) if self._derivative else (0.0, 1.0)
-        return NoiseLevel(sigma=sigma, coordinate=share, sample_weight=weights[0], output_weight=weights[1])
+        after = (*self.sigmas, self._end)[step + 1] / sigma if sigma else 0.0
+        return NoiseLevel(
+            sigma=sigma,
+            coordinate=share,
+            sample_weight=weights[0],
+            output_weight=weights[1],
+            step=(1 - after, after) if self._is_one_call else None,
+        )
 
     def _shares(self, sigmas: Sequence[float]) -> list[float]:
         """Share of noise in the latents, σ/(α+σ), from what ComfyUI makes of pure noise and of a clean picture."""

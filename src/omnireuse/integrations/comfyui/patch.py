@@ -68,7 +68,7 @@ class Reuse:
         """
         guider, options = executor.class_obj, executor.class_obj.model_options
         self._compare(sampler, guider)
-        run = self._run(guider, [float(sigma) for sigma in sigmas])
+        run = self._run(guider, sampler_name(sampler), [float(sigma) for sigma in sigmas])
         if run is None:
             return executor(noise, latent_image, sampler, sigmas, *rest, **named)
         inner = {**options.get("transformer_options", {}), KEY: (run, len(options.get(POST, [])))}
@@ -92,7 +92,7 @@ class Reuse:
             self._warn(f"{self.plan.name}: {unlike}")
             self._stats.withdraw(unlike)
 
-    def _run(self, guider: Any, sigmas: list[float]) -> SamplingRun | None:
+    def _run(self, guider: Any, sampler: str, sigmas: list[float]) -> SamplingRun | None:
         """The state of a run; None where no step of it can be reused."""
         refuse_other_caches(guider.model_options.get("transformer_options", {}).get("wrappers", {}).get(OUTER, {}))
         if len(sigmas) < 2:
@@ -101,6 +101,7 @@ class Reuse:
             self._strategy,
             sigmas,
             guider.model_patcher.get_model_object("model_sampling"),
+            sampler=sampler,
             number=next(self._numbers),
             emit=self._stats.inbox.append,
         )

@@ -29,16 +29,24 @@ class SamplingRun:
         strategy: in region "step" or "call".
         sigmas: of the steps, and the one at which the run ends.
         model_sampling: ComfyUI's.
+        sampler: name of the sampler's function.
         number: of the run, for its events.
         emit: takes an event for each decision.
     """
 
     def __init__(
-        self, strategy: Strategy, sigmas: Sequence[float], model_sampling: Any, *, number: int, emit: Emit
+        self,
+        strategy: Strategy,
+        sigmas: Sequence[float],
+        model_sampling: Any,
+        *,
+        sampler: str,
+        number: int,
+        emit: Emit,
     ) -> None:
         self.strategy, self._number, self._emit = strategy, number, emit
         self._by_derivative = strategy.chosen_quantity == "output"
-        self.noise = RunNoise(sigmas, model_sampling, derivative=self._by_derivative)
+        self.noise = RunNoise(sigmas, model_sampling, derivative=self._by_derivative, sampler=sampler)
         self.generation = self._start(strategy)
         self.calls = 0
         """Calls of the model that came by, whatever was done with them."""

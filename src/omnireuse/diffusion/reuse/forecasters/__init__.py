@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from omnireuse.diffusion.reuse.forecasters.base import Combination, Forecaster, Memory, combine
+from omnireuse.diffusion.reuse.forecasters.base import Forecaster, Memory
 from omnireuse.diffusion.reuse.forecasters.best_order import BestOrder
 from omnireuse.diffusion.reuse.forecasters.blend import Blend
+from omnireuse.diffusion.reuse.forecasters.combination import Combination, combine
 from omnireuse.diffusion.reuse.forecasters.fitted import Fitted
 from omnireuse.diffusion.reuse.forecasters.hold import Hold
 from omnireuse.diffusion.reuse.forecasters.polynomial import Polynomial

@@ -10,45 +10,24 @@ import copy
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
+from omnireuse.diffusion.reuse.forecasters.combination import Combination, combine
 from omnireuse.diffusion.reuse.forecasters.gap import Gap
 from omnireuse.diffusion.reuse.validation import field_error, is_whole
 
 __all__ = [
-    "Combination",
     "Forecaster",
     "Memory",
     "PolynomialMemory",
     "check_order",
-    "combine",
     "lagrange_weights",
     "storage_bytes",
 ]
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Combination:
-    """A forecast as a weighted sum of remembered values, so that many requests can be forecast in one operation.
-
-    Attributes:
-        values: the remembered values, all of one shape (B, …); one of a single dimension is one sample.
-        table: the weights of each candidate forecast, shape (candidates, values), on the host.
-        evidence: chooses between the candidates; on the values' device, its last dimension B; None with one candidate.
-        distance: how far ahead is forecast, as a multiple of the distance over which the evidence was measured.
-        mix: (evidence (R, …, B), distances (R,)) -> share of each candidate, shape (R, candidates, B).
-    """
-
-    values: Sequence[torch.Tensor]
-    table: Sequence[Sequence[float]]
-    evidence: torch.Tensor | None = None
-    distance: float = 1.0
-    mix: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
 
 class Memory(ABC):
@@ -78,28 +57,29 @@ class Memory(ABC):
         """A weighted sum that replaces the value just observed; None where that value is used as it is."""
         return None
 
-    def corrected(self, coordinate: float) -> torch.Tensor | None:
-        """The value of `correction`."""
-        found = self.correction(coordinate)
-        return None if found is None else combine(found.table[0], found.values)
-
-    def cross(self, gap: Gap, coordinate: float, value: torch.Tensor, noise: torch.Tensor) -> torch.Tensor | None:
-        """`observe` for the first value after reused steps, where the scheduler's step is known.
+    def cross(
+        self, gap: Gap, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None
+    ) -> Combination | None:
+        """`remember` for the first value after reused steps, where the scheduler's step is known.
 
         Args:
             gap: the reused steps.
             coordinate: of the value.
             value: the computed x0.
-            noise: sample − x0.
+            evidence: as in `remember`.
 
         Returns:
             What replaces the value; None for this value itself.
         """
-        self.observe(coordinate, value)
+        self.remember(coordinate, value, evidence)
         return None
 
     def candidates(self, coordinate: float) -> Combination | None:
         """The forecasts that a value at `coordinate` is compared with; None where nothing is learnt from it."""
+        return None
+
+    def evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
+        """What a computed value shows about the candidates' forecasts for it, (…, B); None where there are none."""
         return None
 
     @staticmethod
@@ -164,8 +144,9 @@ class Forecaster(ABC):
     """Degree of its polynomial: its error grows with the distance to the power order + 1."""
     quantity: ClassVar[str | None] = None
     """The only quantity that it forecasts; None takes the region's default."""
-    corrects: bool = False
-    """Whether `Memory.cross` corrects what forecasts did to the latents; then it serves x0 in region "step" only."""
+    corrects: bool | None = False
+    """Whether `Memory.cross` corrects what forecasts did to the latents; then it serves x0 in region "step" only. None
+    leaves it to `for_run`."""
 
     @property
     def regions(self) -> tuple[str, ...] | None:
@@ -251,15 +232,6 @@ def lagrange_weights(nodes: Sequence[float], coordinate: float) -> list[float]:
                 weight *= (coordinate - other) / (here - other)
         weights.append(weight)
     return weights
-
-
-def combine(weights: Sequence[float], values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Σ wᵢ · valueᵢ over the first values, accumulated in float32 at least; a new tensor in the values' dtype."""
-    dtype = torch.promote_types(values[0].dtype, torch.float32)
-    total = values[0].to(dtype) * weights[0]
-    for weight, value in zip(weights[1:], values[1:], strict=False):
-        total.add_(value.to(dtype), alpha=weight)
-    return total.to(values[0].dtype)
 
 
 def check_order(owner: object, *, do: str = "") -> None:

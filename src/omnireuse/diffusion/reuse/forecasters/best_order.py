@@ -77,6 +77,7 @@ class _BestOrderMemory(LearningMemory):
 
     @staticmethod
     def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-        degrees = torch.arange(evidence.shape[1], device=evidence.device)
-        expected = evidence * (distances[:, None] ** (2 * degrees + 2))[:, :, None]
-        return torch.zeros_like(evidence).scatter_(1, expected.argmin(1, keepdim=True), 1.0)
+        errors = evidence[:, 0]
+        degrees = torch.arange(errors.shape[1], device=errors.device)
+        expected = errors * (distances[:, None] ** (2 * degrees + 2))[:, :, None]
+        return torch.zeros_like(errors).scatter_(1, expected.argmin(1, keepdim=True), 1.0)

@@ -10,12 +10,12 @@ from functools import partial
 import torch
 
 from omnireuse.diffusion.reuse.forecasters.base import (
-    Combination,
     Forecaster,
     PolynomialMemory,
     check_order,
     lagrange_weights,
 )
+from omnireuse.diffusion.reuse.forecasters.combination import Combination
 from omnireuse.diffusion.reuse.forecasters.gap import Gap
 from omnireuse.diffusion.reuse.validation import field_error, is_number
 
@@ -45,9 +45,10 @@ class Blend(Forecaster):
     Args:
         order: degree of the polynomial, 1 to 3.
         corrects: at the first computed step after reused ones, integrate those again with x0 interpolated linearly
-            between the computed steps on both sides, and move the latents towards the result, as far as w and how
-            little x0 has changed show that it can be trusted. For x0 in region "step" under a scheduler whose step is
-            known (`NoiseLevel.step_ratio`); others take computed outputs as they are.
+            between the computed steps on both sides, and move the latents towards the result, as far as w shows that
+            it can be trusted. For x0 in region "step" under a scheduler whose step is known (`NoiseLevel.step`); others
+            take computed outputs as they are. None is True where x0 is remembered in runs whose schedule and noise are
+            known, and False elsewhere.
         steady: the share of the shortfall that is expected over any distance, in [0, 1]: the slope's own error, which
             does not grow as a bend does. None goes by the schedule: 0, 0.5 where fewer than 0.4 of the steps compute,
             and 1 below 0.3. Over wide gaps 0 loses to holding; 1 loses some of the gain where paths are smooth.
@@ -55,18 +56,18 @@ class Blend(Forecaster):
             schedule and noise are known, and 1 elsewhere.
 
     Raises:
-        ConfigError: `order` out of range, `steady` or `exponent` too, or `corrects` is no bool.
+        ConfigError: `order` out of range, `steady` or `exponent` too, or `corrects` is neither a bool nor None.
     """
 
     order: int = 1
-    corrects: bool = False
+    corrects: bool | None = None
     steady: float | None = None
     exponent: float | None = None
 
     def __post_init__(self) -> None:
         check_order(self)
-        if not isinstance(self.corrects, bool):
-            raise field_error(self, "corrects", "be True or False")
+        if self.corrects is not None and not isinstance(self.corrects, bool):
+            raise field_error(self, "corrects", "be True, False or None")
         if self.steady is not None and not (is_number(self.steady) and 0 <= self.steady <= 1):
             raise field_error(self, "steady", "be a number in [0, 1] or None")
         if self.exponent is not None and not (is_number(self.exponent) and 0.5 <= self.exponent <= 3):
@@ -79,16 +80,17 @@ class Blend(Forecaster):
     def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, quantity: str) -> Blend:
         share = len(computed) / total
         steady = next((steady for below, steady in STEADY if share < below), None)
-        exponent = EXPONENT if noises is not None and quantity == "x0" else None
+        is_known = noises is not None and quantity == "x0"
+        exponent = EXPONENT if is_known else None
         return replace(
             self,
+            corrects=is_known if self.corrects is None else self.corrects,
             steady=steady if self.steady is None else self.steady,
             exponent=exponent if self.exponent is None else self.exponent,
         )
 
     def start(self, branch: int = 0) -> BlendMemory:
-        kind = CorrectingMemory if self.corrects else BlendMemory
-        return kind(self.order, steady=self.steady or 0.0, exponent=self.exponent or 1.0)
+        return BlendMemory(self.order, steady=self.steady or 0.0, exponent=self.exponent or 1.0)
 
 
 class LearningMemory(PolynomialMemory):
@@ -105,8 +107,10 @@ class LearningMemory(PolynomialMemory):
         """The distance over which it was measured."""
 
     def observe(self, coordinate: float, value: torch.Tensor) -> None:
-        learns = self._learns_at(coordinate)
-        self.remember(coordinate, value, self._evidence_at(coordinate, value) if learns else None)
+        self.remember(coordinate, value, self.evidence_at(coordinate, value))
+
+    def evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
+        return self._evidence_at(coordinate, value) if self._learns_at(coordinate) else None
 
     def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
         if evidence is not None:
@@ -124,7 +128,7 @@ class LearningMemory(PolynomialMemory):
         return Combination(
             values=self.values,
             table=self._table(coordinate)[: len(self._evidence) if self._evidence.ndim > 1 else None],
-            evidence=self._evidence,
+            evidence=(self._evidence,),
             distance=self._distance(coordinate),
             mix=self._mix,
         )
@@ -199,48 +203,43 @@ class BlendMemory(LearningMemory):
 
     @staticmethod
     def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-        weight = (1 - evidence * distances[:, None]).clamp_min(0.0)
+        weight = (1 - evidence[:, 0] * distances[:, None]).clamp_min(0.0)
         return torch.stack((1 - weight, weight), dim=1)
 
-
-class CorrectingMemory(BlendMemory):
-    """A blend that corrects the latents after reused steps (`Blend.corrects`)."""
-
-    def cross(self, gap: Gap, coordinate: float, value: torch.Tensor, noise: torch.Tensor) -> torch.Tensor | None:
-        if not self._learns_at(coordinate):
-            self.observe(coordinate, value)
+    def cross(
+        self, gap: Gap, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None
+    ) -> Combination | None:
+        """What the gap's steps would have moved the latents by with x0 interpolated, less what its forecasts did."""
+        if evidence is None:
+            self.remember(coordinate, value, None)
             return None
-        last, wide = self.last, torch.promote_types(value.dtype, torch.float32)
-        change = value.to(wide) - last.to(wide)
-        way = self._way(coordinate)
+        old, held, way = self.values, self._hold(), self._way(coordinate)
         reached = sum(share * self._way(at) / way for at, share in zip(gap.coordinates, gap.shares, strict=True))
-        # What the gap's steps would have moved the latents by with x0 interpolated, less what its forecasts did.
-        missed = change * reached
+        table = [[*(0.0 for _ in old), 1.0], [*(-gap.gain * reached * weight for weight in held), gap.gain * reached]]
+        distances: list[float] = []
+        # Before the first evidence the gap's forecasts were the last value.
         if self._evidence is not None:
-            missed -= self._forecast_sum(gap, self._evidence, wide)
-        self.observe(coordinate, value)
-        assert self._evidence is not None
-        squares = rows(noise).square().sum(1)
-        both = squares + rows(change).square().sum(1)
-        trust = ((1 - self._evidence - TRUSTED_FROM) / (TRUSTED_AT - TRUSTED_FROM)).clamp(0.0, 1.0)
-        trust *= squares / both.clamp_min(torch.finfo(both.dtype).tiny)
-        return value.to(wide).addcmul(missed, trust.reshape(-1, *(1,) * (value.ndim - 1)) * gap.gain).to(value.dtype)
+            for at, share in zip(gap.coordinates, gap.shares, strict=True):
+                slope = [weight - hold for weight, hold in zip(self.weights(at), held, strict=True)]
+                table.append([*(-gap.gain * share * each for each in slope), 0.0])
+                distances.append(self._distance(at))
+        before = evidence if self._evidence is None else self._evidence
+        self.remember(coordinate, value, evidence)
+        return Combination(
+            values=[*old, value],
+            table=table,
+            evidence=(before, evidence),
+            distance=distances,
+            mix=self._corrected,
+        )
 
-    def _forecast_sum(self, gap: Gap, shortfall: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Σ share · (forecast − last value) over the gap's steps."""
-        nodes, held, device = self.values, self._hold(), shortfall.device
-        distances = torch.tensor([self._distance(at) for at in gap.coordinates]).to(device, non_blocking=True)
-        slopes = [
-            [share * (weight - hold) for weight, hold in zip(self.weights(at), held, strict=True)]
-            for at, share in zip(gap.coordinates, gap.shares, strict=True)
-        ]
-        table = torch.tensor(slopes).to(device, non_blocking=True)
-        # (B, steps) by (steps, nodes): the weight of each node's value.
-        weights = self._expected(shortfall[:, None], distances) @ table
-        total = torch.zeros_like(self.last, dtype=dtype)
-        for node, weight in zip(nodes, weights.unbind(1), strict=True):
-            total.addcmul_(node.to(dtype), weight.to(dtype).reshape(-1, *(1,) * (node.ndim - 1)))
-        return total
+    @classmethod
+    def _corrected(cls, evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+        """The shares of the value, of the interpolation and of each forecast that was made."""
+        before, now = evidence.unbind(1)
+        trust = ((1 - now - TRUSTED_FROM) / (TRUSTED_AT - TRUSTED_FROM)).clamp(0.0, 1.0)[:, None]
+        forecast = cls._expected(before[:, None], distances[:, :, None])
+        return torch.cat((torch.ones_like(trust), trust, trust * forecast), dim=1)
 
 
 def _weights_in_power(exponent: float, nodes: Sequence[float], coordinate: float) -> list[float]:

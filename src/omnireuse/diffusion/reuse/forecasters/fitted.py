@@ -11,9 +11,10 @@ from typing import ClassVar
 
 import torch
 
-from omnireuse.diffusion.reuse.forecasters.base import Combination, Forecaster, Memory, combine
+from omnireuse.diffusion.reuse.forecasters.base import Forecaster, Memory
 from omnireuse.diffusion.reuse.forecasters.blend import Blend, BlendMemory
 from omnireuse.diffusion.reuse.forecasters.carrying import Fit, carried_weights
+from omnireuse.diffusion.reuse.forecasters.combination import Combination, value_of
 from omnireuse.diffusion.reuse.validation import field_error
 
 __all__ = ["Fitted"]
@@ -118,7 +119,7 @@ class _FittedMemory(Memory):
 
     def predict(self, coordinate: float) -> torch.Tensor:
         found = self._fitted_at(coordinate, computed=False)
-        return self._fallback.predict(coordinate) if found is None else combine(found.table[0], found.values)
+        return self._fallback.predict(coordinate) if found is None else value_of(found)
 
     def combination(self, coordinate: float) -> Combination | None:
         return self._fitted_at(coordinate, computed=False) or self._fallback.combination(coordinate)

@@ -24,17 +24,17 @@ class Gap:
     gain: float
 
     @classmethod
-    def between(cls, coordinates: Sequence[float], ratios: Sequence[float | None]) -> Gap | None:
+    def between(cls, coordinates: Sequence[float], steps: Sequence[tuple[float, float] | None]) -> Gap | None:
         """The gap; None where a step's arithmetic is not known, or the computed step leaves no noise.
 
         Args:
             coordinates: of the reused steps.
-            ratios: r of each step, the computed one last: the scheduler goes from x to x0 + r · (x − x0)
-                (`NoiseLevel.step_ratio`).
+            steps: `NoiseLevel.step` of each step, the computed one last.
         """
-        known = [ratio for ratio in ratios if ratio is not None and 0 <= ratio < 1]
-        if not coordinates or len(known) != len(coordinates) + 1 or not known[-1]:
+        known = [step for step in steps if step is not None and step[0] > 0 and step[1] >= 0]
+        if not coordinates or len(known) != len(coordinates) + 1 or not known[-1][1]:
             return None
-        *reused, last = known
-        shares = tuple((1 - ratio) * math.prod(reused[place + 1 :]) for place, ratio in enumerate(reused))
-        return cls(coordinates=tuple(coordinates), shares=shares, gain=last / (1 - last))
+        *reused, (of_x0, of_sample) = known
+        kept = [step[1] for step in reused]
+        shares = tuple(step[0] * math.prod(kept[place + 1 :]) for place, step in enumerate(reused))
+        return cls(coordinates=tuple(coordinates), shares=shares, gain=of_sample / of_x0)

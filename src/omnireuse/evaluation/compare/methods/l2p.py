@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import omnireuse
-from omnireuse.diffusion.reuse.forecasters.base import combine
+from omnireuse.diffusion.reuse.forecasters.combination import combine
 from omnireuse.evaluation.compare.methods.base import Method, Setting, Subject, reuse
 from omnireuse.evaluation.compare.methods.calibrating import full_runs, lazily
 from omnireuse.evaluation.compare.methods.step_memory import StepMemory
