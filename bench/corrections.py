@@ -1,12 +1,10 @@
-"""What corrections are worth with nothing calibrated, beside methods that need no calibration either.
+"""What corrections after gaps gain, on all reference pipelines and under the solvers whose step is known.
 
-    python -m bench corrections [--case image video] [--shift 3 1] [--prompts 8] [--out out/bench]
+    python -m bench corrections [--case shapes-flux …] [--guidance guided] [--budgets 14 9 7] [--out out/bench]
 
-PSNR in dB to the full run of 28 steps, mean over held-out captions that nothing was chosen on, at 14 and 9 computed
-steps: the blend, the same with corrections, the last output held,
-fewer steps of the same solver, and at one setting each TaylorSeer and FirstBlockCache of diffusers (for the batch as a
-whole), with the steps' worth of the denoiser's work that they really did. Rows are written as soon as they are known; a
-stopped run goes on.
+PSNR in dB to the full run of 28 steps of the same solver, mean over held-out captions that nothing was chosen on: the
+default's blend without and with corrections, over the same steps, and fewer steps of the solver. Rows are written as
+soon as they are known; a stopped run goes on.
 """
 
 from __future__ import annotations
@@ -14,42 +12,60 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import statistics
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
+from rich.progress import Progress
 
 import omnireuse
 from bench._common import new_table, no_warnings, write_record
-from bench.few_steps import CASES, Player
+from bench.few_steps import BUDGETS, FULL_STEPS, Player, shifted
+from bench.left_out import solver
 from omnireuse import Blend, FixedSchedule
 from omnireuse.diffusion.targets import SPREAD
-from omnireuse.evaluation.compare.count import Work
 from omnireuse.evaluation.record import environment
+from reference.case import CASES
 
-STEPS, BUDGETS, SEED = 28, (14, 9), 7300
-THRESHOLD = 0.14
-FORECASTERS: dict[str, Any] = {
-    "blend": Blend(),
-    "corrected": Blend(corrects=True),
-    "hold": "hold",
-}
-METHODS = (
-    *("blend 14", "corrected 14", "blend 9", "corrected 9"),
-    *(f"{kind} {count}" for kind in ("hold", "fewer") for count in BUDGETS),
-    *("taylorseer", "first block"),
-)
-
+SEED = 7300
 Row = dict[str, Any]
+
+
+def _flow(name: str, shift: float) -> Callable[[Any], Any]:
+    """A solver of higher order for flow matching. The pipelines' own scheduler has no settings that it shares."""
+
+    def new(config: Any) -> Any:
+        import diffusers
+
+        return getattr(diffusers, name)(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
+
+    return new
+
+
+_EULER = {f"Euler, shift {shift}": partial(shifted, shift=shift) for shift in ("1", "3", "6")}
+_FLOW = _EULER | {"UniPC, shift 3": _flow("UniPCMultistepScheduler", 3.0)}
+SOLVERS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "shapes-flux": _FLOW,
+    "shapes-wan": _FLOW | {"DPM++ 2M, shift 3": _flow("DPMSolverMultistepScheduler", 3.0)},
+    "shapes-sd": {
+        "DDIM": solver("DDIMScheduler"),
+        "Euler": solver("EulerDiscreteScheduler"),
+        "DPM++ 2M, Karras": solver("DPMSolverMultistepScheduler", use_karras_sigmas=True),
+        "UniPC": solver("UniPCMultistepScheduler"),
+    },
+    "shapes-dev": _EULER,
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing, write ``corrections.json``, and show it."""
     parser = argparse.ArgumentParser(prog="python -m bench corrections", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--shift", nargs="+", choices=("1", "3", "6", "dynamic"), default=["3", "1"])
-    parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--case", nargs="+", choices=SOLVERS, default=list(SOLVERS))
+    parser.add_argument("--guidance", nargs="+", choices=("guided", "unguided"), default=["guided", "unguided"])
+    parser.add_argument("--budgets", nargs="+", type=int, default=list(BUDGETS), help="of 28 steps")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
@@ -58,77 +74,55 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """All parts that are missing."""
+    """All rows that are missing."""
     kept = options.out / "corrections.json"
     record: Row = json.loads(kept.read_text()) if kept.is_file() else {"rows": []}
     record |= {"command": f"python -m bench corrections --prompts {options.prompts}", "environment": environment()}
-    players = {case: Player(CASES[case], options.prompts, seed=SEED) for case in options.case}
-    for shift, guided, case in itertools.product(options.shift, (True, False), options.case):
-        part = {"case": case, "guided": guided, "shift": shift}
-        players[case].begin(shift, guided=guided)
-        for name in options.method:
-            if not any(row | part | {"method": name} == row for row in record["rows"]):
-                record["rows"].append(part | {"method": name} | measured(players[case], name))
-                write_record(record, options.out, "corrections", quiet=True)
+    parts = [part for case in options.case for part in itertools.product([case], SOLVERS[case], options.guidance)]
+    known = {(row["case"], row["solver"], row["guided"], row["budget"]) for row in record["rows"]}
+    with Progress() as progress:
+        task = progress.add_task("corrections", total=len(parts) * len(options.budgets))
+        players = {case: Player(CASES[case], options.prompts, seed=SEED) for case in options.case}
+        for case, name, guidance in parts:
+            guided, player = guidance == "guided", players[case]
+            player.use(SOLVERS[case][name](player.config), guided=guided)
+            for budget in options.budgets:
+                if (case, name, guided, budget) not in known:
+                    key = {"case": case, "solver": name, "guided": guided, "budget": budget}
+                    record["rows"].append(key | measured(player, budget))
+                    write_record(record, options.out, "corrections", quiet=True)
+                progress.advance(task)
     show(record, Console())
 
 
-def measured(player: Player, name: str) -> Row:
-    """PSNR of one method, and the steps that it computed."""
-    kind, _, budget = name.partition(" ")
-    count = int(budget) if budget.isdigit() else 0
-    if kind == "fewer":
-        return {"computed": count, "psnr": player.judge(player.run(count), STEPS)}
-    if not count:
-        return beside(player, name)
-    policy = FixedSchedule(num_computed=count, **SPREAD)
-    with omnireuse.enable(player.pipeline, policy=policy, forecaster=FORECASTERS[kind]):
-        made = player.run(STEPS)
-    return {"computed": count, "psnr": player.judge(made, STEPS)}
+def measured(player: Player, budget: int) -> Row:
+    """PSNR of each caption without and with corrections, and with fewer steps; and the means."""
 
+    def reused(forecaster: Blend) -> list[float]:
+        policy = FixedSchedule(num_computed=budget, **SPREAD)
+        with omnireuse.enable(player.pipeline, policy=policy, forecaster=forecaster):
+            return player.judged(player.run(FULL_STEPS), FULL_STEPS)
 
-def beside(player: Player, name: str) -> Row:
-    """A cache of diffusers, the batch decided on as a whole."""
-    from diffusers.hooks import FirstBlockCacheConfig, TaylorSeerCacheConfig
-
-    work = Work(player.pipeline)
-    try:
-        player.run(1)
-        each = work.flops
-        config: Any = FirstBlockCacheConfig(threshold=THRESHOLD)
-        if name == "taylorseer":
-            config = TaylorSeerCacheConfig(
-                cache_interval=3,
-                max_order=1,
-                disable_cache_before_step=6,
-                disable_cache_after_step=STEPS - 1,
-                taylor_factors_dtype=torch.float32,
-                use_lite_mode=True,
-            )
-        player.pipeline.transformer.enable_cache(config)
-        try:
-            work.reset()
-            made = player.run(STEPS)
-            computed = round(work.flops / each, 1)
-        finally:
-            player.pipeline.transformer.disable_cache()
-    finally:
-        work.close()
-    return {"computed": computed, "psnr": player.judge(made, STEPS)}
+    fewer = player.judged(player.run(budget), FULL_STEPS)  # which makes the full run too, before anything is reused
+    each = {"without": reused(Blend(corrects=False)), "corrected": reused(Blend()), "fewer": fewer}
+    return {name: statistics.fmean(values) for name, values in each.items()} | {"each": each}
 
 
 def show(record: Row, console: Console) -> None:
-    """One row for each case, guidance and shift."""
-    methods = list(dict.fromkeys(row["method"] for row in record["rows"]))
-    table = new_table("PSNR in dB to the full run of 28 steps", "run", *methods)
-    for part in dict.fromkeys((row["case"], row["guided"], row["shift"]) for row in record["rows"]):
-        own = {row["method"]: row for row in record["rows"] if (row["case"], row["guided"], row["shift"]) == part}
-        cells = [
-            "–" if m not in own else f"{own[m]['psnr']:.1f}" + ("" if m[-1].isdigit() else f" ({own[m]['computed']})")
-            for m in methods
-        ]
-        table.add_row(f"{part[0]}, {'guided' if part[1] else 'unguided'}, shift {part[2]}", *cells)
+    """One row for each case, solver and guidance."""
+    rows = record["rows"]
+    budgets = sorted({row["budget"] for row in rows}, reverse=True)
+    title = "without corrections → with, dB (fewer steps), at so many of 28 steps"
+    table = new_table(title, "run", *map(str, budgets))
+    for part in dict.fromkeys((row["case"], row["solver"], row["guided"]) for row in rows):
+        own = {row["budget"]: row for row in rows if (row["case"], row["solver"], row["guided"]) == part}
+        cells = [_cell(own.get(budget)) for budget in budgets]
+        table.add_row(f"{part[0]}, {part[1]}, {'guided' if part[2] else 'unguided'}", *cells)
     console.print(table)
+
+
+def _cell(row: Row | None) -> str:
+    return "–" if row is None else f"{row['without']:.1f} → {row['corrected']:.1f} ({row['fewer']:.1f})"
 
 
 if __name__ == "__main__":

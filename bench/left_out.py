@@ -35,7 +35,9 @@ SEED = 8800
 Row = dict[str, Any]
 
 
-def _solver(name: str, **options: Any) -> Callable[[Any], Any]:
+def solver(name: str, **options: Any) -> Callable[[Any], Any]:
+    """Makes a scheduler of diffusers from a pipeline's configuration."""
+
     def new(config: Any) -> Any:
         import diffusers
 
@@ -46,9 +48,9 @@ def _solver(name: str, **options: Any) -> Callable[[Any], Any]:
 
 SOLVERS: dict[str, dict[str, Callable[[Any], Any]]] = {
     "shapes-sd": {
-        "DDIM": _solver("DDIMScheduler"),
-        "DPM++ 2M, Karras": _solver("DPMSolverMultistepScheduler", use_karras_sigmas=True),
-        "Euler, ancestral": _solver("EulerAncestralDiscreteScheduler"),
+        "DDIM": solver("DDIMScheduler"),
+        "DPM++ 2M, Karras": solver("DPMSolverMultistepScheduler", use_karras_sigmas=True),
+        "Euler, ancestral": solver("EulerAncestralDiscreteScheduler"),
     },
     "shapes-dev": {f"Euler, shift {shift}": partial(shifted, shift=shift) for shift in ("1", "3", "6")},
 }
