@@ -1,7 +1,7 @@
 """What is left of a profile's gain where runs are not those that it was searched at.
 
     python -m bench travel [--case image video] [--guidance guided unguided] [--only steps shift guidance …]
-                           [--prompts 4] [--out out/bench]
+                           [--prompts 8] [--out out/bench]
 
 For the committed profiles of 28 steps at 2x and 3x: PSNR in dB to the full run of the same conditions, mean over
 held-out captions, of the profile and of the default with as many computed steps. The gain is the difference, and its
@@ -36,14 +36,14 @@ CASES = {"image": IMAGES, "video": CLIPS}
 HOME: dict[str, Any] = {"steps": 28, "shift": 1.0, "guidance": 6.0, "batch": None, "lora": False, "dtype": "float32"}
 CHANGES: dict[str, tuple[Any, ...]] = {
     "steps": (20, 30, 50),
-    "shift": (3.0,),
-    "guidance": (4.0, 8.0),
+    "shift": (1.2, 2.0, 3.0, 6.0),
+    "guidance": (2.0, 4.0, 8.0, 12.0),
     "batch": (1,),
     "lora": (True,),
     "dtype": ("bfloat16",),
 }
 BUDGETS = {"2x": 14, "3x": 9}
-SEED = 1000
+SEED = 5500
 LORA_RANK, LORA_SIZE = 4, 0.05
 
 Row = dict[str, Any]
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--guidance", nargs="+", choices=("guided", "unguided"), default=["guided", "unguided"])
     parser.add_argument("--only", nargs="+", choices=CHANGES, default=list(CHANGES))
-    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     with no_warnings():

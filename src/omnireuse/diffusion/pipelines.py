@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch.distributed as dist
@@ -192,7 +193,11 @@ def enable(
         adapts = region is None
         if learn:
             return LearningHandle(pipeline, strategy, name=name, adapts=adapts)
-        return Handle(pipeline, strategy, name=name, agreement=agreement, promise=promise, adapts=adapts)
+        policy, far = strategy.policy, None
+        if isinstance(policy, FixedSchedule) and policy.steps and policy.made_for:
+            spread = FixedSchedule(speedup=policy.made_for / len(policy.steps), **SPREAD)
+            far = in_fitting_region(replace(DEFAULT, policy=spread), pipeline, region)
+        return Handle(pipeline, strategy, name=name, agreement=agreement, promise=promise, far=far, adapts=adapts)
     strategy = in_fitting_region(DEFAULT, pipeline)
     if learn:
         return LearningHandle(pipeline, strategy, name="default", adapts=True)

@@ -105,7 +105,7 @@ def test_another_step_count_is_served_by_noise_and_not_promised(
     steps, summary = computed(Prompted(), profile, steps=24)
     assert len(steps) == 10
     assert not summary.promise_holds
-    assert "12 steps, and the plan was carried over by noise" in str(summary)
+    assert "12 steps, their noise or their guidance, and the plan was carried over" in str(summary)
     assert caplog.text.count("its quality is not promised") == 1
 
 

@@ -34,16 +34,30 @@ def test_any_other_run_gets_as_large_a_share(steps: tuple[int, ...], total: int,
     assert {0, total - 1} <= computed <= set(range(total))
 
 
-def test_another_shift_computes_halfway_between_as_much_noise_and_an_even_spread() -> None:
-    made_at, steps = noises(28, 3.0), (*range(0, 26, 2), 27)
+@pytest.mark.parametrize(("shift", "is_spread"), [(1.1, False), (1.2, True), (3.0, True), (6.0, True)])
+@pytest.mark.parametrize("total", [20, 28, 50])
+def test_another_shift_computes_where_the_default_does(shift: float, is_spread: bool, total: int) -> None:
+    policy = FixedSchedule(steps=(*range(0, 26, 2), 27), made_for=28, made_for_noises=noises(28), compute_last=False)
+    spread = FixedSchedule(num_computed=total // 2, by_noise=True, compute_last=False)
+    elsewhere = noises(total, shift)
+    assert (policy.schedule(total, elsewhere) == spread.schedule(total, elsewhere)) is is_spread
+
+
+def test_few_steps_stay_where_as_much_noise_is_left_under_another_shift() -> None:
+    made_at, steps, elsewhere = noises(28, 3.0), (0, 4, 8, 12, 16, 20, 23, 25, 27), noises(28)
     policy = FixedSchedule(steps=steps, made_for=28, made_for_noises=made_at)
-    elsewhere = noises(28, 1.0)
-    computed = sorted(policy.schedule(28, elsewhere))
-    spread = sorted(FixedSchedule(num_computed=14, by_noise=True).schedule(28, elsewhere))
-    for step, known, even in zip(computed[1:-1], steps[1:-1], spread[1:-1], strict=True):
-        nearest = min(range(28), key=lambda each: abs(elsewhere[each] - made_at[known]))
-        assert abs(step - (nearest + even) / 2) <= 0.5
-    assert computed[3] < steps[3], "without the shift noise falls sooner"
+    nearest = [min(range(28), key=lambda each: abs(elsewhere[each] - made_at[step])) for step in steps]
+    assert sorted(policy.schedule(28, elsewhere))[:6] == nearest[:6] != list(steps[:6])
+
+
+@pytest.mark.parametrize("made_shift", [1.0, 3.0, 6.0])
+@pytest.mark.parametrize("total", [12, 20, 50, 100])
+def test_another_number_of_steps_is_no_other_shift(made_shift: float, total: int) -> None:
+    steps = (*range(14), 27)
+    policy = FixedSchedule(steps=steps, made_for=28, made_for_noises=noises(28, made_shift))
+    here = noises(total, made_shift)
+    count = len(policy.schedule(total, here))
+    assert policy.schedule(total, here) != FixedSchedule(num_computed=count, by_noise=True).schedule(total, here)
 
 
 def test_a_shorter_run_follows_the_schedule_of_the_nearest_number_of_steps() -> None:

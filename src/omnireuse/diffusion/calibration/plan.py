@@ -50,7 +50,7 @@ class Plan(Record, frozen=True, kw_only=True):
             made_for=total,
             made_for_noises=noises,
             shorter=tuple(plan.steps for plan in others if len(plan.steps) < len(self.steps)),
-            compute_last=self.steps[-1] == total - 1,
+            compute_last=False,
         )
         forecaster = (
             Fitted(

@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from omnireuse.diffusion.calibration.origin import Origin, fingerprint
 from omnireuse.diffusion.calibration.plan import FEWEST_HELD_OUT, Plan
 from omnireuse.diffusion.calibration.profile_html import profile_html
 from omnireuse.diffusion.calibration.sharing import FILE, found, upload
+from omnireuse.diffusion.reuse.guidance import scales_of
 from omnireuse.diffusion.reuse.runtime.denoisers import dtype_of
 from omnireuse.diffusion.reuse.summary import Promise
 from omnireuse.errors import ConfigError, StateError
@@ -123,7 +125,16 @@ class Profile(Record, frozen=True, kw_only=True):
             prompts=len(plan.held_out),
             coordinates=self.coordinates,
             but=unlike,
+            scales={} if pipeline is None else self._scales(pipeline),
         )
+
+    def _scales(self, pipeline: Any) -> dict[str, float]:
+        """The guidance scales of its runs; those that its call leaves out are the pipeline's defaults."""
+        call: dict[str, Any] = {}
+        for name, text in self.call.items():
+            with suppress(ValueError):
+                call[name] = float(text)
+        return scales_of(pipeline, **call)
 
     def _unlike(self, pipeline: Any) -> str | None:
         """In which dtype or weights the pipeline is known to differ, in words."""

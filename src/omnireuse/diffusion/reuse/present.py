@@ -123,8 +123,8 @@ def _lines(summary: Summary) -> Iterator[str]:
         yield str(summary.promise)
         if not summary.promise_holds:
             yield (
-                f"not promised here: runs differed from the profile's {len(summary.promise.coordinates)} steps, and "
-                "the plan was carried over by noise"
+                f"not promised here: runs differed from the profile's {len(summary.promise.coordinates)} steps, their "
+                "noise or their guidance, and the plan was carried over"
             )
 
 

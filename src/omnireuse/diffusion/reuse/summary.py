@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from omnireuse.diffusion.reuse.events import Decision
@@ -18,8 +18,6 @@ __all__ = ["Promise", "RunRecord", "Stats", "Summary"]
 
 logger = logging.getLogger("omnireuse")
 
-STAYS = "on two small pipelines 83 % or more of the gain over the default stayed on average, 27 % at worst"
-"""For other numbers of steps and another shift: ``python -m bench travel``."""
 KEPT_EVENTS = 20_000
 CONCURRENT_RUNS = 256
 
@@ -35,6 +33,7 @@ class Promise:
         prompts: how many those were.
         coordinates: of the steps of the runs that it was measured on, as forecasters see them.
         but: why nothing is promised of this pipeline, if so.
+        scales: the guidance scales of those runs, by argument.
     """
 
     quality: float
@@ -42,6 +41,7 @@ class Promise:
     prompts: int
     coordinates: tuple[float, ...]
     but: str | None = None
+    scales: Mapping[str, float] = field(default_factory=dict)
 
     def covers(self, decision: Decision) -> bool:
         """Whether the decision belongs to a run like those."""
@@ -193,6 +193,11 @@ class Stats:
         if self._promise is not None:
             self._promise = replace(self._promise, quality=-math.inf, but=but)
 
+    def break_promise(self) -> None:
+        """A run is unlike those that the promise was measured on."""
+        with self._lock:
+            self._promise_holds = False
+
     def fell_back(self, on: str) -> None:
         """Count a fallback, by what reuse goes on with."""
         with self._lock:
@@ -231,11 +236,10 @@ class Stats:
             self._promise_holds = False
             logger.warning(
                 "%s: this run's noise levels differ from those of the profile (%d steps against %d): its steps and "
-                "weights are carried over by noise, and its quality is not promised; %s",
+                "weights are carried over by noise, and its quality is not promised",
                 self._name,
                 decision.total or 0,
                 len(self._promise.coordinates),
-                STAYS,
             )
 
     def summary(self, *, kept_bytes: int, calls_outside: int) -> Summary:

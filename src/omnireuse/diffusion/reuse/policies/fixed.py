@@ -199,7 +199,9 @@ def _explicit(
     if policy.made_for is not None:
         known = [{step % policy.made_for for step in each} for each in (steps, *policy.shorter)]
         known[0] |= {policy.made_for - 1} if policy.compute_last else set()
-        carried = carried_over(known, policy.made_for, total, policy.made_for_noises, noises)
+        carried = carried_over(
+            known, policy.made_for, total, policy.made_for_noises, noises, compute_last=policy.compute_last
+        )
         if carried is not None:
             return carried
     beyond = [step for step in steps if not -total <= step < total]

@@ -28,8 +28,9 @@ Source: cache-dit, `steps_mask`.
 """
 
 
-SHIFTED = 0.1
-"""Runs whose noise, after equal shares of their steps, differs by more somewhere have schedulers of another shift."""
+SHIFTED = 0.04
+"""Runs whose noise, after equal shares of their steps, differs by more somewhere have schedulers of another shift: 1.2
+in place of 1 (``python -m bench travel``)."""
 
 
 def spread_by_number(total: int, count: int, warmup: int, power: float) -> frozenset[int]:
@@ -109,16 +110,18 @@ def carried_over(
     total: int,
     made_for_noises: tuple[float, ...] | None,
     noises: tuple[float, ...] | None,
+    *,
+    compute_last: bool,
 ) -> frozenset[int] | None:
     """The steps of a run that correspond to those of a run of `made_for`; None where the two runs are alike.
 
     As large a share of the steps as in the first choice. They follow the choice whose number of steps is nearest: by
     noise where both runs' shares of noise are known, else by number. Where the scheduler is shifted and the steps are
-    not few, each is halfway between that and a spread by noise: the first steps of a run are worth more than their
-    noise tells.
+    not few, they are spread by noise as if nothing were known: another shift moves the steps that are worth most.
 
     Args:
         choices: computed steps; those of the plan itself first.
+        compute_last: whether a spread computes the last step in any case.
     """
     pairs = None if made_for_noises is None or noises is None else (made_for_noises, noises)
     if made_for == total and (pairs is None or all(abs(a - b) <= SAME_NOISE for a, b in zip(*pairs, strict=True))):
@@ -133,11 +136,10 @@ def carried_over(
         there, here = np.array(pairs[0]), np.array(pairs[1])
         left = np.interp(aimed, range(made_for), there)
         wanted = np.abs(here[:, None] - left).argmin(0).tolist()
-        unshifted = np.interp(np.arange(total) * made_for / total, range(made_for), there)
+        unshifted = np.interp(np.arange(total) * made_for / total, range(made_for + 1), [*there, 0.0])
         is_shifted = np.abs(here - unshifted).max() > SHIFTED and (np.diff(here) < 0).all()
         if is_shifted and FEW * total <= count < total:
-            spread = sorted(spread_by_noise(pairs[1], count, 1, compute_last=True))
-            wanted = [(one + other) / 2 for one, other in zip(wanted, spread, strict=True)]
+            return spread_by_noise(pairs[1], count, 1, compute_last=compute_last)
     computed = [0]
     for number in range(1, count):
         computed.append(min(max(round(wanted[number]), computed[-1] + 1), total - count + number))

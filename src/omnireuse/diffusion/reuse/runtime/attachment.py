@@ -12,6 +12,7 @@ from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.guiders import GUIDERS, guider_handlers
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, is_bypassed
 from omnireuse.diffusion.reuse.runtime.regions.base import Region
+from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import UnsupportedModelError
 
@@ -74,6 +75,14 @@ class Attachment:
                 f"Strategy(region='step'): {type(pipeline).__name__}.scheduler must have set_timesteps and step, "
                 f"got {scheduler!r}; use region='call', which needs no scheduler"
             )
+
+    def region_of(self, run: Run | None) -> Region | None:
+        """The region of the run's strategy, which may be another one than the session's; None without a run."""
+        if run is None:
+            return None
+        if self.region is None or run.generation.strategy.region == self._session.strategy.region:
+            return self.region
+        return self._make_region(run.generation.strategy, self._denoisers, self._session)
 
     def remake_region(self) -> Region:
         """The region of the session's present strategy."""

@@ -14,6 +14,7 @@ import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
+from omnireuse.diffusion.reuse.guidance import scales_of
 from omnireuse.diffusion.reuse.learning import guidance_of
 from omnireuse.diffusion.reuse.runtime.attachment import Attachment, RegionFactory
 from omnireuse.diffusion.reuse.runtime.inert import InertRuns, no_run, no_step_ended, no_steps
@@ -166,13 +167,14 @@ class Session:
         runs, here = self.runs, self.runs.here
         runs.end()
         here.had_run, here.guidance, outside = False, guidance_of(self.pipeline, kwargs), self.calls_outside
+        here.scales = scales_of(self.pipeline, *args, **kwargs)
         here.depth += 1
         try:
             result = proceed(*args, **kwargs)
             runs.end(is_complete=True)
         finally:
             here.depth -= 1
-            here.guidance = ()
+            here.guidance, here.scales = (), {}
             runs.end()
         if not here.had_run:
             self._inert.say(
@@ -194,7 +196,8 @@ class Session:
 
     def scheduler_stepped(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Takes the calls of the scheduler's `step`."""
-        run, region = self.runs.here.run, self._attached.region
+        run = self.runs.here.run
+        region = self._attached.region_of(run)
         if run is None or region is None or not self._is_ours():
             return proceed(*args, **kwargs)
         if run.calls == 0 or run.step != run.generation.index:
@@ -220,11 +223,12 @@ class Session:
         """Takes the calls of one denoiser."""
 
         def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            region, here, run = self._attached.region, self.runs.here, None
+            here, run = self.runs.here, None
             if self._is_ours():
                 run = here.run
                 if run is None or here.scheduler is not None or not run.is_stepped:
                     run = self.runs.enter(module, args, kwargs, by_timestep=not self._attached.is_on_scheduler)
+            region = self._attached.region_of(run)
             if run is None or region is None:
                 self.calls_outside += 1
                 return proceed(*args, **kwargs)
