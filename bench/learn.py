@@ -4,8 +4,7 @@
                           [--runs 8 32] [--prompts 8] [--out out/bench]
 
 PSNR in dB to the full run of 28 steps, mean over held-out captions, after so many runs of `enable(learn=True)`, one
-caption each. Beside it stands the committed calibrated profile with as many computed steps, which has fitted weights
-too; at shift 3 its plan is carried over by noise.
+caption each. What a calibrated profile gives on such runs is in `python -m bench travel`.
 
 Every row is written as soon as it is known, and a run that was stopped goes on where it was: delete the file to begin
 anew.
@@ -24,7 +23,7 @@ from rich.console import Console
 
 import omnireuse
 from bench._common import new_table, no_warnings, write_record
-from omnireuse import Blend, FixedSchedule, Profile
+from omnireuse import Blend, FixedSchedule
 from omnireuse.evaluation.metrics import psnr
 from omnireuse.evaluation.record import environment
 from reference.case import CLIPS, IMAGES
@@ -91,8 +90,6 @@ class Player:
         config = self.pipeline.scheduler.config
         self.pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(config, shift=shift)
         self._guidance = {} if guided else {self._case.guidance: 1.0}
-        name = f"{self._case.name}-28-{'guided' if guided else 'unguided'}.json"
-        self._profile = Profile.load(self._case.find(None) / "profiles" / name)
         self._full = self._make(self._judged, SEED)
 
     def _make(self, captions: list[str], seed: int) -> Array:
@@ -106,10 +103,9 @@ class Player:
         return [min(psnr(a, b), 100.0) for a, b in zip(made, self._full, strict=True)], computed
 
     def measure(self, speedup: float, runs: list[int]) -> Row:
-        """PSNR of each caption with the default, after each number of runs, and with the profile."""
+        """PSNR of each caption with the default, and after each number of runs."""
         default, computed = self._judge(speedup=speedup)
         row: Row = {"default": default, "computed": computed, "learned": []}
-        row["profile"], _ = self._judge(profile=self._profile, computed_steps=len(computed))
         schedules = []
         with omnireuse.enable(self.pipeline, speedup=speedup, learn=True) as handle:
             for number, caption in enumerate(self._traffic, 1):
@@ -136,7 +132,7 @@ def show(record: Row, console: Console) -> None:
     """One line a case, with the standard error of each gain over the default."""
     counts = sorted({each["runs"] for row in record["rows"] for each in row["learned"]})
     headings = [f"{count} runs" for count in counts]
-    table = new_table("PSNR, dB: learning from traffic", "case", "shift", "computed", "default", *headings, "profile")
+    table = new_table("PSNR, dB: learning from traffic", "case", "shift", "computed", "default", *headings)
     for row in record["rows"]:
         found = {each["runs"]: each["psnr"] for each in row["learned"]}
         table.add_row(
@@ -145,7 +141,6 @@ def show(record: Row, console: Console) -> None:
             str(len(row["computed"])),
             f"{statistics.fmean(row['default']):.1f}",
             *(_gain(found[count], row["default"]) if count in found else "" for count in counts),
-            f"{statistics.fmean(row['profile']):.1f}",
         )
     console.print(table)
 
