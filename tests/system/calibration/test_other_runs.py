@@ -35,7 +35,7 @@ def pipeline() -> Any:
     return pipeline
 
 
-@pytest.mark.parametrize(("scale", "is_far"), [(6.0, False), (3.0, False), (11.0, False), (2.0, True), (12.0, True)])
+@pytest.mark.parametrize(("scale", "is_far"), [(6.0, False), (3.0, False), (8.0, False), (2.0, True), (8.5, True)])
 def test_far_guidance_gets_the_plan_of_the_default(
     pipeline: Any, profile: Profile, scale: float, is_far: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,9 +16,9 @@ __all__ = ["CalibratedGuidance", "scales_of"]
 
 logger = logging.getLogger("omnireuse")
 
-FAR = 2.0
-"""At guidance so many times as strong, or less than the inverse, the default is better than a calibrated plan. Chosen
-on the reference pipeline for images, judged on that for clips (``python -m bench travel``)."""
+STRONGER, WEAKER = 1.4, 0.5
+"""At guidance so many times as strong or more, or less than so many times as strong, a calibrated plan may be worse
+than the default. Chosen on reference pipelines for images, judged on that for clips (``python -m bench travel``)."""
 
 
 def scales_of(pipeline: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -56,7 +56,7 @@ class CalibratedGuidance:
         if not unlike:
             return calibrated
         ratios = [max(now, 1.0) / max(self.scales[name], 1.0) for name, now in unlike.items()]
-        is_far = any(ratio >= FAR or ratio * FAR < 1 for ratio in ratios)
+        is_far = any(ratio >= STRONGER or ratio < WEAKER for ratio in ratios)
         made = ", ".join(f"{name}={now:g} in place of {self.scales[name]:g}" for name, now in unlike.items())
         goes_on = "with the default's schedule and forecaster" if is_far else "with the profile's"
         if made not in self._said:
