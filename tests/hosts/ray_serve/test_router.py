@@ -5,6 +5,7 @@ Run it in a venv with Ray Serve: scripts/ray_serve_venv.sh.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import Counter, defaultdict
@@ -23,6 +24,7 @@ from omnireuse.integrations.ray_serve import rank
 pytestmark = pytest.mark.integration
 
 ROUTER = "omnireuse.integrations.ray_serve.PromptAffinityRouter"
+NUMBERS = itertools.count()
 PROMPTS = [f"a drawing of {number} foxes" for number in range(24)]
 
 
@@ -33,6 +35,13 @@ def cluster() -> Iterator[None]:
     yield
     serve.shutdown()
     ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def applications(cluster: None) -> Iterator[None]:
+    yield
+    for name in serve.status().applications:
+        serve.delete(name)
 
 
 @serve.deployment
@@ -58,7 +67,8 @@ def deploy(max_ongoing: int = 100, **kwargs: object) -> object:
         num_replicas=3, max_ongoing_requests=max_ongoing, request_router_config=config,
         ray_actor_options={"num_cpus": 0}, health_check_period_s=1, health_check_timeout_s=2,
     )  # fmt: skip
-    return serve.run(deployment.bind(), name="test", route_prefix=None)
+    # A name of its own: Ray keeps the router of a name, with its first arguments, for as long as the process lives.
+    return serve.run(deployment.bind(), name=f"test{next(NUMBERS)}", route_prefix=None)
 
 
 def homes(handle: object) -> dict[str, str]:
