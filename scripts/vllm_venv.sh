@@ -29,4 +29,4 @@ fi
 "$venv/bin/python" -c 'import vllm.v1.core.sched.scheduler'
 PYTHONPATH=src "$venv/bin/python" -m pytest -c /dev/null --rootdir . -p no:cacheprovider -q -s \
     --strict-markers -o 'markers=integration: runs an external service' \
-    tests/hosts/test_vllm_scheduler.py tests/hosts/test_vllm_connector.py
+    tests/hosts/test_vllm_scheduler.py tests/hosts/test_vllm_connector.py tests/hosts/test_vllm_connector_contract.py

@@ -6,140 +6,27 @@ Run it in a venv with vLLM: scripts/vllm_venv.sh.
 from __future__ import annotations
 
 import errno
-import pickle
 import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("vllm", reason="needs vllm; scripts/vllm_venv.sh builds a venv that has it")
 
-import torch
-from vllm.config.ec_transfer import ECTransferConfig
 from vllm.distributed.ec_transfer import ec_transfer_state
-from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
-from vllm.distributed.ec_transfer.ec_connector.utils import ECOutputAggregator
-from vllm.platforms import current_platform
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.worker.ec_connector_model_runner_mixin import ECConnectorModelRunnerMixin
-from vllm.v1.worker.gpu.ec_connector import ActiveECConnector
 
 from omnireuse.core.encoder_outputs import EncoderOutput, EncoderOutputStore
 from omnireuse.core.stores.disk import DiskTier
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
-from tests.hosts.vllm_host import make_config, make_request, make_scheduler
+from tests.hosts.vllm_engine import ROW, Engine, ec
+from tests.hosts.vllm_host import make_config, make_request
 
 pytestmark = pytest.mark.integration
-
-WIDTH = 8
-ROW = WIDTH * 4  # bytes an embedding
-
-
-def ec(role: str = "ec_both", **extra: object) -> ECTransferConfig:
-    return ECTransferConfig(
-        ec_connector="EncoderOutputConnector", ec_connector_module_path="omnireuse.integrations.vllm", ec_role=role,
-        ec_connector_extra_config=extra,
-    )  # fmt: skip
-
-
-def encode(identifier: str, size: int) -> torch.Tensor:
-    return torch.randn(size, WIDTH, generator=torch.Generator().manual_seed(hash(identifier) % 2**31))
-
-
-class Engine:
-    """vLLM's scheduler, and `num_workers` workers that follow its model runner's protocol, the first or the second."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, transfer: ECTransferConfig, *, runner: int = 1, num_workers: int = 1,
-        **options: object,
-    ) -> None:  # fmt: skip
-        config = make_config(ec=transfer, **options)
-        self.scheduler: Scheduler = make_scheduler(monkeypatch, config)
-        self.runner, self.connectors, self.caches = runner, [], []
-        for rank in range(num_workers):
-            config.parallel_config.rank = rank
-            self.connectors.append(ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER))
-            self.caches.append({})
-        self.config, self.num_encodes = config, 0
-
-    @property
-    def stats(self) -> dict[str, int]:
-        return self.scheduler.get_ec_connector().stats()
-
-    def close(self) -> None:
-        for connector in (*self.connectors, self.scheduler.get_ec_connector()):
-            connector.shutdown()
-
-    def step(self) -> set[str]:
-        """One engine step; returns the requests that ended."""
-        plan = self.scheduler.schedule()
-        # As between processes: every worker has a plan of its own, and the scheduler its reports.
-        plans = [pickle.loads(pickle.dumps(plan)) for _ in self.connectors]
-        outputs = [self._run(*each) for each in zip(plans, self.connectors, self.caches, strict=True)]
-        outputs = pickle.loads(pickle.dumps(outputs))
-        ended = set()
-        for each in self.scheduler.update_from_output(plan, ECOutputAggregator().aggregate(outputs)).values():
-            ended |= {output.request_id for output in each.outputs if output.finish_reason is not None}
-        return ended
-
-    def _run(self, plan: object, connector: object, cache: dict[str, torch.Tensor]) -> ModelRunnerOutput:
-        ec_transfer_state._EC_CONNECTOR_AGENT = connector
-        for identifier in plan.free_encoder_mm_hashes:
-            cache.pop(identifier, None)
-        if self.runner == 2:
-            active = ActiveECConnector(self.config, cache)
-            if not plan.total_num_scheduled_tokens:
-                return active.no_forward(plan)
-            context = active.maybe_get_output(plan)
-        else:
-            if not plan.total_num_scheduled_tokens:
-                return EMPTY_MODEL_RUNNER_OUTPUT
-            context = ECConnectorModelRunnerMixin.maybe_get_ec_connector_output(plan, encoder_cache=cache)
-        with context as ec_output:
-            for name, indices in plan.scheduled_encoder_inputs.items():
-                for index in indices:
-                    feature = self.scheduler.requests[name].mm_features[index]
-                    cache[feature.identifier] = encode(feature.identifier, feature.mm_position.length)
-                    self.num_encodes += connector is self.connectors[0]
-                    if self.runner == 1:
-                        ECConnectorModelRunnerMixin.maybe_save_ec_to_connector(cache, feature.identifier)
-            names, sampled = list(plan.num_scheduled_tokens), []
-            for name in names:
-                request = self.scheduler.requests[name]
-                self._read(request, plan.num_scheduled_tokens[name], cache)
-                sampled.append([7] if request.num_computed_tokens >= request.num_tokens else [])
-        output = ModelRunnerOutput(
-            req_ids=names, req_id_to_index={n: i for i, n in enumerate(names)}, sampled_token_ids=sampled
-        )
-        return ModelRunnerOutput.with_ec_conn_output(output, ec_output)
-
-    def _read(self, request: Request, num_new: int, cache: dict[str, torch.Tensor]) -> None:
-        end = request.num_computed_tokens
-        for feature in request.mm_features:
-            place = feature.mm_position
-            if place.offset < end and end - num_new < place.offset + place.length:
-                expected = encode(feature.identifier, place.length)
-                assert torch.equal(cache[feature.identifier], expected), f"{request.request_id} gets another's output"
-
-    def serve(self, requests: list[Request], to_abort: frozenset[str] = frozenset()) -> set[str]:
-        """Serve the requests a few at a time, abort some in the middle; returns those that finished."""
-        todo, finished = list(requests), set()
-        for step in range(20_000):
-            while todo and len(self.scheduler.requests) < 8:
-                self.scheduler.add_request(todo.pop(0))
-            for name in sorted(to_abort & self.scheduler.requests.keys()):
-                if step % 3 == 0:
-                    self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
-            finished |= self.step()
-            if not todo and not self.scheduler.has_unfinished_requests():
-                return finished
-        raise AssertionError(f"the scheduler spins: {len(todo)} to come, {len(self.scheduler.requests)} alive")
 
 
 @pytest.fixture(autouse=True)
@@ -198,65 +85,6 @@ def test_what_left_the_device_comes_back_from_the_host(
     print(
         f"\nrunner {runner}, {num_workers} workers, {scheduling}, {policy}: encodes {encodes[0]} -> {encodes[budget]}"
     )
-
-
-@pytest.mark.parametrize("name", ["ECExampleConnector", "EncoderOutputConnector"])
-def test_ours_keeps_the_contract_of_vllms_own_connector(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    """What vLLM's tests ask of its example connector, asked of both: who saves, what is found, loaded and forgotten."""
-    monkeypatch.setattr(type(current_platform), "device_type", "cpu")
-    ours = {"disk": str(tmp_path), "disk_bytes": 1 << 24, "weights": "w", "fetch_seconds": 30.0}
-
-    def connector(role: str, side: ECConnectorRole) -> ECConnectorBase:
-        transfer = ec(role, **(ours if name == "EncoderOutputConnector" else {"shared_storage_path": str(tmp_path)}))
-        transfer.ec_connector = name
-        made = ECConnectorFactory.create_connector(make_config(ec=transfer), side)
-        assert made.role is side
-        assert (made.is_producer, made.is_consumer) == (role != "ec_consumer", role != "ec_producer")
-        return made
-
-    def plan(scheduler: ECConnectorBase, request: Request, encodes: list[int]) -> object:
-        output = SimpleNamespace(
-            scheduled_encoder_inputs={request.request_id: encodes}, free_encoder_mm_hashes=[],
-            total_num_scheduled_tokens=1,
-        )  # fmt: skip
-        for index in encodes:
-            scheduler.update_state_after_alloc(request, index)
-        return scheduler.build_connector_meta(output)
-
-    request = make_request("r", [("a", 4), ("b", 6), ("c", 8)], random.Random(0), 0)
-    outputs = {"a": encode("a", 4), "b": encode("b", 6), "c": encode("c", 8)}
-    scheduler, worker = (connector("ec_producer", side) for side in (ECConnectorRole.SCHEDULER, ECConnectorRole.WORKER))
-    worker.bind_connector_metadata(plan(scheduler, request, [0, 1]))
-    worker.start_save_caches(encoder_cache={})
-    for identifier in "ab":
-        worker.save_caches(outputs, identifier)
-    worker.shutdown()
-    scheduler, worker = (connector("ec_consumer", side) for side in (ECConnectorRole.SCHEDULER, ECConnectorRole.WORKER))
-    while not scheduler.ensure_cache_available(request, 0):
-        time.sleep(0.001)
-    assert [scheduler.has_cache_item(identifier) for identifier in "abc"] == [True, True, False]
-    for index in range(3):
-        scheduler.update_state_after_alloc(request, index)
-    worker.bind_connector_metadata(plan(scheduler, request, []))
-    kept = torch.zeros(4, WIDTH)
-    cache = {"a": kept}
-    worker.start_load_caches(cache)
-    assert cache["a"] is kept  # what is there is left alone
-    assert torch.equal(cache["b"], outputs["b"])
-    assert "c" not in cache
-    worker.save_caches(outputs, "c")  # a consumer saves nothing
-    worker.bind_connector_metadata(plan(scheduler, request, []))  # the first plan is forgotten
-    worker.start_load_caches(cache := {})
-    assert cache == {}
-    worker.shutdown()
-    scheduler.shutdown()
-    last = connector("ec_consumer", ECConnectorRole.SCHEDULER)
-    while not last.ensure_cache_available(request, 0):
-        time.sleep(0.001)
-    assert not last.has_cache_item("c")
-    last.shutdown()
 
 
 @pytest.mark.parametrize("runner", [1, 2])

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.errors import UnsupportedModelError
+from omnireuse.errors import ConfigError, UnsupportedModelError
 from omnireuse.integrations.vllm.host import check_host
 from omnireuse.integrations.vllm.options import ConnectorOptions
 from omnireuse.integrations.vllm.planner import Planner
@@ -62,7 +62,7 @@ class EncoderOutputConnector(ECConnectorBase):  # type: ignore[misc]  # as above
     """Encoder outputs in host memory, on disk and in Redis. See `ConnectorOptions` for the options.
 
     Raises:
-        ConfigError: a vLLM that was not tested, or an option out of range.
+        ConfigError: a vLLM that was not tested, an option out of range, or one role without disk and Redis.
         UnknownNameError: an unknown option or policy.
         UnsupportedModelError: an encoder-decoder model.
     """
@@ -77,6 +77,11 @@ class EncoderOutputConnector(ECConnectorBase):  # type: ignore[misc]  # as above
                 "leave --ec-transfer-config out for them"
             )
         options = ConnectorOptions.of(vllm_config.ec_transfer_config.ec_connector_extra_config)
+        if not (self.is_producer and self.is_consumer) and not (options.disk or options.redis):
+            raise ConfigError(
+                f"EncoderOutputConnector(ec_role={vllm_config.ec_transfer_config.ec_role!r}): field must be 'ec_both' "
+                "without disk and Redis, through which producers and consumers meet; name one of them"
+            )
         weights = f"{options.weights}:{model.dtype}" if options.weights else ""
         # Without an index: vLLM sets the current device of each worker's process.
         self._device = torch.device(vllm_config.device_config.device_type)
@@ -86,7 +91,7 @@ class EncoderOutputConnector(ECConnectorBase):  # type: ignore[misc]  # as above
         self._resolver = PlaceholderMetadataResolver(model)
         if role == ECConnectorRole.SCHEDULER:
             self._planner = Planner(
-                options, options.open_tiers() if self.is_consumer else None, weights,
+                options, options.open_tiers(), weights,
                 produces=self.is_producer, consumes=self.is_consumer, can_encode=self._can_encode,
             )  # fmt: skip
         else:
@@ -114,8 +119,9 @@ class EncoderOutputConnector(ECConnectorBase):  # type: ignore[misc]  # as above
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Follow what the workers did in a step."""
-        if connector_output.ec_connector_worker_meta is not None:
-            self._scheduling().reported(connector_output.ec_connector_worker_meta)
+        report = connector_output.ec_connector_worker_meta
+        if isinstance(report, StepReport):
+            self._scheduling().reported(report)
 
     def take_unavailable_requests(self) -> set[str]:
         """Requests whose inputs are nowhere and came without what it takes to encode them."""
@@ -150,10 +156,11 @@ class EncoderOutputConnector(ECConnectorBase):  # type: ignore[misc]  # as above
         """Bring the step's outputs into vLLM's encoder cache."""
         self._working().begin(self._get_connector_metadata(), encoder_cache, self._device)
 
-    def start_save_caches(self, **kwargs: Any) -> None:
-        """Take the step's plan where nothing is loaded."""
+    def start_save_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
+        """On a producer that is no consumer: load, and write again what disk and Redis have lost."""
         if not self.is_consumer:
-            self._working().begin(self._get_connector_metadata(), {}, self._device)
+            self.start_load_caches(encoder_cache)
+            self._working().rewrite(encoder_cache)
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
         """Keep an output that was just encoded. Waits for no copy, disk or server."""

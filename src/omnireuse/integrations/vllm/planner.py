@@ -39,6 +39,7 @@ class _Fetch:
     future: Future[EncoderOutput | None]
     started: float
     is_late: bool = False
+    is_rewritten: bool = False
     waiting: set[str] = field(default_factory=set)
 
 
@@ -82,27 +83,37 @@ class Planner:
         self._fetches: dict[EncoderKey, _Fetch] = {}
         self._breaker = CircuitBreaker(clock=clock)
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="omnireuse-fetch")
-        self._on_device: set[str] = set()
+        self._on_device: dict[str, Item] = {}
         self._unavailable: set[str] = set()
         self._start_pass()
 
     # -- one scheduling pass -----------------------------------------------------------------------------------------
 
     def is_available(self, request: Any, num_computed_tokens: int) -> bool:
-        """Tell whether the request may be scheduled: False while one of its outputs is on its way."""
+        """Tell whether the request may be scheduled: False while one of its outputs is on its way.
+
+        What a producer has on the device and disk and Redis have lost is written again, once for each request.
+        """
         is_available = True
         for index, feature in enumerate(request.mm_features):
             place = feature.mm_position
-            if not self._consumes or place.offset + place.length <= num_computed_tokens:
+            if place.offset + place.length <= num_computed_tokens:
                 continue
             item = Item.of(feature.identifier, request.get_num_encoder_embeds(index))
             self._wanted[feature.identifier] = item
-            if feature.identifier in self._on_device or self._host.is_ready(item.key):
+            held = self._on_device.get(feature.identifier)
+            if self._host.is_ready(item.key) or (held and (self._consumes or place.offset < num_computed_tokens)):
                 continue
             fetch = self._fetch(item, request.request_id)
             if fetch is not None and self._is_on_its_way(fetch):
                 is_available = False
-            elif self._fetched(item) is None and not self._can_encode(feature):
+            elif self._fetched(item) is not None:
+                continue
+            elif held is not None:
+                if fetch is not None and not fetch.is_rewritten and held == item:
+                    fetch.is_rewritten = True
+                    self._plan.encodes[feature.identifier] = item
+            elif not self._can_encode(feature):
                 self._unavailable.add(request.request_id)
                 is_available = False
         return is_available
@@ -119,8 +130,6 @@ class Planner:
         self._allocated[request.request_id, index] = identifier, item
         fetched = self._fetched(item)
         self._fetches.pop(item.key, None)
-        if not self._consumes:
-            return
         if self._host.lookup(item.key, _STEP, -1) is not None:
             self._host.release(_STEP, -1)
             self._plan.loads[identifier] = item
@@ -135,7 +144,8 @@ class Planner:
         Args:
             output: vLLM's `SchedulerOutput`.
         """
-        self._on_device.difference_update(output.free_encoder_mm_hashes)
+        for identifier in output.free_encoder_mm_hashes:
+            self._on_device.pop(identifier, None)
         if not output.total_num_scheduled_tokens:
             return StepPlan()  # vLLM's first model runner does not hand it on; what is to be dropped waits
         plan = self._plan
@@ -145,13 +155,14 @@ class Planner:
                 plan.encodes[identifier] = item
                 if self._produces:
                     self._keep(item, plan)
-        for key, fetched in plan.values.values():
-            self._keep(Item(key, fetched.num_embeds), plan)
+        fetched = {name: Item(key, value.num_embeds) for name, (key, value) in plan.values.items()}
+        for item in fetched.values():
+            self._keep(item, plan)
         plan.drops, self._drops = self._drops, []
         for event in self._host.drain_events():
             if event.key is not None and event.kind == "removed" and event.why != "aborted":
                 plan.drops.append(event.key)
-        self._on_device.update(plan.encodes, plan.loads, plan.values)
+        self._on_device.update(plan.encodes | plan.loads | fetched)
         self._start_pass()
         return plan
 
@@ -159,13 +170,19 @@ class Planner:
 
     def reported(self, report: StepReport) -> None:
         """Follow what the workers did: an output that one of them did not keep is dropped by all."""
+        unknown = (report.kept.keys() | report.failed) - self._leases.keys()
+        if unknown:
+            self.counts["reports_unknown"] += len(unknown)
+            logger.error("the workers report encoder outputs that they were not asked to keep: %s", unknown)
         for key, num_bytes in report.kept.items():
+            if key in unknown:
+                continue
             lease = self._leases.pop(key)
             self._host.commit(lease, num_bytes=num_bytes)
             num_embeds = self._host.get_num_embeds(key)
             self._host.release(_STEP, lease.position)
             self._bytes_per_embed = max(self._bytes_per_embed, num_bytes / max(num_embeds or 1, 1))
-        for key in report.failed:
+        for key in report.failed - unknown:
             self._host.abort(self._leases.pop(key))
             self._drops.append(key)
         self.counts.update(report.counts)
@@ -197,7 +214,8 @@ class Planner:
         return {**self.events(), **held, "saving": len(self._leases), "fetching": len(self._fetches)}
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading ahead: from now on nothing is present."""
+        self._start_pass()
         self._readers.shutdown(wait=False, cancel_futures=True)
         if self._outer is not None:
             self._outer.close()

@@ -35,7 +35,7 @@ class StepPlan:
         loads: identifier → item to bring from the host tier to the device.
         values: identifier → key and output that the scheduler read from disk or Redis.
         drops: keys that leave the host tier.
-        encodes: identifier → item encoded in this step.
+        encodes: identifier → item encoded in this step, or encoded before and written again.
         keeps: keys, of `values` and `encodes`, that enter the host tier.
     """
 

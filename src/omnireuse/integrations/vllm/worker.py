@@ -11,6 +11,7 @@ from omnireuse.core.encoder_outputs import EncoderOutput, EncoderOutputStore
 from omnireuse.core.shared_encoder_cache import EncoderKey
 from omnireuse.core.stores.tiered import TieredStore
 from omnireuse.core.stores.write_behind import WriteBehind
+from omnireuse.errors import StateError
 from omnireuse.integrations.vllm.plans import Item, StepPlan, StepReport
 
 __all__ = ["WorkerHalf"]
@@ -39,15 +40,18 @@ class WorkerHalf:
         self._counted: Counter[str] = Counter()
 
     def begin(self, plan: StepPlan, encoder_cache: dict[str, torch.Tensor], device: torch.device) -> None:
-        """Bring the step's outputs into vLLM's encoder cache, and drop what left the host tier."""
+        """Bring the step's outputs into vLLM's encoder cache, and drop what left the host tier.
+
+        Raises:
+            StateError: an output that the plan takes from the host tier is not there.
+        """
         self._plan, self._kept = plan, {}
         for identifier, item in plan.loads.items():
             if identifier not in encoder_cache:
                 kept = self._store.load(item.key, item.num_embeds)
                 if kept is None:
-                    logger.error("encoder output %s was promised and is nowhere; vLLM ends the engine", item.key)
-                else:
-                    encoder_cache[identifier] = kept.to(device).value
+                    raise StateError(f"encoder output {item.key}: must be in the host tier of every worker, got absent")
+                encoder_cache[identifier] = kept.to(device).value
         for key in plan.drops:
             self._store.drop(key)
         for identifier, (key, output) in plan.values.items():
@@ -55,6 +59,11 @@ class WorkerHalf:
                 encoder_cache[identifier] = output.to(device).value
             if key in plan.keeps:
                 self._kept[key] = self._store.put(key, output, output.num_embeds, outer=False).num_bytes
+
+    def rewrite(self, encoder_cache: dict[str, torch.Tensor]) -> None:
+        """Save what the plan lists and an earlier step has encoded."""
+        for identifier in self._plan.encodes.keys() & encoder_cache.keys():
+            self.save(identifier, encoder_cache[identifier])
 
     def save(self, identifier: str, output: torch.Tensor) -> None:
         """Keep an output that was just encoded: in the outer tiers and, if the plan says so, in the host tier."""
