@@ -1,6 +1,6 @@
 """The denoising blocks of the modular pipelines of diffusers, around tiny denoisers.
 
-Texts, first frames and latents are given, so that no block encodes or decodes.
+Texts, first frames and latents are given, so that no block encodes or decodes, but for those of WanAnimate2.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from diffusers import (
     AnimaTextConditioner,
     ClassifierFreeGuidance,
+    Cosmos3OmniTransformer,
     ErnieImageTransformer2DModel,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
@@ -22,10 +23,15 @@ from diffusers import (
     HeliosScheduler,
     HeliosTransformer3DModel,
     LTX2Guidance,
+    MiniMaxH3Scheduler,
+    MiniMaxH3Transformer3DModel,
     MiniMaxMusic3ConditionEncoder,
     MiniMaxMusic3Transformer1DModel,
+    UniPCMultistepScheduler,
+    WanAnimate2Transformer3DModel,
     WanTransformer3DModel,
 )
+from torch.nn import functional
 
 from tests.helpers.tiny import TINY, Tiny
 from tests.models.diffusion.denoisers import hunyuan, image, image_flux, image_later, video
@@ -35,7 +41,7 @@ from tests.models.diffusion.pipelines import unet
 from tests.models.diffusion.pipelines import video as videos
 from tests.models.diffusion.pipelines.base import texts
 
-__all__ = ["NOT_BUILT", "PIPELINES", "Modular", "modular"]
+__all__ = ["PIPELINES", "Modular", "minimax_h3", "modular"]
 
 
 class Modular(Tiny):
@@ -47,22 +53,26 @@ class Modular(Tiny):
         state = self.pipe(**given)
         latents = state.get("latents")
         if latents is None:
-            (latents,) = state.get("latent_chunks")
+            latents = torch.cat(state.get("latent_chunks") or state.get("segment_frames"), dim=2)
         assert isinstance(latents, torch.Tensor)
         return latents
 
 
-def modular(name: str, parts: dict[str, Any], guider: Any = None, **inputs: Any) -> Modular:
+def modular(
+    name: str, parts: dict[str, Any], guider: Any = None, *, workflow: str | None = None, **inputs: Any
+) -> Modular:
     """The denoising blocks of a modular pipeline.
 
     Args:
         name: class of the pipeline.
         parts: its components; those that these blocks do not have are left out.
         guider: for pipelines with a guider; guidance of scale 3 by default.
+        workflow: one of the blocks among which the pipeline chooses by its inputs; None to let it choose.
         inputs: of each run.
     """
     kind = getattr(diffusers, name)
     blocks = getattr(diffusers, kind.default_blocks_name)().sub_blocks["denoise"]
+    blocks = blocks if workflow is None else blocks.sub_blocks[workflow]
     pipe = kind(blocks=blocks)
     parts = {"scheduler": FlowMatchEulerDiscreteScheduler(), **parts}
     for each in ("guider", "guider_2"):
@@ -302,6 +312,127 @@ def helios_pyramid(name: str, kind: Any) -> Modular:
     return helios(name, kind(gamma=0.3), **more)
 
 
+def cosmos_3(name: str) -> Modular:
+    """Token ids are given, as its text encoder makes them of a chat template."""
+    model = Cosmos3OmniTransformer(
+        head_dim=8,
+        hidden_size=16,
+        intermediate_size=16,
+        latent_channel=4,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        num_key_value_heads=1,
+        patch_latent_dim=16,
+        vocab_size=8,
+        rope_axes_dim=(2, 1, 1),
+    )
+    is_distilled = "Distilled" in name
+    scheduler: Any = FlowMatchEulerDiscreteScheduler(stochastic_sampling=True)
+    if not is_distilled:
+        scheduler = UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction")
+    ids = {"cond_input_ids": [1, 2, 3, 4, 5, 6], "uncond_input_ids": [1, 2, 3, 4]}
+    parts = {"transformer": varied(model), "scheduler": scheduler}
+    made = modular(name, parts, **ids, height=64, width=64, num_frames=5, fps=24.0)
+    if is_distilled:
+        made.pipe.update_components(distilled_sigmas=[1.0, 0.9, 0.75, 0.5, 0.3, 0.1])
+    return made
+
+
+def echo() -> Modular:
+    """It has no scheduler: its sigmas are an input. A first frame and a memory of frames and sound are given."""
+    return modular(
+        "EchoModularPipeline",
+        {"transformer": video.ltx_2(audio_in_channels=128, audio_out_channels=128).model},
+        connector_prompt_embeds=tensor(1, 6, 16, seed=1),
+        connector_audio_prompt_embeds=tensor(1, 6, 16, seed=2),
+        connector_attention_mask=torch.ones(1, 6),
+        first_frame_latents=tensor(1, 4, 1, 2, 2, seed=3),
+        memory_video_latents=[tensor(1, 4, 1, 2, 2, seed=4)],
+        memory_audio_latents=[tensor(1, 8, 2, 16, seed=5)],
+        sigmas=[1.0, 0.9, 0.75, 0.5, 0.3, 0.1, 0.0],
+        height=64,
+        width=64,
+        num_frames=9,
+    )
+
+
+def minimax_h3(workflow: str = "t2va") -> Modular:
+    """Text only, or with an image for a reference, whose latents are given; they have a transformer each."""
+    model = MiniMaxH3Transformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=8,
+        hidden_size=16,
+        num_layers=2,
+        num_refiner_layers=1,
+        ffn_dim=16,
+        text_dim=16,
+        freq_dim=16,
+        time_embed_hidden_dim=16,
+        time_embed_dim=8,
+        rope_freq_dim=1,
+    )
+    given = {"prompt_embeds": tensor(1, 6, 16, seed=1), "text_token_tags": torch.ones(6, dtype=torch.long)}
+    if workflow == "ref2va":
+        reference = {"condition_latents": [tensor(1, 24, 1, 4, 4, seed=2)], "audio_condition_latents": []}
+        given |= {"normalized_references": [SimpleNamespace(kind="image")], **reference}
+    parts = {
+        "transformer_ref" if workflow == "ref2va" else "transformer": varied(model),
+        "scheduler": MiniMaxH3Scheduler(shift=12.0),
+        "audio_scheduler": MiniMaxH3Scheduler(shift=3.0),
+    }
+    return modular("MiniMaxH3ModularPipeline", parts, workflow=workflow, **given, height=64, width=64, num_frames=124)
+
+
+class _PlainVae:
+    """Averages pixels over blocks and repeats them: the next segment goes on from the decoded end of the last."""
+
+    dtype = torch.float32
+    temperal_downsample = (False, True, True)
+    config = SimpleNamespace(z_dim=4, latents_mean=[0.0] * 4, latents_std=[1.0] * 4)
+
+    def encode(self, pixels: torch.Tensor) -> Any:
+        _, _, frames, height, width = pixels.shape
+        latents = functional.adaptive_avg_pool3d(pixels, ((frames - 1) // 4 + 1, height // 8, width // 8))
+        latents = torch.cat([latents, latents[:, :1]], dim=1)
+        return SimpleNamespace(latent_dist=SimpleNamespace(mode=lambda: latents))
+
+    def decode(self, latents: torch.Tensor, *, return_dict: bool) -> tuple[torch.Tensor]:
+        _, _, frames, height, width = latents.shape
+        return (functional.interpolate(latents[:, :3], ((frames - 1) * 4 + 1, height * 8, width * 8)),)
+
+
+def wan_animate_2(name: str, guider: Any = None) -> Modular:
+    """Two segments of a driving video, which are encoded inside the loop."""
+    model = WanAnimate2Transformer3DModel(
+        dim=24,
+        ffn_dim=16,
+        freq_dim=16,
+        text_dim=16,
+        text_len=8,
+        in_dim=12,
+        out_dim=4,
+        num_heads=2,
+        num_layers=2,
+    )
+    segments = {"num_segments": 2, "segment_frame_length": 5, "effective_segment": 4}
+    made = modular(
+        name,
+        {"transformer": varied(model)},
+        guider,
+        **texts(),
+        **segments,
+        prompt_ref_embeds=tensor(1, 6, 16, seed=1),
+        reference_image_latents=tensor(8, 1, 4, 4, seed=2),
+        driving_video_pixels=tensor(1, 3, 9, 32, 32, seed=3),
+        condition_clip_context=tensor(1, 3, 1280, seed=4),
+        denoiser_input_fields={"encoder_hidden_states_image": tensor(1, 3, 1280, seed=5)},
+        height=32,
+        width=32,
+    )
+    made.pipe.vae = _PlainVae()
+    return made
+
+
 PIPELINES: dict[str, Callable[[], Modular]] = {
     "Flux2KleinBaseModularPipeline": lambda: flux_2("Flux2KleinBaseModularPipeline"),
     "Flux2KleinModularPipeline": lambda: flux_2("Flux2KleinModularPipeline"),
@@ -347,13 +478,12 @@ PIPELINES: dict[str, Callable[[], Modular]] = {
     "Wan22ModularPipeline": lambda: wan("Wan22ModularPipeline", "wan_22_two_experts"),
     "WanModularPipeline": wan,
     "ZImageModularPipeline": z_image,
+    "Cosmos3DistilledModularPipeline": lambda: cosmos_3("Cosmos3DistilledModularPipeline"),
+    "Cosmos3OmniModularPipeline": lambda: cosmos_3("Cosmos3OmniModularPipeline"),
+    "EchoModularPipeline": echo,
+    "MiniMaxH3ModularPipeline": minimax_h3,
+    "WanAnimate2DistilledModularPipeline": lambda: wan_animate_2(
+        "WanAnimate2DistilledModularPipeline", ClassifierFreeGuidance(guidance_scale=1.0)
+    ),
+    "WanAnimate2ModularPipeline": lambda: wan_animate_2("WanAnimate2ModularPipeline"),
 }
-NOT_BUILT = {
-    "Cosmos3DistilledModularPipeline": "its blocks begin with the token ids of a chat template",
-    "Cosmos3OmniModularPipeline": "its blocks begin with the token ids of a chat template",
-    "EchoModularPipeline": "its blocks begin with memories of frames and sound",
-    "MiniMaxH3ModularPipeline": "its blocks take references that its own encoders have tagged",
-    "WanAnimate2DistilledModularPipeline": "its blocks encode the segments of a driving video",
-    "WanAnimate2ModularPipeline": "its blocks encode the segments of a driving video",
-}
-"""Modular pipelines that no test builds, with the reason."""

@@ -134,7 +134,8 @@ class FixedSchedule(Policy):
         if self.steps is None and self.num_computed is None and self.speedup is None:
             return view.index >= self.warmup and (view.index - max(self.warmup - 1, 0)) % (self.every or 2) != 0
         raise StateError(
-            f"{self!r} depends on the number of steps, which is not known; call refresh(pipeline, num_inference_steps)"
+            f"{self!r} depends on the number of steps, which is not known; call handle.expect(num_inference_steps), "
+            "or refresh(pipeline, num_inference_steps) of a cache backend"
         )
 
     def caution(self, total: int, noises: tuple[float, ...] | None = None) -> str | None:

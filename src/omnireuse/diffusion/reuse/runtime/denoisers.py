@@ -21,7 +21,15 @@ __all__ = [
     "wrapped_modules",
 ]
 
-DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet", "prior", "decoder")
+DENOISERS = (
+    "transformer",
+    "transformer_2",
+    "transformer_ref",
+    "unconditional_transformer",
+    "unet",
+    "prior",
+    "decoder",
+)
 """Attributes of a pipeline that hold a denoiser."""
 
 # By name, because PEFT need not be installed.
@@ -42,7 +50,7 @@ def denoisers_of(pipeline: Any) -> list[torch.nn.Module]:
     """
     # A model may call a part of its own its decoder; engines' pipelines are modules, too.
     is_module = isinstance(pipeline, torch.nn.Module)
-    found = [getattr(pipeline, name, None) for name in (DENOISERS[:4] if is_module else DENOISERS)]
+    found = [getattr(pipeline, name, None) for name in (DENOISERS[:5] if is_module else DENOISERS)]
     denoisers = [module for module in found if isinstance(module, torch.nn.Module)]
     if denoisers:
         return denoisers

@@ -13,8 +13,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.diffusion.reuse.events import Choice
-from omnireuse.diffusion.reuse.generation import GRADIENT_ERROR
+from omnireuse.diffusion.reuse.generation import GRADIENT_ERROR, layout_of
 from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.runtime.timesteps import NAMES
 from omnireuse.diffusion.reuse.signals import filtered, grid_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import StateError
@@ -85,8 +86,8 @@ class DenoiserCall:
     @cached_property
     def latents(self) -> list[torch.Tensor]:
         """The latents that the denoiser was called with: its first argument, or the one named as such. Most get one
-        tensor, Z-Image a list of one an image."""
-        first = [*self.args[:1], *(self.kwargs.get(name) for name in ("hidden_states", "sample", "x"))]
+        tensor, Z-Image and Cosmos 3 a list of one an image or clip."""
+        first = [*self.args[:1], *(self.kwargs.get(name) for name in ("hidden_states", "sample", "x", "vision_tokens"))]
         lists = [each if isinstance(each, list) else [each] for each in first]
         candidates = [*lists, *([value] for value in self.kwargs.values())]
         return next((each for each in candidates if each and all(map(_is_latent, each))), [])
@@ -104,6 +105,11 @@ class DenoiserCall:
         given = self.input
         is_one_tensor = given is not None and any(given is tensor for tensor in self.tensors)
         return given.shape[0] if given is not None and is_one_tensor and given.ndim else 1
+
+    @property
+    def layout(self) -> Hashable:
+        """What a reuse needs unchanged: all arguments but the timesteps, of which frames and sound may share one."""
+        return layout_of(*self.args, *(value for name, value in self.kwargs.items() if name not in NAMES))
 
     @property
     def tensors(self) -> list[torch.Tensor]:

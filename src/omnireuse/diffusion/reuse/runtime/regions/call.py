@@ -10,7 +10,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.diffusion.reuse.events import Choice
-from omnireuse.diffusion.reuse.generation import layout_of
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Region, row_of, watched
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -93,14 +92,7 @@ class CallRegion(Region):
 
 
 def _decide(call: DenoiserCall, signal: torch.Tensor | None, row: int | None) -> Choice:
-    return call.run.generation.decide(
-        call.branch,
-        denoiser=call.denoiser,
-        order=call.order,
-        sample=row,
-        layout=layout_of(*call.args, *call.kwargs.values()),
-        signal=None if signal is None else row_of(signal, row),
-    )
+    return call.decide(row, layout=call.layout, signal=signal)
 
 
 def _predict(call: DenoiserCall, choice: Choice, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.diffusion.reuse.events import Choice
-from omnireuse.diffusion.reuse.generation import layout_of
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Region, row_of, watched, with_rows
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -44,6 +43,8 @@ class StepState:
         branches_when_computed: the denoiser calls of each sample's last computed step, by branch: guidance that begins
             or ends changes them.
         samples: samples of the batch; None before the scheduler was called.
+        layouts: denoisers and layouts of the calls so far, with one of them to stand for all. A step may begin with a
+            call of its own, as the first one of WanAnimate2 does, which reads the driving video.
     """
 
     step: int = -1
@@ -52,6 +53,7 @@ class StepState:
     placeholders: dict[tuple[int, str], Any] = field(default_factory=dict)
     branches_when_computed: dict[int | None, Counter[tuple[int, str]]] = field(default_factory=dict)
     samples: int | None = None
+    layouts: dict[Hashable, Hashable] = field(default_factory=dict)
 
 
 class StepRegion(Region):
@@ -86,6 +88,8 @@ class StepRegion(Region):
                 f"Strategy(region='step'): {type(call.module).__name__} must return one kind of latents, got {kinds}, "
                 f"of which the scheduler is given one; use region='call', which forecasts all of them, or 'blocks'"
             )
+        if state.layouts and key not in state.placeholders:
+            state.layouts.setdefault((call.denoiser, call.layout), next(iter(state.layouts.values())))
         state.placeholders[key] = output
         return output
 
@@ -98,12 +102,14 @@ class StepRegion(Region):
         count = state.samples or 1
         divided = by_sample and count > 1 and call.batch % count == 0
         # Another expert forecasts another sample: what the one before it has shown is of another kind.
-        layout = (call.denoiser, layout_of(*call.args, *call.kwargs.values()))
+        layout = (call.denoiser, call.layout)
+        if layout not in state.layouts:
+            state.layouts = {layout: layout}
         signal = None if self._strategy.chosen_signal == "none" else watched(self._strategy, call)
         choices = []
         for sample in range(count) if divided else [None]:
             own = signal if signal is None or sample is None else signal[sample::count]
-            choices.append(call.run.generation.decide("step", sample=sample, layout=layout, signal=own))
+            choices.append(call.run.generation.decide("step", sample=sample, layout=state.layouts[layout], signal=own))
         return choices
 
     @staticmethod
