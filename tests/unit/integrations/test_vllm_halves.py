@@ -72,10 +72,10 @@ def step(encodes: dict[str, list[int]] | None = None, freed: tuple[str, ...] = (
 
 
 def planner(tier: Tier | None = None, **options: object) -> Planner:
-    clock = options.pop("clock", time.monotonic)
+    clock, consumes = options.pop("clock", time.monotonic), options.pop("consumes", True)
     return Planner(
-        ConnectorOptions(**options), None if tier is None else TieredStore([tier]), "w", produces=True, consumes=True,
-        can_encode=lambda feature: feature.data is not None, clock=clock,
+        ConnectorOptions(**options), None if tier is None else TieredStore([tier]), "w", produces=True,
+        consumes=consumes, can_encode=lambda feature: feature.data is not None, clock=clock,
     )  # fmt: skip
 
 
@@ -165,6 +165,46 @@ def test_random_schedules_of_aborts_faults_and_late_reports_leave_nothing_behind
             worker.close()
         half.close()
     assert num_loads > 0
+
+
+def test_a_producer_encodes_what_is_nowhere_and_writes_again_what_is_on_the_device_alone() -> None:
+    values: dict[str, bytes] = {}
+    tier = FlakyTier(random.Random(0), values, fault=0.0)
+    half, worker = planner(tier, consumes=False), WorkerHalf(TieredStore([tier]), "w")
+    first, cache = request("a", ("7", 4)), {}
+    wait_for(half, first)
+    assert not half.has("7")
+    half.allocated(first, 0)
+    worker.begin(half.plan(step({"a": [0]})), cache, CPU)
+    cache["7"] = expected("7", 4)
+    worker.save("7", cache["7"])
+    half.finished(first)
+    written = wait_for_values(values)
+    for lost in (False, True):
+        if lost:
+            values.clear()
+        again = request(f"again {lost}", ("7", 4))
+        wait_for(half, again)
+        assert half.has("7") is not lost
+        assert half.is_available(again, 0)  # asked twice in a pass, and planned once
+        plan = half.plan(step())
+        assert plan.encodes.keys() == ({"7"} if lost else set())
+        worker.begin(plan, cache, CPU)
+        worker.rewrite(cache)
+        half.finished(again)
+    assert wait_for_values(values) == written
+    assert half.is_available(request("running", ("7", 4)), 1)  # its own output, which may still wait to be written
+    assert half.plan(step()).encodes == {}
+    half.close()
+    worker.close()
+
+
+def wait_for_values(values: dict[str, bytes]) -> dict[str, bytes]:
+    deadline = time.monotonic() + 30
+    while not values:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return dict(values)
 
 
 def test_an_identifier_of_another_size_is_another_item() -> None:

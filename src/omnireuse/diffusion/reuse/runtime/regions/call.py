@@ -54,7 +54,9 @@ class CallRegion(Region):
         state: CallState = call.run.region_state or call.run.begin(CallState())
         by_row = self._strategy.decides_by_sample and call.batch > 1 and key not in state.undivided
         signal = None if self._strategy.chosen_signal == "none" else watched(self._strategy, call)
-        choices = [_decide(call, signal, row) for row in (range(call.batch) if by_row else [None])]
+        choices = [
+            call.decide(row, layout=call.layout, signal=signal) for row in (range(call.batch) if by_row else [None])
+        ]
         computing = [choice for choice in choices if not choice.reuse]
         computed: list[torch.Tensor] = []
         if computing:
@@ -67,7 +69,7 @@ class CallRegion(Region):
             if by_row and not is_partial and any(leaf.ndim == 0 or leaf.shape[0] != call.batch for leaf in computed):
                 # Decided again for the batch: what has no rows cannot be put together from some.
                 state.undivided.add(key)
-                choices = computing = [_decide(call, signal, None)]
+                choices = computing = [call.decide(None, layout=call.layout, signal=signal)]
         leaves, structure = state.structures[key]
         shapes = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         parts, is_result = [], len(computing) == len(choices)
@@ -89,10 +91,6 @@ class CallRegion(Region):
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """The output as it is; defined here so that a reused step passes one file less."""
         return output
-
-
-def _decide(call: DenoiserCall, signal: torch.Tensor | None, row: int | None) -> Choice:
-    return call.decide(row, layout=call.layout, signal=signal)
 
 
 def _predict(call: DenoiserCall, choice: Choice, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
