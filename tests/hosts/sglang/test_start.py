@@ -141,6 +141,6 @@ def test_the_noise_of_the_scheduler_of_native_wan_is_known(plain: object) -> Non
         if scheduler.step_index is None:
             scheduler._init_step_index(timestep)
         torch.testing.assert_close(
-            level.denoised(sample, output), scheduler.convert_model_output(output, sample=sample)
+            level.value_of(sample, output), scheduler.convert_model_output(output, sample=sample)
         )
         scheduler.step(output, timestep, sample)

@@ -156,7 +156,7 @@ def test_the_known_step_is_the_schedulers_of_first_order(scheduler: Any) -> None
     for level, timestep in zip(levels[:-1], scheduler.timesteps, strict=False):
         scheduler.scale_model_input(latents, timestep) if hasattr(scheduler, "scale_model_input") else None
         output = torch.randn(SHAPE, generator=generator)
-        x0 = level.denoised(latents, output)
+        x0 = level.value_of(latents, output)
         assert level.step is not None
         expected = level.step[0] * x0 + level.step[1] * latents
         latents = scheduler.step(output, timestep, latents).prev_sample

@@ -59,7 +59,7 @@ def test_x0_is_what_the_scheduler_itself_predicts(make: type, prediction: str) -
         level = noise_levels(scheduler)[step]
         expected = own_x0(scheduler, step, output, sample)
         assert level.can_denoise(sample, output)
-        torch.testing.assert_close(level.denoised(sample, output), expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(level.value_of(sample, output), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("make", "prediction"), CASES)
@@ -69,7 +69,7 @@ def test_the_output_is_won_back(make: type, prediction: str) -> None:
     torch.manual_seed(0)
     sample, output = torch.randn(1, 4, 4, 4), torch.randn(1, 4, 4, 4)
     for level in noise_levels(scheduler)[:9]:
-        x0 = level.denoised(sample, output)
+        x0 = level.value_of(sample, output)
         torch.testing.assert_close(level.output_of(sample, x0, output.dtype), output, rtol=1e-2, atol=1e-3)
 
 

@@ -56,7 +56,7 @@ def test_a_derivative_gives_the_x0_that_it_came_from(model_sampling: Flow) -> No
     noise = RunNoise([0.8, 0.4, 0.0], model_sampling, derivative=True)
     x, x0 = torch.randn(2, 3, generator=torch.Generator().manual_seed(0)), torch.full((2, 3), 0.5)
     for sigma in (0.8, 0.6):
-        torch.testing.assert_close(noise.level_at(sigma).denoised(x, (x - x0) / sigma), x0)
+        torch.testing.assert_close(noise.level_at(sigma).value_of(x, (x - x0) / sigma), x0)
 
 
 def test_steps_stand_in_for_noise_that_is_not_known() -> None:

@@ -59,7 +59,7 @@ class _Work:
         self.place, self.row, self.state = place, row, state
         self.generation = row.generation
         self.level, self.coordinate = row.generation.level, row.generation.coordinate
-        self.remembers_x0 = row.generation.outputs.quantity == "x0"
+        self.quantity = row.generation.outputs.quantity or "output"
         self.error: float | None = None
         self.correction: Combination | None = None
         """What replaces the output's value; None for that value."""
@@ -72,7 +72,7 @@ class _Work:
     def kind(self) -> Hashable:
         """Rows of one kind can share operations on values."""
         kept_as, sample = self.generation.strategy.history_dtype, self.row.sample
-        return (type(self.memory), self.remembers_x0, kept_as, sample.shape, sample.dtype, sample.device)
+        return (type(self.memory), self.quantity, kept_as, sample.shape, sample.dtype, sample.device)
 
 
 def predict_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
@@ -133,7 +133,7 @@ def _can_fuse(row: Row) -> bool:
         strategy.policy.needs_error and not generation.agreement.is_alone
     ):
         return False
-    return generation.outputs.quantity != "x0" or generation.level.can_denoise(row.sample, row.computed)
+    return generation.outputs.quantity == "output" or generation.level.can_denoise(row.sample, row.computed)
 
 
 def _conclude(works: Sequence[_Work], started: float, rows: int) -> None:
@@ -151,22 +151,26 @@ def _conclude(works: Sequence[_Work], started: float, rows: int) -> None:
 def _values(works: Sequence[_Work]) -> torch.Tensor:
     """The quantity of each output, (R, S, …)."""
     outputs = torch.stack([work.row.computed for work in works])
-    values = _x0(works, outputs) if works[0].remembers_x0 else outputs
+    values = outputs if works[0].quantity == "output" else _denoised(works, outputs, works[0].quantity)
     for work in works:
         work.state.dtypes, work.state.output_dtype = [values.dtype], outputs.dtype
     return values
 
 
-def _x0(works: Sequence[_Work], outputs: torch.Tensor) -> torch.Tensor:
+def _denoised(works: Sequence[_Work], outputs: torch.Tensor, quantity: str) -> torch.Tensor:
+    """As `NoiseLevel.value_of`, (R, S, …)."""
     wide = torch.promote_types(outputs.dtype, torch.float32)
-    samples, a, b = _algebra(works, wide)
+    samples, a, b = _algebra(works, wide, quantity)
     return samples.mul_(a).add_(outputs.to(wide).mul(b))
 
 
-def _algebra(works: Sequence[_Work], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The samples (R, S, …), and a and b of x0 = a · sample + b · output, one a row."""
+def _algebra(
+    works: Sequence[_Work], dtype: torch.dtype, quantity: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The samples (R, S, …), and a and b of a · sample + b · output, one a row; 0 where it is not defined."""
     samples = torch.stack([work.row.sample for work in works]).detach().to(dtype)
-    pairs = [(work.level.sample_weight or 0.0, work.level.output_weight or 0.0) for work in works]
+    levels = [work.level for work in works]
+    pairs = [level.weights_of(quantity) if level.output_weight else (0.0, 0.0) for level in levels]
     table = torch.tensor(pairs, dtype=dtype).to(samples.device, non_blocking=True)
     a, b = table.T.reshape(2, -1, *(1,) * (samples.ndim - 1)).unbind(0)
     return samples, a, b
@@ -178,8 +182,8 @@ def _combined_outputs(found: Sequence[tuple[_Work, Combination]]) -> dict[int, t
     for group in _grouped(found, lambda pair: (_form(pair[1]), pair[0].state.dtypes[0], pair[0].kind)):
         works = [work for work, _ in group]
         values = combined([combination for _, combination in group]).to(works[0].state.dtypes[0])
-        if works[0].remembers_x0:
-            samples, a, b = _algebra(works, values.dtype)
+        if works[0].quantity != "output":
+            samples, a, b = _algebra(works, values.dtype, works[0].quantity)
             values = values.sub(samples.mul_(a)).div_(b)
         outputs |= {w.place: value.to(w.state.output_dtype) for w, value in zip(works, values.unbind(0), strict=True)}
     return outputs
@@ -211,13 +215,16 @@ def _scales(works: Sequence[_Work], values: torch.Tensor) -> tuple[torch.Tensor,
     outputs = torch.stack([work.row.computed for work in works])
     of_output = _means(outputs)
     shares = torch.tensor([abs(work.level.output_weight or 1.0) for work in works]).to(of_output.device)
-    if works[0].remembers_x0:
+    if works[0].quantity == "x0":
         return of_output * shares, _means(values)
     defined = [work.level.can_denoise(work.row.sample, work.row.computed) for work in works]
     if not any(defined):
         return of_output, of_output
-    of_x0 = _means(_x0(works, outputs)) / shares
-    return of_output, torch.where(torch.tensor(defined).to(of_x0.device), of_x0, of_output)
+    of_x0 = _means(_denoised(works, outputs, "x0"))
+    if works[0].quantity == "velocity":
+        units = torch.tensor([work.level.coordinate for work in works]).to(of_output.device)
+        return of_output * shares / units, of_x0 / units
+    return of_output, torch.where(torch.tensor(defined).to(of_x0.device), of_x0 / shares, of_output)
 
 
 def _means(values: torch.Tensor) -> torch.Tensor:

@@ -35,8 +35,6 @@ class Decider:
         self, strategy: Strategy, levels: Sequence[NoiseLevel], total: int | None, agreement: Agreement
     ) -> None:
         self.strategy, self.total, self.agreement = strategy, total, agreement
-        self.outputs = OutputAlgebra(strategy.chosen_quantity, is_required=strategy.quantity is not None)
-        """Between the model's outputs and what is remembered of them."""
         self._levels = tuple(levels)
         is_known = total is not None and 0 < total <= len(levels)
         is_known = is_known and all(level.sample_weight is not None for level in levels[:total])
@@ -45,10 +43,15 @@ class Decider:
         self.schedule = strategy.policy.schedule(total, self.noises) if total else None
         """The steps that the policy computes; None where it measures, or the number of steps is unknown. Guards may
         compute more: a step whose inputs changed shape computes."""
-        self.forecaster = strategy.forecaster
+        self.forecaster, quantity = strategy.forecaster, strategy.chosen_quantity
         if total and self.schedule is not None:
             noises, computed = self.noises if strategy.axis == "noise" else None, tuple(sorted(self.schedule))
-            self.forecaster = strategy.forecaster.for_run(total, computed, noises, strategy.chosen_quantity)
+            is_followed = noises is not None and all(level.flow_scale is not None for level in levels[:total])
+            if is_followed and strategy.follows_path:
+                quantity = "velocity"
+            self.forecaster = strategy.forecaster.for_run(total, computed, noises, quantity)
+        self.outputs = OutputAlgebra(quantity, is_required=strategy.quantity is not None)
+        """Between the model's outputs and what is remembered of them."""
         self._states: dict[tuple[int, str, int | None], BranchState] = {}
         self._leads: dict[tuple[int, int | None], bool] = {}
         """What the first branch of each denoiser and sample has done at this step."""
@@ -73,12 +76,12 @@ class Decider:
     def gap_before(self, state: BranchState) -> Gap | None:
         """The reused steps since the branch last computed; None where there are none, or nothing corrects them."""
         first, now = self.index - state.consecutive, self.index
-        is_possible = self.strategy.region == "step" and self.outputs.quantity == "x0" and now < len(self._levels)
+        is_possible = self.outputs.quantity == "velocity" and now < len(self._levels)
         if not self.forecaster.corrects or not is_possible or first == now:
             return None
         levels = self._levels[first : now + 1]
         coordinates = [self._coordinate_of(first + place, level) for place, level in enumerate(levels[:-1])]
-        return Gap.between(coordinates, [level.step for level in levels])
+        return Gap.between(coordinates, [level.velocity_step for level in levels])
 
     @property
     def finished(self) -> bool:
@@ -137,7 +140,7 @@ class Decider:
         else:
             wanted = policy.wants_reuse(policy.start() if is_changed else state.policy, view)
         must = self._guard(state, view, is_changed)
-        if must is None and wanted and self.outputs.quantity == "x0" and not self.level.output_weight:
+        if must is None and wanted and self.outputs.quantity in ("x0", "velocity") and not self.level.output_weight:
             must = "noiseless"
         return Choice(
             reuse=wanted and must is None,

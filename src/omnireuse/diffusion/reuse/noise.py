@@ -85,8 +85,9 @@ class NoiseLevel:
         output_weight: b of the same; never 0 where `sample_weight` is known, except at zero noise.
         input_scale: what the scheduler multiplies the sample with before the denoiser sees it.
         step: (c, r) where the scheduler goes from x to c · x0 + r · x, as DDIM does, and solvers of higher order but
-            for what they take from earlier steps; None at the last step, and for solvers that add noise or call the
-            model more than once.
+            for what they take from earlier steps; None for solvers that add noise or call the model more than once.
+        flow_scale: 1/(α+σ) where `step` is known: latents times this are (1 − t) · clean + t · noise, with t the
+            coordinate.
     """
 
     sigma: float | None
@@ -95,31 +96,48 @@ class NoiseLevel:
     output_weight: float | None = None
     input_scale: float = 1.0
     step: tuple[float, float] | None = None
+    flow_scale: float | None = None
+
+    @property
+    def velocity_step(self) -> tuple[float, float] | None:
+        """(c, r) where the scheduler goes from x to c · velocity + r · x; None where that is not known."""
+        if self.step is None or self.flow_scale is None or self.step[0] <= 0 or self.step[1] < 0:
+            return None
+        return -self.step[0] * self.coordinate, self.step[1] + self.step[0] * self.flow_scale
 
     def can_denoise(self, sample: torch.Tensor | None, output: torch.Tensor) -> bool:
         """Whether x0 is defined here: a known algebra, noise left, and a sample of the output's shape."""
         is_known = self.sample_weight is not None and bool(self.output_weight)
         return is_known and sample is not None and sample.shape == output.shape and output.is_floating_point()
 
-    def denoised(self, sample: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        """x0 = a · sample + b · output, in float32 at least: differences of x0 are small beside its terms."""
+    def weights_of(self, quantity: str) -> tuple[float, float]:
+        """a and b of a · sample + b · output: of "x0", or of "velocity" = (flow_scale · sample − x0) / coordinate."""
         assert self.sample_weight is not None
         assert self.output_weight is not None
-        dtype = torch.promote_types(output.dtype, torch.float32)
-        return torch.add(sample.to(dtype) * self.sample_weight, output.to(dtype), alpha=self.output_weight)
+        if quantity == "x0":
+            return self.sample_weight, self.output_weight
+        assert self.flow_scale is not None
+        return (self.flow_scale - self.sample_weight) / self.coordinate, -self.output_weight / self.coordinate
 
-    def output_of(self, sample: torch.Tensor, x0: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The model output that `denoised` would turn into `x0`: (x0 − a · sample) / b."""
-        assert self.sample_weight is not None
-        assert self.output_weight is not None
-        return x0.sub(sample.to(x0.dtype), alpha=self.sample_weight).div_(self.output_weight).to(dtype)
+    def value_of(self, sample: torch.Tensor, output: torch.Tensor, quantity: str = "x0") -> torch.Tensor:
+        """x0 or the velocity, in float32 at least: their differences are small beside the terms."""
+        of_sample, of_output = self.weights_of(quantity)
+        dtype = torch.promote_types(output.dtype, torch.float32)
+        return torch.add(sample.to(dtype) * of_sample, output.to(dtype), alpha=of_output)
+
+    def output_of(
+        self, sample: torch.Tensor, value: torch.Tensor, dtype: torch.dtype, quantity: str = "x0"
+    ) -> torch.Tensor:
+        """The model output that `value_of` would turn into `value`: (value − a · sample) / b."""
+        of_sample, of_output = self.weights_of(quantity)
+        return value.sub(sample.to(value.dtype), alpha=of_sample).div_(of_output).to(dtype)
 
 
 class OutputAlgebra:
     """Turns the outputs of one generation into what is remembered of them, and back.
 
     Args:
-        quantity: what shall be remembered, "x0" or "output".
+        quantity: what shall be remembered, "x0", "velocity" or "output".
         is_required: whether a run in which x0 is not defined is refused.
     """
 
@@ -129,7 +147,7 @@ class OutputAlgebra:
         self._wanted, self._is_required = quantity, is_required
 
     def settle(self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor) -> None:
-        """Choose the quantity at the first computed output: x0 where it is defined.
+        """Choose the quantity at the first computed output: the wanted one where x0 is defined.
 
         Raises:
             UnsupportedModelError: x0 is required and is not defined.
@@ -137,15 +155,15 @@ class OutputAlgebra:
         if self.quantity is not None:
             return
         self.quantity = self._wanted
-        if self._wanted != "x0" or level.can_denoise(sample, output):
+        if self._wanted == "output" or level.can_denoise(sample, output):
             return
         is_unknown = level.sample_weight is None
         why = "the noise of its scheduler is not known" if is_unknown else "the output does not have the latents' shape"
         if self._is_required:
             raise UnsupportedModelError(
-                f"Strategy(quantity='x0') is not defined for this run: {why}; use quantity='output'"
+                f"Strategy(quantity={self._wanted!r}) is not defined for this run: {why}; use quantity='output'"
             )
-        logger.warning("reuse remembers the raw output instead of x0 in this run: %s", why)
+        logger.warning("reuse remembers the raw output instead of %s in this run: %s", self._wanted, why)
         self.quantity = "output"
 
     def value(self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor) -> torch.Tensor | None:
@@ -153,9 +171,9 @@ class OutputAlgebra:
         if self.quantity == "output":
             # A copy: whoever receives the output may write to it.
             return output.clone()
-        if sample is None or not level.can_denoise(sample, output):
+        if sample is None or self.quantity is None or not level.can_denoise(sample, output):
             return None
-        return level.denoised(sample.detach(), output)
+        return level.value_of(sample.detach(), output, self.quantity)
 
     def values(
         self, level: NoiseLevel, samples: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor]
@@ -180,12 +198,12 @@ class OutputAlgebra:
         dtypes: Sequence[torch.dtype],
     ) -> list[torch.Tensor]:
         """The outputs that remembered or forecast values stand for; new tensors."""
-        if self.quantity == "output":
+        if self.quantity is None or self.quantity == "output":
             return [value.clone() for value in values]
         outputs = []
         for sample, value, dtype in zip(samples, values, dtypes, strict=True):
             assert sample is not None, "x0 was chosen with a sample"
-            outputs.append(level.output_of(sample.detach(), value, dtype))
+            outputs.append(level.output_of(sample.detach(), value, dtype, self.quantity))
         return outputs
 
     def scales(
@@ -198,7 +216,8 @@ class OutputAlgebra:
             return magnitude(output) * share, magnitude(value)
         if sample is None or not level.can_denoise(sample, output):
             return magnitude(output), magnitude(output)
-        return magnitude(output), magnitude(level.denoised(sample.detach(), output)) / share
+        unit = level.coordinate if self.quantity == "velocity" else share
+        return magnitude(output) * (share / unit), magnitude(level.value_of(sample.detach(), output)) / unit
 
 
 def noise_levels(scheduler: Any) -> list[NoiseLevel]:
@@ -221,7 +240,7 @@ def noise_levels(scheduler: Any) -> list[NoiseLevel]:
     else:
         owns = [sigma / alpha if alpha else None for alpha, sigma in marginals] if family == "preserving" else sigmas
         levels = [_level(*pair, prediction, own) for pair, own in zip(marginals, owns, strict=False)]
-    return with_steps(levels, marginals) if _follows_the_path(scheduler) else levels
+    return with_steps(levels, marginals, _end(family, scheduler)) if _follows_the_path(scheduler) else levels
 
 
 def _marginals(family: str, scheduler: Any, sigmas: Sequence[float]) -> list[tuple[float, float]]:
@@ -238,18 +257,34 @@ def _marginals(family: str, scheduler: Any, sigmas: Sequence[float]) -> list[tup
     return [(math.sqrt(k), math.sqrt(1 - k)) for k in kept]
 
 
-def with_steps(levels: Sequence[NoiseLevel], marginals: Sequence[tuple[float, float]]) -> list[NoiseLevel]:
+def _end(family: str, scheduler: Any) -> tuple[float, float]:
+    """The weights of the clean sample and of the noise after the last step."""
+    if family == "preserving":
+        kept = float(scheduler.final_alpha_cumprod)
+        return math.sqrt(kept), math.sqrt(1 - kept)
+    left = float(scheduler.sigmas[len(scheduler.timesteps)]) if len(scheduler.sigmas) > len(scheduler.timesteps) else 0.0
+    if family == "converting":
+        alpha, sigma = scheduler._sigma_to_alpha_sigma_t(torch.tensor(left))
+        return float(alpha), float(sigma)
+    return (1 - left if family == "flow" else 1.0), left
+
+
+def with_steps(
+    levels: Sequence[NoiseLevel], marginals: Sequence[tuple[float, float]], end: tuple[float, float]
+) -> list[NoiseLevel]:
     """Levels with `NoiseLevel.step`, for a solver that adds no noise and calls the model once a step.
 
     Args:
         levels: of each step.
         marginals: the weights of the clean sample and of the noise in the latents, at each step.
+        end: the same after the last step.
     """
-    steps: list[tuple[float, float] | None] = [
-        (there - after / sigma * alpha, after / sigma) if sigma else None
-        for (alpha, sigma), (there, after) in pairwise(marginals)
+    return [
+        replace(level, step=(there - after / sigma * alpha, after / sigma), flow_scale=1 / (alpha + sigma))
+        if sigma
+        else level
+        for level, ((alpha, sigma), (there, after)) in zip(levels, pairwise([*marginals, end]), strict=True)
     ]
-    return [replace(level, step=step) for level, step in zip(levels, [*steps, None], strict=True)]
 
 
 def told_level(sigma: float, first: float) -> NoiseLevel:

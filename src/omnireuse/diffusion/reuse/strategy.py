@@ -127,8 +127,8 @@ class Strategy:
         own = self.forecaster.quantity
         if own is not None and self.quantity not in (None, own):
             raise field_error(self, "quantity", f"be {own} with the forecaster {type(self.forecaster).__name__}")
-        if self.forecaster.corrects and self.quantity not in (None, "x0"):
-            raise field_error(self, "quantity", f"be x0 with {self.forecaster}, which corrects the latents")
+        if self.forecaster.corrects and self.quantity is not None:
+            raise field_error(self, "quantity", f"be left out with {self.forecaster}, which corrects the latents")
         if self.region not in (self.forecaster.regions or REGIONS):
             fitting_regions = " or ".join(self.forecaster.regions or REGIONS)
             raise field_error(self, "region", f"be {fitting_regions} with {type(self.forecaster).__name__}")
@@ -212,6 +212,12 @@ class Strategy:
     def chosen_quantity(self) -> str:
         """The quantity to be remembered: what was asked for, else the forecaster's own, else the region's."""
         return self.quantity or self.forecaster.quantity or _QUANTITIES_OF[self.region][0]
+
+    @property
+    def follows_path(self) -> bool:
+        """Whether velocities are remembered in place of x0 in runs whose schedule, noise and solver's step are known."""
+        is_free = self.quantity is None and self.chosen_quantity == "x0"
+        return is_free and self.region == "step" and self.forecaster.follows_path
 
     @cached_property
     def chosen_signal(self) -> str:

@@ -72,6 +72,7 @@ class RunNoise:
             sample_weight=weights[0],
             output_weight=weights[1],
             step=(1 - after, after) if self._is_one_call else None,
+            flow_scale=share / sigma if self._is_one_call and sigma else None,
         )
 
     def _shares(self, sigmas: Sequence[float]) -> list[float]:

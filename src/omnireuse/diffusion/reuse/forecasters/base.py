@@ -65,7 +65,7 @@ class Memory(ABC):
         Args:
             gap: the reused steps.
             coordinate: of the value.
-            value: the computed x0.
+            value: the computed velocity.
             evidence: as in `remember`.
 
         Returns:
@@ -145,8 +145,13 @@ class Forecaster(ABC):
     quantity: ClassVar[str | None] = None
     """The only quantity that it forecasts; None takes the region's default."""
     corrects: bool | None = False
-    """Whether `Memory.cross` corrects what forecasts did to the latents; then it serves x0 in region "step" only. None
-    leaves it to `for_run`."""
+    """Whether `Memory.cross` corrects what forecasts did to the latents; then it serves region "step" only. None leaves
+    it to `for_run`."""
+
+    @property
+    def follows_path(self) -> bool:
+        """Whether it remembers velocities in place of x0 where it can, so that it can correct."""
+        return self.corrects is not False
 
     @property
     def regions(self) -> tuple[str, ...] | None:

@@ -44,11 +44,11 @@ class Blend(Forecaster):
 
     Args:
         order: degree of the polynomial, 1 to 3.
-        corrects: at the first computed step after reused ones, integrate those again with x0 interpolated linearly
-            between the computed steps on both sides, and move the latents towards the result, as far as w shows that
-            it can be trusted. For x0 in region "step" under a scheduler whose step is known (`NoiseLevel.step`); others
-            take computed outputs as they are. None is True where x0 is remembered in runs whose schedule and noise are
-            known, and False elsewhere.
+        corrects: at the first computed step after reused ones, integrate those again with the velocity on the
+            polynomial through the known steps on both sides, and move the latents towards the result, as far as w shows
+            that it can be trusted. In region "step", where the schedule, the noise and the scheduler's step are known
+            (`NoiseLevel.step`), velocities are remembered for it in place of x0; other runs take computed outputs as
+            they are. None is True where it is possible; False remembers x0 in any case.
         steady: the share of the shortfall that is expected over any distance, in [0, 1]: the slope's own error, which
             does not grow as a bend does. None goes by the schedule: 0, 0.5 where fewer than 0.4 of the steps compute,
             and 1 below 0.3. Over wide gaps 0 loses to holding; 1 loses some of the gain where paths are smooth.
@@ -80,11 +80,10 @@ class Blend(Forecaster):
     def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, quantity: str) -> Blend:
         share = len(computed) / total
         steady = next((steady for below, steady in STEADY if share < below), None)
-        is_known = noises is not None and quantity == "x0"
-        exponent = EXPONENT if is_known else None
+        exponent = EXPONENT if noises is not None and quantity == "x0" else None
         return replace(
             self,
-            corrects=is_known if self.corrects is None else self.corrects,
+            corrects=quantity == "velocity",
             steady=steady if self.steady is None else self.steady,
             exponent=exponent if self.exponent is None else self.exponent,
         )
@@ -209,13 +208,19 @@ class BlendMemory(LearningMemory):
     def cross(
         self, gap: Gap, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None
     ) -> Combination | None:
-        """What the gap's steps would have moved the latents by with x0 interpolated, less what its forecasts did."""
+        """What the gap's steps would have moved the latents by with the velocity interpolated, less what its forecasts
+        did."""
         if evidence is None:
             self.remember(coordinate, value, None)
             return None
-        old, held, way = self.values, self._hold(), self._way(coordinate)
-        reached = sum(share * self._way(at) / way for at, share in zip(gap.coordinates, gap.shares, strict=True))
-        table = [[*(0.0 for _ in old), 1.0], [*(-gap.gain * reached * weight for weight in held), gap.gain * reached]]
+        old, held, nodes = self.values, self._hold(), [*(node for node, _ in self._nodes), coordinate]
+        between = [self._weights(nodes, at) for at in gap.coordinates]
+        moves = [sum(s * row[k] for s, row in zip(gap.shares, between, strict=True)) for k in range(len(nodes))]
+        stays = [*(sum(gap.shares) * weight for weight in held), 0.0]
+        table = [
+            [*(0.0 for _ in old), 1.0],
+            [gap.gain * (move - stay) for move, stay in zip(moves, stays, strict=True)],
+        ]
         distances: list[float] = []
         # Before the first evidence the gap's forecasts were the last value.
         if self._evidence is not None:

@@ -15,8 +15,8 @@ class Gap:
 
     Attributes:
         coordinates: of the reused steps.
-        shares: by how much one unit of x0, at each of them, has moved the latents at the computed step.
-        gain: by how much the computed step's x0 must change to do what moving its latents by one unit would; above 0.
+        shares: by how much one unit of velocity, at each of them, has moved the latents at the computed step.
+        gain: by how much the computed step's velocity must change to do what moving its latents by one unit would.
     """
 
     coordinates: tuple[float, ...]
@@ -25,16 +25,16 @@ class Gap:
 
     @classmethod
     def between(cls, coordinates: Sequence[float], steps: Sequence[tuple[float, float] | None]) -> Gap | None:
-        """The gap; None where a step's arithmetic is not known, or the computed step leaves no noise.
+        """The gap; None where a step's arithmetic is not known.
 
         Args:
             coordinates: of the reused steps.
-            steps: `NoiseLevel.step` of each step, the computed one last.
+            steps: `NoiseLevel.velocity_step` of each step, the computed one last.
         """
-        known = [step for step in steps if step is not None and step[0] > 0 and step[1] >= 0]
-        if not coordinates or len(known) != len(coordinates) + 1 or not known[-1][1]:
+        known = [step for step in steps if step is not None]
+        if not coordinates or len(known) != len(coordinates) + 1:
             return None
-        *reused, (of_x0, of_sample) = known
+        *reused, (of_velocity, of_sample) = known
         kept = [step[1] for step in reused]
         shares = tuple(step[0] * math.prod(kept[place + 1 :]) for place, step in enumerate(reused))
-        return cls(coordinates=tuple(coordinates), shares=shares, gain=of_sample / of_x0)
+        return cls(coordinates=tuple(coordinates), shares=shares, gain=of_sample / of_velocity)
