@@ -44,37 +44,36 @@ def by_the_book(order: int, sigmas: list[float], latents: torch.Tensor) -> torch
     def shaped(weight: torch.Tensor) -> torch.Tensor:
         return weight.reshape(-1, 1, 1)
 
-    def curve(sigma: float) -> torch.Tensor:
-        memory = Polynomial(order=order).start()
-        for node, value in known:
+    def curve(sigma: float, nodes: list[tuple[float, torch.Tensor]]) -> torch.Tensor:
+        memory = Polynomial(order=max(len(nodes) - 1, 1)).start()
+        for node, value in nodes:
             memory.observe(node, value)
         return memory.predict(sigma)
 
     for step, (sigma, after) in enumerate(pairwise(sigmas)):
         if step in COMPUTED:
-            x0 = latents - sigma * velocity(latents, sigma)
+            moving = velocity(latents, sigma)
             again = None
             if gap and shortfall is not None:
-                (before, last), again = known[-1], gap[0][1]
+                again = gap[0][1]
                 for place, (then, _) in enumerate(gap):
                     until = gap[place + 1][0] if place + 1 < len(gap) else sigma
-                    between = last + (x0 - last) * (then - before) / (sigma - before)
-                    again = again + (until - then) * (again - between) / then
+                    again = again + (until - then) * curve(then, [*known, (sigma, moving)])
             if len(known) >= 2:
-                last, slope = known[-1][1], curve(sigma) - known[-1][1]
-                weight = ((x0 - last) * slope).flatten(1).sum(1) / slope.square().flatten(1).sum(1)
+                last, slope = known[-1][1], curve(sigma, known) - known[-1][1]
+                weight = ((moving - last) * slope).flatten(1).sum(1) / slope.square().flatten(1).sum(1)
                 shortfall, over = (1 - weight).clamp_min(0), abs(sigma - known[-1][0])
             if again is not None:
                 trust = ((1 - shortfall - 0.2) / 0.5).clamp(0, 1)
                 latents = latents + shaped(trust) * (again - latents)
-            known, gap = [*known, (sigma, x0)][-order - 1 :], []
+            known, gap = [*known, (sigma, moving)][-order - 1 :], []
         else:
             gap.append((sigma, latents))
-            x0 = known[-1][1]
+            moving = known[-1][1]
             if shortfall is not None:
                 weight = (1 - shortfall * abs(sigma - known[-1][0]) / over).clamp_min(0)
-                x0 = x0 + shaped(weight) * (curve(sigma) - x0)
-        latents = latents + (after - sigma) * (latents - x0) / sigma
+                moving = moving + shaped(weight) * (curve(sigma, known) - moving)
+        latents = latents + (after - sigma) * moving
     return latents
 
 
@@ -99,33 +98,30 @@ def by_the_package(
 def test_the_gap_is_integrated_again(order: int) -> None:
     scheduler, sigmas = sigmas_of(shift=3.0)
     latents = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
-    strategy = Strategy(
-        policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(order=order, corrects=True, exponent=1.0)
-    )
+    strategy = Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(order=order, corrects=True))
     found, events = by_the_package(strategy, scheduler, sigmas, latents)
     torch.testing.assert_close(found, by_the_book(order, sigmas, latents), rtol=1e-4, atol=1e-5)
     plain, _ = by_the_package(
-        Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(order=order, corrects=False, exponent=1.0)),
+        Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(order=order, corrects=False)),
         scheduler,
         sigmas,
         latents,
     )
     assert (found - plain).abs().max() > 1e-3
-    # The last step leaves no noise: nothing can be corrected there.
-    assert [event.step for event in events if event.corrected] == [4, 8]
+    assert [event.step for event in events if event.corrected] == [4, 8, 11]
 
 
 def test_a_straight_path_is_left_alone() -> None:
     """Where forecasts were right there is nothing to correct."""
     scheduler, sigmas = sigmas_of()
     start, slope = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(1)).unbind(0)
-    generation = Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(corrects=True, exponent=1.0)).start(
+    generation = Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(corrects=True)).start(
         noise_levels(scheduler)
     )
     latents = torch.randn(SHAPE, generator=torch.Generator().manual_seed(2))
     for sigma, after in pairwise(sigmas):
         choice = generation.decide()
-        true = (latents - (start + sigma * slope)) / sigma
+        true = start + sigma * slope
         output = generation.predict(choice, latents) if choice.reuse else generation.observe(choice, true, latents)
         torch.testing.assert_close(output, true, rtol=1e-3, atol=1e-3)
         latents = latents + (after - sigma) * output
@@ -140,6 +136,7 @@ def test_a_straight_path_is_left_alone() -> None:
         of("EulerDiscreteScheduler", prediction_type="v_prediction", use_karras_sigmas=True),
         of("DDIMScheduler", clip_sample=False),
         of("CogVideoXDDIMScheduler", prediction_type="v_prediction"),
+        of("DDIMScheduler", clip_sample=False, set_alpha_to_one=False, timestep_spacing="trailing"),
         of("DPMSolverMultistepScheduler", solver_order=1),
         of("DPMSolverMultistepScheduler", solver_order=1, prediction_type="flow_prediction", use_flow_sigmas=True),
         of("UniPCMultistepScheduler", solver_order=1, disable_corrector=list(range(8))),
@@ -152,15 +149,28 @@ def test_the_known_step_is_the_schedulers_of_first_order(scheduler: Any) -> None
     generator = torch.Generator().manual_seed(4)
     latents = torch.randn(SHAPE, generator=generator) * float(getattr(scheduler, "init_noise_sigma", 1.0))
     levels = noise_levels(scheduler)
-    assert levels[-1].step is None
-    for level, timestep in zip(levels[:-1], scheduler.timesteps, strict=False):
+    for level, timestep in zip(levels, scheduler.timesteps, strict=True):
         scheduler.scale_model_input(latents, timestep) if hasattr(scheduler, "scale_model_input") else None
         output = torch.randn(SHAPE, generator=generator)
         x0 = level.value_of(latents, output)
+        moving = level.value_of(latents, output, "velocity")
         assert level.step is not None
+        assert level.velocity_step is not None
+        after = scheduler.step(output, timestep, latents).prev_sample
         expected = level.step[0] * x0 + level.step[1] * latents
-        latents = scheduler.step(output, timestep, latents).prev_sample
-        torch.testing.assert_close(latents, expected, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(after, expected, rtol=2e-3, atol=2e-3)
+        expected = level.velocity_step[0] * moving + level.velocity_step[1] * latents
+        torch.testing.assert_close(after, expected, rtol=2e-3, atol=2e-3)
+        again = level.output_of(latents, moving, output.dtype, "velocity")
+        torch.testing.assert_close(again, output, rtol=1e-3, atol=1e-3)
+        latents = after
+
+
+def test_the_velocity_of_flow_matching_is_the_output() -> None:
+    scheduler, _ = sigmas_of(shift=3.0)
+    latents, output = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(5)).unbind(0)
+    for level in noise_levels(scheduler):
+        torch.testing.assert_close(level.value_of(latents, output, "velocity"), output)
 
 
 class Kept(FlowMatchEulerDiscreteScheduler):
@@ -175,7 +185,7 @@ class Own(FlowMatchEulerDiscreteScheduler):
 def test_a_subclass_with_a_step_of_its_own_is_not_known() -> None:
     for scheduler, is_known in ((Kept(), True), (Own(), False)):
         scheduler.set_timesteps(4)
-        assert [level.step is not None for level in noise_levels(scheduler)] == [is_known] * 3 + [False]
+        assert [level.step is not None for level in noise_levels(scheduler)] == [is_known] * 4
 
 
 @pytest.mark.parametrize(
@@ -216,24 +226,23 @@ def test_a_gap_needs_every_steps_arithmetic() -> None:
     assert Gap.between([], [(0.5, 0.5)]) is None
     assert Gap.between([0.9], [(0.5, 0.5), None]) is None
     assert Gap.between([0.9], [None, (0.5, 0.5)]) is None
-    assert Gap.between([0.9], [(0.5, 0.5), (1.0, 0.0)]) is None
-    gap = Gap.between([0.9, 0.6], [(0.5, 0.5), (0.75, 0.25), (0.25, 0.75)])
-    assert gap == Gap(coordinates=(0.9, 0.6), shares=(0.125, 0.75), gain=3.0)
+    gap = Gap.between([0.9, 0.6], [(-0.5, 0.5), (-0.75, 0.25), (-0.25, 0.75)])
+    assert gap == Gap(coordinates=(0.9, 0.6), shares=(-0.125, -0.75), gain=-3.0)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"region": "call"}, "region must be step"), ({"quantity": "output"}, "quantity must be x0")],
+    [({"region": "call"}, "region must be step"), ({"quantity": "output"}, "quantity must be left out")],
 )
-def test_it_serves_x0_of_whole_steps(options: dict[str, Any], message: str) -> None:
+def test_it_serves_whole_steps(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Strategy(policy=FixedSchedule(every=2), forecaster=Blend(corrects=True), **options)
 
 
 @pytest.mark.parametrize(
-    ("options", "corrected"), [({}, [4, 8]), ({"region": "call"}, []), ({"quantity": "output"}, [])]
+    ("options", "corrected"), [({}, [4, 8, 11]), ({"region": "call"}, []), ({"quantity": "output"}, []), ({"quantity": "x0"}, [])]
 )
-def test_a_blend_corrects_x0_of_whole_steps_unless_told_not_to(options: dict[str, Any], corrected: list[int]) -> None:
+def test_a_blend_corrects_whole_steps_unless_told_not_to(options: dict[str, Any], corrected: list[int]) -> None:
     scheduler, sigmas = sigmas_of(shift=3.0)
     latents = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
     for forecaster, expected in ((Blend(), corrected), (Blend(corrects=False), [])):
