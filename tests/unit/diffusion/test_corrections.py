@@ -240,7 +240,8 @@ def test_it_serves_whole_steps(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "corrected"), [({}, [4, 8, 11]), ({"region": "call"}, []), ({"quantity": "output"}, []), ({"quantity": "x0"}, [])]
+    ("options", "corrected"),
+    [({}, [4, 8, 11]), ({"region": "call"}, []), ({"quantity": "output"}, []), ({"quantity": "x0"}, [])],
 )
 def test_a_blend_corrects_whole_steps_unless_told_not_to(options: dict[str, Any], corrected: list[int]) -> None:
     scheduler, sigmas = sigmas_of(shift=3.0)

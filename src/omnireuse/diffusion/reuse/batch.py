@@ -151,13 +151,13 @@ def _conclude(works: Sequence[_Work], started: float, rows: int) -> None:
 def _values(works: Sequence[_Work]) -> torch.Tensor:
     """The quantity of each output, (R, S, …)."""
     outputs = torch.stack([work.row.computed for work in works])
-    values = outputs if works[0].quantity == "output" else _denoised(works, outputs, works[0].quantity)
+    values = outputs if works[0].quantity == "output" else _quantities(works, outputs, works[0].quantity)
     for work in works:
         work.state.dtypes, work.state.output_dtype = [values.dtype], outputs.dtype
     return values
 
 
-def _denoised(works: Sequence[_Work], outputs: torch.Tensor, quantity: str) -> torch.Tensor:
+def _quantities(works: Sequence[_Work], outputs: torch.Tensor, quantity: str) -> torch.Tensor:
     """As `NoiseLevel.value_of`, (R, S, …)."""
     wide = torch.promote_types(outputs.dtype, torch.float32)
     samples, a, b = _algebra(works, wide, quantity)
@@ -220,7 +220,7 @@ def _scales(works: Sequence[_Work], values: torch.Tensor) -> tuple[torch.Tensor,
     defined = [work.level.can_denoise(work.row.sample, work.row.computed) for work in works]
     if not any(defined):
         return of_output, of_output
-    of_x0 = _means(_denoised(works, outputs, "x0"))
+    of_x0 = _means(_quantities(works, outputs, "x0"))
     if works[0].quantity == "velocity":
         units = torch.tensor([work.level.coordinate for work in works]).to(of_output.device)
         return of_output * shares / units, of_x0 / units

@@ -262,7 +262,9 @@ def _end(family: str, scheduler: Any) -> tuple[float, float]:
     if family == "preserving":
         kept = float(scheduler.final_alpha_cumprod)
         return math.sqrt(kept), math.sqrt(1 - kept)
-    left = float(scheduler.sigmas[len(scheduler.timesteps)]) if len(scheduler.sigmas) > len(scheduler.timesteps) else 0.0
+    left = (
+        float(scheduler.sigmas[len(scheduler.timesteps)]) if len(scheduler.sigmas) > len(scheduler.timesteps) else 0.0
+    )
     if family == "converting":
         alpha, sigma = scheduler._sigma_to_alpha_sigma_t(torch.tensor(left))
         return float(alpha), float(sigma)
