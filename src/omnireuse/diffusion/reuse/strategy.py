@@ -215,7 +215,7 @@ class Strategy:
 
     @property
     def follows_path(self) -> bool:
-        """Whether velocities are remembered in place of x0 in runs whose schedule, noise and solver's step are known."""
+        """Whether velocities stand in for x0 where the schedule, the noise and the solver's step are known."""
         is_free = self.quantity is None and self.chosen_quantity == "x0"
         return is_free and self.region == "step" and self.forecaster.follows_path
 
