@@ -3,14 +3,17 @@
     python -m bench prefix_cache [--widths 1024 2048 4096 8192] [--requests 8 32 128 256] [--out out/bench]
 
 Everything in bfloat16 on the CPU, blocks of 16 tokens on scattered places of a pool that was touched before. Beside
-each figure stands a plain copy of the same bytes, timed in turn with it: for update into the next part of a buffer as
-large as the pool, for merge into fresh tensors of the shapes that the merge returns. Ratios are of neighbouring rounds.
+each figure stands a plain copy of as many bytes, timed in turn with it: for update into the next part of a buffer as
+large as the pool, for merge request by request into memory that is there. The copy of an update has its own source,
+so that neither finds it in the processor's cache. A second series has, in place of the merge, the least that a merge
+must do: one gather of known slots into memory that is there, and a view for each request. Ratios are of one round.
 Times are processor time of one thread, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 import time
@@ -43,13 +46,14 @@ def main(arguments: list[str] | None = None) -> None:
         raise ConfigError(f"bench prefix_cache: numbers must be ≥ 1 and --tokens a multiple of {BLOCK}, got {options}")
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)
+    memory_held = memory(2048)  # first, so that no memory of other cells is given back meanwhile
     cells = [(width, requests) for width in options.widths for requests in options.requests]
     record = {
         "command": "python -m bench prefix_cache",
         "environment": environment(),
         "bandwidth": [bandwidth(w, r, options.tokens, options.repeats) for w, r in cells],
         "decode": [decode(w, max(options.requests), options.repeats) for w in options.widths],
-        "memory": memory(2048),
+        "memory": memory_held,
     }  # fmt: skip
     show(record, Console())
     write_record(record, options.out, "prefix_cache")
@@ -99,35 +103,42 @@ def timed(function: Callable[[], object]) -> float:
 
 
 def bandwidth(width: int, num_requests: int, tokens: int, repeats: int) -> dict[str, Any]:
-    """Bytes a second of update and merge, with a plain copy of the same bytes after each."""
+    """Bytes a second of update, merge and the least that a merge can do, with a plain copy of the bytes after each."""
     engine = Engine(width, num_requests, tokens // BLOCK)
     hidden = torch.randn(num_requests * tokens, width).bfloat16()
+    source, gathered, copied = hidden.clone(), hidden.clone(), hidden.clone().split(tokens)
     beside = torch.zeros(4, *hidden.shape, dtype=torch.bfloat16)
-    place = torch.empty(0)
-    seconds: dict[str, list[float]] = {"update": [], "update copy": [], "merge": [], "merge copy": []}
+    rows = engine.cache.hidden_states_cache.view(-1, width)
+    parts = ("update", "merge", "gather")
+    seconds: dict[str, list[float]] = {name: [] for part in parts for name in (part, f"{part} copy")}
     new = hidden[:num_requests]  # one token each, the least that a hit computes
     starts = list(range(num_requests))
-    for number in range(-2, repeats):
+    for kind, number in itertools.product(("merge", "gather"), range(-2, repeats)):
         place = engine.next_place()
         slots = slots_of(place)
         spent = {"update": timed(lambda slots=slots: engine.write(hidden, slots))}
-        spent["update copy"] = timed(lambda number=number: beside[number % 4].copy_(hidden))
+        spent["update copy"] = timed(lambda number=number: beside[number % 4].copy_(source))
         batch = engine.batch(place, tokens)
         engine.cache.reset_prefix_cached_new_req_ids()
         for name in batch.req_id_to_index:
             engine.cache.add_prefix_cached_new_req_id(name)
         scheduled = dict.fromkeys(batch.req_id_to_index, 1)
-        spent["merge"] = timed(
-            lambda batch=batch, n=scheduled: engine.cache.get_merged_hidden_states(starts, batch, new, n)
+        if kind == "merge":
+            spent[kind] = timed(
+                lambda batch=batch, n=scheduled: engine.cache.get_merged_hidden_states(starts, batch, new, n)
+            )
+        else:
+            spent[kind] = timed(lambda slots=slots: torch.index_select(rows, 0, slots, out=gathered).split(tokens))
+        pieces = beside[number % 4].split(tokens)
+        spent[f"{kind} copy"] = timed(
+            lambda pieces=pieces: [to.copy_(piece) for to, piece in zip(copied, pieces, strict=True)]
         )
-        parts = beside[number % 4].split(tokens)
-        spent["merge copy"] = timed(lambda parts=parts: [part.clone() for part in parts])
         if number >= 0:  # the first rounds warm up
-            for name, value in spent.items():
-                seconds[name].append(value)
+            for part, value in spent.items():
+                seconds[part].append(value)
     merged_bytes = num_requests * (tokens + 1) * width * 2
     result: dict[str, Any] = {"width": width, "requests": num_requests}
-    for name, num_bytes in (("update", hidden.nbytes), ("merge", merged_bytes)):
+    for name, num_bytes in zip(parts, (hidden.nbytes, merged_bytes, hidden.nbytes), strict=True):
         own = [num_bytes / s / 1e9 for s in seconds[name]]
         copy = [hidden.nbytes / s / 1e9 for s in seconds[f"{name} copy"]]
         ratios = [a / b for a, b in zip(own, copy, strict=True)]
@@ -181,10 +192,10 @@ def spread(values: list[float]) -> dict[str, float]:
 def show(record: dict[str, Any], console: Console) -> None:
     """The tables; spreads are the middle half of the rounds."""
     table = new_table("bandwidth, GB/s, and share of a plain copy", "row", "requests", "MiB", "update", "share of copy",
-                      "merge", "share of copy")  # fmt: skip
+                      "merge", "share of copy", "bare gather", "share of copy")  # fmt: skip
     for cell in record["bandwidth"]:
         figures = []
-        for part in (cell["update"], cell["merge"]):
+        for part in (cell["update"], cell["merge"], cell["gather"]):
             figures += [f"{part['gb_per_s']['median']:.1f}", words(part["share_of_copy"], ".2f")]
         mib = f"{cell['update']['bytes'] / 2**20:.1f}"
         table.add_row(f"{cell['width'] * 2 // 1024} KB", str(cell["requests"]), mib, *figures)

@@ -345,6 +345,32 @@ def test_results_that_are_kept_survive_later_steps_and_memory_of_dropped_ones_is
     assert cache.stats()["merge_buffer_bytes"] == 2 * 6 * WIDTH * 4
 
 
+def test_each_key_finds_the_memory_of_the_step_before_and_never_memory_that_is_in_use() -> None:
+    cache, batch, names = make_cache(), make_batch([0], [[0]]), ("a", "b", "c")
+    cache.maybe_init_missing_mm_cache_keys({key: rows(2, 2 + k) for k, key in enumerate(names)}, 2)
+    places = []
+    for start in (100, 200, 300):
+        given = {key: rows(2, 2 + k, start=start * k) for k, key in enumerate(names)}
+        merged = merge_mm(cache, batch, given, r0=2)
+        assert all(torch.equal(merged[key]["r0"], given[key]) for key in names)
+        places.append({merged[key]["r0"].data_ptr() for key in names})
+        del merged
+    assert len(places[0]) == 3
+    assert places[0] == places[1] == places[2]
+    assert cache.stats()["merge_buffer_bytes"] == 2 * (2 + 3 + 4) * 4
+
+
+def test_a_view_of_a_view_keeps_its_memory_from_being_used_again() -> None:
+    cache, batch = make_cache(), make_batch([0], [[0]])
+    kept = merge_hidden(cache, batch, rows(4), r0=4)["r0"][1:3].view(torch.int32)[:, 1]
+    as_numpy = merge_hidden(cache, batch, rows(4, start=50), r0=4)["r0"].numpy()
+    before = kept.clone()
+    for start in (100, 200):
+        merge_hidden(cache, batch, rows(4, start=start), r0=4)
+    assert torch.equal(kept, before)
+    assert torch.equal(torch.from_numpy(as_numpy), rows(4, start=50))
+
+
 # --- absent rows
 
 

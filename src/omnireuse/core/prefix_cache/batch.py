@@ -43,8 +43,9 @@ class BatchRows:
     @functools.cached_property
     def rows_K(self) -> Integers:
         """The rows of this step in the order of the requests."""
-        before_R = np.cumsum(self.counts_R) - self.counts_R
-        return np.repeat(self.starts_R - before_R, self.counts_R) + np.arange(int(self.counts_R.sum()))
+        stops_R = self.counts_R.cumsum()
+        rows_K: Integers = (self.starts_R + self.counts_R - stops_R).repeat(self.counts_R)
+        return rows_K + np.arange(len(rows_K))
 
     def __iter__(self) -> Iterator[tuple[str, int, slice]]:
         """Give id, index and rows of each request."""

@@ -27,12 +27,11 @@ def key_name(key: str) -> str:
 
 def _check_rows(what: str, rows: torch.Tensor, feature_shape: tuple[int, ...], dtype: torch.dtype, count: int) -> None:
     """Raise a StateError unless there are `count` rows of this shape and dtype."""
-    if rows.ndim == 0 or tuple(rows.shape[1:]) != feature_shape or rows.dtype != dtype:
-        raise StateError(
-            f"{what}: rows must be {feature_shape} {dtype} as cached, got {tuple(rows.shape[1:])} {rows.dtype}"
-        )
-    if rows.shape[0] < count:
-        raise StateError(f"{what}: must cover {count} tokens, got {rows.shape[0]} rows")
+    shape = rows.shape
+    if len(shape) == 0 or shape[1:] != feature_shape or rows.dtype != dtype:
+        raise StateError(f"{what}: rows must be {feature_shape} {dtype} as cached, got {tuple(shape[1:])} {rows.dtype}")
+    if shape[0] < count:
+        raise StateError(f"{what}: must cover {count} tokens, got {shape[0]} rows")
 
 
 def hidden_rows(store: RowStore, hidden: torch.Tensor, on_cpu: torch.Tensor | None, num_tokens: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from omnireuse.core.prefix_cache.batch import BatchRows
-from omnireuse.core.prefix_cache.rows import Integers, Mask, MergeBuffers, RowStore, to_raw
+from omnireuse.core.prefix_cache.rows import Integers, Mask, MergeBuffers, RowStore
 from omnireuse.errors import StateError
 
 __all__ = ["HIDDEN", "PrefixHits", "RowPool"]
@@ -74,7 +74,7 @@ class RowPool:
             StateError: a slot outside the pool; nothing is written.
         """
         slots_K = slots.numpy().astype(np.int64, copy=False)
-        raw_by_name = {name: to_raw(rows_KF) for name, rows_KF in rows_by_name.items()}
+        raw_by_name = {name: self.stores[name].raw(rows_KF) for name, rows_KF in rows_by_name.items()}
         if _outside(slots_K, self.num_blocks * self.block_size) is not None:
             is_token_K = slots_K != -1
             self.counters["padding_rows"] += len(slots_K) - int(is_token_K.sum())
@@ -108,7 +108,8 @@ class RowPool:
         num_current = int(is_current_K.sum())
         self.counters["stale_rows_dropped"] += len(slots_K) - num_current
         self.counters["rows_written"] += num_current
-        self.stores[name].write(slots_K[is_current_K], to_raw(rows_KF)[is_current_K], steps_K[is_current_K])
+        store = self.stores[name]
+        store.write(slots_K[is_current_K], store.raw(rows_KF)[is_current_K], steps_K[is_current_K])
 
     def release(self, blocks_N: Integers) -> None:
         """Make these blocks absent for every key, return their memory and fail hits planned on them."""
@@ -146,25 +147,26 @@ class RowPool:
         """
         store, size, counts_R = self.stores[name], self.block_size, batch.counts_R
         num_blocks_R, blocks_N, zero_S = self._readable(name, batch, hits)
-        num_rows_R, raw_K = num_blocks_R * size + counts_R, to_raw(rows_KF)
-        memory = self.buffers.take(int(num_rows_R.sum()) * store.rows_S.itemsize)
+        num_rows_R, raw_K = num_blocks_R * size + counts_R, store.raw(rows_KF)
+        num_rows = int(num_rows_R.sum())
+        memory = self.buffers.take(num_rows * store.rows_S.itemsize)
         out_S = memory.view(store.rows_S.dtype)
         if len(blocks_N):
-            lengths_P = np.empty(2 * len(counts_R), np.int64)  # of each request's cached part and its new part
-            lengths_P[::2], lengths_P[1::2] = num_rows_R - counts_R, counts_R
-            is_cached_S = np.repeat(np.arange(len(lengths_P)) % 2 == 0, lengths_P)
-            slots_S = np.zeros(len(out_S), np.int64)  # this step's rows gather slot 0 and are then overwritten
+            places_K = batch.rows_K + (num_rows_R.cumsum() - counts_R - batch.starts_R).repeat(counts_R)
+            is_cached_S = np.ones(num_rows, np.bool_)
+            is_cached_S[places_K] = False
+            slots_S = np.zeros(num_rows, np.int64)  # this step's rows gather slot 0 and are then overwritten
             slots_S[is_cached_S] = (blocks_N[:, None] * size + np.arange(size)).reshape(-1)
             # The slots were checked; "raise" would check again and gather into a buffer first.
             store.rows_S.take(slots_S, out=out_S, mode="clip")
             if zero_S is not None:
                 out_S[np.flatnonzero(is_cached_S)[zero_S]] = np.zeros((), out_S.dtype)
-            out_S[np.flatnonzero(~is_cached_S)] = raw_K[batch.rows_K]
+            out_S[places_K] = raw_K[batch.rows_K]
             self.counters["rows_read"] += len(blocks_N) * size
         else:
             raw_K.take(batch.rows_K, out=out_S, mode="clip")
-        whole = torch.from_numpy(memory).view(store.dtype).view(-1, *store.feature_shape)
-        return dict(zip(batch.req_ids, whole.split(num_rows_R.tolist()), strict=True))
+        whole = torch.frombuffer(memory, dtype=store.dtype).view(num_rows, *store.feature_shape)
+        return dict(zip(batch.req_ids, torch.split_with_sizes(whole, num_rows_R.tolist()), strict=True))
 
     def _readable(self, name: str, batch: BatchRows, hits: PrefixHits) -> tuple[Integers, Integers, Mask | None]:
         """Return the hits' block counts and blocks without the hits that are missed, and the rows to zero if any."""

@@ -12,7 +12,7 @@ import torch
 
 from omnireuse.core.sizes import require_size
 
-__all__ = ["Integers", "Mask", "MergeBuffers", "RawRows", "RowStore", "to_raw"]
+__all__ = ["Integers", "Mask", "MergeBuffers", "RawRows", "RowStore"]
 
 # Legend: B block, O offset in a block, F feature, S slot = block · block_size + offset, K rows of one call.
 
@@ -20,12 +20,6 @@ Integers = npt.NDArray[np.integer]
 Mask = npt.NDArray[np.bool_]
 RawRows = npt.NDArray[np.void]
 """Rows as opaque bytes, one element each: numpy then copies a row at a time, whatever its dtype."""
-
-
-def to_raw(rows_KF: torch.Tensor) -> RawRows:
-    """Return CPU rows, (rows, width), as raw rows that share their memory if they are contiguous."""
-    rows_KF = rows_KF.contiguous()
-    return rows_KF.view(torch.uint8).numpy().view(f"V{rows_KF.shape[1] * rows_KF.itemsize}").reshape(-1)
 
 
 class RowStore:
@@ -61,7 +55,8 @@ class RowStore:
         else:
             memory = torch.zeros(num_bytes, dtype=torch.uint8)
         self.rows_BOF = memory.view(dtype).view(num_blocks, block_size, self.width)
-        self.rows_S = to_raw(self.rows_BOF.view(-1, self.width))
+        self._raw_dtype = np.dtype((np.void, self.width * dtype.itemsize))
+        self.rows_S = self.raw(self.rows_BOF.view(-1, self.width))
         self.version_S = np.zeros(num_blocks * block_size, np.int32)
 
     @property
@@ -71,7 +66,12 @@ class RowStore:
 
     def flat(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows of `feature_shape` as (rows, width)."""
-        return rows.detach().reshape(rows.shape[0], self.width)
+        rows = rows.detach()
+        return rows if rows.ndim == 2 else rows.reshape(rows.shape[0], self.width)
+
+    def raw(self, rows_KF: torch.Tensor) -> RawRows:
+        """Return CPU rows, (rows, width), as raw rows that share their memory if they are contiguous."""
+        return rows_KF.contiguous().view(torch.uint8).numpy().view(self._raw_dtype)[:, 0]
 
     def write(self, slots_K: Integers, rows_K: RawRows, step: int | Integers) -> None:
         """Write raw rows at their slots and remember the step (one, or one per row)."""
@@ -113,7 +113,10 @@ class RowStore:
 
 
 class MergeBuffers:
-    """Memory for merged rows, used again once nobody refers to what was handed out of it."""
+    """Memory for merged rows, used again once nobody refers to what was handed out of it.
+
+    As many buffers are kept as were in use at one time, so that each key of a step finds the memory of the step before.
+    """
 
     def __init__(self) -> None:
         self._buffers: list[tuple[npt.NDArray[np.uint8], weakref.ref[npt.NDArray[np.uint8]]]] = []
@@ -124,12 +127,17 @@ class MergeBuffers:
         return sum(buffer.nbytes for buffer, _ in self._buffers)
 
     def take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
-        """Return uninitialised bytes; they are free again when the returned array and all its views are gone."""
-        free = [buffer for buffer, lent in self._buffers if lent() is None]
-        self._buffers = [(buffer, lent) for buffer, lent in self._buffers if lent() is not None]
-        buffer = next((each for each in free if each.nbytes >= num_bytes), None)
-        if buffer is None:
-            buffer = np.empty(num_bytes, np.uint8)
+        """Return uninitialised bytes; they are free again when the returned array and all its views are gone.
+
+        The smallest free buffer that is large enough is used. If there is none, all free ones make way for a new one.
+        """
+        free = [index for index, (_, lent) in enumerate(self._buffers) if lent() is None]
+        fits = [index for index in free if self._buffers[index][0].nbytes >= num_bytes]
+        if fits:
+            buffer, _ = self._buffers.pop(min(fits, key=lambda index: self._buffers[index][0].nbytes))
+        else:
+            self._buffers = [each for index, each in enumerate(self._buffers) if index not in free]
+            buffer = torch.empty(num_bytes, dtype=torch.uint8).numpy()
         part = buffer[:num_bytes]
         self._buffers.append((buffer, weakref.ref(part)))
         return part
