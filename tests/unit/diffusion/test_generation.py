@@ -218,7 +218,7 @@ def strategies() -> st.SearchStrategy[Strategy]:
         lambda policy, forecaster, quantity, dtype: Strategy(
             policy=policy,
             forecaster=forecaster,
-            quantity=None if forecaster.corrects else quantity,
+            quantity=None if forecaster.corrects and quantity != "x0" else quantity,
             history_dtype=dtype,
         ),
         st.sampled_from(policies),

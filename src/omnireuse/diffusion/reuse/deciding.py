@@ -76,12 +76,15 @@ class Decider:
     def gap_before(self, state: BranchState) -> Gap | None:
         """The reused steps since the branch last computed; None where there are none, or nothing corrects them."""
         first, now = self.index - state.consecutive, self.index
-        is_possible = self.outputs.quantity == "velocity" and now < len(self._levels)
-        if not self.forecaster.corrects or not is_possible or first == now:
+        quantity = self.outputs.quantity
+        if quantity not in ("x0", "velocity") or self.strategy.region != "step" or not self.forecaster.corrects:
+            return None
+        if first == now or now >= len(self._levels):
             return None
         levels = self._levels[first : now + 1]
         coordinates = [self._coordinate_of(first + place, level) for place, level in enumerate(levels[:-1])]
-        return Gap.between(coordinates, [level.velocity_step for level in levels])
+        steps = [level.step if quantity == "x0" else level.velocity_step for level in levels]
+        return Gap.between(quantity, coordinates, steps)
 
     @property
     def finished(self) -> bool:

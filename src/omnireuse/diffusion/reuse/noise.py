@@ -73,6 +73,9 @@ _ONE_CALL = {
 }
 
 
+_X0_ONLY = {"DEISMultistepScheduler", "FlowUniPCMultistepScheduler", "UniPCMultistepScheduler"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class NoiseLevel:
     """One step of a schedule.
@@ -86,8 +89,9 @@ class NoiseLevel:
         input_scale: what the scheduler multiplies the sample with before the denoiser sees it.
         step: (c, r) where the scheduler goes from x to c · x0 + r · x, as DDIM does, and solvers of higher order but
             for what they take from earlier steps; None for solvers that add noise or call the model more than once.
-        flow_scale: 1/(α+σ) where `step` is known: latents times this are (1 − t) · clean + t · noise, with t the
-            coordinate.
+        flow_scale: 1/(α+σ): latents times this are (1 − t) · clean + t · noise, with t the coordinate. Known where
+            `step` is and velocities can stand in for x0: not under UniPC and DEIS, where that loses with guidance
+            (``python -m bench corrections``).
     """
 
     sigma: float | None
@@ -240,7 +244,10 @@ def noise_levels(scheduler: Any) -> list[NoiseLevel]:
     else:
         owns = [sigma / alpha if alpha else None for alpha, sigma in marginals] if family == "preserving" else sigmas
         levels = [_level(*pair, prediction, own) for pair, own in zip(marginals, owns, strict=False)]
-    return with_steps(levels, marginals, _end(family, scheduler)) if _follows_the_path(scheduler) else levels
+    if not _follows_the_path(scheduler):
+        return levels
+    found = with_steps(levels, marginals, _end(family, scheduler))
+    return [replace(level, flow_scale=None) for level in found] if names & _X0_ONLY else found
 
 
 def _marginals(family: str, scheduler: Any, sigmas: Sequence[float]) -> list[tuple[float, float]]:

@@ -127,8 +127,8 @@ class Strategy:
         own = self.forecaster.quantity
         if own is not None and self.quantity not in (None, own):
             raise field_error(self, "quantity", f"be {own} with the forecaster {type(self.forecaster).__name__}")
-        if self.forecaster.corrects and self.quantity is not None:
-            raise field_error(self, "quantity", f"be left out with {self.forecaster}, which corrects the latents")
+        if self.forecaster.corrects and self.quantity not in (None, "x0"):
+            raise field_error(self, "quantity", f"be x0 with {self.forecaster}, which corrects the latents")
         if self.region not in (self.forecaster.regions or REGIONS):
             fitting_regions = " or ".join(self.forecaster.regions or REGIONS)
             raise field_error(self, "region", f"be {fitting_regions} with {type(self.forecaster).__name__}")

@@ -15,8 +15,10 @@ __all__ = ["NEAR", "RunNoise"]
 NEAR = 1e-5
 """Relative difference of two sigmas that count as one."""
 
-_ONE_CALL = {"deis", "dpmpp_2m", "euler", "gradient_estimation", "res_multistep", "unipc", "unipc_bh2"}
-"""Functions of samplers that add no noise, call the model once a step, and are of third order at most."""
+_X0_ONLY = {"deis", "res_multistep", "unipc", "unipc_bh2"}
+_ONE_CALL = {*_X0_ONLY, "dpmpp_2m", "euler", "gradient_estimation"}
+"""Functions of samplers that add no noise, call the model once a step, and are of third order at most. Under the first,
+velocities do not stand in for x0."""
 
 
 class RunNoise:
@@ -36,6 +38,7 @@ class RunNoise:
     def __init__(self, sigmas: Sequence[float], model_sampling: Any, *, derivative: bool, sampler: str = "") -> None:
         self.sigmas, self._end = tuple(sigmas[:-1]), sigmas[-1]
         self._model_sampling, self._derivative, self._is_one_call = model_sampling, derivative, sampler in _ONE_CALL
+        self._has_velocities = sampler in _ONE_CALL - _X0_ONLY
         shares = self._shares(self.sigmas)
         self._is_known = all(a > b for a, b in pairwise(shares))
         self.levels = tuple(
@@ -72,7 +75,7 @@ class RunNoise:
             sample_weight=weights[0],
             output_weight=weights[1],
             step=(1 - after, after) if self._is_one_call else None,
-            flow_scale=share / sigma if self._is_one_call and sigma else None,
+            flow_scale=share / sigma if self._has_velocities and sigma else None,
         )
 
     def _shares(self, sigmas: Sequence[float]) -> list[float]:

@@ -65,7 +65,7 @@ class Memory(ABC):
         Args:
             gap: the reused steps.
             coordinate: of the value.
-            value: the computed velocity.
+            value: the computed x0 or velocity.
             evidence: as in `remember`.
 
         Returns:

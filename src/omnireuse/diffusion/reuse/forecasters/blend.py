@@ -44,11 +44,12 @@ class Blend(Forecaster):
 
     Args:
         order: degree of the polynomial, 1 to 3.
-        corrects: at the first computed step after reused ones, integrate those again with the velocity on the
-            polynomial through the known steps on both sides, and move the latents towards the result, as far as w shows
-            that it can be trusted. In region "step", where the schedule, the noise and the scheduler's step are known
-            (`NoiseLevel.step`), velocities are remembered for it in place of x0; other runs take computed outputs as
-            they are. None is True where it is possible; False remembers x0 in any case.
+        corrects: at the first computed step after reused ones, integrate those again with the value interpolated, and
+            move the latents towards the result, as far as w shows that it can be trusted. In region "step", where the
+            schedule, the noise and the scheduler's step are known (`NoiseLevel.step`); other runs take computed outputs
+            as they are. Velocities are remembered for it in place of x0 where `NoiseLevel.flow_scale` is known and no
+            quantity was asked for; they are interpolated by the polynomial through all known values, x0 by a line. None
+            is True where it is possible; False remembers x0 in any case.
         steady: the share of the shortfall that is expected over any distance, in [0, 1]: the slope's own error, which
             does not grow as a bend does. None goes by the schedule: 0, 0.5 where fewer than 0.4 of the steps compute,
             and 1 below 0.3. Over wide gaps 0 loses to holding; 1 loses some of the gain where paths are smooth.
@@ -80,10 +81,11 @@ class Blend(Forecaster):
     def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, quantity: str) -> Blend:
         share = len(computed) / total
         steady = next((steady for below, steady in STEADY if share < below), None)
-        exponent = EXPONENT if noises is not None and quantity == "x0" else None
+        is_x0 = noises is not None and quantity == "x0"
+        exponent = EXPONENT if is_x0 else None
         return replace(
             self,
-            corrects=quantity == "velocity",
+            corrects=is_x0 or quantity == "velocity" if self.corrects is None else self.corrects,
             steady=steady if self.steady is None else self.steady,
             exponent=exponent if self.exponent is None else self.exponent,
         )
@@ -208,13 +210,14 @@ class BlendMemory(LearningMemory):
     def cross(
         self, gap: Gap, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None
     ) -> Combination | None:
-        """What the gap's steps would have moved the latents by with the velocity interpolated, less what its forecasts
+        """What the gap's steps would have moved the latents by with the value interpolated, less what its forecasts
         did."""
         if evidence is None:
             self.remember(coordinate, value, None)
             return None
         old, held, nodes = self.values, self._hold(), [*(node for node, _ in self._nodes), coordinate]
-        between = [self._weights(nodes, at) for at in gap.coordinates]
+        skipped = 0 if gap.quantity == "velocity" else len(nodes) - 2
+        between = [[*[0.0] * skipped, *self._weights(nodes[skipped:], at)] for at in gap.coordinates]
         moves = [sum(s * row[k] for s, row in zip(gap.shares, between, strict=True)) for k in range(len(nodes))]
         stays = [*(sum(gap.shares) * weight for weight in held), 0.0]
         table = [
