@@ -49,7 +49,6 @@ if TYPE_CHECKING:
         Polynomial,
     )
     from omnireuse.diffusion.reuse.generation import Generation, layout_of
-    from omnireuse.diffusion.reuse.noise import noise_levels
     from omnireuse.diffusion.reuse.policies import (
         EasyCache,
         ErrorControl,
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
         TeaCache,
     )
     from omnireuse.diffusion.reuse.policy import Policy, StepView
+    from omnireuse.diffusion.reuse.schedulers import noise_levels
     from omnireuse.diffusion.reuse.strategy import Strategy
     from omnireuse.diffusion.reuse.summary import Summary
     from omnireuse.evaluation.compare.run import compare_pipeline
@@ -121,7 +121,7 @@ _HOMES = {
     "diffusion.reuse.events": "Choice Decision",
     "diffusion.reuse.forecasters": "BestOrder Blend Fitted Forecaster Hold Memory Polynomial",
     "diffusion.reuse.generation": "Generation layout_of",
-    "diffusion.reuse.noise": "noise_levels",
+    "diffusion.reuse.schedulers": "noise_levels",
     "diffusion.reuse.policies": (
         "EasyCache ErrorControl FixedSchedule MagCache Never ResidualDiff SeaCache StepMask TeaCache"
     ),

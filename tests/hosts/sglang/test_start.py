@@ -129,7 +129,7 @@ def test_the_noise_of_the_scheduler_of_native_wan_is_known(plain: object) -> Non
         FlowUniPCMultistepScheduler,
     )
 
-    from omnireuse.diffusion.reuse.noise import noise_levels
+    from omnireuse.diffusion.reuse.schedulers import noise_levels
 
     scheduler = FlowUniPCMultistepScheduler(shift=3.0)
     scheduler.set_timesteps(12, device="cpu")

@@ -13,8 +13,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
 from omnireuse import FixedSchedule, Polynomial, TeaCache
-from omnireuse.diffusion.reuse.noise import noise_levels
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
+from omnireuse.diffusion.reuse.schedulers import noise_levels
 from omnireuse.errors import UnsupportedModelError
 from tests.helpers.sweep import sweep
 from tests.helpers.tiny import Tiny

@@ -13,7 +13,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from omnireuse import Blend, FixedSchedule, Polynomial, Strategy
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.forecasters.gap import Gap
-from omnireuse.diffusion.reuse.noise import noise_levels
+from omnireuse.diffusion.reuse.schedulers import noise_levels
 from omnireuse.errors import ConfigError
 
 WITHOUT_VELOCITIES = ("DEISMultistepScheduler", "UniPCMultistepScheduler")

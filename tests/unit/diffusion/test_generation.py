@@ -20,8 +20,9 @@ from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
 from omnireuse.diffusion.reuse.events import Choice, Decision
 from omnireuse.diffusion.reuse.forecasters import Forecaster
 from omnireuse.diffusion.reuse.generation import Generation, layout_of
-from omnireuse.diffusion.reuse.noise import NoiseLevel, noise_levels
+from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.policies import StepMask
+from omnireuse.diffusion.reuse.schedulers import noise_levels
 from omnireuse.errors import OmniReuseError
 
 FORECASTERS: list[Forecaster] = [

@@ -10,7 +10,7 @@ import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.generation import Generation, layout_of
-from omnireuse.diffusion.reuse.noise import noise_levels
+from omnireuse.diffusion.reuse.schedulers import noise_levels
 from omnireuse.integrations.request import RequestReuse
 from omnireuse.integrations.settings import KEY, Plan
 

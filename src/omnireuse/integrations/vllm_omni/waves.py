@@ -17,8 +17,8 @@ from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
 from omnireuse.diffusion.reuse.forecasters import Fitted
 from omnireuse.diffusion.reuse.generation import Generation, layout_of
-from omnireuse.diffusion.reuse.noise import noise_levels
 from omnireuse.diffusion.reuse.policies import FixedSchedule
+from omnireuse.diffusion.reuse.schedulers import noise_levels
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.integrations.phases import WavePlanner
 from omnireuse.integrations.request import RequestReuse

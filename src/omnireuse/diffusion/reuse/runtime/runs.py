@@ -21,11 +21,12 @@ from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.generation import Emit
 from omnireuse.diffusion.reuse.guidance import CalibratedGuidance
 from omnireuse.diffusion.reuse.learning import Guidance, Learner
-from omnireuse.diffusion.reuse.noise import NoiseLevel, noise_levels
+from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
 from omnireuse.diffusion.reuse.runtime.ranks import check_agreement
 from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.runtime.timesteps import StepsByTimestep, timestep_of, warn_without_timestep
+from omnireuse.diffusion.reuse.schedulers import noise_levels
 from omnireuse.diffusion.reuse.strategy import Strategy
 
 __all__ = ["Here", "Runs", "Told", "calling_pipeline"]
