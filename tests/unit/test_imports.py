@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "diffusion.reuse.policies",
+        "diffusion.reuse.noise",
         "diffusion.reuse.schedulers",
         "diffusion.reuse.signals",
         "diffusion.reuse.forecasters",
