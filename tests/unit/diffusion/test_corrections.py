@@ -11,8 +11,10 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from omnireuse import Blend, FixedSchedule, Polynomial, Strategy
+from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.forecasters.gap import Gap
+from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.schedulers import noise_levels
 from omnireuse.errors import ConfigError
 
@@ -116,6 +118,38 @@ def test_the_gap_is_integrated_again(order: int, quantity: str | None) -> None:
     assert (found - plain).abs().max() > 1e-3
     # x0 is all that the last step leaves.
     assert [event.step for event in events if event.corrected] == ([4, 8] if quantity == "x0" else [4, 8, 11])
+
+
+def test_rows_of_a_batch_have_velocities_of_their_own() -> None:
+    """Under a scheduler whose outputs are noise, so that the latents have a part in the velocity."""
+    scheduler = diffusers.DDIMScheduler(clip_sample=False)
+    scheduler.set_timesteps(12)
+    levels = noise_levels(scheduler)
+    strategy = Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend())
+    start = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(6)).unbind(0)
+
+    def stepped(level: NoiseLevel, latents: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        assert level.step is not None
+        return level.step[0] * level.value_of(latents, output) + level.step[1] * latents
+
+    def run(together: bool) -> list[torch.Tensor]:
+        generations, latents = [strategy.start(levels) for _ in start], list(start)
+        for level in levels:
+            rows = []
+            for generation, own in zip(generations, latents, strict=True):
+                choice = generation.decide()
+                output = None if choice.reuse else velocity(own, level.coordinate)
+                rows.append(Row(generation=generation, choice=choice, sample=own, output=output))
+            at_once = predict_batch if rows[0].choice.reuse else observe_batch
+            found = at_once(rows) if together else [at_once([row])[0] for row in rows]
+            latents = [stepped(level, own, output) for own, output in zip(latents, found, strict=True)]
+            for generation in generations:
+                generation.advance()
+        assert all(generation.outputs.quantity == "velocity" for generation in generations)
+        return latents
+
+    for ours, alone in zip(run(together=True), run(together=False), strict=True):
+        torch.testing.assert_close(ours, alone, rtol=1e-4, atol=1e-4)
 
 
 def test_a_straight_path_is_left_alone() -> None:

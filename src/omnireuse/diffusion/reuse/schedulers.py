@@ -64,8 +64,7 @@ _ONE_CALL = {
     "FlowUniPCMultistepScheduler",
     "UniPCMultistepScheduler",
 }
-
-
+# Of these, under which velocities do not stand in for x0 (`NoiseLevel.flow_scale`).
 _X0_ONLY = {"DEISMultistepScheduler", "FlowUniPCMultistepScheduler", "UniPCMultistepScheduler"}
 
 
