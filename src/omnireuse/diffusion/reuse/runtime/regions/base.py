@@ -106,7 +106,7 @@ class DenoiserCall:
         is_one_tensor = given is not None and any(given is tensor for tensor in self.tensors)
         return given.shape[0] if given is not None and is_one_tensor and given.ndim else 1
 
-    @property
+    @cached_property
     def layout(self) -> Hashable:
         """What a reuse needs unchanged: all arguments but the timesteps, of which frames and sound may share one."""
         return layout_of(*self.args, *(value for name, value in self.kwargs.items() if name not in NAMES))
