@@ -40,6 +40,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _untuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Tests of what tuning does turn it on; nobody writes into the user's cache folder.
+    monkeypatch.setenv("OMNIREUSE_TUNE", "0")
+    monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real server on a free loopback port, without persistence."""

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from omnireuse.diffusion.calibration.profile import Profile
     from omnireuse.diffusion.calibration.tea_cache import fit_tea_cache
     from omnireuse.diffusion.handle import Handle, disable, handle_of
-    from omnireuse.diffusion.learning_handle import LearningHandle
     from omnireuse.diffusion.pipelines import enable
     from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
     from omnireuse.diffusion.reuse.events import Choice, Decision
@@ -81,7 +80,6 @@ __all__ = [
     "Generation",
     "Handle",
     "Hold",
-    "LearningHandle",
     "MagCache",
     "Memory",
     "Never",
@@ -115,7 +113,6 @@ _HOMES = {
     "diffusion.calibration.profile": "Profile",
     "diffusion.calibration.tea_cache": "fit_tea_cache",
     "diffusion.handle": "Handle disable handle_of",
-    "diffusion.learning_handle": "LearningHandle",
     "diffusion.pipelines": "enable",
     "diffusion.reuse.batch": "Row observe_batch predict_batch",
     "diffusion.reuse.events": "Choice Decision",

@@ -18,6 +18,7 @@ from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.validation import kind_of
 from omnireuse.diffusion.targets import check_targets
+from omnireuse.diffusion.tuning.switch import check_tune
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
 
 __all__ = ["check_arguments"]
@@ -40,7 +41,7 @@ def check_arguments(
     targets: Mapping[str, Any],
     axes: Mapping[str, Any],
     options: Mapping[str, Any],
-    learn: object,
+    tune: object,
     parameters: Collection[str],
 ) -> None:
     """Refuse arguments of the wrong kind or range, unknown names and options, and two ways of choosing at once.
@@ -49,7 +50,7 @@ def check_arguments(
         targets: what the result should reach, by parameter, without those left out.
         axes: fields of a strategy, likewise.
         options: keywords that are no parameter of `enable`.
-        learn: whether schedules are planned anew.
+        tune: whether the first pictures are measured; None where it was left out.
         parameters: the parameters of `enable`.
 
     Raises:
@@ -77,13 +78,12 @@ def check_arguments(
         if value is not None
     }
     aims = {**targets, **({} if profile is None or backend is not None else {"profile": profile})}
-    if not isinstance(learn, bool):
-        raise WrongTypeError(f"enable(learn={learn!r:.60}): learn must be True or False, got {kind_of(learn)}")
-    others = [name for name in (*given, *aims) if name not in ("region", "speedup", "computed_steps")]
-    if learn and others:
+    check_tune(tune)
+    fixed = next((name for name in ("backend", "policy", "profile") if {**given, "profile": profile}.get(name)), None)
+    if tune not in (None, False) and fixed is not None:
         raise ConfigError(
-            f"enable(learn=True): learn plans the default's schedule anew, so {others[0]} cannot be given with it; "
-            "leave one of the two out, or give speedup or computed_steps"
+            f"enable(tune={tune!r}): tuning chooses the plan of the default, speedup=, computed_steps= and tolerance=, "
+            f"and {fixed} has chosen one; leave one of the two out"
         )
     _check_ways(given, aims)
 

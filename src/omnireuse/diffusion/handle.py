@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,9 @@ from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.session import Session, session_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Promise, Stats, Summary
+from omnireuse.diffusion.tuning.state import Tuning
+from omnireuse.diffusion.tuning.store import Store
+from omnireuse.diffusion.tuning.tuner import Tuner
 from omnireuse.errors import StateError
 
 __all__ = ["Handle", "disable", "handle_of"]
@@ -37,6 +41,9 @@ class Handle:
         agreement: how ranks agree; by default this rank decides alone.
         promise: what a profile promises of the strategy's quality.
         far: the strategy of runs whose guidance is far from that of the promise.
+        pictures: how many pictures are measured at most to tune the strategy, which must be one of region "step" with a
+            schedule; 0 for none.
+        untuned: why none are, in words.
         adapts: go on in region "call", with a warning, where region "step" meets a denoiser that returns several kinds
             of latents. Without it that is an error.
 
@@ -56,6 +63,8 @@ class Handle:
         agreement: Agreement | None = None,
         promise: Promise | None = None,
         far: Strategy | None = None,
+        pictures: int = 0,
+        untuned: str = "tune=False",
         adapts: bool = False,
     ) -> None:
         if (present := handle_of(pipeline)) is not None:
@@ -69,6 +78,8 @@ class Handle:
         self._session.handle = self
         if promise is not None and far is not None:
             self._session.runs.calibrated = CalibratedGuidance(scales=promise.scales, default=far, stats=self._stats)
+        self._tuner = Tuner(self._session, strategy, pictures=pictures, store=Store()) if pictures else None
+        self._untuned = Tuning(state="off", reason=untuned)
         self._enabled = True
         self._pipeline = type(pipeline).__name__
 
@@ -83,6 +94,11 @@ class Handle:
         return self._enabled
 
     @property
+    def tuning(self) -> Tuning:
+        """What tuning has come to, for the configuration of the latest run."""
+        return self._untuned if self._tuner is None else self._tuner.tuning
+
+    @property
     def events(self) -> tuple[Decision, ...]:
         """The decisions of all runs so far, oldest first; the latest 20,000 are kept."""
         return self._stats.events
@@ -93,9 +109,10 @@ class Handle:
 
     def summary(self) -> Summary:
         """What reuse has done so far: a record whose `str` is a short text, and which a notebook shows as figures."""
-        return self._stats.summary(
+        found = self._stats.summary(
             kept_bytes=self._session.runs.peak_kept_bytes, calls_outside=self._session.calls_outside
         )
+        return found if self._tuner is None else replace(found, tuning=self._tuner.tuning)
 
     def expect(self, num_inference_steps: int | None) -> None:
         """Drop all state and set the step count of the next run, for engines without a diffusers scheduler.
@@ -122,6 +139,8 @@ class Handle:
 
     def disable(self) -> None:
         """End reuse: restore the pipeline exactly and drop all state. Idempotent."""
+        if self._tuner is not None:
+            self._tuner.close()
         self._session.close()
         self._enabled = False
 

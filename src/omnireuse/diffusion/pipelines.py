@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch.distributed as dist
 
@@ -22,7 +23,6 @@ from omnireuse.diffusion.choices import (
     WholeRegion,
 )
 from omnireuse.diffusion.handle import Handle
-from omnireuse.diffusion.learning_handle import LearningHandle
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.forecasters import Blend, Forecaster
 from omnireuse.diffusion.reuse.policies import FixedSchedule
@@ -32,12 +32,14 @@ from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.ranks import forward_group
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.targets import SPREAD, in_fitting_region, profile_for, strategy_for
-from omnireuse.errors import ConfigError
+from omnireuse.diffusion.tuning.switch import SWITCH, check_tune, is_off_by_environment
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["DEFAULT", "enable"]
+
+logger = logging.getLogger("omnireuse")
 
 DEFAULT = Strategy(
     policy=FixedSchedule(speedup=2.0, min_computed=12, min_steps=SHORT_RUN, **SPREAD),
@@ -62,17 +64,8 @@ def enable(
     profile: Profile | str | os.PathLike[str] | None = None,
     region: WholeRegion | None = None,
     group: dist.ProcessGroup | None = None,
+    tune: bool | int | None = None,
 ) -> Handle: ...
-@overload
-def enable(
-    pipeline: Any,
-    backend: None = None,
-    *,
-    learn: Literal[True],
-    speedup: float | None = None,
-    computed_steps: int | None = None,
-    region: WholeRegion | None = None,
-) -> LearningHandle: ...
 @overload
 def enable(
     pipeline: Any,
@@ -106,7 +99,7 @@ def enable(
     forecaster: Forecaster | ForecasterName | None = None,
     region: Region | None = None,
     group: dist.ProcessGroup | None = None,
-    learn: bool = False,
+    tune: bool | int | None = None,
     **options: Any,
 ) -> Handle:
     """Compute some denoising steps of a pipeline and forecast the others, until `disable`.
@@ -138,9 +131,10 @@ def enable(
         group: the ranks that share the forward's collectives (sequence or tensor parallel) and must decide alike. By
             default those of diffusers' `enable_parallelism` or of the device mesh of the parameters, so make the model
             parallel first; none where every rank runs its own model.
-        learn: plan the schedule anew from the errors that runs show; alone or with `speedup` or `computed_steps`, on
-            one rank. Pictures then depend on what was generated before. The handle's `freeze` ends it and returns a
-            profile.
+        tune: measure the first pictures of each kind, which are computed in full, and go on with the plan that leaves
+            the least error in them: True, False, or how many pictures at most (3 by default). It goes with the default,
+            `speedup` and `computed_steps`. Plans are kept on disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it
+            off.
         options: with a backend, fields of `DiffusionCacheConfig`; with a policy, fields of `Strategy`.
 
     Returns:
@@ -169,15 +163,10 @@ def enable(
         targets=targets,
         axes=axes,
         options=options,
-        learn=learn,
+        tune=tune,
         parameters=[*inspect.signature(enable).parameters, *StrategyOptions.__annotations__],
     )
     agreement = Agreement(group if group is not None else forward_group(denoisers_of(pipeline)))
-    if learn and not agreement.is_alone:
-        raise ConfigError(
-            "enable(learn=True): learn must be False where ranks share a forward pass, for each sees errors of its own "
-            "and they would follow different schedules; learn on one rank, and give the others the frozen profile"
-        )
     if backend is not None:
         if profile is not None:
             options = {**profile_for(pipeline, profile).options_for(backend), **options}
@@ -190,18 +179,46 @@ def enable(
         if computed_steps is not None:
             targets["computed_steps"] = int(computed_steps)
         strategy, name, promise = strategy_for(pipeline, profile=profile, region=region, **targets)
-        adapts = region is None
-        if learn:
-            return LearningHandle(pipeline, strategy, name=name, adapts=adapts)
-        policy, far = strategy.policy, None
-        if isinstance(policy, FixedSchedule) and policy.steps and policy.made_for:
-            spread = FixedSchedule(speedup=policy.made_for / len(policy.steps), **SPREAD)
+        far = None
+        if isinstance(strategy.policy, FixedSchedule) and strategy.policy.steps and strategy.policy.made_for:
+            spread = FixedSchedule(speedup=strategy.policy.made_for / len(strategy.policy.steps), **SPREAD)
             far = in_fitting_region(replace(DEFAULT, policy=spread), pipeline, region)
-        return Handle(pipeline, strategy, name=name, agreement=agreement, promise=promise, far=far, adapts=adapts)
+        pictures, untuned = (0, "a profile") if profile is not None else _tuning(tune, strategy, agreement)
+        return Handle(
+            pipeline,
+            strategy,
+            name=name,
+            agreement=agreement,
+            promise=promise,
+            far=far,
+            pictures=pictures,
+            untuned=untuned,
+            adapts=region is None,
+        )
     strategy = in_fitting_region(DEFAULT, pipeline)
-    if learn:
-        return LearningHandle(pipeline, strategy, name="default", adapts=True)
-    return Handle(pipeline, strategy, name="default", agreement=agreement, adapts=True)
+    pictures, untuned = _tuning(tune, strategy, agreement)
+    return Handle(
+        pipeline, strategy, name="default", agreement=agreement, pictures=pictures, untuned=untuned, adapts=True
+    )
+
+
+def _tuning(tune: bool | int | None, strategy: Strategy, agreement: Agreement) -> tuple[int, str]:
+    """How many pictures are measured at most, and why none are."""
+    pictures = check_tune(tune)
+    if not pictures:
+        return 0, "tune=False"
+    if is_off_by_environment():
+        return 0, f"{SWITCH} turns it off"
+    why = ""
+    if strategy.region != "step":
+        why = f"region {strategy.region!r} is not tuned"
+    elif not agreement.is_alone:
+        why = "ranks share the forward pass; tune on one rank, and the others find the plan"
+    elif strategy.policy.needs_error or strategy.policy.needs_drift:
+        why = f"{type(strategy.policy).__name__} chooses its steps within the run"
+    if why:
+        logger.info("tuning is off: %s", why)
+    return (0, why) if why else (pictures, "")
 
 
 def _given(**arguments: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.interception import intercept
 
-__all__ = ["BranchOutputs", "Shares", "branch_outputs"]
+__all__ = ["BranchOutputs", "Shares", "branch_outputs", "copied"]
 
 LARGEST_MISS = 1e-2
 """Share of what the scheduler gets that a weighted sum of the branches may miss: guidance in half precision rounds,
@@ -34,13 +34,17 @@ class BranchOutputs:
 
     def call(self, denoiser: int, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the denoiser of this number, and note its output."""
-        output = _copied(self._replayed.popleft()) if self._replayed else proceed(*args, **kwargs)
-        self._made.append((denoiser, output))
+        output = copied(self._replayed.popleft()) if self._replayed else proceed(*args, **kwargs)
+        self.note(denoiser, output)
         return output
+
+    def note(self, denoiser: int, output: Any) -> None:
+        """Note an output of the denoiser of this number."""
+        self._made.append((denoiser, output))
 
     def results(self) -> list[Any]:
         """Copies of what the calls since the last `take` returned."""
-        return [_copied(output) for _, output in self._made]
+        return [copied(output) for _, output in self._made]
 
     def take(self, like: torch.Tensor) -> list[torch.Tensor] | None:
         """The outputs of the step that ends; None unless one denoiser has made them, each one tensor of this shape."""
@@ -51,7 +55,8 @@ class BranchOutputs:
         return [output.clone() for output in outputs] if is_plain else None
 
 
-def _copied(output: Any) -> Any:
+def copied(output: Any) -> Any:
+    """What a denoiser returned, with copies of its tensors."""
     return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, output)
 
 

@@ -22,6 +22,9 @@ KEPT = 4
 """Computed outputs that a weighted sum takes, and that a run therefore keeps."""
 RIDGE = 1e-9
 """Share of the trace that is added to the diagonal: outputs of neighbouring steps are nearly the same."""
+PRIOR = 0.2
+"""Share of the error that a fit leaves which is added to the diagonal: a direction whose outputs differ by less than
+that error keeps the newest output. With one to three pictures the tail gains most (``python -m bench tune``)."""
 DIGITS = 6
 """Of a weight, so that what is written down is what was judged."""
 
@@ -167,14 +170,15 @@ def _sums(by_branch: Sequence[Sequence[torch.Tensor]], target: torch.Tensor) -> 
 
 def _solve(sums: Sequence[_Sums], branches: int) -> tuple[tuple[float, ...], ...]:
     products, towards, sizes = (torch.stack(each) for each in zip(*sums, strict=True))
-    share = torch.ones(len(sums), dtype=torch.float64)
-    for _ in range(4):
+    share, left = torch.ones(len(sums), dtype=torch.float64), 0.0
+    for _ in range(6):
         matrix = torch.einsum("n,nij->ij", share, products)
-        matrix += RIDGE * matrix.trace() * torch.eye(len(matrix), dtype=torch.float64)
+        matrix += (RIDGE * matrix.trace() + PRIOR * left) * torch.eye(len(matrix), dtype=torch.float64)
         found = torch.linalg.solve(matrix, torch.einsum("n,ni->i", share, towards))
         errors = sizes - 2 * towards @ found + torch.einsum("nij,i,j->n", products, found, found)
         # Each sample by its relative error, but none without bound.
         share = 1 / (errors.clamp_min(0) + 0.1 * errors.mean().clamp_min(1e-12))
+        left = float((share * errors.clamp_min(0)).mean())
     return tuple(
         tuple(round(weight, DIGITS) for weight in (1 + float(newest - sum(others)), *others))
         for newest, *others in found.view(branches, -1).tolist()

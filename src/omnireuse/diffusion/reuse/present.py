@@ -22,6 +22,7 @@ _REASONS = {
     "nonfinite": "where the measured change was not finite",
     "longest": "after as many reused steps as max_consecutive allows",
     "noiseless": "where no noise was left",
+    "measuring": "while the pipeline was measured",
     "cache-dit": "as the cache-dit library chose",
 }
 
@@ -117,8 +118,8 @@ def _lines(summary: Summary) -> Iterator[str]:
     if summary.calls_outside:
         yield f"{outside} belonged to no run and passed unchanged"
     yield from fallbacks
-    if summary.learned is not None:
-        yield str(summary.learned)
+    if summary.tuning is not None:
+        yield str(summary.tuning)
     if summary.promise is not None:
         yield str(summary.promise)
         if not summary.promise_holds:

@@ -8,11 +8,14 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from omnireuse.diffusion.reuse.events import Decision
-from omnireuse.diffusion.reuse.learned import Learned
 from omnireuse.diffusion.reuse.policy import SAME_NOISE
 from omnireuse.diffusion.reuse.present import counted, share_of_steps, summary_html, summary_text
+
+if TYPE_CHECKING:
+    from omnireuse.diffusion.tuning.state import Tuning
 
 __all__ = ["Promise", "RunRecord", "Stats", "Summary"]
 
@@ -88,8 +91,7 @@ class Summary:
         fallbacks: how often reuse went on in another way than was asked for, by what it went on with.
         last_run: for each step of the latest run, the share of its decisions that computed; None for a step without
             any.
-        learned: what the runs of the latest run's kind have shown; None without `learn=True`, and before it has shown
-            anything.
+        tuning: what tuning has come to for runs like the latest one; None where it is off.
     """
 
     name: str
@@ -110,7 +112,7 @@ class Summary:
     calls_outside: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
     last_run: tuple[float | None, ...] = ()
-    learned: Learned | None = None
+    tuning: Tuning | None = None
 
     def __str__(self) -> str:
         """A few lines for a person."""

@@ -80,6 +80,8 @@ class Attachment:
         """The region of the run's strategy, which may be another one than the session's; None without a run."""
         if run is None:
             return None
+        if run.chosen.region is not None:
+            return run.chosen.region
         if self.region is None or run.generation.strategy.region == self._session.strategy.region:
             return self.region
         return self._make_region(run.generation.strategy, self._denoisers, self._session)

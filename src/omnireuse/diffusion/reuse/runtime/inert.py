@@ -134,6 +134,8 @@ class InertRuns:
         """The run has ended; nothing is said of one that was broken off."""
         generation, record = run.generation, self._stats.end_run(run.generation.number)
         explanation = None
+        if run.chosen.kind == "measured":
+            return
         if generation.index == 0 and run.calls >= max(generation.total or 0, MOST_BRANCHES + 1):
             explanation = no_step_ended(run.calls)
         elif is_complete:

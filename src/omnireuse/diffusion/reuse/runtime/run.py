@@ -3,18 +3,67 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.diffusion.reuse.generation import Generation
-from omnireuse.diffusion.reuse.learning import Lesson
-from omnireuse.diffusion.reuse.noise import told_level
+from omnireuse.diffusion.reuse.noise import NoiseLevel, told_level
+from omnireuse.diffusion.reuse.strategy import Strategy
 
-__all__ = ["Run"]
+if TYPE_CHECKING:
+    from omnireuse.diffusion.reuse.runtime.regions.base import Region
+
+__all__ = ["Chooser", "Chosen", "Run", "RunOver", "RunStart"]
 
 S = TypeVar("S")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStart:
+    """A run that begins.
+
+    Attributes:
+        total: number of steps; None where it is not known.
+        levels: noise level of each step; empty where unknown.
+        scheduler: the pipeline's scheduler, with its timesteps; None where nobody watches one.
+        shape: of the denoiser's latents, with the batch; empty where they are not one tensor.
+    """
+
+    total: int | None
+    levels: Sequence[NoiseLevel]
+    scheduler: Any
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What a run follows.
+
+    Attributes:
+        strategy: decides and forecasts.
+        region: takes its calls in place of the session's region; None for that one.
+        kind: "reuse"; "measured" for a full run that is measured; "shadow" for a run of its own beside a picture, which
+            is counted nowhere and ends with its last step.
+    """
+
+    strategy: Strategy
+    region: Region | None = None
+    kind: Literal["reuse", "measured", "shadow"] = "reuse"
+
+
+Chooser = Callable[[RunStart], Chosen]
+
+
+class RunOver(BaseException):  # no error: it ends the pipeline's call after the last step of a shadow
+    """The last step of a shadow is done. `latents` are those that its scheduler returned."""
+
+    def __init__(self, latents: torch.Tensor | None) -> None:
+        super().__init__("the last step of a shadow is done")
+        self.latents = latents
 
 
 class Run:
@@ -30,11 +79,13 @@ class Run:
         region_state: what the region keeps for this run, a dataclass; None before its first call.
         told: the step that `cache_context` has named last; None where it names none.
         is_stepped: whether somebody ends its steps: the scheduler's `step`, or a user.
-        lesson: learns from it; None where nobody does.
+        chosen: the strategy, and the region where it is not the session's.
+        given: arguments of the scheduler's step that is under way, by name.
     """
 
-    def __init__(self, generation: Generation, lesson: Lesson | None = None) -> None:
-        self.generation, self.lesson = generation, lesson
+    def __init__(self, generation: Generation, chosen: Chosen) -> None:
+        self.generation, self.chosen = generation, chosen
+        self.given: Mapping[str, Any] = {}
         self.latents: torch.Tensor | None = None
         self.step = self.calls = 0
         self.orders: Counter[int] = Counter()

@@ -20,11 +20,10 @@ import torch
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.generation import Emit
 from omnireuse.diffusion.reuse.guidance import CalibratedGuidance
-from omnireuse.diffusion.reuse.learning import Guidance, Learner
 from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
 from omnireuse.diffusion.reuse.runtime.ranks import check_agreement
-from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.runtime.run import Chooser, Chosen, Run, RunStart
 from omnireuse.diffusion.reuse.runtime.timesteps import StepsByTimestep, timestep_of, warn_without_timestep
 from omnireuse.diffusion.reuse.schedulers import noise_levels
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -53,8 +52,8 @@ class Here(threading.local):
         told: what it was told beside its name.
         batches: names of the batches that the guider has prepared for this step and that are to come.
         guided: the name of the batch that it has prepared the denoiser for.
-        guidance: the guidance that the pipeline was called with (`guidance_of`).
-        scales: the scales among that, with the pipeline's defaults (`scales_of`).
+        scales: the guidance scales that the pipeline was called with, with its defaults (`scales_of`).
+        chooser: chooses what the runs of this call follow; None for the session's strategy.
         depth: how many calls of the session's pipeline this thread is in.
         steps: tells the steps where no scheduler does.
     """
@@ -66,8 +65,8 @@ class Here(threading.local):
     told: Told = Told()
     batches: Iterator[str] = iter(())
     guided: str | None = None
-    guidance: Guidance = ()
     scales: Mapping[str, float] = MappingProxyType({})
+    chooser: Chooser | None = None
     depth: int = 0
 
     def __init__(self) -> None:
@@ -95,8 +94,6 @@ class Runs:
         """The present thread's state."""
         self.peak_kept_bytes = 0
         """Most bytes of tensors that one run held."""
-        self.learner: Learner | None = None
-        """Plans the schedule of each run, and learns from it; None where `strategy` alone decides."""
         self.calibrated: CalibratedGuidance | None = None
         """Chooses the strategy of each run by its guidance; None where `strategy` serves any."""
         self.strategy, self._agreement, self._emit, self._ended = strategy, agreement, emit, ended
@@ -117,11 +114,11 @@ class Runs:
         here = self.here
         run, here.run, here.scheduler, here.steps.last, here.guided = here.run, None, None, None, None
         if run is not None:
-            self.peak_kept_bytes = max(self.peak_kept_bytes, run.kept_bytes)
-            if run.lesson is not None and run.generation.finished:
-                run.lesson.end()
+            if run.chosen.kind == "reuse":
+                self.peak_kept_bytes = max(self.peak_kept_bytes, run.kept_bytes)
             run.close()
-            self._ended(run, is_complete or run.generation.finished)
+            if run.chosen.kind != "shadow":
+                self._ended(run, is_complete or run.generation.finished)
 
     def close(self) -> None:
         """Drop the state of all threads."""
@@ -154,7 +151,7 @@ class Runs:
                 begin = timesteps.index(now) if now in timesteps else 0
         levels = noise_levels(scheduler)[begin:]
         total = taken if isinstance(taken, int) and 0 < taken <= len(levels) else len(levels)
-        run = self._begin(total, levels, type(scheduler).__name__)
+        run = self._begin(total, levels, scheduler, shape=_shape_of(args, kwargs))
         run.told = here.told.step
         return run
 
@@ -191,24 +188,37 @@ class Runs:
             self.here.steps.last = now
         return self._begin(self._expected_steps, ())
 
-    def _begin(self, total: int | None, levels: Sequence[NoiseLevel], scheduler: str = "") -> Run:
-        strategy, emit, lesson = self.strategy, self._emit, None
-        if self.calibrated is not None:
-            strategy = self.calibrated.strategy(strategy, self.here.scales)
-        if self.learner is not None:
-            lesson = self.learner.begin(strategy, levels[:total], scheduler, self.here.guidance)
-        if lesson is not None:
-            strategy, emit = lesson.strategy, lesson.heard_by(emit)
-        generation = strategy.start(
-            levels, total=total, agreement=self._agreement, number=next(self._numbers), emit=emit
+    def _begin(
+        self, total: int | None, levels: Sequence[NoiseLevel], scheduler: Any = None, *, shape: tuple[int, ...] = ()
+    ) -> Run:
+        here, strategy = self.here, self.strategy
+        if here.chooser is not None:
+            chosen = here.chooser(RunStart(total=total, levels=levels, scheduler=scheduler, shape=shape))
+        else:
+            if self.calibrated is not None:
+                strategy = self.calibrated.strategy(strategy, here.scales)
+            chosen = Chosen(strategy=strategy)
+        is_shadow = chosen.kind == "shadow"
+        generation = chosen.strategy.start(
+            levels,
+            total=total,
+            agreement=self._agreement,
+            number=0 if is_shadow else next(self._numbers),
+            emit=None if is_shadow else self._emit,
         )
-        self.here.had_run, self.here.run = True, Run(generation, lesson)
-        caution = None if total is None else self.strategy.policy.caution(total, generation.noises)
+        here.had_run, here.run = True, Run(generation, chosen)
+        caution = None if total is None else chosen.strategy.policy.caution(total, generation.noises)
         # Once for each text: a second run of the same length adds nothing.
-        if caution is not None and caution not in self._cautions:
+        if caution is not None and not is_shadow and caution not in self._cautions:
             self._cautions.add(caution)
             logger.warning("%s", caution)
-        return self.here.run
+        return here.run
+
+
+def _shape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of the latents that a denoiser is called with, its first tensor; empty where that is none."""
+    first = next((each for each in (*args[:1], *kwargs.values()) if isinstance(each, torch.Tensor)), None)
+    return () if first is None else tuple(first.shape)
 
 
 def calling_pipeline() -> Any | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,13 +15,12 @@ import torch
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.guidance import scales_of
-from omnireuse.diffusion.reuse.learning import guidance_of
 from omnireuse.diffusion.reuse.runtime.attachment import Attachment, RegionFactory
 from omnireuse.diffusion.reuse.runtime.inert import InertRuns, no_run, no_step_ended, no_steps
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, is_bypassed
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Region
 from omnireuse.diffusion.reuse.runtime.regions.step import SeveralOutputsError
-from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.runtime.run import Chooser, Run, RunOver
 from omnireuse.diffusion.reuse.runtime.runs import Runs, Told, calling_pipeline
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Stats
@@ -85,6 +84,8 @@ class Session:
             lambda: getattr(self.pipeline, "num_timesteps", None),
         )
         self.calls_outside = 0
+        self.around: Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any] | None = None
+        """Makes the pipeline's calls, each by `call`, where something is done before or after them."""
         self._attached = Attachment(self, make_region)
         self._on_pipeline: Interception | None = None
         try:
@@ -163,10 +164,22 @@ class Session:
         return caller is None or caller is self.pipeline
 
     def _pipeline_called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.around is None or self.runs.here.depth:
+            return self.call(proceed, args, kwargs)
+        return self.around(proceed, args, kwargs)
+
+    def call(
+        self,
+        proceed: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        chooser: Chooser | None = None,
+    ) -> Any:
+        """One call of the pipeline, whose runs follow what the chooser says; None for the session's strategy."""
         self._attached.refresh()
         runs, here = self.runs, self.runs.here
         runs.end()
-        here.had_run, here.guidance, outside = False, guidance_of(self.pipeline, kwargs), self.calls_outside
+        here.had_run, here.chooser, outside = False, chooser, self.calls_outside
         here.scales = scales_of(self.pipeline, *args, **kwargs)
         here.depth += 1
         try:
@@ -174,7 +187,7 @@ class Session:
             runs.end(is_complete=True)
         finally:
             here.depth -= 1
-            here.guidance, here.scales = (), {}
+            here.chooser, here.scales = None, {}
             runs.end()
         if not here.had_run:
             self._inert.say(
@@ -206,7 +219,7 @@ class Session:
             run.latents = previous_sample(result)
             return result
         try:
-            values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
+            run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
             output = region.scheduler_step(run, values["model_output"], values["sample"])
             if args:
                 args = (output, *args[1:])
@@ -216,7 +229,12 @@ class Session:
         except BaseException:
             self.runs.end()
             raise
-        self.advance(previous_sample(result))
+        latents = previous_sample(result)
+        region.stepped(run, latents)
+        is_over = run.chosen.kind == "shadow" and run.generation.index + 1 == run.generation.total
+        self.advance(latents)
+        if is_over:
+            raise RunOver(latents)
         return result
 
     def denoiser_handler(self, index: int, module: torch.nn.Module) -> Callable[..., Any]:

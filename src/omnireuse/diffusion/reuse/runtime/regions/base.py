@@ -37,6 +37,9 @@ class Region(ABC):
         """What the scheduler is given instead of `output`."""
         return output
 
+    def stepped(self, run: Run, latents: torch.Tensor | None) -> None:  # noqa: B027  # most have seen all they need
+        """The scheduler's step has returned these latents."""
+
     def undo(self) -> None:  # noqa: B027  # most put nothing
         """Take back whatever this region put between objects."""
 

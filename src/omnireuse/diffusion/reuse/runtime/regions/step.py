@@ -22,7 +22,7 @@ from omnireuse.diffusion.reuse.runtime.run import Run
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import UnsupportedModelError
 
-__all__ = ["SeveralOutputsError", "StepRegion"]
+__all__ = ["SeveralOutputsError", "StepRegion", "kinds_of"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -83,7 +83,7 @@ class StepRegion(Region):
         if reused and len(reused) == len(state.choices):
             return state.placeholders[key]
         output = self._compute_without(call, state, reused) if reused else call.compute()
-        if (kinds := _kinds_of(call, output)) > 1:
+        if (kinds := kinds_of(call, output)) > 1:
             raise SeveralOutputsError(
                 f"Strategy(region='step'): {type(call.module).__name__} must return one kind of latents, got {kinds}, "
                 f"of which the scheduler is given one; use region='call', which forecasts all of them, or 'blocks'"
@@ -161,7 +161,8 @@ class StepRegion(Region):
         return None if corrected is None else corrected[0]
 
 
-def _kinds_of(call: DenoiserCall, output: Any) -> int:
+def kinds_of(call: DenoiserCall, output: Any) -> int:
+    """How many kinds of latents the output of a call has."""
     # Entries with tensors: one may be a list of one tensor an image. What was handed in, such as a cache of keys and
     # values, is no output.
     entries = tuple(output.values()) if isinstance(output, Mapping) else output

@@ -1,0 +1,226 @@
+"""What tuning gains on models that no constant was chosen on, by how many pictures it has seen.
+
+    python -m bench tune [--case shapes-flux …] [--run "shift 1" …] [--guidance guided] [--budgets 28:14 28:9] [--out out/bench]
+
+PSNR in dB to the full run for held-out captions. Beside the tuned pipeline stand, with as many computed steps, the
+untuned default, the last output held over the default's steps, and the solver with so many steps of its own. A draw is
+three captions that nothing is judged on: the first pictures of a new user. Each draw tunes with an empty cache folder.
+
+Every row is written as soon as it is known, and a run that was stopped goes on where it was: delete the file to begin
+anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+import omnireuse
+from bench._common import new_table, no_warnings, write_record
+from bench.few_steps import shifted
+from bench.left_out import solver
+from omnireuse import FixedSchedule
+from omnireuse.evaluation.metrics import psnr
+from omnireuse.evaluation.record import environment
+from reference.case import CASES
+from reference.drawing import Array
+
+SEED = 12_000
+SHIFTED = {f"shift {shift}": partial(shifted, shift=shift) for shift in ("1", "3", "6")}
+RUNS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "shapes-flux": SHIFTED,
+    "shapes-wan": SHIFTED,
+    "shapes-dev": SHIFTED,
+    "shapes-sd": {
+        "DDIM": solver("DDIMScheduler"),
+        "DPM++ 2M, Karras": solver("DPMSolverMultistepScheduler", use_karras_sigmas=True),
+    },
+}
+BUDGETS = ("28:14", "28:9", "28:7", "50:20")
+PICTURES = 3
+
+Row = dict[str, Any]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run what is missing; write ``tune.json``, and show a table."""
+    parser = argparse.ArgumentParser(prog="python -m bench tune", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--case", nargs="+", choices=RUNS, default=list(RUNS))
+    parser.add_argument("--run", nargs="+", default=None, help="names of runs, such as 'shift 1'; all by default")
+    parser.add_argument("--guidance", nargs="+", choices=("guided", "unguided"), default=["guided", "unguided"])
+    parser.add_argument("--budgets", nargs="+", default=list(BUDGETS), help="steps:computed steps")
+    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--draws-of-fewer", type=int, default=2, help="draws that are tuned on 1 and 2 pictures too")
+    parser.add_argument("--prompts", type=int, default=10, help="held-out captions")
+    parser.add_argument("--show", action="store_true", help="only show the record")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    options = parser.parse_args(arguments)
+    if not options.show:
+        with no_warnings(), torch.no_grad():
+            measure(options)
+    show(json.loads((options.out / "tune.json").read_text())["rows"], Console())
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Run what is missing, and write the record."""
+    kept = options.out / "tune.json"
+    record: Row = json.loads(kept.read_text()) if kept.is_file() else {"rows": []}
+    record |= {"command": "python -m bench tune", "environment": environment()}
+    known = {_key(row) for row in record["rows"]}
+    parts = [
+        part
+        for case in options.case
+        for part in itertools.product([case], options.run or RUNS[case], options.guidance, options.budgets)
+        if part[1] in RUNS[case]
+    ]
+    with Progress() as progress:
+        task = progress.add_task("tuning", total=len(parts))
+        for case, run, guidance, budget in parts:
+            steps, computed = map(int, budget.split(":"))
+            key = {"case": case, "run": run, "guided": guidance == "guided", "steps": steps, "computed": computed}
+            wanted = [key | {"method": name, "draw": 0} for name in ("fewer", "hold", "untuned")]
+            for draw in range(options.draws):
+                fewer = range(1, PICTURES) if draw < options.draws_of_fewer else ()
+                wanted += [key | {"method": f"tuned {pictures}", "draw": draw} for pictures in (*fewer, PICTURES)]
+            if missing := [each for each in wanted if _key(each) not in known]:
+                player = Player(key, prompts=options.prompts, draws=options.draws)
+                for each in missing:
+                    record["rows"].append(each | player.play(each["method"], each["draw"]))
+                    write_record(record, options.out, "tune", quiet=True)
+            progress.advance(task)
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("case", "run", "guided", "steps", "computed", "method", "draw"))
+
+
+class Player:
+    """One pipeline in runs of one kind, with captions to tune on and captions to judge by."""
+
+    _pipelines: dict[str, tuple[Any, Any]] = {}
+
+    def __init__(self, key: Row, *, prompts: int, draws: int) -> None:
+        self._case = CASES[key["case"]]
+        if self._case.name not in self._pipelines:
+            pipeline = self._case.load()
+            pipeline.set_progress_bar_config(disable=True)
+            self._pipelines[self._case.name] = pipeline, pipeline.scheduler.config
+        self.pipeline, config = self._pipelines[self._case.name]
+        self.pipeline.scheduler = RUNS[key["case"]][key["run"]](config)
+        self._guidance = {} if key["guided"] else {self._case.guidance: 1.0}
+        self._steps, self._computed = key["steps"], key["computed"]
+        scenes = self._case.held_out(prompts + PICTURES * draws, seed=SEED)
+        self._prompts = [self._case.caption(scene) for scene in scenes]
+        self._judged = range(prompts)
+        self._drawn = [range(prompts + PICTURES * draw, prompts + PICTURES * (draw + 1)) for draw in range(draws)]
+        self._full = self.run(self._judged, self._steps)
+
+    def play(self, method: str, draw: int) -> Row:
+        """The PSNR of each judged caption, and what tuning says."""
+        if method == "fewer":
+            return self._judge(self.run(self._judged, self._computed))
+        if method == "hold":
+            policy = FixedSchedule(steps=self._default_steps(), compute_last=False)
+            with omnireuse.enable(self.pipeline, policy=policy, forecaster="hold", quantity="output"):
+                return self._judge(self.run(self._judged, self._steps))
+        if method == "untuned":
+            with omnireuse.enable(self.pipeline, computed_steps=self._computed, tune=False):
+                return self._judge(self.run(self._judged, self._steps))
+        pictures = int(method.split()[1])
+        with tempfile.TemporaryDirectory() as folder, _cache_in(folder):
+            with omnireuse.enable(self.pipeline, computed_steps=self._computed, tune=pictures) as handle:
+                for place in self._drawn[draw][:pictures]:
+                    self.run([place], self._steps)
+                found = self._judge(self.run(self._judged, self._steps))
+                tuning = handle.tuning
+        return found | {
+            "state": tuning.state,
+            "runs": tuning.runs,
+            "expected": tuning.expected,
+            "text": str(tuning.reason),
+        }
+
+    def _default_steps(self) -> tuple[int, ...]:
+        with omnireuse.enable(self.pipeline, computed_steps=self._computed, tune=False) as handle:
+            self.run(self._judged[:1], self._steps)
+            return tuple(sorted({event.step for event in handle.events if not event.reused}))
+
+    def run(self, places: Sequence[int], steps: int) -> Array:
+        """What the pipeline makes now of these captions, in so many steps."""
+        prompts, seeds = [self._prompts[place] for place in places], [SEED + place for place in places]
+        return self._case.generate(self.pipeline, prompts, seeds, num_inference_steps=steps, **self._guidance)
+
+    def _judge(self, made: Array) -> Row:
+        return {"each": [round(min(psnr(a, b), 100.0), 3) for a, b in zip(made, self._full, strict=True)]}
+
+
+class _cache_in:
+    """Tuned plans lie in this folder, and tuning is on."""
+
+    def __init__(self, folder: str) -> None:
+        self._given = {"OMNIREUSE_CACHE_DIR": folder, "OMNIREUSE_TUNE": "1"}
+        self._before = {name: os.environ.get(name) for name in self._given}
+
+    def __enter__(self) -> None:
+        os.environ.update(self._given)
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def show(rows: list[Row], console: Console) -> None:
+    """For each case the mean (5 % quantile, lowest) of each method; the worst draw of tuning against the default."""
+    names = ["fewer", "hold", "untuned", *(f"tuned {pictures}" for pictures in range(1, PICTURES + 1))]
+    table = new_table("dB: mean (5 % quantile, lowest)", "run", *names, "gain of 3", "worst draw", "runs")
+    for key in dict.fromkeys(_key(row)[:5] for row in rows):
+        own = [row for row in rows if _key(row)[:5] == key]
+        cells = []
+        for name in names:
+            each = [value for row in own if row["method"] == name for value in row["each"]]
+            cells.append(f"{np.mean(each):.1f} ({np.quantile(each, 0.05):.0f}, {min(each):.0f})" if each else "–")
+        gains, runs = gains_of(own), [row["runs"] for row in own if row["method"] == f"tuned {PICTURES}"]
+        if gains:
+            cells += [f"{statistics.fmean(gains):+.1f}", f"{min(gains):+.1f}", f"{statistics.fmean(runs):.1f}"]
+        case, run, guided, steps, computed = key
+        name = f"{case}, {run}, {'guided' if guided else 'unguided'}, {computed} of {steps}"
+        table.add_row(name, *cells)
+    console.print(table)
+    gains = [
+        gain
+        for key in dict.fromkeys(_key(row)[:5] for row in rows)
+        for gain in gains_of([row for row in rows if _key(row)[:5] == key])
+    ]
+    if gains:
+        below = sum(gain < -1.5 for gain in gains)
+        console.print(
+            f"{len(gains)} draws of {PICTURES} pictures: {statistics.fmean(gains):+.1f} dB on average over the untuned "
+            f"default, lowest {min(gains):+.1f}; {below} below −1.5"
+        )
+
+
+def gains_of(rows: list[Row]) -> list[float]:
+    """The gain in dB of each draw of three pictures over the untuned default."""
+    untuned = [statistics.fmean(row["each"]) for row in rows if row["method"] == "untuned"]
+    tuned = [statistics.fmean(row["each"]) for row in rows if row["method"] == f"tuned {PICTURES}"]
+    return [each - untuned[0] for each in tuned] if untuned else []
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""How many steps of a run compute, for a tuned plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from omnireuse.diffusion.reuse.policies import FixedSchedule
+from omnireuse.diffusion.reuse.policy import Policy
+from omnireuse.diffusion.reuse.runtime.run import RunStart
+from omnireuse.diffusion.targets import SPREAD
+
+__all__ = ["Budget", "budget_for"]
+
+SHORTEST = 4
+"""Steps of the shortest run that is tuned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What is asked of a run.
+
+    Attributes:
+        steps: computed steps as the untuned default spreads them.
+        reuses: whether the untuned default follows them; it computes every step of a short run.
+        noises: share of noise at each step.
+    """
+
+    steps: tuple[int, ...]
+    reuses: bool
+    noises: tuple[float, ...]
+
+
+def budget_for(policy: Policy, start: RunStart) -> Budget | str:
+    """The budget of a run under the untuned default; in words why it has none."""
+    total = start.total
+    if total is None or len(start.levels) < total:
+        return "the number of steps is not known"
+    levels = start.levels[:total]
+    noises = tuple(level.coordinate for level in levels)
+    if any(level.sample_weight is None for level in levels) or any(a <= b for a, b in pairwise(noises)):
+        return f"the noise of {type(start.scheduler).__name__} is not known, or does not fall from step to step"
+    schedule = policy.schedule(total, noises)
+    if schedule is None:
+        return "steps are chosen within the run"
+    steps, is_short = tuple(sorted(schedule)), False
+    if len(steps) == total and isinstance(policy, FixedSchedule) and policy.min_steps is not None:
+        half = FixedSchedule(num_computed=max(-(-total // 2), 2), **SPREAD)
+        steps, is_short = tuple(sorted(half.schedule(total, noises))), total >= SHORTEST
+    if len(steps) == total or (total < SHORTEST):
+        return f"every step of a run of {total} computes"
+    return Budget(steps=steps, reuses=not is_short, noises=noises)

@@ -1,0 +1,157 @@
+"""A full run that is measured: every step computes, and copies of its outputs and latents are kept."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from omnireuse.diffusion.calibration.branches import copied
+from omnireuse.diffusion.reuse.forecasters import Hold
+from omnireuse.diffusion.reuse.policies import Never
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Region
+from omnireuse.diffusion.reuse.runtime.regions.step import kinds_of
+from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.strategy import Strategy
+
+__all__ = ["FULL", "MOST_BYTES", "ON_DEVICE", "RecordedStep", "Recording"]
+
+logger = logging.getLogger("omnireuse")
+
+FULL = Strategy(policy=Never(), forecaster=Hold())
+"""Computes every step."""
+MOST_BYTES = 4 << 30
+"""Most bytes that the recording of one call keeps. A call that needs more is not tuned."""
+ON_DEVICE = 256 << 20
+"""Recordings of more bytes are kept on the host."""
+
+
+@dataclass(kw_only=True)
+class RecordedStep:
+    """One step of a full run.
+
+    Attributes:
+        calls: place of the denoiser among the pipeline's, and what it returned, for each call.
+        given: arguments of the scheduler's step beside the output and the latents.
+        output: what the scheduler was given.
+        sample: the latents before the step.
+        latents: the latents that the step returned.
+    """
+
+    calls: list[tuple[int, Any]] = field(default_factory=list)
+    given: Mapping[str, Any] = field(default_factory=dict)
+    output: torch.Tensor | None = None
+    sample: torch.Tensor | None = None
+    latents: torch.Tensor | None = None
+
+
+class Recording(Region):
+    """Computes every call of one run. An error in keeping its values ends the recording and not the run.
+
+    Args:
+        scheduler: of the run; a copy is kept as it is before the first step.
+        total: steps of the run.
+        keeps: whether anything is kept.
+    """
+
+    def __init__(self, scheduler: Any, total: int, *, keeps: bool = True) -> None:
+        self.failure: str | None = None if keeps else "another thread is measuring"
+        """Why nothing can be learnt from the run; None as long as something can."""
+        self.is_permanent = False
+        """Whether other runs of this configuration would fail alike."""
+        self.steps: list[RecordedStep] = []
+        self.scheduler: Any = None
+        self.total = total
+        self._scheduler, self._step = scheduler, RecordedStep()
+        self._device: torch.device | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all steps of the run were kept."""
+        return self.failure is None and len(self.steps) == self.total and self.steps[-1].latents is not None
+
+    def call(self, call: DenoiserCall) -> Any:
+        """The computed output itself."""
+        output = call.compute()
+        self._keep(self._note_call, call, output)
+        return output
+
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """The output itself."""
+        choice = run.generation.decide()
+        run.generation.pass_by(replace(choice, reason="measuring"))
+        self._keep(self._note_step, run.given, output, sample)
+        return output
+
+    def stepped(self, run: Run, latents: torch.Tensor | None) -> None:
+        """Note the latents that the step returned."""
+        self._keep(self._note_latents, latents)
+
+    def fail(self, why: str, *, is_permanent: bool) -> None:
+        """End the recording, and drop what was kept."""
+        self.failure, self.is_permanent = why, is_permanent
+        self.steps.clear()
+        self.scheduler, self._step = None, RecordedStep()
+
+    def _keep(self, note: Callable[..., None], *values: Any) -> None:
+        if self.failure is not None:
+            return
+        try:
+            note(*values)
+        except Exception as error:  # the picture must not fail because measuring it does
+            logger.warning("measuring ended within a picture, which goes on: %s: %s", type(error).__name__, error)
+            self.fail(f"{type(error).__name__}: {error}", is_permanent=False)
+
+    def _note_call(self, call: DenoiserCall, output: Any) -> None:
+        if (kinds := kinds_of(call, output)) > 1:
+            self.fail(f"{type(call.module).__name__} returns {kinds} kinds of latents", is_permanent=True)
+        else:
+            self._step.calls.append((call.denoiser, copied(output)))
+
+    def _note_step(self, given: Mapping[str, Any], output: torch.Tensor, sample: torch.Tensor) -> None:
+        step, self._step = self._step, RecordedStep()
+        if not self.steps:
+            self.scheduler = copy.deepcopy(self._scheduler)
+            self._choose_device(step, output, sample)
+        elif [place for place, _ in step.calls] != [place for place, _ in self.steps[0].calls]:
+            self.fail(
+                f"step {len(self.steps)} has other calls of the denoisers than the first ({len(step.calls)} and "
+                f"{len(self.steps[0].calls)}): guidance or the denoiser changes on the way",
+                is_permanent=True,
+            )
+        if self.failure is not None:
+            return
+        step.given = {name: each for name, each in given.items() if name not in ("model_output", "sample")}
+        step.output, step.sample = self._kept(output), self._kept(sample)
+        if self._device is not None:
+            step.calls = [(place, pytree.tree_map(self._moved, each)) for place, each in step.calls]
+        self.steps.append(step)
+
+    def _note_latents(self, latents: torch.Tensor | None) -> None:
+        if latents is None:
+            self.fail("the scheduler's step returns no latents", is_permanent=True)
+        else:
+            self.steps[-1].latents = self._kept(latents)
+
+    def _choose_device(self, step: RecordedStep, output: torch.Tensor, sample: torch.Tensor) -> None:
+        leaves = [leaf for _, each in step.calls for leaf in pytree.tree_leaves(each) if isinstance(leaf, torch.Tensor)]
+        needed = self.total * sum(each.nbytes for each in (*leaves, output, sample, sample))
+        if needed > MOST_BYTES:
+            self.fail(
+                f"measuring would keep {needed / 2**30:.1f} GiB, and at most {MOST_BYTES / 2**30:.0f} GiB are kept",
+                is_permanent=True,
+            )
+        elif needed > ON_DEVICE:
+            self._device = torch.device("cpu")
+
+    def _kept(self, value: torch.Tensor) -> torch.Tensor:
+        # Copies: engines overwrite one buffer at every step.
+        return value.detach().clone() if self._device is None else value.detach().to(self._device, copy=True)
+
+    def _moved(self, value: Any) -> Any:
+        return value.to(self._device) if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,130 @@
+"""A call of a pipeline that can be made again: its arguments, and the random states that it began with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from omnireuse.diffusion.reuse.runtime.interception import intercept
+from omnireuse.diffusion.reuse.runtime.run import RunOver
+from omnireuse.errors import StateError
+from omnireuse.pipelines.call import without_bar
+
+__all__ = ["Replay"]
+
+_RESULTS = ("encode_prompt",)
+"""Methods whose results are kept: no shadow encodes a prompt again."""
+
+
+class Replay:
+    """The arguments of one call, taken before it is made.
+
+    Callbacks are left out, since they belong to the picture alone. Tensors are copied, so that nobody's change reaches
+    a later shadow.
+
+    Raises:
+        StateError: an argument that can be read only once.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._args = pytree.tree_map(_copied, args)
+        self._kwargs = {
+            name: pytree.tree_map(_copied, value) for name, value in kwargs.items() if not name.startswith("callback")
+        }
+        leaves = pytree.tree_leaves((args, dict(kwargs)))
+        if once := [each for each in leaves if isinstance(each, Iterator)]:
+            raise StateError(f"an argument can be read only once ({type(once[0]).__name__})")
+        generators = {id(each): each for each in leaves if isinstance(each, torch.Generator)}
+        self._generators = [(each, each.get_state()) for each in generators.values()]
+        self._states = _states()
+        self._results: dict[str, list[Any]] = {name: [] for name in _RESULTS}
+
+    @contextmanager
+    def noting(self, pipeline: Any) -> Iterator[None]:
+        """Note the results of the methods that shadows need not call again, while the picture is made."""
+
+        def noted(name: str) -> Callable[..., Any]:
+            def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+                result = proceed(*args, **kwargs)
+                self._results[name].append(pytree.tree_map(_copied, result))
+                return result
+
+            return called
+
+        with _handling(pipeline, self, noted):
+            yield
+
+    def shadow(self, pipeline: Any, proceed: Callable[..., Any]) -> torch.Tensor:
+        """Make the call again, up to its last step. All random states are afterwards as they were before.
+
+        Args:
+            pipeline: the pipeline.
+            proceed: makes a call whose run is a shadow.
+
+        Returns:
+            The final latents.
+
+        Raises:
+            StateError: the call ends before its last step.
+        """
+        results = {name: iter(kept) for name, kept in self._results.items()}
+
+        def replayed(name: str) -> Callable[..., Any]:
+            def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+                kept = next(results[name], None)
+                return proceed(*args, **kwargs) if kept is None else pytree.tree_map(_copied, kept)
+
+            return called
+
+        before = _states(), [(each, each.get_state()) for each, _ in self._generators]
+        try:
+            _set_states(self._states, self._generators)
+            with without_bar(pipeline), _handling(pipeline, self, replayed):
+                proceed(*pytree.tree_map(_copied, self._args), **pytree.tree_map(_copied, self._kwargs))
+        except RunOver as over:
+            if over.latents is None:
+                raise StateError("the scheduler's step returns no latents") from None
+            return over.latents
+        finally:
+            _set_states(*before)
+            free = getattr(pipeline, "maybe_free_model_hooks", None)
+            if callable(free):
+                # What is offloaded goes back, as at the end of a whole call.
+                free()
+        raise StateError("a second call with the same arguments ends before its last step")
+
+
+@contextmanager
+def _handling(pipeline: Any, owner: object, handler: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name in _RESULTS:
+            if callable(getattr(type(pipeline), name, None)) and name not in vars(pipeline):
+                stack.callback(intercept(pipeline, owner, {name: handler(name)}).undo)
+        yield
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _states() -> tuple[Any, ...]:
+    """The states of the random numbers that a pipeline may draw from without a generator."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()
+
+
+def _set_states(states: tuple[Any, ...], generators: list[tuple[torch.Generator, torch.Tensor]]) -> None:
+    cpu, cuda, python, numbers = states
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
+    random.setstate(python)
+    np.random.set_state(numbers)
+    for generator, state in generators:
+        generator.set_state(state)

@@ -1,0 +1,125 @@
+"""Runs beside a picture: one that fits weights along the full run's path, and one that follows a strategy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from omnireuse.diffusion.calibration.branches import BranchOutputs, copied
+from omnireuse.diffusion.calibration.fit import WeightFit
+from omnireuse.diffusion.calibration.solver import Arithmetic
+from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Region
+from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
+from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.diffusion.tuning.full_run import FullRun
+from omnireuse.errors import StateError
+
+__all__ = ["Following", "Leading"]
+
+
+class _Shadow(Region):
+    """A shadow of a full run, from the same latents.
+
+    Args:
+        full: the full run. Its first calls are not made again.
+    """
+
+    def __init__(self, full: FullRun) -> None:
+        self._full = full
+        self._step, self._order = -1, 0
+        self.computed = 0
+        """Calls of the denoisers that were made."""
+
+    def _next_call(self, run: Run) -> int:
+        """Count a call of the step; return its place in it, from 0.
+
+        Raises:
+            StateError: the step has more calls than the full run's had.
+        """
+        if self._step != run.generation.index:
+            self._step, self._order = run.generation.index, 0
+        self._order += 1
+        if self._order > self._full.calls:
+            raise StateError("a shadow has more calls of the denoiser in a step than the full run")
+        return self._order - 1
+
+    def _compute(self, call: DenoiserCall, place: int) -> Any:
+        if self._step < len(self._full.path.calls):
+            return copied(self._full.path.calls[self._step][place])
+        self.computed += 1
+        return call.compute()
+
+    def _check_start(self, run: Run, sample: torch.Tensor) -> None:
+        start = self._full.path.latents[0].to(sample.device)
+        if run.generation.index == 0 and not (start.shape == sample.shape and torch.equal(start, sample)):
+            raise StateError("a second call with the same arguments begins with other latents")
+
+
+class Leading(_Shadow):
+    """Fits weights for a schedule, and follows them along the path of the full run.
+
+    Args:
+        fit: takes what is learnt.
+        full: the full run.
+        scheduler: of the shadow.
+    """
+
+    def __init__(self, fit: WeightFit, full: FullRun, scheduler: Any) -> None:
+        super().__init__(full)
+        self._led, self._outputs, self._scheduler = fit.begin(full.path.shares), BranchOutputs(), scheduler
+        self._last: dict[int, Any] = {}
+
+    def call(self, call: DenoiserCall) -> Any:
+        """The computed output, or the last one where the schedule leaves the step out."""
+        place = self._next_call(call.run)
+        if not self._led.computes:
+            return self._last[place]
+        self._last[place] = output = self._compute(call, place)
+        self._outputs.note(call.denoiser, output)
+        return output
+
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """What the weights so far give."""
+        self._check_start(run, sample)
+        given, after = run.given, self._full.path.latents[run.generation.index + 1].to(sample.device)
+        made = self._outputs.take(output)
+        return self._led.step(made, output, lambda: Arithmetic.of(self._scheduler, given).output_to(after)).to(
+            output.dtype
+        )
+
+
+class Following(_Shadow):
+    """Follows a strategy of region "step".
+
+    Args:
+        strategy: what the run follows.
+        full: the full run, whose first calls are those of the strategy up to its first reused step.
+    """
+
+    def __init__(self, strategy: Strategy, full: FullRun) -> None:
+        super().__init__(full)
+        self._region = StepRegion(strategy)
+        self._reused = False
+
+    def call(self, call: DenoiserCall) -> Any:
+        """As the strategy's own region."""
+        place = self._next_call(call.run)
+
+        def proceed(*args: Any, **kwargs: Any) -> Any:
+            # From the first reused step on, the latents are no longer those of the full run.
+            if self._reused:
+                self.computed += 1
+                return call.proceed(*args, **kwargs)
+            return self._compute(call, place)
+
+        schedule = call.run.generation.schedule
+        self._reused |= schedule is None or call.run.generation.index not in schedule
+        return self._region.call(replace(call, proceed=proceed))
+
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """As the strategy's own region."""
+        self._check_start(run, sample)
+        return self._region.scheduler_step(run, output, sample)
