@@ -1,6 +1,6 @@
 """What tuning gains on models that no constant was chosen on, by how many pictures it has seen.
 
-    python -m bench tune [--case shapes-flux …] [--run "shift 1" …] [--guidance guided] [--budgets 28:14 28:9] [--out out/bench]
+    python -m bench tune [--case shapes-flux …] [--run "shift 1" …] [--guidance guided] [--budgets 28:14]
 
 PSNR in dB to the full run for held-out captions. Beside the tuned pipeline stand, with as many computed steps, the
 untuned default, the last output held over the default's steps, and the solver with so many steps of its own. A draw is

@@ -24,11 +24,12 @@ class _Shadow(Region):
     """A shadow of a full run, from the same latents.
 
     Args:
-        full: the full run. Its first calls are not made again.
+        full: the full run. Its calls before the first reused step are not made again.
+        first_reused: the first step that is not computed.
     """
 
-    def __init__(self, full: FullRun) -> None:
-        self._full = full
+    def __init__(self, full: FullRun, first_reused: int) -> None:
+        self._full, self._first_reused = full, first_reused
         self._step, self._order = -1, 0
         self.computed = 0
         """Calls of the denoisers that were made."""
@@ -47,7 +48,8 @@ class _Shadow(Region):
         return self._order - 1
 
     def _compute(self, call: DenoiserCall, place: int) -> Any:
-        if self._step < len(self._full.path.calls):
+        # From the first reused step on, the latents are no longer those of the full run.
+        if self._step < min(self._first_reused, len(self._full.path.calls)):
             return copied(self._full.path.calls[self._step][place])
         self.computed += 1
         return call.compute()
@@ -68,7 +70,7 @@ class Leading(_Shadow):
     """
 
     def __init__(self, fit: WeightFit, full: FullRun, scheduler: Any) -> None:
-        super().__init__(full)
+        super().__init__(full, fit.first_gap)
         self._led, self._outputs, self._scheduler = fit.begin(full.path.shares), BranchOutputs(), scheduler
         self._last: dict[int, Any] = {}
 
@@ -96,28 +98,18 @@ class Following(_Shadow):
 
     Args:
         strategy: what the run follows.
-        full: the full run, whose first calls are those of the strategy up to its first reused step.
+        full: the full run.
+        first_reused: the first step that the strategy does not compute.
     """
 
-    def __init__(self, strategy: Strategy, full: FullRun) -> None:
-        super().__init__(full)
+    def __init__(self, strategy: Strategy, full: FullRun, first_reused: int) -> None:
+        super().__init__(full, first_reused)
         self._region = StepRegion(strategy)
-        self._reused = False
 
     def call(self, call: DenoiserCall) -> Any:
         """As the strategy's own region."""
         place = self._next_call(call.run)
-
-        def proceed(*args: Any, **kwargs: Any) -> Any:
-            # From the first reused step on, the latents are no longer those of the full run.
-            if self._reused:
-                self.computed += 1
-                return call.proceed(*args, **kwargs)
-            return self._compute(call, place)
-
-        schedule = call.run.generation.schedule
-        self._reused |= schedule is None or call.run.generation.index not in schedule
-        return self._region.call(replace(call, proceed=proceed))
+        return self._region.call(replace(call, proceed=lambda *_, **__: self._compute(call, place)))
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """As the strategy's own region."""

@@ -123,7 +123,7 @@ class Trials:
         policy, fit = trial.candidate.policy(self._total), trial.fit
         if fit is None:
             strategy = Strategy(policy=policy, forecaster=Blend())
-            return shadow(call, strategy, lambda _: Following(strategy, call.full))
+            return shadow(call, strategy, lambda _: Following(strategy, call.full, trial.candidate.steps_before_gap))
         # Branches that one call could not tell apart are not told apart at all.
         full = call.full if tells_branches else replace(call.full, path=replace(call.full.path, shares=(1.0,)))
         strategy = Strategy(policy=policy, forecaster=Blend(), quantity="output")
