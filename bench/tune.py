@@ -18,10 +18,11 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -110,7 +111,7 @@ def _key(row: Row) -> tuple[Any, ...]:
 class Player:
     """One pipeline in runs of one kind, with captions to tune on and captions to judge by."""
 
-    _pipelines: dict[str, tuple[Any, Any]] = {}
+    _pipelines: ClassVar[dict[str, tuple[Any, Any]]] = {}
 
     def __init__(self, key: Row, *, prompts: int, draws: int) -> None:
         self._case = CASES[key["case"]]
@@ -140,18 +141,16 @@ class Player:
             with omnireuse.enable(self.pipeline, computed_steps=self._computed, tune=False):
                 return self._judge(self.run(self._judged, self._steps))
         pictures = int(method.split()[1])
-        with tempfile.TemporaryDirectory() as folder, _cache_in(folder):
-            with omnireuse.enable(self.pipeline, computed_steps=self._computed, tune=pictures) as handle:
-                for place in self._drawn[draw][:pictures]:
-                    self.run([place], self._steps)
-                found = self._judge(self.run(self._judged, self._steps))
-                tuning = handle.tuning
-        return found | {
-            "state": tuning.state,
-            "runs": tuning.runs,
-            "expected": tuning.expected,
-            "text": str(tuning.reason),
-        }
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            cache_in(folder),
+            omnireuse.enable(self.pipeline, computed_steps=self._computed, tune=pictures) as handle,
+        ):
+            for place in self._drawn[draw][:pictures]:
+                self.run([place], self._steps)
+            found, tuning = self._judge(self.run(self._judged, self._steps)), handle.tuning
+        about = {"state": tuning.state, "runs": tuning.runs, "expected": tuning.expected, "text": tuning.reason}
+        return found | about
 
     def _default_steps(self) -> tuple[int, ...]:
         with omnireuse.enable(self.pipeline, computed_steps=self._computed, tune=False) as handle:
@@ -167,18 +166,16 @@ class Player:
         return {"each": [round(min(psnr(a, b), 100.0), 3) for a, b in zip(made, self._full, strict=True)]}
 
 
-class _cache_in:
+@contextmanager
+def cache_in(folder: str) -> Iterator[None]:
     """Tuned plans lie in this folder, and tuning is on."""
-
-    def __init__(self, folder: str) -> None:
-        self._given = {"OMNIREUSE_CACHE_DIR": folder, "OMNIREUSE_TUNE": "1"}
-        self._before = {name: os.environ.get(name) for name in self._given}
-
-    def __enter__(self) -> None:
-        os.environ.update(self._given)
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self._before.items():
+    given = {"OMNIREUSE_CACHE_DIR": folder, "OMNIREUSE_TUNE": "1"}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
@@ -189,6 +186,7 @@ def show(rows: list[Row], console: Console) -> None:
     """For each case the mean (5 % quantile, lowest) of each method; the worst draw of tuning against the default."""
     names = ["fewer", "hold", "untuned", *(f"tuned {pictures}" for pictures in range(1, PICTURES + 1))]
     table = new_table("dB: mean (5 % quantile, lowest)", "run", *names, "gain of 3", "worst draw", "runs")
+    every_gain: list[float] = []
     for key in dict.fromkeys(_key(row)[:5] for row in rows):
         own = [row for row in rows if _key(row)[:5] == key]
         cells = []
@@ -196,22 +194,17 @@ def show(rows: list[Row], console: Console) -> None:
             each = [value for row in own if row["method"] == name for value in row["each"]]
             cells.append(f"{np.mean(each):.1f} ({np.quantile(each, 0.05):.0f}, {min(each):.0f})" if each else "–")
         gains, runs = gains_of(own), [row["runs"] for row in own if row["method"] == f"tuned {PICTURES}"]
+        every_gain += gains
         if gains:
             cells += [f"{statistics.fmean(gains):+.1f}", f"{min(gains):+.1f}", f"{statistics.fmean(runs):.1f}"]
         case, run, guided, steps, computed = key
         name = f"{case}, {run}, {'guided' if guided else 'unguided'}, {computed} of {steps}"
         table.add_row(name, *cells)
     console.print(table)
-    gains = [
-        gain
-        for key in dict.fromkeys(_key(row)[:5] for row in rows)
-        for gain in gains_of([row for row in rows if _key(row)[:5] == key])
-    ]
-    if gains:
-        below = sum(gain < -1.5 for gain in gains)
+    if every_gain:
         console.print(
-            f"{len(gains)} draws of {PICTURES} pictures: {statistics.fmean(gains):+.1f} dB on average over the untuned "
-            f"default, lowest {min(gains):+.1f}; {below} below −1.5"
+            f"{len(every_gain)} draws of {PICTURES} pictures: {statistics.fmean(every_gain):+.1f} dB on average over the "
+            f"untuned default, lowest {min(every_gain):+.1f}; {sum(gain < -1.5 for gain in every_gain)} below −1.5"
         )
 
 
