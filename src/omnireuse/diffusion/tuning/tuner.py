@@ -117,9 +117,9 @@ class Tuner:
             else:
                 result = self._session.call(proceed, args, kwargs, choose)
             self._measured(attempt, replay, proceed)
-        except Exception as error:
+        except BaseException as error:
             if attempt.recording is not None and attempt.entry is not None:
-                self._failed(attempt.entry, f"a picture has failed ({type(error).__name__})")
+                self._broken_off(attempt.entry, error)
             raise
         finally:
             if attempt.recording is not None and attempt.entry is not None:
@@ -330,6 +330,16 @@ class Tuner:
             runs=round(self._runs(entry), 2),
             reason=tuning.reason,
         )
+
+    def _broken_off(self, entry: _Entry, error: BaseException) -> None:
+        """A picture or its shadows have ended with an error, which goes on to the user."""
+        if isinstance(error, Exception):
+            self._failed(entry, f"a picture has failed ({type(error).__name__})")
+            return
+        # An interrupt says nothing about the pipeline.
+        with self._lock:
+            self._drop(entry)
+            self._note(entry, pictures=0)
 
     def _failed(self, entry: _Entry, why: str, is_permanent: bool = False) -> None:
         """What was measured is dropped; the next picture measures anew, unless that is known to be in vain."""

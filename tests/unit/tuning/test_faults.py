@@ -1,0 +1,237 @@
+"""Whatever goes wrong in measuring: the picture is as without omnireuse, and the next one measures anew."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FluxPipeline
+
+import omnireuse
+from omnireuse.diffusion.tuning import recording, tuner
+from tests.helpers.tiny import Tiny
+from tests.helpers.tiny import flux as tiny_flux
+from tests.helpers.tiny import wan as tiny_wan
+
+STEPS = 20
+
+
+class Cancelled(KeyboardInterrupt):
+    """What a user interface raises."""
+
+
+def failing_at(call: int, error: BaseException) -> Any:
+    """A forward hook that raises at one call."""
+    calls = 0
+
+    def hook(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise error
+
+    return hook
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong"), Cancelled(), torch.OutOfMemoryError("full")])
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_a_picture_that_fails_drops_what_was_measured(flux: Tiny, error: BaseException, before: int) -> None:
+    full = flux.run(steps=STEPS)
+    with omnireuse.enable(flux.pipe) as handle:
+        for seed in range(before):
+            flux.run(steps=STEPS, seed=seed)
+        removed = flux.pipe.transformer.register_forward_pre_hook(failing_at(7, error))
+        with pytest.raises(type(error)):
+            flux.run(steps=STEPS)
+        removed.remove()
+        assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 0)
+        for _ in range(3):
+            assert torch.equal(flux.run(steps=STEPS), full)
+        assert handle.tuning.state == "ready"
+
+
+def test_a_shadow_that_fails_leaves_the_picture(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = flux.run(steps=STEPS)
+    with omnireuse.enable(flux.pipe) as handle:
+        flux.run(steps=STEPS)
+        with monkeypatch.context() as patched:
+
+            def run_out(*_: object) -> None:
+                raise torch.OutOfMemoryError("full")
+
+            patched.setattr("omnireuse.diffusion.tuning.shadows.Leading.call", run_out)
+            assert torch.equal(flux.run(steps=STEPS), full)
+        assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 0)
+        for _ in range(3):
+            flux.run(steps=STEPS)
+        assert handle.tuning.state == "ready"
+
+
+def test_an_interrupt_within_a_shadow_reaches_the_user(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    with omnireuse.enable(flux.pipe) as handle:
+        flux.run(steps=STEPS)
+
+        def cancel(*_: object) -> None:
+            raise Cancelled
+
+        with monkeypatch.context() as patched, pytest.raises(Cancelled):
+            patched.setattr("omnireuse.diffusion.tuning.shadows.Leading.call", cancel)
+            flux.run(steps=STEPS)
+        assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 0)
+
+
+def test_three_failures_in_a_row_end_tuning_with_one_warning(
+    flux: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run_out(*_: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr("omnireuse.diffusion.tuning.shadows.Leading.call", run_out)
+    full = flux.run(steps=STEPS)
+    with caplog.at_level(logging.WARNING, logger="omnireuse"), omnireuse.enable(flux.pipe) as handle:
+        for _ in range(6):
+            assert torch.equal(flux.run(steps=STEPS), full)
+        assert handle.tuning.state == "failed"
+        assert "OutOfMemoryError" in str(handle.tuning)
+        assert not torch.equal(flux.run(steps=STEPS), full), "the untuned default serves"
+    assert sum("not tuned" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_recording_that_fails_leaves_the_picture(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = flux.run(steps=STEPS)
+
+    def run_out(*_: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    with omnireuse.enable(flux.pipe) as handle:
+        with monkeypatch.context() as patched:
+            patched.setattr(recording.Recording, "_note_step", run_out)
+            assert torch.equal(flux.run(steps=STEPS), full)
+        assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 0)
+
+
+def test_a_picture_that_is_not_finite_is_dropped(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe) as handle:
+        flux.run(steps=STEPS, latents=torch.full((1, 16, 16), torch.nan))
+        assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 0)
+        flux.run(steps=STEPS)
+        assert handle.tuning.pictures == 1
+
+
+def test_more_memory_than_the_bound_is_not_taken(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST_BYTES", 1000)
+    with omnireuse.enable(flux.pipe) as handle:
+        flux.run(steps=STEPS)
+        assert handle.tuning.state == "failed"
+        assert "GiB" in str(handle.tuning)
+
+
+def test_large_recordings_are_kept_on_the_host(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = flux.run(steps=STEPS)
+    monkeypatch.setattr(recording, "ON_DEVICE", 0)
+    with omnireuse.enable(flux.pipe) as handle:
+        for _ in range(3):
+            assert torch.equal(flux.run(steps=STEPS), full)
+        assert handle.tuning.state == "ready"
+
+
+def test_reuse_may_end_in_the_midst_of_a_measured_picture(flux: Tiny) -> None:
+    full = flux.run(steps=STEPS)
+
+    def end(pipe: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+        if step == 5:
+            omnireuse.disable(pipe)
+        return values
+
+    omnireuse.enable(flux.pipe)
+    assert torch.equal(flux.run(steps=STEPS, callback_on_step_end=end), full)
+    assert omnireuse.handle_of(flux.pipe) is None
+    assert torch.equal(flux.run(steps=STEPS), full)
+
+
+def test_an_argument_that_can_be_read_once_is_not_measured(flux: Tiny) -> None:
+    class Odd(FluxPipeline):  # type: ignore[misc]  # diffusers is untyped
+        def __call__(self, *args: Any, extra: Iterator[int] | None = None, **kwargs: Any) -> Any:
+            return super().__call__(*args, **kwargs)
+
+    flux.pipe.__class__ = Odd
+    with omnireuse.enable(flux.pipe) as handle:
+        flux.run(steps=STEPS, extra=iter([1]))
+        assert handle.tuning.state == "failed"
+        assert "read only once" in str(handle.tuning)
+
+
+def test_latents_that_a_second_call_does_not_repeat_end_tuning(flux: Tiny) -> None:
+    noise = iter(range(100, 200))
+
+    class Odd(FluxPipeline):  # type: ignore[misc]  # diffusers is untyped
+        def prepare_latents(self, *args: Any, **kwargs: Any) -> Any:
+            latents, ids = super().prepare_latents(*args, **kwargs)
+            return latents + next(noise), ids
+
+    flux.pipe.__class__ = Odd
+    with omnireuse.enable(flux.pipe) as handle:
+        for _ in range(6):
+            flux.run(steps=STEPS)
+        assert handle.tuning.state == "failed"
+        assert "other latents" in str(handle.tuning)
+
+
+def test_guidance_that_ends_on_the_way_is_not_tuned() -> None:
+    tiny = tiny_wan()
+
+    def end(pipe: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+        if step == 9:
+            pipe._guidance_scale = 1.0
+        return values
+
+    full = tiny.run(steps=STEPS, callback_on_step_end=end)
+    with omnireuse.enable(tiny.pipe) as handle:
+        assert torch.equal(tiny.run(steps=STEPS, callback_on_step_end=end), full)
+        assert handle.tuning.state == "failed"
+        assert "changes on the way" in str(handle.tuning)
+
+
+def test_two_pipelines_that_share_a_denoiser_are_tuned_apart(flux: Tiny) -> None:
+    twin = tiny_flux()
+    shared = FluxPipeline(**{**twin.pipe.components, "transformer": flux.pipe.transformer})
+    shared.set_progress_bar_config(disable=True)
+    other = Tiny(shared, flux.inputs)
+    full = [flux.run(steps=STEPS, seed=seed) for seed in range(3)]
+    with omnireuse.enable(flux.pipe) as first, omnireuse.enable(shared, computed_steps=8) as second:
+        for seed in range(3):
+            assert torch.equal(flux.run(steps=STEPS, seed=seed), full[seed])
+            # The plans of both lie in one file, which one of them writes at a time.
+            other.run(steps=STEPS, seed=seed)
+        assert first.tuning.state == "ready"
+        assert second.tuning.state in ("off", "ready")
+
+
+def test_two_threads_measure_one_after_the_other() -> None:
+    pipes = [tiny_flux() for _ in range(2)]
+    full = [pipe.run(steps=STEPS, seed=1) for pipe in pipes]
+    made: dict[int, torch.Tensor] = {}
+    handles = [omnireuse.enable(pipe.pipe) for pipe in pipes]
+
+    def work(place: int) -> None:
+        for _ in range(4):
+            made[place] = pipes[place].run(steps=STEPS, seed=1)
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    states = sorted(handle.tuning.state for handle in handles)
+    assert states in (["off", "ready"], ["ready", "ready"])
+    assert all(not torch.equal(made[place], full[place]) for place in range(2))
+    for handle in handles:
+        handle.disable()
+
+
+def test_the_most_failures_are_few() -> None:
+    assert tuner.MOST_FAILURES == 3

@@ -1,0 +1,322 @@
+"""Tuning from outside: full pictures first, then one frozen plan."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDIMScheduler, EulerAncestralDiscreteScheduler
+
+import omnireuse
+from omnireuse import Profile
+from omnireuse.errors import ConfigError, WrongTypeError
+from tests.helpers.tiny import Tiny
+from tests.helpers.tiny import flux as tiny_flux
+from tests.helpers.tiny import stable_diffusion as tiny_sd
+
+STEPS = 24
+
+
+def pictures(tiny: Tiny, count: int, **call: Any) -> list[torch.Tensor]:
+    return [tiny.run(steps=STEPS, seed=seed, **call) for seed in range(count)]
+
+
+class Counted:
+    """Counts the calls of a module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.calls = 0
+        module.register_forward_hook(self._count)
+
+    def _count(self, *_: object) -> None:
+        self.calls += 1
+
+    def during(self, run: Callable[[], object]) -> int:
+        before = self.calls
+        run()
+        return self.calls - before
+
+
+def test_the_first_pictures_are_bit_equal_and_later_ones_repeat(flux: Tiny) -> None:
+    full = pictures(flux, 5)
+    with omnireuse.enable(flux.pipe) as handle:
+        states = []
+        for seed in range(3):
+            assert torch.equal(flux.run(steps=STEPS, seed=seed), full[seed])
+            states.append((handle.tuning.state, handle.tuning.pictures))
+        assert states == [("measuring", 1), ("measuring", 2), ("ready", 3)]
+        first = flux.run(steps=STEPS, seed=4)
+        assert not torch.equal(first, full[4])
+        flux.run(steps=STEPS, seed=3)
+        assert torch.equal(flux.run(steps=STEPS, seed=4), first)
+        assert len({event.step for event in handle.events if event.run == 4 and not event.reused}) == STEPS // 2
+    assert torch.equal(flux.run(steps=STEPS, seed=4), full[4])
+
+
+def test_the_plan_is_closer_than_the_untuned_default(flux: Tiny) -> None:
+    full = pictures(flux, 8)
+
+    def errors() -> list[float]:
+        made = [flux.run(steps=STEPS, seed=seed) for seed in range(4, 8)]
+        return [float((a - b).norm() / b.norm()) for a, b in zip(made, full[4:], strict=True)]
+
+    with omnireuse.enable(flux.pipe, tune=False):
+        untuned = errors()
+    with omnireuse.enable(flux.pipe) as handle:
+        pictures(flux, 3)
+        tuned = errors()
+        expected = handle.tuning.expected
+    assert sum(tuned) < 0.7 * sum(untuned)
+    assert expected is not None
+    assert 0.2 < expected / (sum(tuned) / len(tuned)) < 5
+
+
+def test_the_price_is_bounded(flux: Tiny) -> None:
+    counted = Counted(flux.pipe.transformer)
+    with omnireuse.enable(flux.pipe) as handle:
+        calls = [counted.during(lambda seed=seed: flux.run(steps=STEPS, seed=seed)) for seed in range(4)]
+        runs = handle.tuning.runs
+    assert calls[0] == 2 * STEPS, "the first picture takes its usual time"
+    assert sum(calls[:3]) <= 6 * 2 * STEPS
+    assert runs == pytest.approx(sum(calls[:3]) / (2 * STEPS), abs=0.01)
+    assert calls[3] == STEPS
+
+
+def test_nothing_of_the_caller_is_changed_by_a_shadow(flux: Tiny) -> None:
+    latents = torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(5))
+    generator = torch.Generator().manual_seed(7)
+    seen: list[int] = []
+
+    def callback(pipe: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+        seen.append(step)
+        return values
+
+    def run() -> torch.Tensor:
+        return flux.run(steps=STEPS, generator=generator, latents=latents, callback_on_step_end=callback)
+
+    def states() -> list[Any]:
+        return [
+            torch.get_rng_state().tolist(),
+            generator.get_state().tolist(),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+        ]
+
+    kept = latents.clone()
+    with omnireuse.enable(flux.pipe) as handle:
+        for _ in range(3):
+            before = states()
+            run()
+            assert states() == before
+        assert handle.tuning.state == "ready"
+    assert torch.equal(latents, kept)
+    assert seen == list(range(STEPS)) * 3
+
+
+def test_noise_of_the_global_generator_repeats_in_shadows(flux: Tiny) -> None:
+    torch.manual_seed(3)
+    full = [flux.run(steps=STEPS, generator=None) for _ in range(4)]
+    torch.manual_seed(3)
+    with omnireuse.enable(flux.pipe) as handle:
+        made = [flux.run(steps=STEPS, generator=None) for _ in range(3)]
+        assert handle.tuning.state == "ready", handle.tuning
+    assert all(torch.equal(a, b) for a, b in zip(made, full, strict=False))
+
+
+def test_each_picture_of_a_batch_counts(flux: Tiny) -> None:
+    full = flux.run(steps=STEPS, batch=3)
+    counted = Counted(flux.pipe.transformer)
+    with omnireuse.enable(flux.pipe) as handle:
+        calls = counted.during(lambda: flux.run(steps=STEPS, batch=3))
+        assert calls == 2 * STEPS, "the first call takes its usual time"
+        assert handle.tuning.pictures == 3
+        second = flux.run(steps=STEPS, batch=3)
+        assert handle.tuning.state == "ready"
+        assert not torch.equal(second, full)
+        assert torch.equal(flux.run(steps=STEPS, batch=3), second)
+        # Batches of another size follow the same plan.
+        flux.run(steps=STEPS, batch=1)
+        assert handle.tuning.state == "ready"
+
+
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_fewer_pictures_may_be_measured(flux: Tiny, wanted: int) -> None:
+    with omnireuse.enable(flux.pipe, tune=wanted) as handle:
+        assert str(handle.tuning).startswith(f"measuring: 0 of {wanted}")
+        pictures(flux, 2)
+        assert handle.tuning.state == "ready"
+        assert handle.tuning.pictures == wanted
+
+
+def test_the_next_process_reuses_from_its_first_picture_on(flux: Tiny, cache: Path) -> None:
+    with omnireuse.enable(flux.pipe) as handle:
+        pictures(flux, 3)
+        later = flux.run(steps=STEPS, seed=9)
+        path = handle.tuning.path
+    assert path is not None
+    assert Path(path).is_relative_to(cache)
+    again = tiny_flux()
+    with omnireuse.enable(again.pipe) as handle:
+        assert torch.equal(again.run(steps=STEPS, seed=9), later)
+        assert (handle.tuning.state, handle.tuning.path) == ("ready", path)
+    assert Profile.load(path).plans[STEPS // 2].evidence is not None
+
+
+def test_other_weights_never_follow_the_plan(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe):
+        pictures(flux, 3)
+    with torch.no_grad():
+        flux.pipe.transformer.transformer_blocks[0].ff.net[0].proj.weight.mul_(1.001)
+    full = flux.run(steps=STEPS)
+    with omnireuse.enable(flux.pipe) as handle:
+        assert torch.equal(flux.run(steps=STEPS), full)
+        assert handle.tuning.state == "measuring"
+
+
+def test_each_configuration_is_measured_by_itself(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe) as handle:
+        pictures(flux, 3)
+        assert handle.tuning.state == "ready"
+        for call in ({"steps": STEPS + 2}, {"true_cfg_scale": 2.5}, {"guided": False}):
+            flux.run(**({"steps": STEPS} | call))
+            assert handle.tuning.state == "measuring", call
+        flux.run(steps=STEPS)
+        assert handle.tuning.state == "ready"
+
+
+def test_each_target_has_a_plan_of_its_own_in_one_file(flux: Tiny) -> None:
+    paths = set()
+    for count in (12, 8):
+        with omnireuse.enable(flux.pipe, computed_steps=count) as handle:
+            pictures(flux, 3)
+            flux.run(steps=STEPS)
+            paths.add(handle.tuning.path)
+            assert len({event.step for event in handle.events if event.run == 4 and not event.reused}) == count
+    (path,) = paths
+    assert path is not None
+    assert set(Profile.load(path).plans) == {8, 12}
+
+
+def test_a_damaged_file_is_measured_anew_with_a_word(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    with omnireuse.enable(flux.pipe) as handle:
+        pictures(flux, 3)
+        path = handle.tuning.path
+    assert path is not None
+    Path(path).write_text(Path(path).read_text()[:200])
+    with caplog.at_level(logging.WARNING, logger="omnireuse"), omnireuse.enable(flux.pipe) as handle:
+        flux.run(steps=STEPS)
+        assert handle.tuning.state == "measuring"
+    assert "measured anew" in caplog.text
+
+
+def test_a_disk_that_refuses_keeps_plans_in_memory(flux: Tiny, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache.write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING, logger="omnireuse"), omnireuse.enable(flux.pipe) as handle:
+        pictures(flux, 4)
+        assert handle.tuning.state == "ready"
+        assert handle.tuning.path is None
+        assert "memory only" in str(handle.tuning)
+    assert "memory only" in caplog.text
+
+
+def test_one_process_measures_at_a_time(flux: Tiny) -> None:
+    full = flux.run(steps=STEPS)
+    other = tiny_flux()
+    with omnireuse.enable(flux.pipe), omnireuse.enable(other.pipe) as handle:
+        flux.run(steps=STEPS)
+        # Locks belong to a store, so a second handle stands for a second process.
+        assert not torch.equal(other.run(steps=STEPS), full), "it reuses untuned"
+        assert handle.tuning.state == "off"
+        assert "another process" in str(handle.tuning)
+
+
+def test_short_runs_follow_what_shadows_show(flux: Tiny) -> None:
+    full = [flux.run(steps=8, seed=seed) for seed in range(5)]
+    with omnireuse.enable(flux.pipe) as handle:
+        made = [flux.run(steps=8, seed=seed) for seed in range(5)]
+        assert handle.tuning.state == "ready"
+        computed = {event.step for event in handle.events if event.run == 5 and not event.reused}
+    assert all(torch.equal(a, b) for a, b in zip(made[:3], full, strict=False))
+    assert len(computed) in (4, 8)
+    if len(computed) == 4:
+        assert float((made[4] - full[4]).abs().sum() / full[4].abs().sum()) < 0.2
+
+
+def test_untuned_is_as_before(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe, tune=False) as handle:
+        flux.run(steps=STEPS)
+        assert handle.summary().reused_calls
+        assert str(handle.tuning) == "tuning is off: tune=False"
+
+
+def test_the_environment_turns_tuning_off(
+    flux: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for text in ("0", "False", " no ", "off"):
+        monkeypatch.setenv("OMNIREUSE_TUNE", text)
+        with omnireuse.enable(flux.pipe, tune=True) as handle:
+            assert handle.tuning.state == "off"
+            assert "OMNIREUSE_TUNE" in str(handle.tuning)
+    monkeypatch.setenv("OMNIREUSE_TUNE", "perhaps")
+    with caplog.at_level(logging.WARNING, logger="omnireuse"), omnireuse.enable(flux.pipe) as handle:
+        assert handle.tuning.state == "measuring"
+    assert "perhaps" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"tune": 0}, ConfigError, "at least 1 picture"),
+        ({"tune": -2}, ConfigError, "at least 1 picture"),
+        ({"tune": "yes"}, WrongTypeError, "tune must be True, False"),
+        ({"tune": 2.5}, WrongTypeError, "tune must be True, False"),
+        ({"tune": True, "backend": "tea_cache"}, ConfigError, "backend has chosen"),
+        ({"tune": 3, "policy": "fixed"}, ConfigError, "policy has chosen"),
+        ({"tune": True, "profile": "profile.json"}, ConfigError, "profile has chosen"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(
+    flux: Tiny, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        omnireuse.enable(flux.pipe, **options)
+    assert omnireuse.handle_of(flux.pipe) is None
+
+
+def test_the_summary_says_what_is_happening(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="omnireuse"), omnireuse.enable(flux.pipe) as handle:
+        pictures(flux, 2)
+        assert "measuring: 2 of 3 pictures computed in full; reuse begins with the 4th" in str(handle.summary())
+        assert "while the pipeline was measured" in str(handle.summary())
+        pictures(flux, 2)
+        assert "tuned: 12 of 24 steps computed" in str(handle.summary())
+    lines = [record.getMessage() for record in caplog.records if "tuning" in record.getMessage()]
+    assert [line.split(":")[0] for line in lines] == ["tuning begins for runs of 24 steps", "tuning has ended"]
+    assert handle.summary().runs == 4, "shadows are counted nowhere"
+
+
+@pytest.mark.parametrize("scheduler", [DDIMScheduler, EulerAncestralDiscreteScheduler])
+def test_solvers_with_and_without_noise_are_tuned(scheduler: Any) -> None:
+    tiny = tiny_sd()
+    tiny.pipe.scheduler = scheduler.from_config(tiny.pipe.scheduler.config)
+    full = pictures(tiny, 4)
+    with omnireuse.enable(tiny.pipe) as handle:
+        made = pictures(tiny, 4)
+        assert handle.tuning.state == "ready", handle.tuning
+    assert all(torch.equal(a, b) for a, b in zip(made[:3], full, strict=False))
+
+
+def test_a_copy_of_the_pipeline_is_no_part_of_it(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe) as handle:
+        flux.run(steps=STEPS)
+        twin = Tiny(copy.deepcopy(flux.pipe), flux.inputs)
+        twin.run(steps=STEPS)
+        assert handle.tuning.pictures == 1
+        assert omnireuse.handle_of(twin.pipe) is None
