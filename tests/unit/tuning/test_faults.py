@@ -12,7 +12,7 @@ import torch
 from diffusers import FluxPipeline
 
 import omnireuse
-from omnireuse.diffusion.tuning import recording, tuner
+from omnireuse.diffusion.tuning import entries, recording
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import flux as tiny_flux
 from tests.helpers.tiny import wan as tiny_wan
@@ -234,4 +234,4 @@ def test_two_threads_measure_one_after_the_other() -> None:
 
 
 def test_the_most_failures_are_few() -> None:
-    assert tuner.MOST_FAILURES == 3
+    assert entries.MOST_FAILURES == 3

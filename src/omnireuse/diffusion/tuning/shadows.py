@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,14 +11,18 @@ import torch
 from omnireuse.diffusion.calibration.branches import BranchOutputs, copied
 from omnireuse.diffusion.calibration.fit import WeightFit
 from omnireuse.diffusion.calibration.solver import Arithmetic
+from omnireuse.diffusion.reuse.forecasters import Blend
+from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Region
 from omnireuse.diffusion.reuse.runtime.regions.step import StepRegion
-from omnireuse.diffusion.reuse.runtime.run import Run
+from omnireuse.diffusion.reuse.runtime.run import Chosen, Run, RunStart
+from omnireuse.diffusion.reuse.runtime.session import Session
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.tuning.full_run import FullRun
+from omnireuse.diffusion.tuning.trials import MeasuredCall
 from omnireuse.errors import StateError
 
-__all__ = ["Following", "Leading"]
+__all__ = ["Following", "Leading", "SessionShadows"]
 
 
 class _Shadow(Region):
@@ -115,3 +120,44 @@ class Following(_Shadow):
         """As the strategy's own region."""
         self._check_start(run, sample)
         return self._region.scheduler_step(run, output, sample)
+
+
+@dataclass(frozen=True)
+class SessionShadows:
+    """Shadows of calls of a pipeline, as `Shadows`.
+
+    Attributes:
+        session: at work on the pipeline.
+        proceed: makes a call of the pipeline.
+    """
+
+    session: Session
+    proceed: Callable[..., Any]
+
+    def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> tuple[int, torch.Tensor]:
+        """As `Shadows.follow`."""
+        return self._made(call, strategy, lambda _: Following(strategy, call.full, first_reused))
+
+    def lead(self, call: MeasuredCall, fit: WeightFit, policy: FixedSchedule) -> tuple[int, torch.Tensor]:
+        """As `Shadows.lead`."""
+        strategy = Strategy(policy=policy, forecaster=Blend(), quantity="output")
+        return self._made(call, strategy, lambda scheduler: Leading(fit, call.full, scheduler))
+
+    def _made(
+        self, call: MeasuredCall, strategy: Strategy, make_region: Callable[[Any], Following | Leading]
+    ) -> tuple[int, torch.Tensor]:
+        made: list[Following | Leading] = []
+
+        def choose(start: RunStart) -> Chosen:
+            made.append(make_region(start.scheduler))
+            return Chosen(strategy=strategy, region=made[-1], kind="shadow")
+
+        session = self.session
+        outside = session.calls_outside
+        try:
+            latents = call.replay.shadow(
+                session.pipeline, lambda *args, **kwargs: session.call(self.proceed, args, kwargs, choose)
+            )
+        finally:
+            session.calls_outside = outside
+        return made[0].computed, latents

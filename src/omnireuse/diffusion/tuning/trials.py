@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,12 +16,11 @@ from omnireuse.diffusion.calibration.path import OutputProducts
 from omnireuse.diffusion.calibration.plan import Evidence, Plan
 from omnireuse.diffusion.calibration.planner import Planner
 from omnireuse.diffusion.reuse.forecasters import Blend
+from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.tuning.full_run import FullRun, relative_errors
-from omnireuse.diffusion.tuning.replay import Replay
-from omnireuse.diffusion.tuning.shadows import Following, Leading
 
-__all__ = ["MeasuredCall", "Shadow", "Trial", "Trials"]
+__all__ = ["MeasuredCall", "Shadows", "Trial", "Trials"]
 
 GROWTH, DISTURBANCE = 0.0, 0.3
 """What plans assume of errors on their way (`Planner`); both are of little weight where trials decide."""
@@ -35,15 +34,28 @@ SHORT_ERROR = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredCall:
-    """A call of the pipeline whose run was measured, and that can be made again."""
+    """A call whose run was measured, and that can be made again.
 
-    replay: Replay
+    Attributes:
+        replay: from which the host makes the call again.
+        full: what was measured.
+    """
+
+    replay: Any
     full: FullRun
 
 
-MakeRegion = Callable[[Any], Following | Leading]
-Shadow = Callable[[MeasuredCall, Strategy, MakeRegion], tuple[Following | Leading, torch.Tensor]]
-"""(call, strategy, makes the region from the scheduler) -> the region after the run, and the final latents."""
+class Shadows(Protocol):
+    """Makes measured calls again beside the pictures. Both give the computed calls of the shadow and its final latents.
+
+    Calls before the first reused step are known of the full run.
+    """
+
+    def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> tuple[int, torch.Tensor]:
+        """Follow a strategy of region "step", whose first step that is not computed is given."""
+
+    def lead(self, call: MeasuredCall, fit: WeightFit, policy: FixedSchedule) -> tuple[int, torch.Tensor]:
+        """Fit weights for the steps of a policy along the full run's path, and follow them."""
 
 
 @dataclass(kw_only=True)
@@ -88,13 +100,13 @@ class Trials:
     def _new(self, steps: tuple[int, ...]) -> Trial:
         return Trial(candidate=Candidate(steps=steps, forecaster=FITTED), fit=WeightFit(steps, self._total))
 
-    def try_default(self, calls: Sequence[MeasuredCall], shadow: Shadow) -> None:
+    def try_default(self, calls: Sequence[MeasuredCall], shadows: Shadows) -> None:
         """Try what needs no plan on the calls that it has not followed."""
         for trial in (self.untuned, self.fitted[0]):
             if trial is not None:
-                self._try(trial, calls, shadow)
+                self._try(trial, calls, shadows)
 
-    def try_plan(self, calls: Sequence[MeasuredCall], shadow: Shadow, allowance: float) -> None:
+    def try_plan(self, calls: Sequence[MeasuredCall], shadows: Shadows, allowance: float) -> None:
         """Plan a schedule from all calls, and try it where all its shadows take no more work than this."""
         products = OutputProducts.joined([call.full.products for call in calls])
         planner = Planner(products, self._noises, fewest=self._budget, growth=GROWTH, disturbance=DISTURBANCE)
@@ -102,32 +114,31 @@ class Trials:
         is_new = trial.candidate.steps != self.fitted[0].candidate.steps
         if is_new and self.cost(trial, calls) <= allowance:
             self.fitted.append(trial)
-            self._try(trial, calls, shadow)
+            self._try(trial, calls, shadows)
 
     def cost(self, trial: Trial, calls: Sequence[MeasuredCall]) -> float:
         """Work of a candidate's shadows of these calls, in full runs."""
         replayed = [min(trial.candidate.steps_before_gap, len(call.full.path.calls)) for call in calls]
         return sum(len(trial.candidate.steps) - saved for saved in replayed) / self._total
 
-    def _try(self, trial: Trial, calls: Sequence[MeasuredCall], shadow: Shadow) -> None:
+    def _try(self, trial: Trial, calls: Sequence[MeasuredCall], shadows: Shadows) -> None:
         tells_branches = len({len(call.full.path.shares) for call in calls}) == 1
         for call in calls[trial.calls :]:
-            region, latents = self._follow(trial, call, shadow, tells_branches)
+            computed, latents = self._follow(trial, call, shadows, tells_branches)
             trial.calls += 1
             trial.errors += relative_errors(latents, call.full.final)
-            self.runs += region.computed / call.full.calls / self._total
+            self.runs += computed / call.full.calls / self._total
 
     def _follow(
-        self, trial: Trial, call: MeasuredCall, shadow: Shadow, tells_branches: bool
-    ) -> tuple[Following | Leading, torch.Tensor]:
+        self, trial: Trial, call: MeasuredCall, shadows: Shadows, tells_branches: bool
+    ) -> tuple[int, torch.Tensor]:
         policy, fit = trial.candidate.policy(self._total), trial.fit
         if fit is None:
             strategy = Strategy(policy=policy, forecaster=Blend())
-            return shadow(call, strategy, lambda _: Following(strategy, call.full, trial.candidate.steps_before_gap))
+            return shadows.follow(call, strategy, trial.candidate.steps_before_gap)
         # Branches that one call could not tell apart are not told apart at all.
         full = call.full if tells_branches else replace(call.full, path=replace(call.full.path, shares=(1.0,)))
-        strategy = Strategy(policy=policy, forecaster=Blend(), quantity="output")
-        return shadow(call, strategy, lambda scheduler: Leading(fit, full, scheduler))
+        return shadows.lead(replace(call, full=full), fit, policy)
 
     def default_evidence(self) -> Evidence:
         """What is known of the untuned default."""
