@@ -31,8 +31,8 @@ def method_of(enable: Callable[[Any], Any]) -> Method:
     return Method(key="mine", name="mine", family="peer", grid=lambda _: [setting])
 
 
-QUICK = ["fewer-steps", "default-call", "taylorseer", "scm", "diffusers-sea-cache", "di-cache", "mean-cache"]
-PAPERS = ["spectrum", "sen-cache", "l2p", "bud-cache", "lemica", "recache"]
+QUICK = ["fewer-steps", "default-call", "taylorseer", "scm", "diffusers-sea-cache", "speca", "mean-cache"]
+PAPERS = ["spectrum", "di-cache", "tc-pade", "sen-cache", "l2p", "bud-cache", "lemica", "recache", "optimal-steps"]
 
 
 @pytest.mark.parametrize("key", sweep([*QUICK, "db-cache-dmd", "db-cache-foca", *PAPERS], quick=QUICK))

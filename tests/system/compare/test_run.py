@@ -55,7 +55,8 @@ def test_every_method_runs_on_images(images: Make, key: str) -> None:
         assert point.error is None
         assert point.computed_steps is not None
         assert point.psnr is not None
-        assert 0 < point.computed_steps <= 8
+        # Where SpeCa rejects, the last block runs twice.
+        assert 0 < point.computed_steps <= (9 if key == "speca" else 8)
         # A cache that takes two branches for one (FasterCache here) makes another picture altogether.
         assert 5 < point.psnr.mean <= 100
         assert point.attributes is not None

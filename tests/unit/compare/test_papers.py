@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations, pairwise, permutations
 
 import numpy as np
@@ -14,9 +15,12 @@ from omnireuse.evaluation.compare.methods.calibrating import best_path
 from omnireuse.evaluation.compare.methods.l2p import learnt_weights
 from omnireuse.evaluation.compare.methods.lemica import worst_first
 from omnireuse.evaluation.compare.methods.mean_cache import MeanVelocity, estimate, interval_costs
+from omnireuse.evaluation.compare.methods.optimal_steps import closest_timesteps
 from omnireuse.evaluation.compare.methods.recache import learnt_schedules, log_likelihood
 from omnireuse.evaluation.compare.methods.sen_cache import Sensitivities, Sensitivity
+from omnireuse.evaluation.compare.methods.speca import Draft
 from omnireuse.evaluation.compare.methods.spectrum import Chebyshev, chebyshev_weights, growing_windows
+from omnireuse.evaluation.compare.methods.tc_pade import bend, pade, staged
 from omnireuse.testing import check_policy
 
 SIGMAS = (1.0, 0.9, 0.75, 0.6, 0.3, 0.0)
@@ -201,3 +205,118 @@ def test_sen_cache_measures_from_the_last_computed_step() -> None:
 
 def test_sen_cache_keeps_the_contract_of_policies() -> None:
     check_policy(_sensitivity())
+
+
+# -- TC-Padé ----------------------------------------------------------------------------------------------------------
+
+
+def _pade(before: float, last: float) -> float:
+    """Element by element, as the public code has it."""
+    magnitude = (abs(last) + abs(before)) / 2
+    steady = math.exp(-5 * abs(last - before) / (magnitude + 1e-7))
+    rational = (2 * steady * last - steady * before) / (1 - 0.1 * steady)
+    mean, most = 0.6 * last + 0.4 * before, max(abs(last - before) / 2, magnitude / 10)
+    held = min(max(rational, mean - most), mean + most)
+    share = 0.7 * steady + 0.3
+    return share * held + (1 - share) * mean
+
+
+def test_tc_pade_takes_each_element_by_itself() -> None:
+    before, last = torch.randn(2, 4, 50, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    last[:, :25] = before[:, :25] * 1.05  # half of them hardly change
+    expected = [_pade(a, b) for a, b in zip(before.ravel().tolist(), last.ravel().tolist(), strict=True)]
+    assert pade(before, last).ravel().tolist() == pytest.approx(expected)
+
+
+def test_tc_pade_makes_what_stands_still_a_tenth_larger() -> None:
+    # Its coefficients are set and not solved, so it is exact on no function.
+    still = torch.tensor([1.0, -2.0, 0.0])
+    assert torch.allclose(pade(still, still), 1.1 * still)
+
+
+def test_tc_pade_goes_by_stages() -> None:
+    before, last = torch.tensor([1.0, 4.0]), torch.tensor([2.0, 3.0])
+    assert torch.allclose(staged(before, last, 0.3), 0.9 * last + 0.1 * before)
+    assert torch.equal(staged(before, last, 0.31), pade(before, last))
+    assert torch.equal(staged(before, last, 0.8), pade(before, last))
+    assert torch.allclose(staged(before, last, 0.81), pade(before, last) + 0.3 * (last - before))
+
+
+@pytest.mark.parametrize(("angle", "expected"), [(0, 0.0), (60, 0.5), (90, math.sqrt(0.5)), (180, 1.0)])
+def test_tc_pade_measures_how_a_path_bends(angle: int, expected: float) -> None:
+    start, turn = torch.tensor([1.0, 2.0]), math.radians(angle)
+    second = start + torch.tensor([3.0, 0.0])
+    third = second + 0.5 * torch.tensor([math.cos(turn), math.sin(turn)])
+    assert bend(start, second, third) == pytest.approx(expected, abs=1e-6)
+
+
+# -- SpeCa ------------------------------------------------------------------------------------------------------------
+
+
+def test_speca_drafts_a_line_at_any_spacing() -> None:
+    draft = Draft()
+    for step, gap in ((0, 1), (1, 1), (4, 3)):
+        draft.observe(torch.tensor([2.0 + 3.0 * step]), gap, 1)
+    assert draft.after(5).item() == 29.0
+    assert len(draft.differences) == 2
+
+
+def test_speca_takes_finite_differences_for_derivatives() -> None:
+    draft = Draft()
+    for square in (1.0, 4.0, 9.0):
+        draft.observe(torch.tensor([square]), 1, 2)
+    # 9 + 5 + 2 / 2, where a parabola has 16.
+    assert draft.after(1).item() == 15.0
+
+
+# -- OSS --------------------------------------------------------------------------------------------------------------
+
+
+def _euler(steps: tuple[int, ...], sigmas: tuple[float, ...], start: float = 2.0) -> float:
+    """Where dz/dσ = z gets from σ₀ to the last σ, evaluated at these steps."""
+    for at, end in pairwise((*steps, len(sigmas) - 1)):
+        start += start * (sigmas[end] - sigmas[at])
+    return start
+
+
+def _closest(sigmas: tuple[float, ...], most: int) -> dict[int, tuple[int, ...]]:
+    steps = len(sigmas) - 1
+    fine = [_euler(tuple(range(count)), sigmas[: count + 1]) for count in range(1, steps + 1)]
+    latents = torch.tensor([2.0, *fine], dtype=torch.float64)[:, None]
+    return closest_timesteps(latents, latents[:-1], sigmas, lambda before: before, most)
+
+
+def test_oss_finds_what_brute_force_finds() -> None:
+    # Euler's errors on an exponential have one sign, so the best way to a timestep is part of the best way past it.
+    sigmas = (1.0, 0.97, 0.9, 0.72, 0.6, 0.3, 0.22, 0.0)
+    full = _euler(tuple(range(7)), sigmas)
+    for count, found in _closest(sigmas, 7).items():
+        every = [(0, *others) for others in combinations(range(1, 7), count - 1)]
+        assert found == min(every, key=lambda steps: abs(_euler(steps, sigmas) - full))
+
+
+def test_oss_goes_on_from_the_latents_that_it_reached() -> None:
+    # Of two evaluations the second is at latents that the full run never had.
+    sigmas, seen = (1.0, 0.6, 0.5, 0.0), []
+
+    def evaluate(before: torch.Tensor) -> torch.Tensor:
+        seen.append(before.clone())
+        return before
+
+    fine = torch.tensor([1.0, 0.6, 0.54, 0.27])[:, None]
+    closest_timesteps(fine, fine[:-1], sigmas, evaluate, 2)
+    (before,) = seen
+    assert before[1:].ravel().tolist() == pytest.approx([0.6, 0.5])
+
+
+def test_oss_takes_one_schedule_for_all_prompts() -> None:
+    # Held velocities are right for the second prompt, whatever the schedule, so the first decides.
+    sigmas = (1.0, 0.97, 0.9, 0.72, 0.6, 0.3, 0.22, 0.0)
+    alone = _closest(sigmas, 4)
+    fine = torch.tensor([_euler(tuple(range(count)), sigmas[: count + 1]) if count else 2.0 for count in range(8)])
+    both = torch.stack([fine, torch.tensor(sigmas) * 5], dim=1).double()
+
+    def evaluate(before: torch.Tensor) -> torch.Tensor:
+        return torch.stack([before[:, 0], torch.full_like(before[:, 1], 5.0)], dim=1)
+
+    assert closest_timesteps(both, evaluate(both[:-1]), sigmas, evaluate, 4) == alone

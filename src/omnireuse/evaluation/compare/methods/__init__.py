@@ -17,10 +17,13 @@ from omnireuse.evaluation.compare.methods.hicache import HICACHE
 from omnireuse.evaluation.compare.methods.l2p import L2P
 from omnireuse.evaluation.compare.methods.lemica import LEMICA
 from omnireuse.evaluation.compare.methods.mean_cache import MEAN_CACHE
+from omnireuse.evaluation.compare.methods.optimal_steps import OPTIMAL_STEPS
 from omnireuse.evaluation.compare.methods.ours import OURS, profile_method
 from omnireuse.evaluation.compare.methods.recache import RECACHE
 from omnireuse.evaluation.compare.methods.sen_cache import SEN_CACHE
+from omnireuse.evaluation.compare.methods.speca import SPECA
 from omnireuse.evaluation.compare.methods.spectrum import SPECTRUM
+from omnireuse.evaluation.compare.methods.tc_pade import TC_PADE
 from omnireuse.extras import check_extra, has_extra
 from omnireuse.registry import Registry
 
@@ -28,12 +31,12 @@ __all__ = ["METHODS", "chosen_methods"]
 
 logger = logging.getLogger("omnireuse")
 
-PAPERS = (SPECTRUM, DI_CACHE, MEAN_CACHE, SEN_CACHE, L2P, BUD_CACHE, LEMICA, RECACHE)
+PAPERS = (SPECTRUM, DI_CACHE, TC_PADE, SPECA, MEAN_CACHE, SEN_CACHE, L2P, BUD_CACHE, LEMICA, RECACHE)
 """Written here from their papers and public code."""
 
 METHODS: Registry[Method] = Registry(
     "omnireuse.methods",
-    {method.key: method for method in (*BASELINES, *DIFFUSERS, *CACHE_DIT, HICACHE, *PAPERS, *OURS)},
+    {method.key: method for method in (*BASELINES, OPTIMAL_STEPS, *DIFFUSERS, *CACHE_DIT, HICACHE, *PAPERS, *OURS)},
 )
 
 

@@ -47,11 +47,14 @@ class _Recorder(omnireuse.Forecaster):
         return self.tapes[-1]
 
 
-def full_runs(work: Workload, region: Literal["call", "step"]) -> tuple[list[torch.Tensor], tuple[float, ...]]:
+def full_runs(
+    work: Workload, region: Literal["call", "step"], **extra: Any
+) -> tuple[list[torch.Tensor], tuple[float, ...]]:
     """Run a calibration workload in full, and record the denoiser's outputs.
 
     Args:
         region: "call" for the outputs of each branch, "step" for what the scheduler is handed.
+        extra: arguments of the pipeline's call.
 
     Returns:
         One tensor for each branch, shape (steps, prompts, …); and the scheduler's noise levels, steps + 1 of them,
@@ -60,7 +63,7 @@ def full_runs(work: Workload, region: Literal["call", "step"]) -> tuple[list[tor
     recorder, every = _Recorder(), omnireuse.FixedSchedule(every=1)
     options: dict[str, Any] = {"region": region, "quantity": "output", "axis": "steps"}
     with restored(work.pipeline), omnireuse.enable(work.pipeline, policy=every, forecaster=recorder, **options):
-        work.pictures(range(len(work.prompts)), work.steps)
+        work.pictures(range(len(work.prompts)), work.steps, **extra)
         sigmas = tuple(float(sigma) for sigma in getattr(work.pipeline.scheduler, "sigmas", ()))
     return [torch.stack(tape.values).float() for tape in recorder.tapes if tape.values], sigmas
 

@@ -1,8 +1,10 @@
 """L2P: a skipped step is a weighted sum of all steps before it, with weights learnt for each step.
 
-Source: "Beyond Fixed Formulas: Data-Driven Linear Predictor", arXiv 2604.26365: the least squares on full runs, the
-start at the last step's value, 200 epochs at a learning rate of 0.01. Its code is not public. Ours: Adam, one prompt an
-update; and the denoiser's output stands for the features of its last block, a linear layer before it.
+Source: "Beyond Fixed Formulas: Data-Driven Linear Predictor for Efficient Diffusion Models", arXiv 2604.26365, and its
+public code (https://github.com/Aredstone/L2P-Cache, FLUX, since July 2026): the least squares on the denoiser's outputs
+of full runs, the start at the last step's value, Adam for 200 epochs at a learning rate of 0.01. Ours: one prompt an
+update, where the code takes all of them at once; and evenly spaced steps behind a warm-up, where it has finished
+schedules for 50 steps.
 """
 
 from __future__ import annotations
