@@ -41,9 +41,12 @@ class Arithmetic:
         def arrived(with_output: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
             # On a copy, with generators that are put back: the true step is still to come.
             states = [(each, each.get_state()) for each in _generators(given.get("generator"))]
+            devices = [at.device] if at.device.type == "cuda" else []
             try:
                 twin = copy.deepcopy(scheduler)
-                return next_latents(twin.step(**{**given, "model_output": with_output, "sample": at})).float()
+                # Without a generator noise is drawn from torch's own.
+                with torch.random.fork_rng(devices=devices):
+                    return next_latents(twin.step(**{**given, "model_output": with_output, "sample": at})).float()
             finally:
                 for generator, state in states:
                     generator.set_state(state)

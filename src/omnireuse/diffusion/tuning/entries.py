@@ -109,13 +109,11 @@ class Entries:
         try:
             if entry.trials is None:
                 budget = entry.budget
-                entry.trials = Trials(budget.steps, reuses=budget.reuses, noises=budget.noises)
-            trials = entry.trials
-            trials.try_default(entry.calls, shadows)
+                entry.trials = Trials(budget.steps, reuses=budget.reuses, noises=budget.noises, calls=entry.calls)
+            entry.trials.run(entry.calls, shadows)
             entry.failures = 0
             if self.is_whole(entry):
-                trials.try_plan(entry.calls, shadows, len(entry.calls) - trials.runs)
-                self._decide(entry, trials)
+                self._decide(entry, entry.trials)
             else:
                 self._note(entry)
         except Exception as error:  # the picture is done, and must not fail because a shadow does

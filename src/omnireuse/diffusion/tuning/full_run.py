@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
+from numpy.typing import NDArray
 
 from omnireuse.diffusion.calibration.branches import BranchOutputs, Shares
 from omnireuse.diffusion.calibration.path import OutputProducts, Path
-from omnireuse.diffusion.calibration.solver import Arithmetic
+from omnireuse.diffusion.calibration.solver import Arithmetic, next_latents
 from omnireuse.diffusion.tuning.recording import Recording
 
-__all__ = ["FullRun", "relative_errors", "replayed_steps"]
+__all__ = ["FullRun", "decibels", "relative_errors", "replayed_steps"]
 
 
 def replayed_steps(total: int) -> int:
@@ -59,34 +60,60 @@ class FullRun:
         assert final is not None, "the recording is whole"
         if not final.isfinite().all():
             raise ArithmeticError("the final latents are not finite")
-        path, shares, factors, carried = Path(), Shares(), [], []
+        path, shares = Path(), Shares()
         handed: list[torch.Tensor] = []
         by_branch: list[list[torch.Tensor] | None] = []
-        twin = recording.scheduler
-        with torch.random.fork_rng(devices=_devices(final)):
-            for step in steps:
-                assert step.output is not None
-                outputs = BranchOutputs()
-                for place, output in step.calls:
-                    outputs.note(place, output)
-                made = outputs.take(step.output)
-                shares.see(made, step.output)
-                given = {**_with_own_generators(step.given), "model_output": step.output, "sample": step.sample}
-                arithmetic = Arithmetic.of(twin, given)
-                factors.append(arithmetic.factor)
-                carried.append(arithmetic.carried)
-                twin.step(**given)
-                handed.append(step.output.float().cpu())
-                by_branch.append(None if made is None else [each.float().cpu() for each in made])
+        for step in steps:
+            assert step.output is not None
+            outputs = BranchOutputs()
+            for place, output in step.calls:
+                outputs.note(place, output)
+            made = outputs.take(step.output)
+            shares.see(made, step.output)
+            handed.append(step.output.float().cpu())
+            by_branch.append(None if made is None else [each.float().cpu() for each in made])
         assert steps[0].sample is not None
+        with torch.random.fork_rng(devices=_devices(final)):
+            _check_arithmetic(recording)
+            effects = _effects(recording, final)
         path.latents = [steps[0].sample, *(each.latents for each in steps if each.latents is not None)]
         path.calls = [[output for _, output in step.calls] for step in steps[: replayed_steps(len(steps))]]
-        later = np.cumprod([1.0, *reversed(carried[1:])])[::-1]
-        path.keep(shares, handed, by_branch, np.array(factors) * later)
+        path.keep(shares, handed, by_branch, effects)
         products = path.take_products()
         assert products is not None, "the path has latents"
         recording.steps = []
         return cls(path=path, products=products, calls=len(steps[0].calls))
+
+
+def _check_arithmetic(recording: Recording) -> None:
+    """Refuse solvers that no weights can be fitted for, at the first, the middle and the last step.
+
+    Raises:
+        UnsupportedModelError: what a step makes of its output is not one factor of it.
+    """
+    twin, last = copy.deepcopy(recording.scheduler), len(recording.steps) - 1
+    for number, step in enumerate(recording.steps):
+        given = {**step.given, "generator": None} if "generator" in step.given else dict(step.given)
+        given |= {"model_output": step.output, "sample": step.sample}
+        if number in (0, last // 2, last):
+            Arithmetic.of(twin, given)
+        twin.step(**given)
+
+
+def _effects(recording: Recording, like: torch.Tensor) -> NDArray[np.float64]:
+    """How far an output of 1 at each step moves the final latents, with all other outputs unchanged; what multistep
+    solvers make of it at later steps counts too. One row of a batch for each step."""
+    total = len(recording.steps)
+    moved, still = (torch.zeros(total, *(1,) * (like.ndim - 1), device=like.device) for _ in range(2))
+    impulses, zeros = torch.eye(total, device=like.device).view(total, *moved.shape), torch.zeros_like(moved)
+    twins = copy.deepcopy(recording.scheduler), copy.deepcopy(recording.scheduler)
+    for number, step in enumerate(recording.steps):
+        given = {**step.given, "generator": None} if "generator" in step.given else dict(step.given)
+        # The same noise for both, where the solver adds some.
+        with torch.random.fork_rng(devices=_devices(like)):
+            moved = next_latents(twins[0].step(**{**given, "model_output": impulses[number], "sample": moved}))
+        still = next_latents(twins[1].step(**{**given, "model_output": zeros, "sample": still}))
+    return (moved - still).double().flatten(1).mean(1).cpu().numpy()
 
 
 def relative_errors(latents: torch.Tensor, full: torch.Tensor) -> list[float]:
@@ -96,18 +123,12 @@ def relative_errors(latents: torch.Tensor, full: torch.Tensor) -> list[float]:
     return [float(each) for each in torch.nan_to_num(errors, nan=float("inf"), posinf=float("inf"))]
 
 
+def decibels(latents: torch.Tensor, full: torch.Tensor) -> list[float]:
+    """PSNR of each row of latents in dB, at a range of six times their root mean square; at most 100, at least 0."""
+    given, true = (each.to("cpu", torch.float64).flatten(1) for each in (latents, full))
+    ratio = 36 * true.square().mean(1) / (given - true).square().mean(1).clamp_min(1e-30)
+    return [min(max(float(each), 0.0), 100.0) for each in torch.nan_to_num(10 * ratio.log10(), nan=0.0, neginf=0.0)]
+
+
 def _devices(tensor: torch.Tensor) -> list[Any]:
     return [tensor.device] if tensor.device.type == "cuda" else []
-
-
-def _with_own_generators(given: Any) -> Any:
-    """The arguments with copies of their generators."""
-
-    def own(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Generator):
-            return leaf
-        twin = torch.Generator(leaf.device)
-        twin.set_state(leaf.get_state())
-        return twin
-
-    return pytree.tree_map(own, dict(given))

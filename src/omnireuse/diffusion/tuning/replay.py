@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,7 +13,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.diffusion.reuse.runtime.interception import intercept
-from omnireuse.diffusion.reuse.runtime.run import RunOver
 from omnireuse.errors import StateError
 from omnireuse.pipelines.call import without_bar
 
@@ -60,18 +60,15 @@ class Replay:
         with _handling(pipeline, self, noted):
             yield
 
-    def shadow(self, pipeline: Any, proceed: Callable[..., Any]) -> torch.Tensor:
-        """Make the call again, up to its last step. All random states are afterwards as they were before.
+    def again(self, pipeline: Any, proceed: Callable[..., Any]) -> Any:
+        """Make the call again. All random states are afterwards as they were before.
 
         Args:
             pipeline: the pipeline.
             proceed: makes a call whose run is a shadow.
 
         Returns:
-            The final latents.
-
-        Raises:
-            StateError: the call ends before its last step.
+            What the call returns, with pictures as floats where it would make images of Pillow.
         """
         results = {name: iter(kept) for name, kept in self._results.items()}
 
@@ -82,22 +79,25 @@ class Replay:
 
             return called
 
+        kwargs = {name: pytree.tree_map(_copied, value) for name, value in self._kwargs.items()}
+        if kwargs.get("output_type", _default(pipeline, "output_type")) == "pil":
+            kwargs["output_type"] = "np"
         before = _states(), [(each, each.get_state()) for each, _ in self._generators]
         try:
             _set_states(self._states, self._generators)
             with without_bar(pipeline), _handling(pipeline, self, replayed):
-                proceed(*pytree.tree_map(_copied, self._args), **pytree.tree_map(_copied, self._kwargs))
-        except RunOver as over:
-            if over.latents is None:
-                raise StateError("the scheduler's step returns no latents") from None
-            return over.latents
+                return proceed(*pytree.tree_map(_copied, self._args), **kwargs)
         finally:
             _set_states(*before)
-            free = getattr(pipeline, "maybe_free_model_hooks", None)
-            if callable(free):
-                # What is offloaded goes back, as at the end of a whole call.
-                free()
-        raise StateError("a second call with the same arguments ends before its last step")
+
+
+def _default(pipeline: Any, name: str) -> Any:
+    """The default of an argument of the pipeline's call; None where it has none."""
+    try:
+        parameter = inspect.signature(type(pipeline).__call__).parameters.get(name)
+    except (TypeError, ValueError):
+        return None
+    return None if parameter is None else parameter.default
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Runs beside a picture: one that fits weights along the full run's path, and one that follows a strategy."""
+"""Runs beside a picture: they fit weights along the full run's path, follow a strategy, or arrive at its latents."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from omnireuse.diffusion.reuse.runtime.run import Chosen, Run, RunStart
 from omnireuse.diffusion.reuse.runtime.session import Session
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.tuning.full_run import FullRun
-from omnireuse.diffusion.tuning.trials import MeasuredCall
-from omnireuse.errors import StateError
+from omnireuse.diffusion.tuning.recording import FULL
+from omnireuse.diffusion.tuning.trials import MeasuredCall, Shadow
+from omnireuse.errors import ConfigError, StateError
+from omnireuse.pipelines.pictures import pictures_of
 
-__all__ = ["Following", "Leading", "SessionShadows"]
+__all__ = ["Arriving", "Following", "Leading", "SessionShadows"]
 
 
 class _Shadow(Region):
@@ -38,6 +40,13 @@ class _Shadow(Region):
         self._step, self._order = -1, 0
         self.computed = 0
         """Calls of the denoisers that were made."""
+        self.latents: torch.Tensor | None = None
+        """The final latents; None before the last step is done."""
+
+    def stepped(self, run: Run, latents: torch.Tensor | None) -> None:
+        """Note the final latents."""
+        if run.generation.index + 1 == run.generation.total and latents is not None:
+            self.latents = latents.detach().clone()
 
     def _next_call(self, run: Run) -> int:
         """Count a call of the step; return its place in it, from 0.
@@ -122,6 +131,26 @@ class Following(_Shadow):
         return self._region.scheduler_step(run, output, sample)
 
 
+class Arriving(_Shadow):
+    """Computes nothing, and arrives at the full run's final latents, so that the pipeline decodes them again."""
+
+    def __init__(self, full: FullRun, scheduler: Any) -> None:
+        super().__init__(full, 0)
+        self._scheduler = scheduler
+
+    def call(self, call: DenoiserCall) -> Any:
+        """The full run's first output, whose values are not used."""
+        return copied(self._full.path.calls[0][self._next_call(call.run)])
+
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """At the last step what leads to the full run's final latents."""
+        self._check_start(run, sample)
+        if run.generation.index + 1 != run.generation.total:
+            return output
+        final = self._full.final.to(sample.device)
+        return Arithmetic.of(self._scheduler, run.given).output_to(final).to(output.dtype)
+
+
 @dataclass(frozen=True)
 class SessionShadows:
     """Shadows of calls of a pipeline, as `Shadows`.
@@ -134,19 +163,21 @@ class SessionShadows:
     session: Session
     proceed: Callable[..., Any]
 
-    def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> tuple[int, torch.Tensor]:
+    def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Shadow:
         """As `Shadows.follow`."""
         return self._made(call, strategy, lambda _: Following(strategy, call.full, first_reused))
 
-    def lead(self, call: MeasuredCall, fit: WeightFit, policy: FixedSchedule) -> tuple[int, torch.Tensor]:
+    def lead(self, call: MeasuredCall, fit: WeightFit, policy: FixedSchedule) -> Shadow:
         """As `Shadows.lead`."""
         strategy = Strategy(policy=policy, forecaster=Blend(), quantity="output")
         return self._made(call, strategy, lambda scheduler: Leading(fit, call.full, scheduler))
 
-    def _made(
-        self, call: MeasuredCall, strategy: Strategy, make_region: Callable[[Any], Following | Leading]
-    ) -> tuple[int, torch.Tensor]:
-        made: list[Following | Leading] = []
+    def arrive(self, call: MeasuredCall) -> Shadow:
+        """As `Shadows.arrive`."""
+        return self._made(call, FULL, lambda scheduler: Arriving(call.full, scheduler))
+
+    def _made(self, call: MeasuredCall, strategy: Strategy, make_region: Callable[[Any], _Shadow]) -> Shadow:
+        made: list[_Shadow] = []
 
         def choose(start: RunStart) -> Chosen:
             made.append(make_region(start.scheduler))
@@ -155,9 +186,15 @@ class SessionShadows:
         session = self.session
         outside = session.calls_outside
         try:
-            latents = call.replay.shadow(
+            result = call.replay.again(
                 session.pipeline, lambda *args, **kwargs: session.call(self.proceed, args, kwargs, choose)
             )
         finally:
             session.calls_outside = outside
-        return made[0].computed, latents
+        if len(made) != 1 or made[0].latents is None:
+            raise StateError("a second call with the same arguments ends before its last step")
+        try:
+            pictures = pictures_of(result, call.full.pictures, where=type(session.pipeline).__name__, strict=False)
+        except ConfigError:
+            pictures = None  # latents, say: the final latents are compared then
+        return Shadow(made[0].computed, made[0].latents, pictures)

@@ -6,8 +6,9 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from omnireuse.diffusion.calibration.candidate import FITTED, Candidate
@@ -18,16 +19,21 @@ from omnireuse.diffusion.calibration.planner import Planner
 from omnireuse.diffusion.reuse.forecasters import Blend
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.diffusion.tuning.full_run import FullRun, relative_errors
+from omnireuse.diffusion.tuning.full_run import FullRun, decibels, relative_errors
+from omnireuse.evaluation.metrics import IDENTICAL_DB, psnr
+from omnireuse.pipelines.pictures import Picture
 
-__all__ = ["MeasuredCall", "Shadows", "Trial", "Trials"]
+__all__ = ["MeasuredCall", "Shadow", "Shadows", "Trial", "Trials"]
 
-GROWTH, DISTURBANCE = 0.0, 0.3
-"""What plans assume of errors on their way (`Planner`); both are of little weight where trials decide."""
+GROWTHS, DISTURBANCE = (2.0, 4.0, 0.0), 0.3
+"""What plans assume of errors on their way to the picture (`Planner`): trials decide (``python -m bench tune``)."""
 LEAST_GAIN = 4.0
 """dB over the root of the number of pictures, by which a fitted plan must be closer than the untuned default in the
-pictures that it was fitted on. On other pictures it loses up to 3 dB of its gain there (``python -m bench tune``)."""
-
+pictures that it was fitted on. On other pictures it loses up to 5 dB of its gain there (``python -m bench tune``)."""
+MOST_WORK = 1.0
+"""Work of the shadows of one measured call, in full runs."""
+FRAMES = 8
+"""Frames of a clip that are compared at most."""
 SHORT_ERROR = 0.05
 """Largest error that a plan may leave in a measured picture where the untuned default computes every step."""
 
@@ -45,17 +51,31 @@ class MeasuredCall:
     full: FullRun
 
 
-class Shadows(Protocol):
-    """Makes measured calls again beside the pictures. Both give the computed calls of the shadow and its final latents.
+class Shadow(NamedTuple):
+    """What a shadow has made.
 
-    Calls before the first reused step are known of the full run.
+    Attributes:
+        computed: calls of the denoisers that were made.
+        latents: the final latents, one row for each picture.
+        pictures: as floats in 0…1; None where the call returns none.
     """
 
-    def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> tuple[int, torch.Tensor]:
+    computed: int
+    latents: torch.Tensor
+    pictures: Sequence[Picture] | None = None
+
+
+class Shadows(Protocol):
+    """Makes measured calls again beside the pictures. Calls before the first reused step are known of the full run."""
+
+    def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Shadow:
         """Follow a strategy of region "step", whose first step that is not computed is given."""
 
-    def lead(self, call: MeasuredCall, fit: WeightFit, policy: FixedSchedule) -> tuple[int, torch.Tensor]:
+    def lead(self, call: MeasuredCall, fit: WeightFit, policy: FixedSchedule) -> Shadow:
         """Fit weights for the steps of a policy along the full run's path, and follow them."""
+
+    def arrive(self, call: MeasuredCall) -> Shadow:
+        """The full run once more, without a call of the denoisers."""
 
 
 @dataclass(kw_only=True)
@@ -66,79 +86,90 @@ class Trial:
         candidate: a schedule with its forecaster.
         fit: of the weights; None for a forecaster with a name.
         errors: relative L1 error of the final latents of each picture.
+        closeness: PSNR of each picture to the full run's in dB; of its final latents where no pictures are known.
         calls: how many of the measured calls it has followed.
     """
 
     candidate: Candidate
     fit: WeightFit | None
     errors: list[float] = field(default_factory=list)
+    closeness: list[float] = field(default_factory=list)
     calls: int = 0
-
-    @property
-    def decibels(self) -> float:
-        """Mean of the errors in dB, below 0; less is better."""
-        return statistics.fmean(20 * math.log10(min(max(error, 1e-9), 1e3)) for error in self.errors)
 
 
 class Trials:
-    """The candidates for one number of computed steps.
+    """The candidates for one number of computed steps: the untuned default, and schedules whose weights are fitted.
 
     Args:
         steps: computed steps as the untuned default spreads them.
         reuses: whether the untuned default follows them; it computes every step of a short run.
         noises: share of noise at each step.
+        calls: measured so far, at least one; schedules are planned from them.
     """
 
-    def __init__(self, steps: tuple[int, ...], *, reuses: bool, noises: tuple[float, ...]) -> None:
-        self._noises = noises
-        self._budget, self._total = len(steps), len(noises)
+    def __init__(
+        self, steps: tuple[int, ...], *, reuses: bool, noises: tuple[float, ...], calls: Sequence[MeasuredCall]
+    ) -> None:
+        self._total = len(noises)
         self.untuned = Trial(candidate=Candidate(steps=steps, forecaster="blend"), fit=None) if reuses else None
-        self.fitted = [self._new(steps)]
+        self.fitted: list[Trial] = []
         self.runs = 0.0
         """Work of the shadows so far, in full runs."""
-
-    def _new(self, steps: tuple[int, ...]) -> Trial:
-        return Trial(candidate=Candidate(steps=steps, forecaster=FITTED), fit=WeightFit(steps, self._total))
-
-    def try_default(self, calls: Sequence[MeasuredCall], shadows: Shadows) -> None:
-        """Try what needs no plan on the calls that it has not followed."""
-        for trial in (self.untuned, self.fitted[0]):
-            if trial is not None:
-                self._try(trial, calls, shadows)
-
-    def try_plan(self, calls: Sequence[MeasuredCall], shadows: Shadows, allowance: float) -> None:
-        """Plan a schedule from all calls, and try it where all its shadows take no more work than this."""
+        self._pictures: list[Sequence[Picture] | None] = []
+        """Of the full runs."""
+        replayed = min(len(call.full.path.calls) for call in calls)
+        left = MOST_WORK - (self._cost(steps, replayed) if reuses else 0.0)
         products = OutputProducts.joined([call.full.products for call in calls])
-        planner = Planner(products, self._noises, fewest=self._budget, growth=GROWTH, disturbance=DISTURBANCE)
-        trial = self._new(planner.best(self._budget))
-        is_new = trial.candidate.steps != self.fitted[0].candidate.steps
-        if is_new and self.cost(trial, calls) <= allowance:
-            self.fitted.append(trial)
-            self._try(trial, calls, shadows)
+        for planned in (*(self._planned(products, noises, len(steps), growth) for growth in GROWTHS), steps):
+            cost = self._cost(planned, replayed)
+            if cost <= left and all(planned != trial.candidate.steps for trial in self.fitted):
+                left -= cost
+                candidate = Candidate(steps=planned, forecaster=FITTED)
+                self.fitted.append(Trial(candidate=candidate, fit=WeightFit(planned, self._total)))
 
-    def cost(self, trial: Trial, calls: Sequence[MeasuredCall]) -> float:
-        """Work of a candidate's shadows of these calls, in full runs."""
-        replayed = [min(trial.candidate.steps_before_gap, len(call.full.path.calls)) for call in calls]
-        return sum(len(trial.candidate.steps) - saved for saved in replayed) / self._total
+    @staticmethod
+    def _planned(products: OutputProducts, noises: tuple[float, ...], budget: int, growth: float) -> tuple[int, ...]:
+        return Planner(products, noises, fewest=budget, growth=growth, disturbance=DISTURBANCE).best(budget)
 
-    def _try(self, trial: Trial, calls: Sequence[MeasuredCall], shadows: Shadows) -> None:
+    def _cost(self, steps: tuple[int, ...], replayed: int) -> float:
+        """Work of one shadow of a schedule, in full runs."""
+        before_gap = next((place for place, step in enumerate(steps) if step != place), len(steps))
+        return (len(steps) - min(before_gap, replayed)) / self._total
+
+    def run(self, calls: Sequence[MeasuredCall], shadows: Shadows) -> None:
+        """Try all candidates on the calls that they have not followed."""
+        for call in calls[len(self._pictures) :]:
+            self._pictures.append(_few_frames(shadows.arrive(call).pictures))
         tells_branches = len({len(call.full.path.shares) for call in calls}) == 1
-        for call in calls[trial.calls :]:
-            computed, latents = self._follow(trial, call, shadows, tells_branches)
-            trial.calls += 1
-            trial.errors += relative_errors(latents, call.full.final)
-            self.runs += computed / call.full.calls / self._total
+        for trial in (*([] if self.untuned is None else [self.untuned]), *self.fitted):
+            for number in range(trial.calls, len(calls)):
+                self._try(trial, calls[number], self._pictures[number], shadows, tells_branches)
 
-    def _follow(
-        self, trial: Trial, call: MeasuredCall, shadows: Shadows, tells_branches: bool
-    ) -> tuple[int, torch.Tensor]:
+    def _try(
+        self,
+        trial: Trial,
+        call: MeasuredCall,
+        full_pictures: Sequence[Picture] | None,
+        shadows: Shadows,
+        tells_branches: bool,
+    ) -> None:
         policy, fit = trial.candidate.policy(self._total), trial.fit
         if fit is None:
             strategy = Strategy(policy=policy, forecaster=Blend())
-            return shadows.follow(call, strategy, trial.candidate.steps_before_gap)
-        # Branches that one call could not tell apart are not told apart at all.
-        full = call.full if tells_branches else replace(call.full, path=replace(call.full.path, shares=(1.0,)))
-        return shadows.lead(replace(call, full=full), fit, policy)
+            made = shadows.follow(call, strategy, trial.candidate.steps_before_gap)
+        else:
+            # Branches that one call could not tell apart are not told apart at all.
+            full = call.full if tells_branches else replace(call.full, path=replace(call.full.path, shares=(1.0,)))
+            made = shadows.lead(replace(call, full=full), fit, policy)
+        trial.calls += 1
+        trial.errors += relative_errors(made.latents, call.full.final)
+        pictures = _few_frames(made.pictures)
+        if pictures is None or full_pictures is None:
+            trial.closeness += decibels(made.latents, call.full.final)
+        else:
+            pairs = zip(pictures, full_pictures, strict=True)
+            trial.closeness += [min(psnr(a, b), IDENTICAL_DB) if np.isfinite(a).all() else 0.0 for a, b in pairs]
+        self.runs += made.computed / call.full.calls / self._total
 
     def default_evidence(self) -> Evidence:
         """What is known of the untuned default."""
@@ -147,14 +178,18 @@ class Trials:
 
     def plan(self) -> Plan | None:
         """The plan that evidence is for; None where the untuned default stays."""
-        best = min(self.fitted, key=lambda trial: trial.decibels)
+        if not self.fitted:
+            return None
+        best = max(self.fitted, key=lambda trial: statistics.fmean(trial.closeness))
         assert best.fit is not None, "it was fitted"
         untuned = [] if self.untuned is None else self.untuned.errors
-        if self.untuned is None and max(best.errors) > SHORT_ERROR:
-            return None
-        least = LEAST_GAIN / math.sqrt(len(best.errors))
-        if self.untuned is not None and self.untuned.decibels - best.decibels < least:
-            return None
+        if self.untuned is None:
+            if max(best.errors) > SHORT_ERROR:
+                return None
+        else:
+            gain = statistics.fmean(best.closeness) - statistics.fmean(self.untuned.closeness)
+            if gain < LEAST_GAIN / math.sqrt(len(best.closeness)):
+                return None
         return Plan(
             steps=best.candidate.steps,
             forecaster=FITTED,
@@ -163,3 +198,10 @@ class Trials:
             held_out=(),
             evidence=Evidence(errors=tuple(best.errors), untuned=tuple(untuned), runs=0.0),
         )
+
+
+def _few_frames(pictures: Sequence[Picture] | None) -> list[Picture] | None:
+    """The pictures; of a clip a few frames."""
+    if pictures is None:
+        return None
+    return [each[:: -(-len(each) // FRAMES)] if each.ndim == 4 else each for each in pictures]

@@ -17,7 +17,7 @@ from omnireuse.diffusion.reuse.strategy import Strategy
 if TYPE_CHECKING:
     from omnireuse.diffusion.reuse.runtime.regions.base import Region
 
-__all__ = ["Chooser", "Chosen", "Run", "RunOver", "RunStart"]
+__all__ = ["Chooser", "Chosen", "Run", "RunStart"]
 
 S = TypeVar("S")
 
@@ -47,7 +47,7 @@ class Chosen:
         strategy: decides and forecasts.
         region: takes its calls in place of the session's region; None for that one.
         kind: "reuse"; "measured" for a full run that is measured; "shadow" for a run of its own beside a picture, which
-            is counted nowhere and ends with its last step.
+            is counted nowhere.
     """
 
     strategy: Strategy
@@ -56,14 +56,6 @@ class Chosen:
 
 
 Chooser = Callable[[RunStart], Chosen]
-
-
-class RunOver(BaseException):  # no error: it ends the pipeline's call after the last step of a shadow
-    """The last step of a shadow is done. `latents` are those that its scheduler returned."""
-
-    def __init__(self, latents: torch.Tensor | None) -> None:
-        super().__init__("the last step of a shadow is done")
-        self.latents = latents
 
 
 class Run:

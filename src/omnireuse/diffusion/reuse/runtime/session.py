@@ -20,7 +20,7 @@ from omnireuse.diffusion.reuse.runtime.inert import InertRuns, no_run, no_step_e
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, is_bypassed
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Region
 from omnireuse.diffusion.reuse.runtime.regions.step import SeveralOutputsError
-from omnireuse.diffusion.reuse.runtime.run import Chooser, Run, RunOver
+from omnireuse.diffusion.reuse.runtime.run import Chooser, Run
 from omnireuse.diffusion.reuse.runtime.runs import Runs, Told, calling_pipeline
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Stats
@@ -231,10 +231,7 @@ class Session:
             raise
         latents = previous_sample(result)
         region.stepped(run, latents)
-        is_over = run.chosen.kind == "shadow" and run.generation.index + 1 == run.generation.total
         self.advance(latents)
-        if is_over:
-            raise RunOver(latents)
         return result
 
     def denoiser_handler(self, index: int, module: torch.nn.Module) -> Callable[..., Any]:
