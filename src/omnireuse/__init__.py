@@ -9,12 +9,14 @@ Three calls are all that is needed::
     print(handle.summary())  # what was computed, what was reused, and why
     handle.disable()  # the pipeline is as it was before
 
-Results come closer to those of the full run with a profile, which is
-searched once, on prompts of your own::
+The first three pictures are computed in full and measured; the plan that
+suits the pipeline best serves all later ones. `omnireuse.tune` measures
+ahead of time, and `omnireuse.calibrate` finds plans for many budgets and
+promises their quality::
 
+    omnireuse.tune(pipe, ["a fox", "a castle at night", "two dancers"])
     profile = omnireuse.calibrate(pipe, prompts)
-    profile.save("profile.json")
-    handle = omnireuse.enable(pipe, profile="profile.json")
+    handle = omnireuse.enable(pipe, profile=profile, quality=40)
 
 `help(omnireuse.enable)` has every option, `help(omnireuse.errors)` every
 error, and `omnireuse --help` the commands. Policies and forecasters, the
@@ -63,6 +65,8 @@ if TYPE_CHECKING:
     from omnireuse.diffusion.reuse.schedulers import noise_levels
     from omnireuse.diffusion.reuse.strategy import Strategy
     from omnireuse.diffusion.reuse.summary import Summary
+    from omnireuse.diffusion.tuning.ahead import tune
+    from omnireuse.diffusion.tuning.state import Tuning
     from omnireuse.evaluation.compare.run import compare_pipeline
 
 __version__ = "0.2.0"
@@ -94,6 +98,7 @@ __all__ = [
     "Strategy",
     "Summary",
     "TeaCache",
+    "Tuning",
     "__version__",
     "calibrate",
     "compare_pipeline",
@@ -106,6 +111,7 @@ __all__ = [
     "noise_levels",
     "observe_batch",
     "predict_batch",
+    "tune",
 ]
 
 _HOMES = {
@@ -125,6 +131,8 @@ _HOMES = {
     "diffusion.reuse.policy": "Policy StepView",
     "diffusion.reuse.strategy": "Strategy",
     "diffusion.reuse.summary": "Summary",
+    "diffusion.tuning.ahead": "tune",
+    "diffusion.tuning.state": "Tuning",
     "evaluation.compare.run": "compare_pipeline",
 }
 """Module -> the names that come from it."""

@@ -1,17 +1,19 @@
-"""The command line: ``omnireuse calibrate``, ``compare`` and ``report``."""
+"""The command line: ``omnireuse tune``, ``calibrate``, ``compare``, ``report`` and ``cache``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omnireuse.cli import calibrate, compare, report
+from omnireuse.cli import cache, calibrate, compare, report, tune
 from omnireuse.cli.program import program
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = {"calibrate": calibrate, "compare": compare, "report": report}
+COMMANDS = {"tune": tune, "calibrate": calibrate, "compare": compare, "report": report, "cache": cache}
 
-_main = program("omnireuse", "Reuse for diffusion pipelines: calibrate, compare, and see what it gives.", COMMANDS)
+_main = program(
+    "omnireuse", "Reuse for diffusion pipelines: tune, calibrate, compare, and see what it gives.", COMMANDS
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

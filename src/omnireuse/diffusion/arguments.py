@@ -18,6 +18,7 @@ from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.validation import kind_of
 from omnireuse.diffusion.targets import check_targets
+from omnireuse.diffusion.tuning.audit import check_audit
 from omnireuse.diffusion.tuning.switch import check_tune
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
 
@@ -42,6 +43,7 @@ def check_arguments(
     axes: Mapping[str, Any],
     options: Mapping[str, Any],
     tune: object,
+    audit: object,
     parameters: Collection[str],
 ) -> None:
     """Refuse arguments of the wrong kind or range, unknown names and options, and two ways of choosing at once.
@@ -51,6 +53,7 @@ def check_arguments(
         axes: fields of a strategy, likewise.
         options: keywords that are no parameter of `enable`.
         tune: whether the first pictures are measured; None where it was left out.
+        audit: share of the calls that are made again in full.
         parameters: the parameters of `enable`.
 
     Raises:
@@ -79,6 +82,13 @@ def check_arguments(
     }
     aims = {**targets, **({} if profile is None or backend is not None else {"profile": profile})}
     check_tune(tune)
+    check_audit(audit)
+    if audit and (backend is not None or policy is not None):
+        chosen = "backend" if backend is not None else "policy"
+        raise ConfigError(
+            f"enable(audit={audit!r}): audits go with the default, its targets and a profile, and a {chosen} is given; "
+            "leave one of the two out"
+        )
     fixed = next((name for name in ("backend", "policy", "profile") if {**given, "profile": profile}.get(name)), None)
     if tune not in (None, False) and fixed is not None:
         raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from omnireuse.diffusion.adapters.regions import make_region
+from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.guidance import CalibratedGuidance
@@ -19,6 +20,7 @@ from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.session import Session, session_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Promise, Stats, Summary
+from omnireuse.diffusion.tuning.audit import Auditor
 from omnireuse.diffusion.tuning.state import Tuning
 from omnireuse.diffusion.tuning.store import Store
 from omnireuse.diffusion.tuning.tuner import Tuner
@@ -44,6 +46,8 @@ class Handle:
         pictures: how many pictures are measured at most to tune the strategy, which must be one of region "step" with a
             schedule; 0 for none.
         untuned: why none are, in words.
+        audit: share of the calls that are made again in full, in 0…1.
+        tolerance: relative L1 error that is promised; None where none is.
         adapts: go on in region "call", with a warning, where region "step" meets a denoiser that returns several kinds
             of latents. Without it that is an error.
 
@@ -65,6 +69,8 @@ class Handle:
         far: Strategy | None = None,
         pictures: int = 0,
         untuned: str = "tune=False",
+        audit: float = 0.0,
+        tolerance: float | None = None,
         adapts: bool = False,
     ) -> None:
         if (present := handle_of(pipeline)) is not None:
@@ -79,6 +85,7 @@ class Handle:
         if promise is not None and far is not None:
             self._session.runs.calibrated = CalibratedGuidance(scales=promise.scales, default=far, stats=self._stats)
         self._tuner = Tuner(self._session, strategy, pictures=pictures, store=Store()) if pictures else None
+        self._auditor = Auditor(self._session, audit, tolerance) if audit else None
         self._untuned = Tuning(state="off", reason=untuned)
         self._enabled = True
         self._pipeline = type(pipeline).__name__
@@ -99,6 +106,11 @@ class Handle:
         return self._untuned if self._tuner is None else self._tuner.tuning
 
     @property
+    def tuned_profile(self) -> Profile | None:
+        """The profile with the plan in use; None before tuning is ready, and where it is off."""
+        return None if self._tuner is None else self._tuner.profile
+
+    @property
     def events(self) -> tuple[Decision, ...]:
         """The decisions of all runs so far, oldest first; the latest 20,000 are kept."""
         return self._stats.events
@@ -112,7 +124,8 @@ class Handle:
         found = self._stats.summary(
             kept_bytes=self._session.runs.peak_kept_bytes, calls_outside=self._session.calls_outside
         )
-        return found if self._tuner is None else replace(found, tuning=self._tuner.tuning)
+        tuning = None if self._tuner is None else self._tuner.tuning
+        return replace(found, tuning=tuning, audits=() if self._auditor is None else self._auditor.audits)
 
     def expect(self, num_inference_steps: int | None) -> None:
         """Drop all state and set the step count of the next run, for engines without a diffusers scheduler.

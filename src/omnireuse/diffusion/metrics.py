@@ -21,6 +21,9 @@ METRICS = {
     f"{_PREFIX}_host_seconds_total": "Host time of decisions and forecasts",
     f"{_PREFIX}_step_ratio": "Decisions divided by computed ones: what reuse can give at most",
     f"{_PREFIX}_forecast_error": "Mean relative L1 error of the forecasts that could be compared with the truth",
+    f"{_PREFIX}_audit_error": "Largest relative L1 error of the final latents among the latest audits",
+    f"{_PREFIX}_audited_pictures": "Pictures among the latest audits",
+    f"{_PREFIX}_audits_broken": "Pictures among the latest audits beyond the tolerance",
     f"{_PREFIX}_kept_bytes": "Most bytes of tensors that one run held",
 }
 """Every metric by its name in the exposition, with its meaning."""
@@ -50,6 +53,11 @@ class StepReuseCollector(Collector[Handle]):
             yield f"{_PREFIX}_{name}", (), value
         if summary.mean_error is not None:
             yield f"{_PREFIX}_forecast_error", (), summary.mean_error
+        errors = [error for audit in summary.audits for error in audit.errors]
+        yield f"{_PREFIX}_audited_pictures", (), len(errors)
+        yield f"{_PREFIX}_audits_broken", (), sum(audit.broken for audit in summary.audits)
+        if errors:
+            yield f"{_PREFIX}_audit_error", (), max(errors)
         for words, count in sorted(summary.reasons.items()):
             action, reason = words.rstrip(")").split(" (", 1)
             yield f"{_PREFIX}_decisions_total", (summary.name, action, reason), count

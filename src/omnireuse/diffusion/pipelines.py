@@ -65,6 +65,7 @@ def enable(
     region: WholeRegion | None = None,
     group: dist.ProcessGroup | None = None,
     tune: bool | int | None = None,
+    audit: float = 0.0,
 ) -> Handle: ...
 @overload
 def enable(
@@ -100,6 +101,7 @@ def enable(
     region: Region | None = None,
     group: dist.ProcessGroup | None = None,
     tune: bool | int | None = None,
+    audit: float = 0.0,
     **options: Any,
 ) -> Handle:
     """Compute some denoising steps of a pipeline and forecast the others, until `disable`.
@@ -135,6 +137,8 @@ def enable(
             the least error in them: True, False, or how many pictures at most (3 by default). It goes with the default,
             `speedup` and `computed_steps`. Plans are kept on disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it
             off.
+        audit: share of the pipeline's calls, in 0…1, that are made again in full after their pictures are done;
+            `summary().audits` holds the error of each. It goes with the default, the targets and a profile.
         options: with a backend, fields of `DiffusionCacheConfig`; with a policy, fields of `Strategy`.
 
     Returns:
@@ -164,6 +168,7 @@ def enable(
         axes=axes,
         options=options,
         tune=tune,
+        audit=audit,
         parameters=[*inspect.signature(enable).parameters, *StrategyOptions.__annotations__],
     )
     agreement = Agreement(group if group is not None else forward_group(denoisers_of(pipeline)))
@@ -193,12 +198,21 @@ def enable(
             far=far,
             pictures=pictures,
             untuned=untuned,
+            audit=audit,
+            tolerance=tolerance,
             adapts=region is None,
         )
     strategy = in_fitting_region(DEFAULT, pipeline)
     pictures, untuned = _tuning(tune, strategy, agreement)
     return Handle(
-        pipeline, strategy, name="default", agreement=agreement, pictures=pictures, untuned=untuned, adapts=True
+        pipeline,
+        strategy,
+        name="default",
+        agreement=agreement,
+        pictures=pictures,
+        untuned=untuned,
+        audit=audit,
+        adapts=True,
     )
 
 

@@ -118,6 +118,14 @@ def _lines(summary: Summary) -> Iterator[str]:
     if summary.calls_outside:
         yield f"{outside} belonged to no run and passed unchanged"
     yield from fallbacks
+    if summary.audits:
+        errors = [error for audit in summary.audits for error in audit.errors]
+        broken = sum(audit.broken for audit in summary.audits)
+        kept = f"; {counted(broken, 'picture')} beyond the tolerance" if broken else ""
+        yield (
+            f"{counted(len(errors), 'picture')} audited: {sum(errors) / len(errors):.2%} error of the final latents on "
+            f"average, {max(errors):.2%} at most{kept}"
+        )
     if summary.tuning is not None:
         yield str(summary.tuning)
     if summary.promise is not None:

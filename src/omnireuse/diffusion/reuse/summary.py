@@ -17,7 +17,7 @@ from omnireuse.diffusion.reuse.present import counted, share_of_steps, summary_h
 if TYPE_CHECKING:
     from omnireuse.diffusion.tuning.state import Tuning
 
-__all__ = ["Promise", "RunRecord", "Stats", "Summary"]
+__all__ = ["Audit", "Promise", "RunRecord", "Stats", "Summary"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -67,6 +67,26 @@ class Promise:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """A call that was made again in full after its pictures were done.
+
+    Attributes:
+        call: number of the call on this handle, from 1.
+        errors: relative L1 error of the final latents of each picture.
+        tolerance: that was promised; None where none was.
+    """
+
+    call: int
+    errors: tuple[float, ...]
+    tolerance: float | None = None
+
+    @property
+    def broken(self) -> int:
+        """Pictures beyond the tolerance."""
+        return 0 if self.tolerance is None else sum(error > self.tolerance for error in self.errors)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Summary:
     """What reuse has really done so far.
@@ -91,6 +111,7 @@ class Summary:
         fallbacks: how often reuse went on in another way than was asked for, by what it went on with.
         last_run: for each step of the latest run, the share of its decisions that computed; None for a step without
             any.
+        audits: of the latest calls, oldest first; at most 1,000.
         tuning: what tuning has come to for runs like the latest one; None where it is off.
     """
 
@@ -112,6 +133,7 @@ class Summary:
     calls_outside: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
     last_run: tuple[float | None, ...] = ()
+    audits: tuple[Audit, ...] = ()
     tuning: Tuning | None = None
 
     def __str__(self) -> str:

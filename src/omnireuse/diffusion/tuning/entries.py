@@ -39,6 +39,7 @@ class Entry:
     budget: Budget
     tuning: Tuning
     strategy: Strategy | None = None
+    profile: Profile | None = None
     calls: list[MeasuredCall] = field(default_factory=list)
     trials: Trials | None = None
     failures: int = 0
@@ -179,6 +180,7 @@ class Entries:
 
     def _take(self, entry: Entry, profile: Profile, plan: Plan, path: str | None) -> None:
         # Without a strategy of its own the untuned default serves.
+        entry.profile = profile
         entry.strategy = plan.strategy(profile.coordinates) if plan.weights else None
         evidence, total = plan.evidence, profile.num_inference_steps
         expected, text = None, "the untuned default stays; no plan was clearly closer"

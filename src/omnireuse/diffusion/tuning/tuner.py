@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.reuse.guidance import scales_of
 from omnireuse.diffusion.reuse.runtime.run import Chosen, RunStart
 from omnireuse.diffusion.reuse.runtime.session import Session
@@ -60,6 +61,12 @@ class Tuner:
         """What tuning has come to for the configuration of the latest run."""
         with self._lock:
             return self._elsewhere if self._latest is None else self._latest.tuning
+
+    @property
+    def profile(self) -> Profile | None:
+        """The profile with the plan of the latest run's configuration; None before it is ready."""
+        with self._lock:
+            return None if self._latest is None else self._latest.profile
 
     def close(self) -> None:
         """Drop what was measured, and let other processes measure."""

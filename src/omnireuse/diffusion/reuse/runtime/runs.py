@@ -54,6 +54,7 @@ class Here(threading.local):
         guided: the name of the batch that it has prepared the denoiser for.
         scales: the guidance scales that the pipeline was called with, with its defaults (`scales_of`).
         chooser: chooses what the runs of this call follow; None for the session's strategy.
+        final: the latents that the scheduler has returned last in this call of the pipeline.
         depth: how many calls of the session's pipeline this thread is in.
         steps: tells the steps where no scheduler does.
     """
@@ -67,6 +68,7 @@ class Here(threading.local):
     guided: str | None = None
     scales: Mapping[str, float] = MappingProxyType({})
     chooser: Chooser | None = None
+    final: torch.Tensor | None = None
     depth: int = 0
 
     def __init__(self) -> None:

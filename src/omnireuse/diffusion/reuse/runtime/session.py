@@ -166,7 +166,10 @@ class Session:
     def _pipeline_called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.around is None or self.runs.here.depth:
             return self.call(proceed, args, kwargs)
-        return self.around(proceed, args, kwargs)
+        try:
+            return self.around(proceed, args, kwargs)
+        finally:
+            self.runs.here.final = None
 
     def call(
         self,
@@ -179,7 +182,7 @@ class Session:
         self._attached.refresh()
         runs, here = self.runs, self.runs.here
         runs.end()
-        here.had_run, here.chooser, outside = False, chooser, self.calls_outside
+        here.had_run, here.chooser, here.final, outside = False, chooser, None, self.calls_outside
         here.scales = scales_of(self.pipeline, *args, **kwargs)
         here.depth += 1
         try:
@@ -231,6 +234,7 @@ class Session:
             raise
         latents = previous_sample(result)
         region.stepped(run, latents)
+        self.runs.here.final = latents
         self.advance(latents)
         return result
 

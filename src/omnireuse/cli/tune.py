@@ -1,0 +1,59 @@
+"""``omnireuse tune``: its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omnireuse.cli.options import Call, Device, Dtype, Model, Pipeline, Quiet, Verbose, pipeline_source, read_prompts
+
+__all__ = ["EXAMPLES", "run"]
+
+EXAMPLES = """Examples:
+$ omnireuse tune models/shapes-flux --prompts prompts.txt
+$ omnireuse tune MODEL --prompts prompts.txt --speedup 3
+$ omnireuse tune MODEL --prompts prompts.txt --call '{"height": 512}'"""
+
+
+def run(
+    model: Model = None,
+    *,
+    prompts: Annotated[
+        Path, typer.Option(metavar="FILE", help="Text file with one prompt a line; the first three are measured.")
+    ],
+    pictures: Annotated[int, typer.Option(min=1, help="How many prompts are measured.")] = 3,
+    speedup: Annotated[float | None, typer.Option(help="All steps over computed steps (default: 2).")] = None,
+    computed: Annotated[int | None, typer.Option(help="How many steps compute, in place of --speedup.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
+    pipeline: Pipeline = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    call: Call = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> int:
+    """Measure a pipeline ahead of time, and keep the plan in the cache folder.
+
+    Every pipeline with the same weights, steps and guidance then reuses from
+    its first picture on.
+    """
+    source = pipeline_source("tune", model, pipeline)
+    texts = read_prompts(prompts, "tune(--prompts")[:pictures]
+    from omnireuse.diffusion.tuning.ahead import tune
+
+    profile = tune(
+        source,
+        texts,
+        speedup=speedup,
+        computed_steps=computed,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        progress=not quiet,
+        **(call or {}),
+    )
+    plan = next(iter(profile.plans.values())) if computed is None else profile.plans[computed]
+    typer.echo(f"{len(plan.steps)} of {profile.num_inference_steps} steps compute: {' '.join(map(str, plan.steps))}")
+    return 0
