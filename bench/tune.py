@@ -203,8 +203,8 @@ def show(rows: list[Row], console: Console) -> None:
     console.print(table)
     if every_gain:
         console.print(
-            f"{len(every_gain)} draws of {PICTURES} pictures: {statistics.fmean(every_gain):+.1f} dB on average over the "
-            f"untuned default, lowest {min(every_gain):+.1f}; {sum(gain < -1.5 for gain in every_gain)} below −1.5"
+            f"{len(every_gain)} draws of {PICTURES} pictures: {statistics.fmean(every_gain):+.1f} dB on average over "
+            f"the untuned default, lowest {min(every_gain):+.1f}; {sum(gain < -1.5 for gain in every_gain)} below −1.5"
         )
 
 

@@ -158,7 +158,7 @@ def weights() -> Figure:
 def tutorial() -> Figure:
     """One picture in full, with the default and with fewer steps, and the differences."""
     full = draw(SHOWN, 7)
-    with omnireuse.enable(pipeline()):
+    with omnireuse.enable(pipeline(), tune=False):
         reused = draw(SHOWN, 7)
     pictures = {
         "all 28 steps": full,

@@ -50,7 +50,7 @@ def main() -> None:
     pipeline.set_progress_bar_config(disable=True)
     prompts = [IMAGES.caption(scene) for scene in IMAGES.held_out(1, seed=11)]
     profile = IMAGES.find(None) / "profiles" / f"{IMAGES.name}-{STEPS}-guided.json"
-    for name, options in (("default", {}), ("calibrated", {"profile": str(profile)})):
+    for name, options in (("default", {"tune": False}), ("calibrated", {"profile": str(profile)})):
         hops = Hops()
         with omnireuse.enable(pipeline, **options) as handle:
             try:

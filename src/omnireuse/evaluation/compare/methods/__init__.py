@@ -24,6 +24,7 @@ from omnireuse.evaluation.compare.methods.sen_cache import SEN_CACHE
 from omnireuse.evaluation.compare.methods.speca import SPECA
 from omnireuse.evaluation.compare.methods.spectrum import SPECTRUM
 from omnireuse.evaluation.compare.methods.tc_pade import TC_PADE
+from omnireuse.evaluation.compare.methods.tuned import TUNED
 from omnireuse.extras import check_extra, has_extra
 from omnireuse.registry import Registry
 
@@ -36,7 +37,10 @@ PAPERS = (SPECTRUM, DI_CACHE, TC_PADE, SPECA, MEAN_CACHE, SEN_CACHE, L2P, BUD_CA
 
 METHODS: Registry[Method] = Registry(
     "omnireuse.methods",
-    {method.key: method for method in (*BASELINES, OPTIMAL_STEPS, *DIFFUSERS, *CACHE_DIT, HICACHE, *PAPERS, *OURS)},
+    {
+        method.key: method
+        for method in (*BASELINES, OPTIMAL_STEPS, *DIFFUSERS, *CACHE_DIT, HICACHE, *PAPERS, *OURS, TUNED)
+    },
 )
 
 

@@ -35,9 +35,15 @@ def _best_order(subject: Subject) -> Iterator[Setting]:
 
 
 _GRIDS: dict[str, tuple[str, Callable[[Subject], Iterable[Setting]]]] = {
-    "default": (", default", lambda _: [_setting({})]),
-    "default-call": (", default by call", lambda _: [_setting({"speedup": 2.0, "region": "call"}, region="call")]),
-    "speedup": (", speedup=…", lambda _: [_setting({"speedup": n}, speedup=n) for n in (1.4, 1.6, 2.5, 3.0, 4.0)]),
+    "default": (", default", lambda _: [_setting({"tune": False})]),
+    "default-call": (
+        ", default by call",
+        lambda _: [_setting({"speedup": 2.0, "region": "call", "tune": False}, region="call")],
+    ),
+    "speedup": (
+        ", speedup=…",
+        lambda _: [_setting({"speedup": n, "tune": False}, speedup=n) for n in (1.4, 1.6, 2.5, 3.0, 4.0)],
+    ),
     "error-control": (
         " ErrorControl",
         lambda _: [
