@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch.distributed as dist
@@ -124,12 +123,13 @@ def enable(
         speedup: all steps divided by computed steps, ≥ 1. It counts steps, not time: time falls by the denoiser's
             share of it.
         computed_steps: how many steps compute, ≥ 1.
-        quality: PSNR in dB to the full run that a mean over prompts shall reach; needs a profile.
+        quality: PSNR in dB to the full run that at least nine of ten pictures shall reach; needs a profile.
         tolerance: relative L1 error that reuse may leave in the final latents, above 0 and below 1: 0.05 is 5 %. Needs
             no profile: the errors measured on the way decide how far to reuse (`ErrorControl`).
         profile: what `omnireuse.calibrate` found for this pipeline; or its file, its folder, or its id on the Hugging
             Face Hub, ``owner/name`` or ``owner/name@revision``. It computes half of the steps unless
-            `speedup`, `computed_steps` or `quality` is given. With the backend "tea_cache" or "mag_cache" it gives the
+            `speedup`, `computed_steps` or `quality` is given. A number of steps that it has no plan for is computed all
+            the same, without a promise. With the backend "tea_cache" or "mag_cache" it gives the
             measured coefficients or ratios.
         policy: a policy or its name; `options` are then the other fields of `Strategy`, such as `quantity`.
         forecaster: a forecaster or its name; "hold" where a policy is given without one.
@@ -189,15 +189,19 @@ def enable(
     if targets or profile is not None:
         if computed_steps is not None:
             targets["computed_steps"] = int(computed_steps)
-        strategy, name, promise = strategy_for(pipeline, profile=profile, region=region, **targets)
+        chosen = strategy_for(pipeline, profile=profile, region=region, **targets)
         adapts = region is None
         if learn:
-            return LearningHandle(pipeline, strategy, name=name, adapts=adapts)
-        policy, far = strategy.policy, None
-        if isinstance(policy, FixedSchedule) and policy.steps and policy.made_for:
-            spread = FixedSchedule(speedup=policy.made_for / len(policy.steps), **SPREAD)
-            far = in_fitting_region(replace(DEFAULT, policy=spread), pipeline, region)
-        return Handle(pipeline, strategy, name=name, agreement=agreement, promise=promise, far=far, adapts=adapts)
+            return LearningHandle(pipeline, chosen.strategy, name=chosen.name, adapts=adapts)
+        return Handle(
+            pipeline,
+            chosen.strategy,
+            name=chosen.name,
+            agreement=agreement,
+            promise=chosen.promise,
+            like=chosen.like,
+            adapts=adapts,
+        )
     strategy = in_fitting_region(DEFAULT, pipeline)
     if learn:
         return LearningHandle(pipeline, strategy, name="default", adapts=True)
