@@ -11,7 +11,7 @@ import torch
 from omnireuse.diffusion.adapters.regions import make_region
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
-from omnireuse.diffusion.reuse.guidance import CalibratedGuidance
+from omnireuse.diffusion.reuse.guidance import Calibrated, CalibratedRuns
 from omnireuse.diffusion.reuse.present import summary_html
 from omnireuse.diffusion.reuse.runtime.attachment import RegionFactory
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
@@ -36,7 +36,7 @@ class Handle:
         region: builds the region; the strategy's own by default.
         agreement: how ranks agree; by default this rank decides alone.
         promise: what a profile promises of the strategy's quality.
-        far: the strategy of runs whose guidance is far from that of the promise.
+        like: the runs that the promise was measured on, which each run is compared with.
         adapts: go on in region "call", with a warning, where region "step" meets a denoiser that returns several kinds
             of latents. Without it that is an error.
 
@@ -55,7 +55,7 @@ class Handle:
         region: RegionFactory | None = None,
         agreement: Agreement | None = None,
         promise: Promise | None = None,
-        far: Strategy | None = None,
+        like: Calibrated | None = None,
         adapts: bool = False,
     ) -> None:
         if (present := handle_of(pipeline)) is not None:
@@ -67,8 +67,9 @@ class Handle:
         self._stats = Stats(name, promise)
         self._session = Session(pipeline, strategy, region or make_region, self._stats, agreement, adapts)
         self._session.handle = self
-        if promise is not None and far is not None:
-            self._session.runs.calibrated = CalibratedGuidance(scales=promise.scales, default=far, stats=self._stats)
+        if like is not None:
+            said = set() if promise is None or promise.but is None else {promise.but}
+            self._session.runs.calibrated = CalibratedRuns(like=like, stats=self._stats, name=name, said=said)
         self._enabled = True
         self._pipeline = type(pipeline).__name__
 

@@ -6,12 +6,12 @@ import datetime
 from dataclasses import replace
 from typing import Any
 
-from omnireuse.diffusion.calibration.origin import Origin, fingerprint, versions
+from omnireuse.diffusion.calibration.conditions import watch_of
+from omnireuse.diffusion.calibration.origin import Origin, versions
 from omnireuse.diffusion.calibration.plan import Plan
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.learning import Learner
-from omnireuse.diffusion.reuse.runtime.denoisers import dtype_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Summary
 from omnireuse.errors import StateError
@@ -50,14 +50,14 @@ class LearningHandle(Handle):
         pipeline = self._session.pipeline
         if pipeline is None:
             raise StateError("freeze: the pipeline is gone")
-        model, digest, scheduler = fingerprint(pipeline)
-        kind = self._learner.freeze(scheduler)
+        now = watch_of(pipeline).now()
+        kind = self._learner.freeze(now.scheduler)
         if kind is None:
-            raise StateError(f"freeze: no complete run with {scheduler} has reused steps last; generate first")
+            raise StateError(f"freeze: no complete run with {now.scheduler} has reused steps last; generate first")
         return Profile(
-            model=model,
-            config_digest=digest,
-            scheduler=scheduler,
+            model=now.model,
+            config_digest=now.config_digest,
+            scheduler=now.scheduler,
             num_inference_steps=len(kind.noises),
             coordinates=kind.noises,
             call=dict(kind.guidance),
@@ -70,7 +70,10 @@ class LearningHandle(Handle):
             complete=True,
             plans={len(kind.schedule): Plan(steps=kind.schedule, forecaster="blend", psnr=None, held_out=())},
             measured=None,
-            dtype=dtype_of(pipeline),
+            dtype=now.dtype,
             origin=Origin.of(pipeline),
+            autocast=now.autocast,
+            hooks=now.hooks,
+            guider=now.guider,
             command="omnireuse.enable(pipe, learn=True).freeze()",
         )

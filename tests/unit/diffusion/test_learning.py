@@ -202,7 +202,7 @@ def test_pictures_are_the_defaults_until_the_schedule_changes_and_then_follow_it
     assert Profile.load(tmp_path / "profile.json") == profile
     with omnireuse.enable(flux.pipe, profile=tmp_path / "profile.json") as handle:
         assert torch.equal(flux.run(steps=24), made[0][-1])
-        assert "nothing is promised" in str(handle.summary())
+        assert "not promised: the plan was not judged on held-out prompts" in str(handle.summary())
     profile.save_pretrained(tmp_path)
     assert "not judged" in profile._repr_html_()
 

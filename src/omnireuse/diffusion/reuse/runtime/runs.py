@@ -12,14 +12,13 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.generation import Emit
-from omnireuse.diffusion.reuse.guidance import CalibratedGuidance
+from omnireuse.diffusion.reuse.guidance import CalibratedRuns, Seen
 from omnireuse.diffusion.reuse.learning import Guidance, Learner
 from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
@@ -54,7 +53,7 @@ class Here(threading.local):
         batches: names of the batches that the guider has prepared for this step and that are to come.
         guided: the name of the batch that it has prepared the denoiser for.
         guidance: the guidance that the pipeline was called with (`guidance_of`).
-        scales: the scales among that, with the pipeline's defaults (`scales_of`).
+        seen: what a calibrated plan is compared with (`CalibratedRuns`); None where there is none, or no call.
         depth: how many calls of the session's pipeline this thread is in.
         steps: tells the steps where no scheduler does.
     """
@@ -67,7 +66,7 @@ class Here(threading.local):
     batches: Iterator[str] = iter(())
     guided: str | None = None
     guidance: Guidance = ()
-    scales: Mapping[str, float] = MappingProxyType({})
+    seen: Seen | None = None
     depth: int = 0
 
     def __init__(self) -> None:
@@ -97,7 +96,7 @@ class Runs:
         """Most bytes of tensors that one run held."""
         self.learner: Learner | None = None
         """Plans the schedule of each run, and learns from it; None where `strategy` alone decides."""
-        self.calibrated: CalibratedGuidance | None = None
+        self.calibrated: CalibratedRuns | None = None
         """Chooses the strategy of each run by its guidance; None where `strategy` serves any."""
         self.strategy, self._agreement, self._emit, self._ended = strategy, agreement, emit, ended
         self._num_timesteps = num_timesteps
@@ -194,7 +193,7 @@ class Runs:
     def _begin(self, total: int | None, levels: Sequence[NoiseLevel], scheduler: str = "") -> Run:
         strategy, emit, lesson = self.strategy, self._emit, None
         if self.calibrated is not None:
-            strategy = self.calibrated.strategy(strategy, self.here.scales)
+            strategy = self.calibrated.strategy(strategy, self.here.seen)
         if self.learner is not None:
             lesson = self.learner.begin(strategy, levels[:total], scheduler, self.here.guidance)
         if lesson is not None:
