@@ -1,21 +1,35 @@
 """Profiles of the reference pipelines, for `python -m bench compare`.
 
-    python -m bench profiles [--case NAME …] [--steps 28 50] [--guidance 6 1] [--prompts 48] [--out FOLDER]
+    python -m bench profiles [--case NAME …] [--steps 28 50] [--guidance 6 1] [--prompts 48] [--out FOLDER] [--judge]
 
 One search for each case, on captions that neither training nor the comparison sees: half of them for the search, half
 to judge what it found. They lie beside the weights, where the demo finds them too.
+
+With ``--judge`` the plans that are there stay as they are, and are judged anew on the same held-out captions, so that a
+profile of an older format says under which conditions it holds.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 from pathlib import Path
 
+from msgspec.structs import replace
 from rich.console import Console
 
 import omnireuse
+from omnireuse import Profile
+from omnireuse.diffusion.calibration.candidate import FITTED, Candidate
 from omnireuse.diffusion.calibration.command import profile_table
-from reference.case import CLIPS, IMAGES
+from omnireuse.diffusion.calibration.jobs import Local, RunInFull, Score
+from omnireuse.diffusion.calibration.options import held_out_last
+from omnireuse.diffusion.calibration.origin import versions
+from omnireuse.diffusion.calibration.runner import PipelineRunner
+from omnireuse.diffusion.reuse.call import read_argument
+from omnireuse.diffusion.reuse.forecasters import Fitted
+from omnireuse.pipelines.source import Source
+from reference.case import CLIPS, IMAGES, Case
 
 CASES = {case.name: case for case in (IMAGES, CLIPS)}
 SEED = 3000
@@ -32,6 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--guidance", type=float, nargs="+", default=[6.0, 1.0])
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--evaluations", type=int, default=6)
+    parser.add_argument("--judge", action="store_true", help="judge the plans that are there anew")
     parser.add_argument("--out", type=Path, help="in place of the models' own folders")
     options = parser.parse_args(arguments)
     console = Console()
@@ -39,6 +54,10 @@ def main(arguments: list[str] | None = None) -> None:
         case = CASES[name]
         folder = (options.out / name if options.out else case.find(None)) / "profiles"
         folder.mkdir(parents=True, exist_ok=True)
+        if options.judge:
+            for path in sorted(folder.glob("*.json")):
+                judged(case, Profile.load(path), console).save(path)
+            continue
         prompts = list(map(case.caption, case.held_out(options.prompts, seed=SEED)))
         (folder / "prompts.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")
         call = {key: value for key, value in case.sampling.items() if key != "num_inference_steps"}
@@ -65,6 +84,55 @@ def main(arguments: list[str] | None = None) -> None:
                 profile.save(out)
                 console.print(profile_table(profile))
                 journal.unlink()
+
+
+def judged(case: Case, profile: Profile, console: Console) -> Profile:
+    """The profile with the PSNR that its plans reach today on the captions that it held out.
+
+    Raises:
+        AssertionError: the captions are not those of the profile.
+    """
+    count, for_search = sum(profile.num_prompts), profile.num_prompts[0]
+    captions = list(map(case.caption, case.held_out(count, seed=SEED)))
+    # Until version 0.2 the last captions were held out, and not some of each part of the list.
+    orders = {_digest(order): order for order in (held_out_last(captions, for_search), captions)}
+    assert profile.prompts_digest in orders, "these are other captions"
+    prompts = orders[profile.prompts_digest]
+    call = {name: read_argument(text) for name, text in profile.call.items()}
+    call["num_inference_steps"] = profile.num_inference_steps
+    batch = profile.num_prompts[1]
+    runner = PipelineRunner(
+        Source(given=case.find(None), device="cpu").load(), prompts, call=call, seed=profile.seed, batch_size=batch
+    )
+    places, about = range(for_search, count), runner.describe(content=False)
+    full = Local(value=RunInFull(places=places).run(runner).pictures)
+    plans = {}
+    for number, plan in profile.plans.items():
+        fitted = Fitted(coordinates=profile.coordinates, weights=plan.weights, computed=plan.steps)
+        candidate = Candidate(steps=plan.steps, forecaster=FITTED)
+        scores = tuple(Score(places=places, candidate=candidate, forecaster=fitted, full=full).run(runner))
+        plans[number] = replace(plan, held_out=scores)
+        farthest = max(abs(now - before) for now, before in zip(scores, plan.held_out, strict=True))
+        console.print(
+            f"{case.name}, {number} of {profile.num_inference_steps} steps: {plans[number].expected:.2f} dB now, "
+            f"{plan.expected:.2f} before, at most {farthest:.2f} apart"
+        )
+    conditions = about.conditions
+    return replace(
+        profile,
+        plans=plans,
+        config_digest=conditions.config_digest,
+        dtype=conditions.dtype,
+        origin=about.origin,
+        autocast=conditions.autocast,
+        hooks=conditions.hooks,
+        guider=conditions.guider,
+        versions=versions(),
+    )
+
+
+def _digest(prompts: list[str]) -> str:
+    return hashlib.sha256("\0".join(prompts).encode()).hexdigest()[:16]
 
 
 if __name__ == "__main__":

@@ -125,7 +125,8 @@ class Player:
         """For each budget: computed steps, and PSNR of profile and default with as many, for each caption."""
         found: Row = {}
         for budget, computed in BUDGETS.items():
-            by_profile, count = self._judged(profile=self._profile, computed_steps=computed)
+            # As large a share of runs of another length.
+            by_profile, count = self._judged(profile=self._profile, speedup=HOME["steps"] / computed)
             by_default, _ = self._judged(computed_steps=count)
             found[budget] = {"computed": count, "profile": by_profile, "default": by_default}
         return found

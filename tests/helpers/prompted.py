@@ -21,10 +21,16 @@ class Prompted:
             if hasattr(tiny.pipe, part):
                 setattr(self, part, getattr(tiny.pipe, part))
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Of the denoiser, as a text encoder that was moved with it would have."""
+        denoiser = getattr(self, "transformer", None) or self.unet
+        return next(iter(denoiser.parameters())).dtype
+
     def __call__(self, prompt: str | list[str], **call: Any) -> Any:
         texts = [prompt] if isinstance(prompt, str) else prompt
         embeddings = {
-            name: torch.cat([_embedding(value, text) for text in texts])
+            name: torch.cat([_embedding(value, text) for text in texts]).to(self._dtype)
             for name, value in self._inputs(guided=True, batch=1).items()
             if isinstance(value, torch.Tensor)
         }

@@ -70,7 +70,7 @@ class OmnireuseCalibrate:
                 "model": ("MODEL", {"tooltip": "The model before any Omnireuse node."}),
                 "positive": (
                     "CONDITIONING",
-                    {"tooltip": "A list of at least 2 prompts; 8 for a promise, best 24. See Omnireuse prompts."},
+                    {"tooltip": "A list of at least 2 prompts; 14 for a promise, best 24. See Omnireuse prompts."},
                 ),
                 "negative": ("CONDITIONING", {"tooltip": "One for all prompts, or one for each."}),
                 "latent_image": ("LATENT", {"tooltip": "One latent of the size that you generate."}),

@@ -85,7 +85,7 @@ class OmnireuseProfile:
                 ),
                 "speedup": (
                     "FLOAT",
-                    {**_SPEEDUP, "tooltip": "At least so many times fewer computed steps. 0 means 2."},
+                    {**_SPEEDUP, "tooltip": "So many times fewer computed steps. 0 means 2."},
                 ),
             },
             "optional": {"calibrated": (PROFILE, {"tooltip": f"From Omnireuse calibrate, with profile '{_WIRED}'."})},

@@ -64,6 +64,7 @@ def run(
     pictures: Pictures = None,
     call: Call = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew where an earlier search was interrupted.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over a profile that is there already.")] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
@@ -93,6 +94,7 @@ def run(
         dtype=dtype,
         pictures=pictures,
         fresh=fresh,
+        force=force,
         call=call or {},
     )
     return 0 if profile.complete else INTERRUPTED

@@ -13,7 +13,7 @@ from omnireuse.diffusion.adapters.regions import make_region
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
-from omnireuse.diffusion.reuse.guidance import CalibratedGuidance
+from omnireuse.diffusion.reuse.guidance import Calibrated, CalibratedRuns
 from omnireuse.diffusion.reuse.present import summary_html
 from omnireuse.diffusion.reuse.runtime.attachment import RegionFactory
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
@@ -42,7 +42,7 @@ class Handle:
         region: builds the region; the strategy's own by default.
         agreement: how ranks agree; by default this rank decides alone.
         promise: what a profile promises of the strategy's quality.
-        far: the strategy of runs whose guidance is far from that of the promise.
+        like: the runs that the promise was measured on, which each run is compared with.
         pictures: how many pictures are measured at most to tune the strategy, which must be one of region "step" with a
             schedule; 0 for none.
         untuned: why none are, in words.
@@ -66,7 +66,7 @@ class Handle:
         region: RegionFactory | None = None,
         agreement: Agreement | None = None,
         promise: Promise | None = None,
-        far: Strategy | None = None,
+        like: Calibrated | None = None,
         pictures: int = 0,
         untuned: str = "tune=False",
         audit: float = 0.0,
@@ -82,8 +82,9 @@ class Handle:
         self._stats = Stats(name, promise)
         self._session = Session(pipeline, strategy, region or make_region, self._stats, agreement, adapts)
         self._session.handle = self
-        if promise is not None and far is not None:
-            self._session.runs.calibrated = CalibratedGuidance(scales=promise.scales, default=far, stats=self._stats)
+        if like is not None:
+            said = set() if promise is None or promise.but is None else {promise.but}
+            self._session.runs.calibrated = CalibratedRuns(like=like, stats=self._stats, name=name, said=said)
         self._tuner = Tuner(self._session, strategy, pictures=pictures, store=Store()) if pictures else None
         self._auditor = Auditor(self._session, audit, tolerance) if audit else None
         self._untuned = Tuning(state="off", reason=untuned)

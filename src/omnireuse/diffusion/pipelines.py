@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import torch.distributed as dist
@@ -119,12 +118,13 @@ def enable(
         speedup: all steps divided by computed steps, ≥ 1. It counts steps, not time: time falls by the denoiser's
             share of it.
         computed_steps: how many steps compute, ≥ 1.
-        quality: PSNR in dB to the full run that a mean over prompts shall reach; needs a profile.
+        quality: PSNR in dB to the full run that at least nine of ten pictures shall reach; needs a profile.
         tolerance: relative L1 error that reuse may leave in the final latents, above 0 and below 1: 0.05 is 5 %. Needs
             no profile: the errors measured on the way decide how far to reuse (`ErrorControl`).
         profile: what `omnireuse.calibrate` found for this pipeline; or its file, its folder, or its id on the Hugging
             Face Hub, ``owner/name`` or ``owner/name@revision``. It computes half of the steps unless
-            `speedup`, `computed_steps` or `quality` is given. With the backend "tea_cache" or "mag_cache" it gives the
+            `speedup`, `computed_steps` or `quality` is given. A number of steps that it has no plan for is computed all
+            the same, without a promise. With the backend "tea_cache" or "mag_cache" it gives the
             measured coefficients or ratios.
         policy: a policy or its name; `options` are then the other fields of `Strategy`, such as `quantity`.
         forecaster: a forecaster or its name; "hold" where a policy is given without one.
@@ -183,19 +183,15 @@ def enable(
     if targets or profile is not None:
         if computed_steps is not None:
             targets["computed_steps"] = int(computed_steps)
-        strategy, name, promise = strategy_for(pipeline, profile=profile, region=region, **targets)
-        far = None
-        if isinstance(strategy.policy, FixedSchedule) and strategy.policy.steps and strategy.policy.made_for:
-            spread = FixedSchedule(speedup=strategy.policy.made_for / len(strategy.policy.steps), **SPREAD)
-            far = in_fitting_region(replace(DEFAULT, policy=spread), pipeline, region)
-        pictures, untuned = (0, "a profile") if profile is not None else _tuning(tune, strategy, agreement)
+        chosen = strategy_for(pipeline, profile=profile, region=region, **targets)
+        pictures, untuned = (0, "a profile") if profile is not None else _tuning(tune, chosen.strategy, agreement)
         return Handle(
             pipeline,
-            strategy,
-            name=name,
+            chosen.strategy,
+            name=chosen.name,
             agreement=agreement,
-            promise=promise,
-            far=far,
+            promise=chosen.promise,
+            like=chosen.like,
             pictures=pictures,
             untuned=untuned,
             audit=audit,

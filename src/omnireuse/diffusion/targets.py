@@ -6,13 +6,15 @@ import logging
 import math
 import numbers
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from omnireuse.diffusion.adapters import BLOCK_STACKS
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.reuse.forecasters import BestOrder, Blend
+from omnireuse.diffusion.reuse.guidance import Calibrated
 from omnireuse.diffusion.reuse.policies import ErrorControl, FixedSchedule
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of, model_name
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -23,7 +25,9 @@ from omnireuse.errors import ConfigError, WrongTypeError
 __all__ = [
     "POWER",
     "SPREAD",
+    "Chosen",
     "check_targets",
+    "chosen_for",
     "in_fitting_region",
     "profile_for",
     "strategy_for",
@@ -71,6 +75,22 @@ def check_targets(**targets: object) -> None:
             raise ConfigError(f"enable({name}={value!r}): {name} must be {must}, got {value!r}")
 
 
+class Chosen(NamedTuple):
+    """The strategy for one target.
+
+    Attributes:
+        strategy: that reaches it.
+        name: for logs and the summary.
+        promise: what a profile promises of it; None without a profile.
+        like: the runs that the profile was measured on; None without a profile.
+    """
+
+    strategy: Strategy
+    name: str
+    promise: Promise | None = None
+    like: Calibrated | None = None
+
+
 def strategy_for(
     pipeline: Any,
     *,
@@ -80,8 +100,8 @@ def strategy_for(
     computed_steps: int | None = None,
     quality: float | None = None,
     tolerance: float | None = None,
-) -> tuple[Strategy, str, Promise | None]:
-    """The strategy for one target, its name, and what a profile promises of it.
+) -> Chosen:
+    """The strategy for one target.
 
     Args:
         region: "step" or "call"; None for the one that serves the pipeline.
@@ -96,31 +116,106 @@ def strategy_for(
         given.append("profile")
     if len(given) > 1:
         raise ConfigError(f"enable: give one of {given[0]} and {given[1]}, not both")
-    promise = None
-    if tolerance is not None:
-        strategy = Strategy(policy=ErrorControl(tolerance=tolerance), forecaster=BestOrder())
-        name = f"tolerance {tolerance:g} of the final latents"
-    elif profile is not None:
-        known = profile_for(pipeline, profile, quality=quality)
-        plan = known.best(speedup=speedup, computed_steps=computed_steps, quality=quality)
-        strategy, promise = plan.strategy(known.coordinates, known.plans.values()), known.promise(plan, pipeline)
-        name = f"profile: {len(plan.steps)} of {known.num_inference_steps} steps"
-    elif quality is not None:
+    if profile is None and quality is not None:
         raise ConfigError(
             f"enable(quality={quality!r}): a quality can only be promised by a profile of this pipeline; make one with "
             "omnireuse.calibrate and give it as profile=, or give tolerance=, the share of the final latents that "
             "reuse may change, which needs none"
         )
-    elif computed_steps == 1:
+    if computed_steps == 1:
+        without = " without a profile" if profile is None else ""
         raise ConfigError(
-            "enable(computed_steps=1): computed_steps must be at least 2 without a profile, got 1; all other "
-            "steps would be like the first"
+            f"enable(computed_steps=1): computed_steps must be at least 2{without}, got 1; all other steps would be "
+            "like the first"
         )
+    if tolerance is not None:
+        strategy = Strategy(policy=ErrorControl(tolerance=tolerance), forecaster=BestOrder())
+        return Chosen(in_fitting_region(strategy, pipeline, region), f"tolerance {tolerance:g} of the final latents")
+    if profile is not None:
+        known = profile_for(pipeline, profile, quality=quality)
+        chosen = chosen_for(known, pipeline, speedup=speedup, computed_steps=computed_steps, quality=quality)
+        assert isinstance(chosen.strategy.policy, FixedSchedule), "so are those of plans"
+        far = Strategy(policy=_spread_like(chosen.strategy.policy), forecaster=Blend())
+        return chosen._replace(
+            strategy=in_fitting_region(chosen.strategy, pipeline, region),
+            like=Calibrated(
+                arguments=known.arguments(pipeline),
+                unlike=_looks_at(known, pipeline),
+                far=in_fitting_region(far, pipeline, region),
+            ),
+        )
+    policy = FixedSchedule(speedup=speedup, num_computed=computed_steps, **SPREAD)
+    name = f"{speedup:g}x fewer steps" if speedup is not None else f"{computed_steps} computed steps"
+    return Chosen(in_fitting_region(Strategy(policy=policy, forecaster=Blend()), pipeline, region), name)
+
+
+def chosen_for(
+    known: Profile,
+    pipeline: Any = None,
+    *,
+    speedup: float | None = None,
+    computed_steps: int | None = None,
+    quality: float | None = None,
+) -> Chosen:
+    """What a profile has for one target: exactly as many computed steps as are asked for.
+
+    Where no plan has that number, the default's steps compute, `Blend` forecasts, and nothing is promised. The weights
+    of the plans, carried over to these steps, are better on some pipelines and 9 dB worse on another (``python -m bench
+    between``).
+
+    Args:
+        pipeline: that it is compared with; None for no comparison.
+
+    Raises:
+        ConfigError: a quality that no plan promises.
+    """
+    total = known.num_inference_steps
+    aims = (("speedup", speedup), ("num_computed", computed_steps))
+    amount: dict[str, Any] = {name: aim for name, aim in aims if aim is not None}
+    if not amount:
+        plan = known.best(quality=quality)
+        count = len(plan.steps)
     else:
-        policy = FixedSchedule(speedup=speedup, num_computed=computed_steps, **SPREAD)
-        strategy = Strategy(policy=policy, forecaster=Blend())
-        name = f"{speedup:g}x fewer steps" if speedup is not None else f"{computed_steps} computed steps"
-    return in_fitting_region(strategy, pipeline, region), name, promise
+        policy = FixedSchedule(**amount, **SPREAD)
+        count = len(policy.schedule(total))
+        if count not in known.plans:
+            return _without_plan(known, count, policy)
+        plan = known.plans[count]
+    return Chosen(
+        plan.strategy(known.coordinates, known.plans.values(), **amount),
+        f"profile: {count} of {total} steps",
+        known.promise(plan, pipeline),
+    )
+
+
+def _without_plan(known: Profile, count: int, policy: FixedSchedule) -> Chosen:
+    total, having = known.num_inference_steps, ", ".join(map(str, sorted(known.plans))) or "none"
+    but = (
+        f"the profile has no plan for {count} of {total} steps, but for {having}; they are computed where the default "
+        "computes them, and its blend forecasts the others"
+    )
+    logger.info("%s; nothing is promised", but)
+    promise = Promise(tenth=-math.inf, expected=math.nan, prompts=0, coordinates=known.coordinates, but=but)
+    name = f"{count} of {total} steps, without a plan of the profile"
+    return Chosen(Strategy(policy=policy, forecaster=Blend()), name, promise)
+
+
+def _spread_like(policy: FixedSchedule) -> FixedSchedule:
+    """As many computed steps, spread as without a profile."""
+    if policy.num_computed is not None:
+        return FixedSchedule(num_computed=policy.num_computed, **SPREAD)
+    if policy.speedup is not None or policy.steps is None or policy.made_for is None:
+        return FixedSchedule(speedup=policy.speedup, **SPREAD)
+    return FixedSchedule(speedup=policy.made_for / len(policy.steps), **SPREAD)
+
+
+def _looks_at(known: Profile, pipeline: Any) -> Callable[[], str | None]:
+    """Tells how the pipeline, which is held weakly, differs from that of the profile."""
+    try:
+        held: Callable[[], Any] = weakref.ref(pipeline)
+    except TypeError:
+        return lambda: known.unlike(pipeline)
+    return lambda: None if (living := held()) is None else known.unlike(living)
 
 
 def profile_for(pipeline: Any, profile: Profile | str | os.PathLike[str], *, quality: float | None = None) -> Profile:

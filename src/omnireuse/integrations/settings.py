@@ -146,5 +146,5 @@ class ServerSettings:
             with enable(pipeline, **arguments) as handle:
                 return Plan(handle.strategy, handle.name)
         wanted = {name: arguments.get(name) for name in (*TARGETS, "profile")}
-        strategy, name, promise = strategy_for(pipeline, region=region, **wanted)
-        return Plan(strategy, name, promise)
+        chosen = strategy_for(pipeline, region=region, **wanted)
+        return Plan(chosen.strategy, chosen.name, chosen.promise)

@@ -102,7 +102,7 @@ def test_the_call_takes_the_step_count_and_none_of_the_options(run: Run, tmp_pat
     given = ("--pipeline", "custom:make_bare", "--computed", "3", "--evaluations", "1")
     assert run("calibrate", *given, "--call", '{"num_inference_steps": 5}')[0] == 0
     assert Profile.load(tmp_path / "out.json").num_inference_steps == 5
-    status, _, said = run("calibrate", *given, "--steps", "6", "--call", '{"num_inference_steps": 5}')
+    status, _, said = run("calibrate", *given, "--force", "--steps", "6", "--call", '{"num_inference_steps": 5}')
     assert status == 2
     assert "both say how many denoising steps" in said
     status, _, said = run("calibrate", *given, "--call", '{"workers": 2}')

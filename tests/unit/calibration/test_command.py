@@ -87,7 +87,7 @@ def test_the_journal_of_a_search_that_is_not_finished_is_kept_and_said(
     assert "nothing was kept" not in said
 
 
-@pytest.mark.parametrize(("held_out", "name"), [((30.0, 33.0, 31.0), "quality"), ((30.0,), "speedup"), ((), "speedup")])
+@pytest.mark.parametrize(("held_out", "name"), [((30.0,) * 5, "quality"), ((30.0,) * 4, "speedup"), ((), "speedup")])
 def test_the_call_to_copy_is_one_that_the_profile_grants(
     held_out: tuple[float, ...],
     name: str,
@@ -103,9 +103,27 @@ def test_the_call_to_copy_is_one_that_the_profile_grants(
 def test_fresh_begins_anew(out: Path, journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = search(monkeypatch, PROFILE)
     assert main(command(out, "--fresh")) == 0, "there need not be a journal"
+    out.unlink()
     journal.write_text(JOURNAL + "earlier")
     assert main(command(out, "--fresh")) == 0
     assert seen == ["", ""]
+
+
+def test_a_profile_that_is_there_is_not_written_over_unless_forced(
+    out: Path, journal: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = search(monkeypatch, PROFILE)
+    out.write_text("precious")
+    for more in ((), ("--fresh",)):
+        assert main(command(out, *more)) == 2
+        assert "--out must be new, got a file that is there already" in capsys.readouterr().err
+    assert out.read_text() == "precious"
+    assert seen == [], "it is refused before the work begins"
+    assert main(command(out, "--force")) == 0
+    assert Profile.load(out) == PROFILE
+    # The same search goes on over what it has written so far.
+    journal.write_text(JOURNAL)
+    assert main(command(out)) == 0
 
 
 def test_fresh_removes_no_other_file(
@@ -122,7 +140,7 @@ def test_fresh_removes_no_other_file(
 def test_the_table_is_whole_at_eighty_columns() -> None:
     steps = (*range(30), 39, 49)
     plans = {
-        32: replace(PLAN, steps=steps, psnr=100.0, held_out=(100.0,) * 3),
+        32: replace(PLAN, steps=steps, psnr=100.0, held_out=(100.0,) * 5),
         3: replace(PLAN, forecaster="best_order", held_out=()),
     }
     made = replace(
@@ -134,5 +152,5 @@ def test_the_table_is_whole_at_eighty_columns() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
     words = text.split()
-    for word in ("computed", "promised", "forecaster", "best_order", "16.67×", "100.0", *map(str, steps)):
+    for word in ("computed", "reach", "forecaster", "best_order", "16.67×", "100.0", *map(str, steps)):
         assert word in words

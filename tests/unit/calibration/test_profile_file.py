@@ -31,7 +31,7 @@ MEASURED = Measurements(
     mag_ratios=((1.0, 0.98), (1.0, 0.97)),
     unmeasured={},
 )
-PLAN = Plan(steps=(0, 2, 7), forecaster="blend", psnr=31.5, held_out=(30.0, 33.0, 31.0))
+PLAN = Plan(steps=(0, 2, 7), forecaster="blend", psnr=31.5, held_out=(30.0, 33.0, 31.0, 32.0, 34.0))
 PROFILE = Profile(
     model="FluxTransformer2DModel",
     config_digest="0123456789abcdef",
@@ -64,7 +64,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
 
 def test_a_profile_from_before_the_first_step_had_a_ratio_is_read(tmp_path: Path) -> None:
     record = json.loads(PROFILE.as_text())
-    assert record["format"] == 4
+    assert record["format"] == 5
     assert PROFILE.measured is not None
     assert PROFILE.measured.mag_ratios == ((1.0, 0.98), (1.0, 0.97))
     record["format"], record["measured"]["mag_ratios"] = 3, [[0.98], [0.97]]
@@ -80,7 +80,7 @@ COMMITTED = sorted((TOP / "models").glob("*/profiles/*.json"))
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_the_committed_profiles_have_a_ratio_for_each_step(path: Path) -> None:
-    assert json.loads(path.read_text(encoding="utf-8"))["format"] == 4
+    assert json.loads(path.read_text(encoding="utf-8"))["format"] == 5
     profile = Profile.load(path)
     assert profile.measured is not None
     assert profile.measured.mag_ratios is not None
@@ -117,7 +117,7 @@ def test_a_file_that_was_cut_off_is_refused_wherever_it_was(tmp_path: Path) -> N
         (lambda record: record.update(plans=[]), r"Expected `object`, got `array` - at `\$.plans`"),
         (lambda record: record.update(format=3, measured=[]), "measured"),
         (lambda record: record.update(format=3, measured={}), "missing required field `quantity`"),
-        (lambda record: record.update(format=2), "format of a profile must be 4, got 2; calibrate anew"),
+        (lambda record: record.update(format=2), "format of a profile must be 5, got 2; calibrate anew"),
     ],
 )
 def test_a_value_that_does_not_belong_is_named(tmp_path: Path, spoil: Any, complaint: str) -> None:
@@ -198,11 +198,11 @@ def test_a_plan_that_was_not_judged_promises_nothing() -> None:
     assert unjudged.best(computed_steps=3).held_out == ()
 
 
-@pytest.mark.parametrize("held_out", [(), (30.0,), (30.0, 33.0)])
-def test_a_quality_takes_three_held_out_prompts(held_out: tuple[float, ...]) -> None:
+@pytest.mark.parametrize("held_out", [(), (30.0,), (30.0, 33.0, 31.0, 32.0)])
+def test_a_quality_takes_five_held_out_prompts(held_out: tuple[float, ...]) -> None:
     few = replace(PROFILE, plans={3: replace(PLAN, held_out=held_out)})
     with pytest.raises(
-        ConfigError, match=f"at least 3 held-out prompts, and this profile was judged on {len(held_out)}"
+        ConfigError, match=f"at least 5 held-out prompts, and this profile was judged on {len(held_out)}"
     ):
         few.best(quality=1)
     with pytest.raises(ConfigError, match=r"has 3 computed steps \(2.67x\) with no promise"):

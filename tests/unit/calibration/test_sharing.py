@@ -21,7 +21,9 @@ from omnireuse.diffusion.calibration.origin import Origin
 from omnireuse.errors import ConfigError, StateError
 from tests.unit.calibration.test_profile_file import PROFILE
 
-ORIGIN = Origin(name="owner/model", revision="0123456789abcdef" * 2 + "01234567", weights="00112233")
+ORIGIN = Origin(
+    name="owner/model", revision="0123456789abcdef" * 2 + "01234567", weights="00112233", holding="plain tensors"
+)
 SHARED = replace(PROFILE, origin=ORIGIN, command="omnireuse.calibrate(pipe, prompts, steps=8)")
 COMMITS = {"main": "a" * 40, "v2": "b" * 40}
 
@@ -185,13 +187,23 @@ def test_a_folder_holds_the_profile_and_its_page(tmp_path: Path) -> None:
     assert names - {"curve.png"} == {"README.md", "profile.json"}, "nothing that could be run"
     page = (tmp_path / "shared" / "README.md").read_text()
     assert "base_model: owner/model" in page
-    assert "| 3 | 2.67× | 31.3 dB | 28.8 dB | 0 2 7 |" in page
+    assert "| computed steps | fewer steps | mean, held out | nine of ten reach | steps |" in page
+    assert "| 3 | 2.67× | 32.0 dB | 26.6 dB | 0 2 7 |" in page
+    assert "- weights held as: plain tensors" in page
+    assert "Nothing is promised" not in page
     assert f"revision: {ORIGIN.revision}" in page
     assert SHARED.command is not None
     assert SHARED.command in page
     if "curve.png" in names:
         assert (tmp_path / "shared" / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "](curve.png)" in page or "curve.png" not in names
+
+
+def test_the_page_of_a_profile_without_conditions_says_that_it_promises_nothing(tmp_path: Path) -> None:
+    replace(SHARED, dtype=None).save_pretrained(tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert "Nothing is promised: the profile does not note its dtype" in page
+    assert "calibrate anew" in page
 
 
 @pytest.mark.parametrize("place", ["profile.json", "no/such.json", "nothing", "a/b/c", "owner/name@", ".."])

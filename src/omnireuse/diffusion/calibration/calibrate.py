@@ -70,7 +70,7 @@ def calibrate(
         num_inference_steps: another name of `steps`.
         computed_steps: budgets to search for, each from 2 to `steps`; None for 1.5 to 4 times fewer than all.
         held_out: share of the prompts that the search does not see, in (0, 1); at least one prompt is held out. A
-            promise of quality needs three.
+            promise of quality needs five, and is the tighter the more there are.
         evaluations: most schedules tried for each budget, ≥ 1. The first is the plan; up to five others are plans under
             other assumptions, tried where one promises a tenth of a dB more. For the smallest budget, up to three
             plans are tried in any case, to find how fast errors grow.

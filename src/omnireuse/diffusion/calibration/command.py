@@ -37,6 +37,7 @@ def run_calibrate(
     pictures: str | None = None,
     call: Mapping[str, Any] | None = None,
     fresh: bool = False,
+    force: bool = False,
     **options: Any,
 ) -> Profile:
     """Search for a pipeline on the prompts of a file, and write the profile to `out`.
@@ -49,19 +50,26 @@ def run_calibrate(
         pictures: ``package:function`` that reads the pipeline's results; None for results in the form of diffusers.
         call: further arguments of every call of the pipeline.
         fresh: remove the journal of an earlier search first.
+        force: write the profile over a file that is there already. A search that goes on needs it not.
         options: other arguments of `calibrate`.
 
     Raises:
-        ConfigError: no pipeline, no prompts, or no way to write the profile, found before the work begins.
+        ConfigError: no pipeline, no prompts, a profile that is there already, or no way to write it, found before the
+            work begins.
         StateError: the profile cannot be written in the end; its text is on the console then.
     """
     _check_call(call or {})
     lines = _read_prompts(prompts)
     check_writable(out)
+    journal = out.with_name(f"{out.name}.journal")
+    if out.exists() and not force and not journal.is_file():
+        raise ConfigError(
+            f"calibrate(--out {str(out)!r}): --out must be new, got a file that is there already; give another "
+            "name, or --force to write over it"
+        )
     Source(given=model, device=options.get("device"), dtype=options.get("dtype")).check()
     if pictures is not None:
         options["pictures"] = function_named(pictures, "calibrate(--pictures")
-    journal = out.with_name(f"{out.name}.journal")
     if fresh:
         remove_journal(journal)
     elif journal.is_file():
@@ -160,7 +168,7 @@ def profile_table(profile: Profile) -> Table:
         padding=(0, 2, 0, 0),
         title_justify="left",
     )
-    for heading in ("computed", "fewer\nsteps", "PSNR,\nsearched", "PSNR,\nheld out", "promised"):
+    for heading in ("computed", "fewer\nsteps", "mean,\nsearched", "mean,\nheld out", "nine of\nten reach"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("forecaster", no_wrap=True)
     table.add_column("steps")

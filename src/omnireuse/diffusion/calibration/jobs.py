@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from omnireuse.diffusion.calibration.candidate import FITTED, Candidate
+from omnireuse.diffusion.calibration.conditions import Conditions
 from omnireuse.diffusion.calibration.distances import Distances
 from omnireuse.diffusion.calibration.fit import WeightFit
 from omnireuse.diffusion.calibration.observer import NotFiniteError, Observations
@@ -113,16 +114,14 @@ class Description:
 
     Attributes:
         text: the pipeline in a few words.
-        fingerprint: class of the denoiser, digest of the configuration, class of the scheduler.
-        dtype: dtype in which the denoiser computes, as "bfloat16".
+        conditions: under which it computes.
         origin: where it comes from, and which weights it has.
         content: digest of the pipeline with all its weights, equal in every process that loads the same; "" where it
             was not asked for.
     """
 
     text: str
-    fingerprint: tuple[str, str, str]
-    dtype: str
+    conditions: Conditions
     origin: Origin
     content: str
 

@@ -122,7 +122,10 @@ class Options:
             "prompts a call": str(self.batch_size),
             "prompts fitted on": str(self.fit_prompts),
             "seed": str(self.seed),
-            "dtype": pipeline.dtype,
+            "dtype": pipeline.conditions.dtype,
+            "autocast": str(pipeline.conditions.autocast),
+            "hooks": ", ".join(pipeline.conditions.hooks) or "none",
+            "guider": str(pipeline.conditions.guider),
             "pictures": "as usual" if pictures is None else getattr(pictures, "__qualname__", type(pictures).__name__),
             **call_texts(self.full_call),
             **{f"{name} version": number for name, number in versions().items()},
@@ -188,8 +191,8 @@ def number_searched(prompts: int, held_out: float) -> int:
     unseen = _number_held_out(prompts, held_out)
     if unseen < FEWEST_HELD_OUT:
         logger.warning(
-            "calibrate: with %d of %d prompts held out, the profile promises no quality, which takes %d: give at least "
-            "%d prompts with held_out=%g",
+            "calibrate: with %d of %d prompts held out, the profile promises no quality, which takes %d held-out "
+            "prompts: give at least %d prompts with held_out=%g",
             unseen,
             prompts,
             FEWEST_HELD_OUT,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable
 from itertools import pairwise
 
+from omnireuse.diffusion.calibration.coverage import FEWEST, lower_bound
 from omnireuse.diffusion.reuse.forecasters import Fitted, forecaster_named
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -14,8 +14,8 @@ from omnireuse.records import Record
 
 __all__ = ["FEWEST_HELD_OUT", "Evidence", "Plan"]
 
-FEWEST_HELD_OUT = 3
-"""Held-out prompts that a promise needs: with fewer, Student's t gives no useful bound."""
+FEWEST_HELD_OUT = FEWEST
+"""Held-out prompts that a promise needs."""
 
 
 class Evidence(Record, frozen=True, kw_only=True):
@@ -51,12 +51,14 @@ class Plan(Record, frozen=True, kw_only=True):
     held_out: tuple[float, ...]
     evidence: Evidence | None = None
 
-    def strategy(self, coordinates: tuple[float, ...], plans: Iterable[Plan] = ()) -> Strategy:
+    def strategy(self, coordinates: tuple[float, ...], plans: Iterable[Plan] = (), **amount: float) -> Strategy:
         """The strategy that follows the plan.
 
         Args:
             coordinates: those of the profile.
             plans: the other plans of the profile, which help to carry this one over to other runs.
+            amount: `num_computed` or `speedup`, to say how many steps of other runs compute; by default as large a
+                share.
         """
         total = len(coordinates)
         noises = coordinates if all(before >= after for before, after in pairwise(coordinates)) else None
@@ -67,6 +69,7 @@ class Plan(Record, frozen=True, kw_only=True):
             made_for_noises=noises,
             shorter=tuple(plan.steps for plan in others if len(plan.steps) < len(self.steps)),
             compute_last=False,
+            **amount,  # type: ignore[arg-type]  # one of two fields
         )
         forecaster = (
             Fitted(
@@ -82,32 +85,11 @@ class Plan(Record, frozen=True, kw_only=True):
 
     @property
     def promised(self) -> float:
-        """PSNR in dB that the mean over new prompts reaches in about 19 of 20 cases.
-
-        This is the lower bound of the mean by Student's t, one-sided at 95 %; −∞ with fewer held-out prompts than
-        `FEWEST_HELD_OUT`.
-        """
-        if len(self.held_out) < FEWEST_HELD_OUT:
-            return -math.inf
-        mean = math.fsum(self.held_out) / len(self.held_out)
-        spread = math.fsum((each - mean) ** 2 for each in self.held_out) / (len(self.held_out) - 1)
-        return mean - _student_t(len(self.held_out) - 1) * math.sqrt(spread / len(self.held_out))
+        """PSNR in dB that at least nine of ten new pictures reach, at a confidence of 95 %: `lower_bound` of the
+        held-out prompts; −∞ with fewer of them than `FEWEST_HELD_OUT`."""
+        return lower_bound(self.held_out)
 
     @property
     def expected(self) -> float:
         """Mean PSNR in dB of the held-out prompts; NaN without any."""
         return math.fsum(self.held_out) / len(self.held_out) if self.held_out else math.nan
-
-
-def _student_t(freedom: int) -> float:
-    """The 95 % quantile of Student's t for at least two degrees of freedom, within 2 %.
-
-    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.5.
-    """
-    z = statistics.NormalDist().inv_cdf(0.95)
-    return (
-        z
-        + (z**3 + z) / (4 * freedom)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    )

@@ -7,20 +7,19 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from omnireuse.diffusion.calibration.card import write_card
+from omnireuse.diffusion.calibration.conditions import OTHER_WEIGHTS, UNKNOWN, Conditions, watch_of
 from omnireuse.diffusion.calibration.measurements import Measurements
 from omnireuse.diffusion.calibration.origin import Origin, fingerprint
 from omnireuse.diffusion.calibration.plan import FEWEST_HELD_OUT, Plan
 from omnireuse.diffusion.calibration.profile_html import profile_html
 from omnireuse.diffusion.calibration.sharing import FILE, found, upload
-from omnireuse.diffusion.reuse.guidance import scales_of
-from omnireuse.diffusion.reuse.runtime.denoisers import dtype_of
+from omnireuse.diffusion.reuse.call import arguments_of, read_argument
 from omnireuse.diffusion.reuse.summary import Promise
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.records import Record, as_text, read_record, write_text
@@ -29,7 +28,7 @@ __all__ = ["FEWEST_HELD_OUT", "Plan", "Profile", "fingerprint"]
 
 logger = logging.getLogger("omnireuse")
 
-HEAD = {"format": 4}
+HEAD = {"format": 5}
 
 
 class Profile(Record, frozen=True, kw_only=True):
@@ -53,7 +52,8 @@ class Profile(Record, frozen=True, kw_only=True):
         plans: by number of computed steps.
         measured: what else the full runs have shown; None where they were not looked at.
         dtype: what the denoiser computed in, as "bfloat16"; None in a file of a version that did not note it.
-        origin: name, revision and weights of the pipeline; None likewise.
+        origin: name, revision and weights of the pipeline, and how it held them; None likewise.
+        autocast, hooks, guider: the further `Conditions` of the runs.
         command: the call that made it; None likewise.
     """
 
@@ -74,7 +74,28 @@ class Profile(Record, frozen=True, kw_only=True):
     measured: Measurements | None
     dtype: str | None = None
     origin: Origin | None = None
+    autocast: str | None = None
+    hooks: tuple[str, ...] = ()
+    guider: str | None = None
     command: str | None = None
+
+    @property
+    def conditions(self) -> Conditions | None:
+        """Under which conditions it was measured; None where the file does not say it all."""
+        if self.dtype is None or self.origin is None or self.origin.holding is None:
+            return None
+        return Conditions(
+            model=self.model,
+            config_digest=self.config_digest,
+            scheduler=self.scheduler,
+            weights=self.origin.weights,
+            adapters=self.origin.adapters,
+            dtype=self.dtype,
+            holding=self.origin.holding,
+            autocast=self.autocast,
+            hooks=self.hooks,
+            guider=self.guider,
+        )
 
     def best(
         self, *, computed_steps: int | None = None, speedup: float | None = None, quality: float | None = None
@@ -116,35 +137,33 @@ class Profile(Record, frozen=True, kw_only=True):
         return self.plans[chosen]
 
     def promise(self, plan: Plan, pipeline: Any = None) -> Promise:
-        """What is known of the plan's quality, and for which runs; nothing for a pipeline in another dtype or with
-        other weights."""
-        unlike = None if pipeline is None else self._unlike(pipeline)
+        """What is known of the plan's quality, and for which runs. Nothing is promised of a pipeline that computes
+        under other conditions now, nor where the profile does not say its own."""
+        unknown = f"{UNKNOWN} (calibrate anew)" if self.conditions is None else None
         return Promise(
-            quality=plan.promised if unlike is None else -math.inf,
+            tenth=plan.promised,
             expected=plan.expected,
             prompts=len(plan.held_out),
             coordinates=self.coordinates,
-            but=unlike,
-            scales={} if pipeline is None else self._scales(pipeline),
+            but=unknown if pipeline is None else self.unlike(pipeline),
         )
 
-    def _scales(self, pipeline: Any) -> dict[str, float]:
-        """The guidance scales of its runs; those that its call leaves out are the pipeline's defaults."""
-        call: dict[str, Any] = {}
-        for name, text in self.call.items():
-            with suppress(ValueError):
-                call[name] = float(text)
-        return scales_of(pipeline, **call)
+    def arguments(self, pipeline: Any) -> dict[str, Any]:
+        """The arguments of its runs as `arguments_of` returns them; those that its call leaves out are the pipeline's
+        defaults."""
+        return arguments_of(pipeline, **{name: read_argument(text) for name, text in self.call.items()})
 
-    def _unlike(self, pipeline: Any) -> str | None:
-        """In which dtype or weights the pipeline is known to differ, in words."""
-        given = dtype_of(pipeline)
-        if self.dtype not in (None, given):
-            return (
-                f"the profile was measured in {self.dtype}, the pipeline is in {given} (on two small pipelines, "
-                "bfloat16 instead of float32 left half of the gain over the default)"
-            )
-        return None if self.origin is None else self.origin.unlike(Origin.of(pipeline))
+    def unlike(self, pipeline: Any) -> str | None:
+        """How the conditions of the pipeline differ at this moment from those of the profile, in words; None where they
+        do not."""
+        own = self.conditions
+        if own is None:
+            return f"{UNKNOWN} (calibrate anew)"
+        found = own.unlike(watch_of(pipeline).now())
+        if found != OTHER_WEIGHTS:
+            return found
+        given = Origin.of(pipeline)
+        return f"{found}{'' if str(given) == str(self.origin) else f': it is {given}, the profile is of {self.origin}'}"
 
     def options_for(self, backend: str) -> dict[str, Any]:
         """The measured options of a cache backend, "tea_cache" or "mag_cache".
@@ -157,12 +176,11 @@ class Profile(Record, frozen=True, kw_only=True):
         return self.measured.options_for(backend)
 
     def check(self, pipeline: Any, *, quality: float | None = None) -> None:
-        """Refuse a pipeline that this profile was not made for; warn of another dtype and of other weights, with which
-        it promises nothing.
+        """Refuse a pipeline that this profile was not made for; warn of other conditions, under which it promises
+        nothing.
 
         Raises:
-            StateError: another model, configuration or scheduler; or another dtype or other weights and a `quality` in
-                dB.
+            StateError: another model, configuration or scheduler; or other conditions and a `quality` in dB.
         """
         model, digest, scheduler = fingerprint(pipeline)
         for what, own, given in (
@@ -174,7 +192,7 @@ class Profile(Record, frozen=True, kw_only=True):
                 raise StateError(
                     f"this profile was made for {what} {own}, but the pipeline has {given}; calibrate this pipeline"
                 )
-        unlike = self._unlike(pipeline)
+        unlike = self.unlike(pipeline)
         if unlike is None:
             return
         if quality is not None:
@@ -182,7 +200,7 @@ class Profile(Record, frozen=True, kw_only=True):
                 f"profile(quality={quality:g}): nothing is promised, for {unlike}; calibrate this pipeline, or ask for "
                 "speedup= or computed_steps="
             )
-        logger.warning("%s: its schedules are used, and their quality is not promised", unlike)
+        logger.warning("%s: the profile's schedules are used, and nothing is promised", unlike)
 
     def __repr__(self) -> str:
         counts = " or ".join(map(str, sorted(self.plans))) or "no"
@@ -262,8 +280,13 @@ class Profile(Record, frozen=True, kw_only=True):
 
 
 def _upgrade(document: dict[str, Any]) -> None:
-    """Format 3: MagCache ratios begin at the second step."""
+    """Format 3: MagCache ratios begin at the second step. Format 4: conditions are not noted, and digests of weights
+    are of other values."""
     if document.get("format") == 3:
         document["format"] = 4
         if (measured := document.get("measured")) and measured["mag_ratios"] is not None:
             measured["mag_ratios"] = [[1.0, *branch] for branch in measured["mag_ratios"]]
+    if document.get("format") == 4:
+        document["format"] = 5
+        if document.get("origin"):
+            document["origin"]["weights"] = None

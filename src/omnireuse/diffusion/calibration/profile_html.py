@@ -6,6 +6,7 @@ import math
 from html import escape
 from typing import TYPE_CHECKING
 
+from omnireuse.diffusion.calibration.conditions import UNKNOWN
 from omnireuse.diffusion.reuse.present import card, counted, step_strip
 
 if TYPE_CHECKING:
@@ -13,10 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = ["profile_html"]
 
-HEADS = ("steps computed", "fewer steps", "PSNR, held out", "promised", "steps: computed and forecast")
+HEADS = ("steps computed", "fewer steps", "mean, held out", "nine of ten reach", "steps: computed and forecast")
 NOTE = (
-    "PSNR is measured against the full run. What is promised is reached by the mean over new prompts of the same kind "
-    "in about 19 of 20 cases."
+    "PSNR is measured against the full run. What nine of ten new pictures of the same kind reach is a lower bound from "
+    "the held-out prompts, at a confidence of 95 %; quality= goes by it."
 )
 
 
@@ -28,6 +29,7 @@ def profile_html(profile: Profile) -> str:
         f"{counted(searched, 'prompt')} and judged on {held_out} held out, on {profile.created}"
         + ("" if profile.complete else "; the search was not finished")
     )
+    unknown = "" if profile.conditions is not None else f" Nothing is promised: {escape(UNKNOWN)} (calibrate anew)."
     head = "".join(f'<th style="text-align:left;font-weight:500;padding:.2em 1em .2em 0">{each}</th>' for each in HEADS)
     rows = "".join(_row(profile, count, plan) for count, plan in sorted(profile.plans.items(), reverse=True))
     return card(
@@ -36,7 +38,7 @@ def profile_html(profile: Profile) -> str:
         '<div style="overflow-x:auto">'
         '<table style="border-collapse:collapse;margin-top:.5em;font-size:1em;background:none">'
         f"<tr>{head}</tr>{rows}</table></div>"
-        f'<div style="margin-top:.4em;font-size:.9em;opacity:.75">{NOTE}</div>',
+        f'<div style="margin-top:.4em;font-size:.9em;opacity:.75">{NOTE}{unknown}</div>',
     )
 
 

@@ -6,17 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+from omnireuse.diffusion.calibration.conditions import watch_of
 from omnireuse.diffusion.calibration.fit import WeightFit
 from omnireuse.diffusion.calibration.jobs import Description, Pictures
 from omnireuse.diffusion.calibration.observer import Observations
-from omnireuse.diffusion.calibration.origin import Origin, fingerprint
+from omnireuse.diffusion.calibration.origin import Origin
 from omnireuse.diffusion.calibration.path import Path, recorded_path
 from omnireuse.diffusion.fingerprint import fingerprint as content_fingerprint
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.pipelines import enable
 from omnireuse.diffusion.reuse.forecasters import Hold
 from omnireuse.diffusion.reuse.policies import FixedSchedule, Never
-from omnireuse.diffusion.reuse.runtime.denoisers import describe, dtype_of
+from omnireuse.diffusion.reuse.runtime.denoisers import describe
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.pipelines.call import Caller, without_bar
 
@@ -47,8 +48,7 @@ class PipelineRunner:
         pipeline = self.pipeline
         return Description(
             text=describe(pipeline),
-            fingerprint=fingerprint(pipeline),
-            dtype=dtype_of(pipeline),
+            conditions=watch_of(pipeline).now(),
             origin=Origin.of(pipeline),
             content=content_fingerprint(_parts(pipeline)) if content else "",
         )

@@ -129,13 +129,16 @@ class Search:
     def profile(self, pipeline: Description) -> Profile:
         """What was found."""
         options, weights = self._options, self._searched.weights
-        model, config_digest, scheduler = pipeline.fingerprint
+        conditions = pipeline.conditions
         return Profile(
-            model=model,
-            config_digest=config_digest,
-            scheduler=scheduler,
-            dtype=pipeline.dtype,
+            model=conditions.model,
+            config_digest=conditions.config_digest,
+            scheduler=conditions.scheduler,
+            dtype=conditions.dtype,
             origin=pipeline.origin,
+            autocast=conditions.autocast,
+            hooks=conditions.hooks,
+            guider=conditions.guider,
             command=options.command,
             num_inference_steps=options.steps,
             coordinates=tuple(self._distances.coordinates.tolist()),

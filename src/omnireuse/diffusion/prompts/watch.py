@@ -10,25 +10,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as registration
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from omnireuse.diffusion.prompts.keys import Frozen, UnkeyableError, freeze
 from omnireuse.diffusion.prompts.reads import IS_NONE, Reads
-from omnireuse.diffusion.prompts.snapshot import Snapshot
+from omnireuse.diffusion.snapshot import Snapshot, autocast_state, when_suspected
 
 __all__ = ["EncoderWatch"]
 
 logger = logging.getLogger("omnireuse")
 
-# These are process-wide: they say that some module gained a part, or that some optimizer stepped. A fused step changes
-# weights without a new tensor version (torch 2.13).
-_REGISTER: tuple[Callable[[Any], Any], ...] = (
-    registration.register_module_module_registration_hook,
-    registration.register_module_parameter_registration_hook,
-    registration.register_module_buffer_registration_hook,
-    register_optimizer_step_post_hook,
-)
 _NUM_PLACES = {"versions": 8, "storages": None}  # addresses that a hit compares, in turn
 _TOKENIZER_SETTINGS = ("padding_side", "truncation_side", "model_max_length")
 
@@ -61,7 +51,7 @@ class EncoderWatch:
                 watch._is_due = True
 
         self._suspect = suspect
-        self.close = weakref.finalize(self, _remove, [register(suspect) for register in _REGISTER])
+        self.close = weakref.finalize(self, when_suspected(suspect))
 
     def bump(self) -> int:
         """Start a new epoch and return it."""
@@ -82,7 +72,7 @@ class EncoderWatch:
         if snapshot.is_training():
             raise UnkeyableError("training")
         settings = tuple([freeze(_read(pipeline, chain)) for chain in self._settings])
-        return (self._epoch, snapshot.adapters(), settings, _autocast())
+        return (self._epoch, snapshot.adapters(), settings, autocast_state() or None)
 
     def audit(self, pipeline: object) -> Snapshot:
         """Look at everything; a difference starts a new epoch."""
@@ -130,11 +120,6 @@ class EncoderWatch:
         return parts, sorted(settings)
 
 
-def _remove(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
 def _read(pipeline: object, chain: tuple[str, ...]) -> Any:
     """``pipeline.a.b`` for ("a", "b"); None where a link is missing."""
     value: Any = pipeline
@@ -162,8 +147,3 @@ def _all_names(pipeline: object) -> list[str]:
     if isinstance(pipeline, nn.Module):
         names += [name for name, _ in [*pipeline.named_children(), *pipeline.named_parameters(recurse=False)]]
     return [name for name in names if name not in ("device", "encode_prompt", "training")]
-
-
-def _autocast() -> Frozen:
-    on = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    return tuple([(kind, str(torch.get_autocast_dtype(kind))) for kind in on]) if on else None

@@ -1,18 +1,17 @@
-"""What guidance a run has, and what it follows where that is far from the guidance of its plan's calibration."""
+"""Whether runs are like those that a plan was calibrated on, and what they follow where their guidance is far off."""
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from omnireuse.diffusion.reuse.call import arguments_of, differences, scales_of
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Stats
-from omnireuse.diffusion.reuse.validation import is_number
 
-__all__ = ["CalibratedGuidance", "scales_of"]
+__all__ = ["Calibrated", "CalibratedRuns", "Seen"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -21,54 +20,93 @@ STRONGER, WEAKER = 1.4, 0.5
 than the default. Chosen on reference pipelines for images, judged on that for clips (``python -m bench travel``)."""
 
 
-def scales_of(pipeline: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
-    """The guidance scales of a call of the pipeline, by argument, with its defaults; empty where it has none."""
-    try:
-        bound = inspect.signature(type(pipeline).__call__).bind_partial(pipeline, *args, **kwargs)
-    except (TypeError, ValueError):
-        return {}  # a call that the pipeline refuses itself, or one without a signature
-    bound.apply_defaults()
-    return {
-        name: float(value)
-        for name, value in {**bound.arguments, **kwargs}.items()
-        if name.endswith("_scale") and ("guidance" in name or "cfg" in name) and is_number(value)
-    }
+@dataclass(frozen=True, kw_only=True)
+class Calibrated:
+    """The runs that a plan was calibrated on.
+
+    Attributes:
+        arguments: of the pipeline's calls, as `arguments_of` returns them. 1 and below is no guidance.
+        unlike: how the pipeline differs at this moment from the one that was calibrated, in words; None where it does
+            not.
+        far: what runs follow whose guidance is far from theirs; None for the plan itself.
+    """
+
+    arguments: Mapping[str, Any]
+    unlike: Callable[[], str | None]
+    far: Strategy | None = None
+
+
+class Seen(NamedTuple):
+    """What was seen when a run began.
+
+    Attributes:
+        unlike: how the pipeline differs, in words, if it does.
+        arguments: of the pipeline's call; None where it was not called.
+    """
+
+    unlike: str | None
+    arguments: Mapping[str, Any] | None
 
 
 @dataclass(kw_only=True, eq=False)
-class CalibratedGuidance:
-    """Chooses the strategy of a run by its guidance.
+class CalibratedRuns:
+    """Compares each run with those of the calibration, and chooses its strategy.
 
     Attributes:
-        scales: the scales of the calibration, by argument. 1 and below is no guidance.
-        default: what runs follow whose guidance is far from that.
-        stats: counts them, and promises nothing of runs with other scales.
+        like: the runs of the calibration.
+        stats: promises nothing from the first run on that is unlike them; counts runs that follow another strategy.
+        name: of the strategy, for the log.
+        said: what was warned of already.
     """
 
-    scales: Mapping[str, float]
-    default: Strategy
+    like: Calibrated
     stats: Stats
-    _said: set[str] = field(default_factory=set)
+    name: str
+    said: set[str] = field(default_factory=set)
 
-    def strategy(self, calibrated: Strategy, here: Mapping[str, float]) -> Strategy:
-        """That of a run with the scales `here`; the calibrated one where they are not known."""
-        unlike = {name: here[name] for name in self.scales if here.get(name, self.scales[name]) != self.scales[name]}
+    def look(self, pipeline: Any, /, *args: Any, **kwargs: Any) -> Seen:
+        """What there is to see of a call of the pipeline before it begins."""
+        return Seen(self.like.unlike(), arguments_of(pipeline, *args, **kwargs))
+
+    def strategy(self, calibrated: Strategy, seen: Seen | None) -> Strategy:
+        """That of a run which begins now.
+
+        Args:
+            calibrated: of runs that are like those of the calibration.
+            seen: when the pipeline was called; None in a loop that does not call it.
+        """
+        unlike, here = Seen(self.like.unlike(), None) if seen is None else seen
+        if self.stats.is_judged:
+            self._compare(unlike, here)
+        return calibrated if here is None else self._by_guidance(calibrated, scales_of(here))
+
+    def _compare(self, unlike: str | None, here: Mapping[str, Any] | None) -> None:
+        if unlike is not None:
+            self._withdraw(unlike)
+        if here is None:
+            self._withdraw("the pipeline was not called, so that the arguments of the run are not known")
+        elif (other := differences(self.like.arguments, here)) is not None:
+            self._withdraw(f"{other}: the profile was measured with other arguments")
+
+    def _by_guidance(self, calibrated: Strategy, here: Mapping[str, float]) -> Strategy:
+        own = scales_of(self.like.arguments)
+        unlike = {name: here[name] for name in own if here.get(name, own[name]) != own[name]}
         if not unlike:
             return calibrated
-        ratios = [max(now, 1.0) / max(self.scales[name], 1.0) for name, now in unlike.items()]
-        is_far = any(ratio >= STRONGER or ratio < WEAKER for ratio in ratios)
-        made = ", ".join(f"{name}={now:g} in place of {self.scales[name]:g}" for name, now in unlike.items())
-        goes_on = "with the default's schedule and forecaster" if is_far else "with the profile's"
-        if made not in self._said:
-            self._said.add(made)
-            logger.warning(
-                "%s: the profile was not calibrated for this guidance, so this run goes on %s, and its quality is not "
-                "promised",
-                made,
-                goes_on,
-            )
-        self.stats.break_promise()
-        if not is_far:
+        ratios = [max(now, 1.0) / max(own[name], 1.0) for name, now in unlike.items()]
+        is_far = self.like.far is not None and any(ratio >= STRONGER or ratio < WEAKER for ratio in ratios)
+        made = ", ".join(f"{name}={now:g} in place of {own[name]:g}" for name, now in unlike.items())
+        self._withdraw(
+            f"{made}: the profile was not calibrated for this guidance",
+            "the default's schedule and forecaster" if is_far else "the profile's",
+        )
+        if self.like.far is None or not is_far:
             return calibrated
         self.stats.fell_back("the default's plan")
-        return self.default
+        return self.like.far
+
+    def _withdraw(self, why: str, goes_on_with: str = "the profile's plan") -> None:
+        self.stats.withdraw(why)
+        if why not in self.said:
+            self.said.add(why)
+            logger.warning("%s: %s; this run goes on with %s, and nothing is promised", self.name, why, goes_on_with)

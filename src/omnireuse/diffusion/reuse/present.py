@@ -130,11 +130,6 @@ def _lines(summary: Summary) -> Iterator[str]:
         yield str(summary.tuning)
     if summary.promise is not None:
         yield str(summary.promise)
-        if not summary.promise_holds:
-            yield (
-                f"not promised here: runs differed from the profile's {len(summary.promise.coordinates)} steps, their "
-                "noise or their guidance, and the plan was carried over"
-            )
 
 
 def _reasons(summary: Summary, action: str) -> Iterator[str]:

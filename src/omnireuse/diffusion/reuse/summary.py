@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -30,21 +30,24 @@ class Promise:
     """What a profile knows of the quality of its plan, and for which runs.
 
     Attributes:
-        quality: PSNR in dB to the full run that the mean over new prompts reaches in about 19 of 20 cases; −inf where
-            nothing is promised.
-        expected: mean on the held-out prompts.
+        tenth: PSNR in dB to the full run that at least nine of ten new pictures reach, by what the held-out prompts
+            have shown; −inf where they were too few to say.
+        expected: mean on the held-out prompts; NaN without any.
         prompts: how many those were.
         coordinates: of the steps of the runs that it was measured on, as forecasters see them.
-        but: why nothing is promised of this pipeline, if so.
-        scales: the guidance scales of those runs, by argument.
+        but: why nothing is promised, if so.
     """
 
-    quality: float
+    tenth: float
     expected: float
     prompts: int
     coordinates: tuple[float, ...]
     but: str | None = None
-    scales: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def quality(self) -> float:
+        """PSNR in dB that at least nine of ten new pictures reach; −inf where nothing is promised."""
+        return self.tenth if self.but is None else -math.inf
 
     def covers(self, decision: Decision) -> bool:
         """Whether the decision belongs to a run like those."""
@@ -54,17 +57,12 @@ class Promise:
 
     def __str__(self) -> str:
         if not self.prompts:
-            return "nothing is promised: the plan was not judged on held-out prompts"
-        held_out = f"{self.expected:.1f} dB on {self.prompts} held-out prompt{'s' if self.prompts > 1 else ''}"
-        if self.but is not None:
-            return f"nothing is promised: {self.but} ({held_out} of the profile)"
-        if not math.isfinite(self.quality):
-            return f"nothing is promised: {held_out}, which are too few for a promise"
-        high = 2 * self.expected - self.quality
-        return (
-            f"{self.quality:.1f} dB PSNR promised ({held_out}; a mean over new ones is within {self.quality:.1f} and "
-            f"{high:.1f} in 9 of 10 cases)"
-        )
+            return f"not promised: {self.but or 'the plan was not judged on held-out prompts'}"
+        mean = f"mean {self.expected:.1f} on {counted(self.prompts, 'held-out prompt')}"
+        if not math.isfinite(self.tenth):
+            return f"not promised: {self.but or 'too few held-out prompts'} ({mean})"
+        shown = f"nine of ten reach {self.tenth:.1f} dB; {mean}"
+        return f"promised: {shown}" if self.but is None else f"not promised: {self.but} (the profile: {shown})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +102,8 @@ class Summary:
             computed and used; None where none could be compared. Not the error of the result.
         worst_error: the largest of them, as a rule at an early step, where x0 is hardly known yet.
         promise: what the profile that gave the plan knows of its quality; None without a profile.
-        promise_holds: whether all runs so far were like those that it was measured on.
+        promise_holds: whether nothing has withdrawn it: the pipeline and all runs so far were like those that it was
+            measured on.
         host_seconds: mean host time of a decision with its forecast.
         kept_bytes: most bytes of tensors that one run held.
         calls_outside: denoiser calls that belonged to no run and were passed on.
@@ -181,12 +180,13 @@ class Stats:
         """Takes decisions, in any thread."""
         self.observers: tuple[Callable[[Decision], None], ...] = ()
         """Called with every decision by whoever puts it into the inbox."""
-        self._name, self._promise, self._promise_holds = name, promise, True
+        self._name, self._promise = name, promise
         self._events: deque[Decision] = deque(maxlen=KEPT_EVENTS)
         self._lock = threading.RLock()
         self._records: dict[int, RunRecord] = {}
         self._reasons: Counter[str] = Counter()
         self._fallbacks: Counter[str] = Counter()
+        self._is_carried_over = False
         self._steps = self._runs = self._computed = self._reused = self._errors = 0
         self._error_sum = self._worst_error = self._host_seconds = 0.0
 
@@ -212,15 +212,16 @@ class Stats:
             self._count()
             return self._records.pop(number, None)
 
-    def withdraw(self, but: str) -> None:
-        """Promise nothing from now on; `but` says why."""
-        if self._promise is not None:
-            self._promise = replace(self._promise, quality=-math.inf, but=but)
+    @property
+    def is_judged(self) -> bool:
+        """Whether held-out prompts have shown a quality that can be promised."""
+        return self._promise is not None and math.isfinite(self._promise.tenth)
 
-    def break_promise(self) -> None:
-        """A run is unlike those that the promise was measured on."""
+    def withdraw(self, but: str) -> None:
+        """Promise nothing from now on; `but` says why. The first reason stays."""
         with self._lock:
-            self._promise_holds = False
+            if self._promise is not None and self._promise.but is None:
+                self._promise = replace(self._promise, but=but)
 
     def fell_back(self, on: str) -> None:
         """Count a fallback, by what reuse goes on with."""
@@ -256,14 +257,15 @@ class Stats:
             self._errors += 1
             self._error_sum += decision.error
             self._worst_error = max(self._worst_error, decision.error)
-        if self._promise is not None and self._promise_holds and not self._promise.covers(decision):
-            self._promise_holds = False
+        promise = self._promise
+        if promise is not None and not self._is_carried_over and not promise.covers(decision):
+            self._is_carried_over = True
+            is_as_long = decision.total in (None, len(promise.coordinates))
+            differ = "other noise levels" if is_as_long else f"{decision.total} steps"
+            but = f"a run has {differ}, the profile was measured on runs of {len(promise.coordinates)} steps"
+            self.withdraw(but)
             logger.warning(
-                "%s: this run's noise levels differ from those of the profile (%d steps against %d): its steps and "
-                "weights are carried over by noise, and its quality is not promised",
-                self._name,
-                decision.total or 0,
-                len(self._promise.coordinates),
+                "%s: %s: its steps and weights are carried over by noise, and nothing is promised", self._name, but
             )
 
     def summary(self, *, kept_bytes: int, calls_outside: int) -> Summary:
@@ -284,7 +286,7 @@ class Stats:
                 mean_error=self._error_sum / self._errors if self._errors else None,
                 worst_error=self._worst_error if self._errors else None,
                 promise=self._promise,
-                promise_holds=self._promise_holds,
+                promise_holds=self._promise is None or self._promise.but is None,
                 host_seconds=self._host_seconds / calls if calls else 0.0,
                 kept_bytes=kept_bytes,
                 calls_outside=calls_outside,

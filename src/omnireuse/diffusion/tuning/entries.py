@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from omnireuse.diffusion.calibration.origin import versions
+from omnireuse.diffusion.calibration.origin import Origin, versions
 from omnireuse.diffusion.calibration.plan import Plan
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.reuse.present import counted
@@ -225,12 +225,12 @@ class Entries:
         configuration = entry.configuration
         conditions = configuration.conditions
         return Profile(
-            model=conditions["model"],
-            config_digest=conditions["config"],
-            scheduler=configuration.scheduler,
+            model=conditions.model,
+            config_digest=conditions.config_digest,
+            scheduler=conditions.scheduler,
             num_inference_steps=len(configuration.noises),
             coordinates=entry.budget.noises,
-            call={name: repr(value) for name, value in configuration.guidance.items()},
+            call=configuration.call,
             prompts_digest="",
             num_prompts=(entry.tuning.pictures, 0),
             seed=0,
@@ -240,6 +240,10 @@ class Entries:
             complete=True,
             measured=None,
             plans=dict(sorted(plans.items())),
-            dtype=conditions["dtype"],
+            dtype=conditions.dtype,
+            origin=Origin(weights=conditions.weights, adapters=conditions.adapters, holding=conditions.holding),
+            autocast=conditions.autocast,
+            hooks=conditions.hooks,
+            guider=conditions.guider,
             command=self._command,
         )

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from omnireuse.diffusion.calibration.profile import Profile
-from omnireuse.diffusion.reuse.guidance import scales_of
+from omnireuse.diffusion.reuse.call import arguments_of
 from omnireuse.diffusion.reuse.runtime.run import Chosen, RunStart
 from omnireuse.diffusion.reuse.runtime.session import Session
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.tuning.budget import budget_for
-from omnireuse.diffusion.tuning.configuration import Configuration, conditions_of
+from omnireuse.diffusion.tuning.configuration import Configuration
 from omnireuse.diffusion.tuning.entries import Entries, Entry
 from omnireuse.diffusion.tuning.full_run import FullRun
 from omnireuse.diffusion.tuning.recording import FULL, Recording
@@ -79,10 +79,10 @@ class Tuner:
         self._finish_pending(proceed)
         pipeline, attempt = self._session.pipeline, _Attempt()
         replay = self._replay(args, kwargs)
-        scales = scales_of(pipeline, *args, **kwargs)
+        arguments = arguments_of(pipeline, *args, **kwargs)
 
         def choose(start: RunStart) -> Chosen:
-            return self._choose(attempt, start, scales, replay)
+            return self._choose(attempt, start, arguments, replay)
 
         try:
             if isinstance(replay, Replay) and self._may_measure():
@@ -113,7 +113,7 @@ class Tuner:
         with self._lock:
             return self._latest is None or self._latest.tuning.state != "ready"
 
-    def _choose(self, attempt: _Attempt, start: RunStart, scales: Mapping[str, float], replay: Replay | str) -> Chosen:
+    def _choose(self, attempt: _Attempt, start: RunStart, arguments: Mapping[str, Any], replay: Replay | str) -> Chosen:
         attempt.runs += 1
         if attempt.runs > 1:
             if attempt.recording is not None:
@@ -121,7 +121,7 @@ class Tuner:
                 return Chosen(strategy=FULL, region=Recording(None, 0, keeps=False), kind="measured")
             return Chosen(strategy=self._strategy)
         with self._lock:
-            entry = self._entry(start, scales)
+            entry = self._entry(start, arguments)
             self._latest = entry
             if entry is None:
                 return Chosen(strategy=self._strategy)
@@ -137,13 +137,17 @@ class Tuner:
                 attempt.recording = recording
             return Chosen(strategy=FULL, region=recording, kind="measured")
 
-    def _entry(self, start: RunStart, scales: Mapping[str, float]) -> Entry | None:
+    def _entry(self, start: RunStart, arguments: Mapping[str, Any]) -> Entry | None:
         pipeline = self._session.pipeline
         budget = budget_for(self._strategy.policy, start)
         if isinstance(budget, str):
             self._elsewhere = Tuning(state="off", wanted=self._entries.pictures, reason=budget)
             return None
-        configuration = Configuration.of(pipeline, start, scales, conditions_of(pipeline))
+        configuration = Configuration.of(pipeline, start, arguments)
+        if configuration.conditions.weights is None:
+            reason = "weights cannot be told apart, because they are sharded or not in memory"
+            self._elsewhere = Tuning(state="off", wanted=self._entries.pictures, reason=reason)
+            return None
         return self._entries.find(configuration, budget)
 
     # -- after a run --------------------------------------------------------------------------------------------------

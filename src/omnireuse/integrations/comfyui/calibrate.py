@@ -40,7 +40,7 @@ SPEEDUPS = (2, 3, 4)
 FEWEST_STEPS = 8
 """With fewer, a quarter of them is less than two."""
 HELD_OUT = 0.33
-FOR_A_PROMISE = 8
+FOR_A_PROMISE = 14
 """Prompts of which this share holds out as many as a promise takes."""
 
 
@@ -175,10 +175,12 @@ def profile_text(profile: Profile) -> str:
         f"{held_out} held out; it cost {profile.cost_in_runs:g} full runs",
         *([f"{reason}; the plans are those of the Omnireuse node"] if reason else []),
     ]
+    total = profile.num_inference_steps
     for count, plan in sorted(profile.plans.items(), reverse=True):
-        # Rounded down, so that asking for the figure gives the plan.
-        speedup = math.floor(10 * profile.num_inference_steps / count) / 10
-        lines.append(f"speedup {speedup:g}: {count} of {profile.num_inference_steps} steps; {profile.promise(plan)}")
+        # As short as can be, so that asking for the figure gives the plan.
+        shown = [round(total / count, digits) for digits in range(6)]
+        speedup = next(each for each in shown if each >= 1 and math.floor(total / each + 0.5) == count)
+        lines.append(f"speedup {speedup:g}: {count} of {total} steps; {profile.promise(plan)}")
     if held_out < FEWEST_HELD_OUT:
-        lines.append(f"{FOR_A_PROMISE} prompts or more give a promise; the more there are, the narrower is its range")
+        lines.append(f"{FOR_A_PROMISE} prompts or more give a promise; the more there are, the tighter it is")
     return "\n".join(lines)

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.diffusion.calibration.origin import Origin, weights_digest
+from omnireuse.diffusion.calibration.conditions import Conditions
+from omnireuse.diffusion.calibration.holding import held_in
 from omnireuse.diffusion.fingerprint import tensor_checksum
 from omnireuse.pipelines.pictures import Picture
 
-__all__ = ["MADE_HERE", "Graph", "content_of", "fingerprint_of", "origin_of", "sampler_name"]
+__all__ = ["MADE_HERE", "Graph", "conditions_of", "content_of", "fingerprint_of", "sampler_name"]
 
 MADE_HERE = "Omnireuse calibrate in ComfyUI: "
 """How the `command` of a profile that was made here begins."""
@@ -68,8 +69,9 @@ def fingerprint_of(model: Any) -> tuple[str, str]:
     return type(model.model).__name__, hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def origin_of(model: Any) -> Origin:
-    """The weights of a model, and what LoRA loaders have put on it. The same before and after it was loaded.
+def conditions_of(model: Any, sampler: str) -> Conditions:
+    """Under which conditions a model computes: its weights, and what LoRA loaders have put on it. The same before and
+    after it was loaded.
 
     Cost: reads 64 values of each weight.
     """
@@ -84,8 +86,17 @@ def origin_of(model: Any) -> Origin:
         for number, (strength, value, base, *_) in enumerate(each)
         for place, leaf in enumerate(pytree.tree_leaves(getattr(value, "weights", value)))
     }
-    adapters = (str(weights_digest([patches])),) if patches else ()
-    return Origin(name="a model of ComfyUI", weights=weights_digest([state]), adapters=adapters)
+    kind, digest = fingerprint_of(model)
+    held = held_in([state])
+    return Conditions(
+        model=kind,
+        config_digest=digest,
+        scheduler=sampler,
+        weights=held.weights,
+        adapters=(str(held_in([patches]).weights),) if patches else (),
+        dtype=str(model.model_dtype()).removeprefix("torch."),
+        holding=held.kinds,
+    )
 
 
 def content_of(value: Any) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.pipelines import DEFAULT
 from omnireuse.diffusion.reuse.validation import is_number
-from omnireuse.diffusion.targets import strategy_for
+from omnireuse.diffusion.targets import chosen_for, strategy_for
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.integrations.comfyui.graph import MADE_HERE, fingerprint_of, origin_of
+from omnireuse.integrations.comfyui.graph import MADE_HERE, conditions_of
 from omnireuse.integrations.settings import Plan
 
 __all__ = ["ProfilePlan", "plan_for", "plan_of_profile"]
@@ -57,11 +57,9 @@ def plan_for(*, speedup: float = 0.0, tolerance: float = 0.0) -> Plan:
         )
     if not speedup and not tolerance:
         return Plan(strategy=DEFAULT, name="default")
-    strategy, name, _ = strategy_for(
-        None, profile=None, region="step", speedup=speedup or None, tolerance=tolerance or None
-    )
+    chosen = strategy_for(None, profile=None, region="step", speedup=speedup or None, tolerance=tolerance or None)
     # ComfyUI's model computes all pictures of a batch or none.
-    return Plan(strategy=replace(strategy, per_sample=False), name=name)
+    return Plan(strategy=replace(chosen.strategy, per_sample=False), name=chosen.name)
 
 
 def plan_of_profile(path: str | os.PathLike[str], model: Any, *, speedup: float = 0.0) -> Plan:
@@ -74,23 +72,23 @@ def plan_of_profile(path: str | os.PathLike[str], model: Any, *, speedup: float 
     Args:
         path: of the file.
         model: ComfyUI's.
-        speedup: at least so many times fewer steps, ≥ 1; 0 for 2.
+        speedup: so many times fewer steps, ≥ 1; 0 for 2. Where no plan has their number, nothing is promised.
 
     Raises:
-        ConfigError: no such file, no whole profile, or a target that no plan reaches.
+        ConfigError: no such file, or no whole profile.
         StateError: a profile of another model of ComfyUI.
     """
     profile = Profile.from_pretrained(path)
-    found = profile.best(speedup=speedup or None)
-    promise, made_for = profile.promise(found), None
+    chosen, made_for = chosen_for(profile, speedup=speedup or None), None
+    promise = chosen.promise
     unlike: str | None = _UNCHECKED
     if (profile.command or "").startswith(MADE_HERE):
         made_for = profile.scheduler, float(profile.call["cfg"])
         unlike = _unlike(profile, model)
     return ProfilePlan(
-        strategy=found.strategy(profile.coordinates, profile.plans.values()),
-        name=f"profile: {len(found.steps)} of {profile.num_inference_steps} steps",
-        promise=promise if unlike is None else replace(promise, quality=float("-inf"), but=unlike),
+        strategy=chosen.strategy,
+        name=chosen.name,
+        promise=promise if unlike is None or promise is None or promise.but else replace(promise, but=unlike),
         made_for=made_for,
         is_fallback=profile.measured is not None and "weights" in profile.measured.unmeasured,
     )
@@ -98,13 +96,10 @@ def plan_of_profile(path: str | os.PathLike[str], model: Any, *, speedup: float 
 
 def _unlike(profile: Profile, model: Any) -> str | None:
     """How the model's weights or its dtype differ, in words."""
-    given = fingerprint_of(model)
-    if given != (profile.model, profile.config_digest):
+    given = conditions_of(model, profile.scheduler)
+    if (given.model, given.config_digest) != (profile.model, profile.config_digest):
         raise StateError(
-            f"Omnireuse profile(model={given[0]}): model must be like the one that was calibrated, a "
+            f"Omnireuse profile(model={given.model}): model must be like the one that was calibrated, a "
             f"{profile.model}; calibrate this one"
         )
-    dtype = str(model.model_dtype()).removeprefix("torch.")
-    if dtype != profile.dtype:
-        return f"it was calibrated in {profile.dtype}, the model is in {dtype}"
-    return None if profile.origin is None else profile.origin.unlike(origin_of(model))
+    return None if profile.conditions is None else profile.conditions.unlike(given)

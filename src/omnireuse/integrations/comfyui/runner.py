@@ -10,11 +10,12 @@ from typing import Any
 from omnireuse.diffusion.calibration.fit import WeightFit
 from omnireuse.diffusion.calibration.jobs import Description, Pictures
 from omnireuse.diffusion.calibration.observer import Observations
+from omnireuse.diffusion.calibration.origin import Origin
 from omnireuse.diffusion.calibration.path import Path
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import ConfigError, UnsupportedModelError
-from omnireuse.integrations.comfyui.graph import Graph, fingerprint_of, origin_of, sampler_name
+from omnireuse.integrations.comfyui.graph import Graph, conditions_of, sampler_name
 from omnireuse.integrations.comfyui.noise import RunNoise
 from omnireuse.integrations.comfyui.patch import PARTS, POST, Wrappers, attach, wrapped
 from omnireuse.integrations.comfyui.recording import Leader, Recorder, SolverPath
@@ -44,15 +45,18 @@ class GraphRunner:
 
     def describe(self, *, content: bool) -> Description:
         """As `Runner.describe`; the weights are always read."""
-        model, origin = self._graph.model, origin_of(self._graph.model)
-        kind, digest = fingerprint_of(model)
-        sampler = sampler_name(self._graph.sampler)
+        model, sampler = self._graph.model, sampler_name(self._graph.sampler)
+        conditions = conditions_of(model, sampler)
         return Description(
-            text=f"{kind} in ComfyUI on {model.load_device}, sampler {sampler}",
-            fingerprint=(kind, digest, sampler),
-            dtype=str(model.model_dtype()).removeprefix("torch."),
-            origin=origin,
-            content=" ".join((str(origin.weights), *origin.adapters)),
+            text=f"{conditions.model} in ComfyUI on {model.load_device}, sampler {sampler}",
+            conditions=conditions,
+            origin=Origin(
+                name="a model of ComfyUI",
+                weights=conditions.weights,
+                adapters=conditions.adapters,
+                holding=conditions.holding,
+            ),
+            content=" ".join((str(conditions.weights), *conditions.adapters)),
         )
 
     def generate(self, places: range, *, strict: bool = False) -> Pictures:

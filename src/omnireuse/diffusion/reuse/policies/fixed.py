@@ -24,7 +24,8 @@ to the full run (``python -m bench few_steps``)."""
 class FixedSchedule(Policy):
     """Compute at steps chosen beforehand and reuse at all others. The first step always computes.
 
-    Give at most one of `steps`, `every`, `num_computed` and `speedup`; without any, every second step computes.
+    Give at most one of `steps`, `every`, `num_computed` and `speedup`; without any, every second step computes. Beside
+    `steps` with `made_for`, `num_computed` or `speedup` says how many compute in other runs.
 
     Args:
         steps: the steps that compute, counted from 0. A negative step counts from the end.
@@ -34,7 +35,8 @@ class FixedSchedule(Policy):
         speedup: steps divided by computed steps, ≥ 1. The number of computed steps is rounded to the nearest, halves
             up, and never below what the warm-up and the last step need.
         made_for: length of the run that `steps` were chosen for; a run of another length computes as large a share of
-            its steps, spread in the same way. None takes `steps` as they are, whatever the length.
+            its steps, or what `num_computed` or `speedup` ask for, spread in the same way. None takes `steps` as they
+            are, whatever the length.
         made_for_noises: share of noise at each step of that run, descending. A run with other shares computes where as
             much noise is left, roughly. None goes by the steps' numbers; so does a run whose noise is not known.
         shorter: schedules of fewer computed steps for that run. A run that computes fewer follows the one whose number
@@ -73,7 +75,7 @@ class FixedSchedule(Policy):
 
     def __post_init__(self) -> None:
         given = [name for name in ("steps", "every", "num_computed", "speedup") if getattr(self, name) is not None]
-        if len(given) > 1:
+        if len(given) > 1 and (self.made_for is None or given not in (["steps", "num_computed"], ["steps", "speedup"])):
             raise field_error(self, given[1], "be left out when another way of choosing is given", f"also {given[0]}")
         if self.steps is not None:
             is_list = isinstance(self.steps, Iterable) and not isinstance(self.steps, (str, bytes))
@@ -139,7 +141,7 @@ class FixedSchedule(Policy):
         )
 
     def caution(self, total: int, noises: tuple[float, ...] | None = None) -> str | None:
-        if self.num_computed is None and self.speedup is None:
+        if self.steps is not None or (self.num_computed is None and self.speedup is None):
             return None
         computed = len(self.schedule(total, noises))
         if self.speedup is not None:
@@ -201,7 +203,13 @@ def _explicit(
         known = [{step % policy.made_for for step in each} for each in (steps, *policy.shorter)]
         known[0] |= {policy.made_for - 1} if policy.compute_last else set()
         carried = carried_over(
-            known, policy.made_for, total, policy.made_for_noises, noises, compute_last=policy.compute_last
+            known,
+            policy.made_for,
+            total,
+            policy.made_for_noises,
+            noises,
+            count=None if policy.num_computed is None and policy.speedup is None else policy._budget(total),
+            compute_last=policy.compute_last,
         )
         if carried is not None:
             return carried

@@ -111,13 +111,15 @@ def carried_over(
     made_for_noises: tuple[float, ...] | None,
     noises: tuple[float, ...] | None,
     *,
+    count: int | None = None,
     compute_last: bool,
 ) -> frozenset[int] | None:
     """The steps of a run that correspond to those of a run of `made_for`; None where the two runs are alike.
 
-    As large a share of the steps as in the first choice. They follow the choice whose number of steps is nearest: by
-    noise where both runs' shares of noise are known, else by number. Where the scheduler is shifted and the steps are
-    not few, they are spread by noise as if nothing were known: another shift moves the steps that are worth most.
+    As large a share of the steps as in the first choice, unless `count` says how many. They follow the choice whose
+    number of steps is nearest: by noise where both runs' shares of noise are known, else by number. Where the scheduler
+    is shifted and the steps are not few, they are spread by noise as if nothing were known: another shift moves the
+    steps that are worth most.
 
     Args:
         choices: computed steps; those of the plan itself first.
@@ -126,7 +128,8 @@ def carried_over(
     pairs = None if made_for_noises is None or noises is None else (made_for_noises, noises)
     if made_for == total and (pairs is None or all(abs(a - b) <= SAME_NOISE for a, b in zip(*pairs, strict=True))):
         return None
-    count = min(max(round(len({0, *choices[0]}) * total / made_for), 2), total)
+    if count is None:
+        count = min(max(round(len({0, *choices[0]}) * total / made_for), 2), total)
     known = min((sorted({0, *each}) for each in choices), key=lambda each: abs(math.log(len(each) / count)))
     # Where a path through the known steps is after equal shares of them.
     aimed = np.interp(np.linspace(0, len(known) - 1, count), range(len(known)), known)

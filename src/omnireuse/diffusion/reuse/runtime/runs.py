@@ -12,14 +12,13 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.generation import Emit
-from omnireuse.diffusion.reuse.guidance import CalibratedGuidance
+from omnireuse.diffusion.reuse.guidance import CalibratedRuns, Seen
 from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.runtime.denoisers import unwrapped
 from omnireuse.diffusion.reuse.runtime.ranks import check_agreement
@@ -52,9 +51,9 @@ class Here(threading.local):
         told: what it was told beside its name.
         batches: names of the batches that the guider has prepared for this step and that are to come.
         guided: the name of the batch that it has prepared the denoiser for.
-        scales: the guidance scales that the pipeline was called with, with its defaults (`scales_of`).
         chooser: chooses what the runs of this call follow; None for the session's strategy.
         final: the latents that the scheduler has returned last in this call of the pipeline.
+        seen: what a calibrated plan is compared with (`CalibratedRuns`); None where there is none, or no call.
         depth: how many calls of the session's pipeline this thread is in.
         steps: tells the steps where no scheduler does.
     """
@@ -66,9 +65,9 @@ class Here(threading.local):
     told: Told = Told()
     batches: Iterator[str] = iter(())
     guided: str | None = None
-    scales: Mapping[str, float] = MappingProxyType({})
     chooser: Chooser | None = None
     final: torch.Tensor | None = None
+    seen: Seen | None = None
     depth: int = 0
 
     def __init__(self) -> None:
@@ -96,7 +95,7 @@ class Runs:
         """The present thread's state."""
         self.peak_kept_bytes = 0
         """Most bytes of tensors that one run held."""
-        self.calibrated: CalibratedGuidance | None = None
+        self.calibrated: CalibratedRuns | None = None
         """Chooses the strategy of each run by its guidance; None where `strategy` serves any."""
         self.strategy, self._agreement, self._emit, self._ended = strategy, agreement, emit, ended
         self._num_timesteps = num_timesteps
@@ -198,7 +197,7 @@ class Runs:
             chosen = here.chooser(RunStart(total=total, levels=levels, scheduler=scheduler, shape=shape))
         else:
             if self.calibrated is not None:
-                strategy = self.calibrated.strategy(strategy, here.scales)
+                strategy = self.calibrated.strategy(strategy, here.seen)
             chosen = Chosen(strategy=strategy)
         is_shadow = chosen.kind == "shadow"
         generation = chosen.strategy.start(

@@ -14,7 +14,6 @@ import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
-from omnireuse.diffusion.reuse.guidance import scales_of
 from omnireuse.diffusion.reuse.runtime.attachment import Attachment, RegionFactory
 from omnireuse.diffusion.reuse.runtime.inert import InertRuns, no_run, no_step_ended, no_steps
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, is_bypassed
@@ -183,14 +182,14 @@ class Session:
         runs, here = self.runs, self.runs.here
         runs.end()
         here.had_run, here.chooser, here.final, outside = False, chooser, None, self.calls_outside
-        here.scales = scales_of(self.pipeline, *args, **kwargs)
+        here.seen = None if runs.calibrated is None else runs.calibrated.look(self.pipeline, *args, **kwargs)
         here.depth += 1
         try:
             result = proceed(*args, **kwargs)
             runs.end(is_complete=True)
         finally:
             here.depth -= 1
-            here.chooser, here.scales = None, {}
+            here.chooser, here.seen = None, None
             runs.end()
         if not here.had_run:
             self._inert.say(

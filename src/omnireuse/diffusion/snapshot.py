@@ -1,4 +1,4 @@
-"""The watched parts of a pipeline at one moment, without keeping any of them alive."""
+"""The watched parts of a pipeline at one moment, without keeping any of them alive; and what tells of a change."""
 
 from __future__ import annotations
 
@@ -9,10 +9,39 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as registration
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-__all__ = ["Snapshot"]
+__all__ = ["Snapshot", "autocast_state", "is_adapter", "plain_tensors", "sampled", "when_suspected"]
 
 _NUM_SAMPLES = 64
+# These are process-wide: they say that some module gained a part, or that some optimizer stepped. A fused step changes
+# weights without a new tensor version (torch 2.13).
+_REGISTER: tuple[Callable[[Any], Any], ...] = (
+    registration.register_module_module_registration_hook,
+    registration.register_module_parameter_registration_hook,
+    registration.register_module_buffer_registration_hook,
+    register_optimizer_step_post_hook,
+)
+_AUTOCAST = ("cpu", "cuda", "mps", "xpu")
+
+
+def when_suspected(suspect: Callable[..., None]) -> Callable[[], None]:
+    """Call `suspect` whenever a module of this process gains a part or an optimizer has stepped, until the returned
+    function is called."""
+    handles = [register(suspect) for register in _REGISTER]
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return end
+
+
+def autocast_state() -> tuple[tuple[str, str], ...]:
+    """The kinds of devices on which this thread computes under autocast, each with its dtype."""
+    on = [kind for kind in _AUTOCAST if torch.is_autocast_enabled(kind)]
+    return tuple([(kind, str(torch.get_autocast_dtype(kind)).removeprefix("torch.")) for kind in on])
 
 
 class Snapshot:
@@ -37,17 +66,17 @@ class Snapshot:
         drawing = [module for module in modules if _draws_in_training(module)]
         self._names, self._parts = list(parts), [_reference(part) for part in parts.values()]
         self._modules = [weakref.ref(module, suspect) for module in modules]
-        self._adapters = [weakref.ref(module) for module in modules if _is_adapter(module)]
+        self._adapters = [weakref.ref(module) for module in modules if is_adapter(module)]
         self._drawing = [weakref.ref(m) for m in (*roots, *(m for m in drawing if m.training)) if drawing]
         with torch._C.DisableTorchFunctionSubclass():
-            tensors = [tensor for weight in weights for tensor in _plain_tensors(weight)]
+            tensors = [tensor for weight in weights for tensor in plain_tensors(weight)]
             stored = [(tensor, storage) for tensor in tensors if (storage := _storage(tensor)) is not None]
             counted = [tensor for tensor, _ in stored if not tensor.is_inference()]
             self.num_uncounted = len(tensors) - len(counted)
             self._versions = _Versions(counted)
             # The Python object of a storage lives as long as the storage, so this tells of `tensor.data = other`.
             self._storages = [weakref.ref(storage, suspect) for _, storage in stored]
-            self._content = [(tensor.dtype, tensor.shape) for tensor in tensors], _sample(tensors)
+            self._content = [(tensor.dtype, tensor.shape) for tensor in tensors], sampled(tensors)
             # Where modules are moved by swapping, torch refuses to swap a tensor that has weak references.
             swaps = torch.__future__.get_swap_module_params_on_conversion()
             self._tensors: list[Any] = self._storages if swaps else [weakref.ref(tensor) for tensor in tensors]
@@ -171,14 +200,14 @@ def _owners(part: Any) -> list[Any]:
     return [value for value in (part if isinstance(part, (list, tuple)) else inside) if isinstance(value, nn.Module)]
 
 
-def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """``tensor`` itself, or the plain ones in a wrapper subclass. Torch swaps the wrapper when its module moves."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield tensor
     else:
         for name in flatten()[0]:
-            yield from _plain_tensors(getattr(tensor, name))
+            yield from plain_tensors(getattr(tensor, name))
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
@@ -188,8 +217,9 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
 
 
-def _sample(tensors: list[torch.Tensor]) -> bytes:
-    """Evenly spaced values of every tensor, in the order of ``tensors``."""
+def sampled(tensors: list[torch.Tensor]) -> bytes:
+    """At most 64 evenly spaced values of every tensor, in the order of ``tensors``; none of those that are on the meta
+    device or not strided."""
     pieces: dict[int, torch.Tensor] = {}
     with torch.inference_mode():
         for i, tensor in enumerate(tensors):
@@ -208,11 +238,13 @@ def _draws_in_training(module: nn.Module) -> bool:
     """Whether training mode makes the output of this module random, or dependent on the batch."""
     if isinstance(module, (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)):
         return getattr(module, "p", 1.0) > 0
-    rates = [getattr(module, name, None) for name in ("dropout", "attention_dropout", "dropout_rate", "dropout_p")]
+    # Not by attribute: models of diffusers warn of names that their configuration has.
+    rates = [vars(module).get(name) for name in ("dropout", "attention_dropout", "dropout_rate", "dropout_p")]
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
-def _is_adapter(module: nn.Module) -> bool:
+def is_adapter(module: nn.Module) -> bool:
+    """Whether it is a layer with adapters (PEFT's ``BaseTunerLayer``)."""
     kind = type(module)
     return hasattr(kind, "active_adapters") and hasattr(kind, "disable_adapters") and hasattr(module, "scaling")
 
