@@ -104,6 +104,12 @@ class Entries:
         """The entries of which nothing but shadows is missing, and that nobody is at work on."""
         return [entry for entry in self._entries.values() if self.is_whole(entry) and not entry.is_busy]
 
+    def limit(self, most: int) -> None:
+        """Drop what was measured of all configurations but the latest `most`. They are measured anew."""
+        held = [entry for entry in self._entries.values() if entry.calls]
+        for entry in held[: max(len(held) - most, 0)]:
+            self.begin_anew(entry, f"{most} later configurations are measured")
+
     def go_on(self, entry: Entry, shadows: Shadows) -> None:
         """Make the shadows that are due; decide where all pictures are measured."""
         try:

@@ -16,7 +16,7 @@ from omnireuse.diffusion.reuse.runtime.run import RunOver
 from omnireuse.errors import StateError
 from omnireuse.pipelines.call import without_bar
 
-__all__ = ["Replay"]
+__all__ = ["Replay", "unchanged_random_states"]
 
 _RESULTS = ("encode_prompt",)
 """Methods whose results are kept: no shadow encodes a prompt again."""
@@ -98,6 +98,16 @@ class Replay:
                 # What is offloaded goes back, as at the end of a whole call.
                 free()
         raise StateError("a second call with the same arguments ends before its last step")
+
+
+@contextmanager
+def unchanged_random_states() -> Iterator[None]:
+    """The random numbers that need no generator go on afterwards as if nothing had been drawn meanwhile."""
+    before = _states()
+    try:
+        yield
+    finally:
+        _set_states(before, [])
 
 
 @contextmanager

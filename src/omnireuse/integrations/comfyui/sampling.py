@@ -30,6 +30,8 @@ class SamplingRun:
         sigmas: of the steps, and the one at which the run ends.
         model_sampling: ComfyUI's.
         sampler: name of the sampler's function.
+        is_called_at_steps: whether the sampler calls the model once at each of the sigmas, so that none is read from
+            the device, which would wait for it.
         number: of the run, for its events.
         emit: takes an event for each decision.
     """
@@ -41,6 +43,7 @@ class SamplingRun:
         model_sampling: Any,
         *,
         sampler: str,
+        is_called_at_steps: bool = False,
         number: int,
         emit: Emit,
     ) -> None:
@@ -52,11 +55,28 @@ class SamplingRun:
         """Calls of the model that came by, whatever was done with them."""
         self.kept_bytes = 0
         """Most bytes of tensors that were held."""
-        self._sigma: float | None = None
+        self.sigma = -1.0
+        """Of the latest call."""
+        self._is_called_at_steps = is_called_at_steps
         self._repeats = self._parts = 0
 
     def _start(self, strategy: Strategy) -> Generation:
         return strategy.start(self.noise.levels, number=self._number, emit=self._emit)
+
+    def sigma_of(self, timestep: torch.Tensor) -> float:
+        """The sigma of the call to come.
+
+        Args:
+            timestep: that the model is called at.
+        """
+        if self._is_called_at_steps and self.calls < len(self.noise.sigmas):
+            return self.noise.sigmas[self.calls]
+        return float(timestep.flatten()[0])
+
+    @property
+    def has_kept_to_steps(self) -> bool:
+        """Whether the sampler has called the model as often as `is_called_at_steps` says."""
+        return not self._is_called_at_steps or self.calls == len(self.noise.sigmas)
 
     def begin_call(self, sigma: float, *, by_part: bool) -> None:
         """The solver calls the model.
@@ -70,8 +90,8 @@ class SamplingRun:
             self.strategy = replace(self.strategy, region="call", together=True)
             self.generation = self._start(self.strategy)
         self._parts = 0
-        self._repeats = self._repeats + 1 if sigma == self._sigma else 0
-        self._sigma = sigma
+        self._repeats = self._repeats + 1 if sigma == self.sigma else 0
+        self.sigma = sigma
         while self.generation.index < self.noise.step_of(sigma):
             self.generation.advance()
         self.generation.call_at(self.noise.level_at(sigma))
@@ -125,12 +145,12 @@ class SamplingRun:
         return [self._observed(replace(choice, reuse=False), x0, x) for choice, x0 in pairs]
 
     def _observed(self, choice: Choice, x0: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        output = (x - x0) / self._sigma if self._by_derivative and self._sigma else x0
+        output = (x - x0) / self.sigma if self._by_derivative and self.sigma else x0
         used = self.generation.observe(choice, output, x)
         return x0 if used is output else self._x0(used, x)
 
     def _x0(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return x - output * self._sigma if self._by_derivative and self._sigma else output
+        return x - output * self.sigma if self._by_derivative and self.sigma else output
 
     def finish(self) -> None:
         """Drop all tensors."""
