@@ -15,19 +15,10 @@ from omnireuse.diffusion.calibration.origin import Origin, weights_digest
 from omnireuse.diffusion.fingerprint import tensor_checksum
 from omnireuse.pipelines.pictures import Picture
 
-__all__ = ["MADE_HERE", "Graph", "content_of", "fingerprint_of", "is_called_at_steps", "origin_of", "sampler_name"]
+__all__ = ["MADE_HERE", "Graph", "content_of", "fingerprint_of", "origin_of", "sampler_name"]
 
 MADE_HERE = "Omnireuse calibrate in ComfyUI: "
 """How the `command` of a profile that was made here begins."""
-
-_AT_STEPS = {
-    *("ddpm", "deis", "dpmpp_2m", "dpmpp_2m_cfg_pp", "dpmpp_2m_sde", "dpmpp_2m_sde_gpu", "dpmpp_2m_sde_heun"),
-    *("dpmpp_2m_sde_heun_gpu", "dpmpp_3m_sde", "dpmpp_3m_sde_gpu", "er_sde", "euler", "euler_ancestral"),
-    *("euler_ancestral_RF", "euler_ancestral_cfg_pp", "euler_cfg_pp", "gradient_estimation"),
-    *("gradient_estimation_cfg_pp", "ipndm", "ipndm_v", "lcm", "lms", "res_multistep", "res_multistep_ancestral"),
-    *("res_multistep_ancestral_cfg_pp", "res_multistep_cfg_pp", "sa_solver", "unipc", "unipc_bh2"),
-}
-"""Functions of samplers that call the model once at each sigma of the schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +59,6 @@ def sampler_name(sampler: Any) -> str:
     """The name of a sampler's function."""
     function = getattr(sampler, "sampler_function", None)
     return str(getattr(function, "__name__", type(sampler).__name__)).removeprefix("sample_")
-
-
-def is_called_at_steps(sampler: Any) -> bool:
-    """Whether a sampler of ComfyUI calls the model once at each sigma of the schedule, in their order."""
-    # Noise that is added before a call (s_churn) moves its sigma.
-    return sampler_name(sampler) in _AT_STEPS and not getattr(sampler, "extra_options", {}).get("s_churn")
 
 
 def fingerprint_of(model: Any) -> tuple[str, str]:

@@ -15,8 +15,9 @@ from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Stats, Summary
 from omnireuse.diffusion.tuning.switch import is_off_by_environment
 from omnireuse.errors import StateError, WrongTypeError
+from omnireuse.integrations.comfyui.call_sigmas import CallSigmas
 from omnireuse.integrations.comfyui.calls import SamplerCall
-from omnireuse.integrations.comfyui.graph import is_called_at_steps, sampler_name
+from omnireuse.integrations.comfyui.graph import sampler_name
 from omnireuse.integrations.comfyui.plans import ProfilePlan
 from omnireuse.integrations.comfyui.release import TESTED
 from omnireuse.integrations.comfyui.sampling import SamplingRun, active_conditions
@@ -48,6 +49,7 @@ class Reuse:
         self.plan, self._strategy = plan, plan.strategy
         self._tuner = SamplerTuner(self._strategy) if tune and not is_off_by_environment() else None
         self._running, self._item = item, item()
+        self._call_sigmas = CallSigmas()
         self._numbers = count(1)
         self._said: set[str] = set()
         self._begin_item()
@@ -102,7 +104,8 @@ class Reuse:
     def _reused(
         self, guider: Any, strategy: Strategy, sampler: Any, sigmas: torch.Tensor, proceed: Callable[[], Any]
     ) -> Any:
-        run = self._run(guider, strategy, sampler, sigmas.tolist())
+        values = sigmas.tolist()
+        run = self._run(guider, strategy, sampler, values)
         if run is None:
             return proceed()
         options = guider.model_options
@@ -110,6 +113,10 @@ class Reuse:
         guider.model_options = {**options, "transformer_options": inner}
         try:
             result = proceed()
+            if run.is_as_known:
+                self._call_sigmas.learn(sampler, values, run.call_sigmas)
+            else:
+                self._call_sigmas.forget(sampler, values)
             self._explain(run, guider)
             return result
         finally:
@@ -136,7 +143,7 @@ class Reuse:
             sigmas,
             guider.model_patcher.get_model_object("model_sampling"),
             sampler=sampler_name(sampler),
-            is_called_at_steps=is_called_at_steps(sampler),
+            call_sigmas=self._call_sigmas.known(sampler, sigmas),
             number=next(self._numbers),
             emit=self._stats.inbox.append,
         )
@@ -187,10 +194,10 @@ class Reuse:
         strip = self.summary().last_run
         computed = sum(share or 0.0 for share in strip)
         logger.info("omnireuse (%s): %.3g of %d steps computed", self.plan.name, computed, len(strip))
-        if not run.has_kept_to_steps:
+        if not run.is_as_known:
             self._warn(
-                "omnireuse expected a call of the model at each step, in their order, and this sampler made others: "
-                "which steps were computed may be wrong"
+                f"omnireuse knew of {len(run.noise.sigmas)} steps, and the sampler made {run.calls} calls of the model "
+                "that do not fit them: other steps may have been computed than were meant"
             )
         record = self._stats.end_run(run.generation.number)
         explanation = None if record is None else explain(run.strategy, record)

@@ -30,8 +30,7 @@ class SamplingRun:
         sigmas: of the steps, and the one at which the run ends.
         model_sampling: ComfyUI's.
         sampler: name of the sampler's function.
-        is_called_at_steps: whether the sampler calls the model once at each of the sigmas, so that none is read from
-            the device, which would wait for it.
+        call_sigmas: of all calls that the sampler will make; None where each is read from the device.
         number: of the run, for its events.
         emit: takes an event for each decision.
     """
@@ -43,7 +42,7 @@ class SamplingRun:
         model_sampling: Any,
         *,
         sampler: str,
-        is_called_at_steps: bool = False,
+        call_sigmas: Sequence[float] | None = None,
         number: int,
         emit: Emit,
     ) -> None:
@@ -57,7 +56,7 @@ class SamplingRun:
         """Most bytes of tensors that were held."""
         self.sigma = -1.0
         """Of the latest call."""
-        self._is_called_at_steps = is_called_at_steps
+        self._known, self.call_sigmas = call_sigmas, list[float]()
         self._repeats = self._parts = 0
 
     def _start(self, strategy: Strategy) -> Generation:
@@ -69,14 +68,14 @@ class SamplingRun:
         Args:
             timestep: that the model is called at.
         """
-        if self._is_called_at_steps and self.calls < len(self.noise.sigmas):
-            return self.noise.sigmas[self.calls]
-        return float(timestep.flatten()[0])
+        known, place = self._known, len(self.call_sigmas)
+        self.call_sigmas.append(known[place] if known and place < len(known) else float(timestep.flatten()[0]))
+        return self.call_sigmas[-1]
 
     @property
-    def has_kept_to_steps(self) -> bool:
-        """Whether the sampler has called the model as often as `is_called_at_steps` says."""
-        return not self._is_called_at_steps or self.calls == len(self.noise.sigmas)
+    def is_as_known(self) -> bool:
+        """Whether the sampler has made as many calls as was known of it."""
+        return self._known is None or self.calls == len(self._known)
 
     def begin_call(self, sigma: float, *, by_part: bool) -> None:
         """The solver calls the model.

@@ -92,7 +92,7 @@ class SamplerTuner:
         entry, guider = self._latest, executor.class_obj
         assert entry is not None, "a run without a configuration is not measured"
         kept, options = call.kept(), guider.model_options
-        entry.is_busy = True
+        self._entries.start(entry)
         try:
             guider.model_options = with_wrappers(options, measurement.wrappers)
             try:
@@ -204,7 +204,7 @@ class SamplerTuner:
             self._entries.failed(entry, f"{type(error).__name__}: {error}")
             return
         self._entries.add(entry, MeasuredCall(replay=(call, measurement.response), full=full))
-        self._entries.limit(MOST_MEASURED)
+        self._entries.keep_few(entry, MOST_MEASURED)
         # The first picture alone takes its usual time.
         if len(entry.calls) > 1:
             self._go_on(entry, executor, is_done=True)
