@@ -10,19 +10,19 @@ from omnireuse.integrations.comfyui.graph import content_of, sampler_name
 __all__ = ["CallSigmas"]
 
 AT_STEPS = {
-    *("ddpm", "deis", "dpmpp_2m", "dpmpp_2m_cfg_pp", "dpmpp_2m_sde", "dpmpp_2m_sde_gpu", "dpmpp_2m_sde_heun"),
-    *("dpmpp_2m_sde_heun_gpu", "dpmpp_3m_sde", "dpmpp_3m_sde_gpu", "er_sde", "euler", "euler_ancestral"),
-    *("euler_ancestral_RF", "euler_ancestral_cfg_pp", "euler_cfg_pp", "gradient_estimation"),
-    *("gradient_estimation_cfg_pp", "ipndm", "ipndm_v", "lcm", "lms", "res_multistep", "res_multistep_ancestral"),
-    *("res_multistep_ancestral_cfg_pp", "res_multistep_cfg_pp", "sa_solver", "unipc", "unipc_bh2"),
+    *("ddpm", "deis", "dpmpp_2m", "dpmpp_2m_cfg_pp", "euler", "euler_ancestral", "euler_ancestral_cfg_pp"),
+    *("euler_cfg_pp", "gradient_estimation", "gradient_estimation_cfg_pp", "ipndm", "ipndm_v", "lcm", "lms"),
+    *("res_multistep", "res_multistep_ancestral", "res_multistep_ancestral_cfg_pp", "res_multistep_cfg_pp"),
+    *("unipc", "unipc_bh2"),
 }
 """Functions of samplers that call the model once at each sigma of the schedule."""
-BETWEEN_STEPS = {
-    *("dpm_2", "dpm_2_ancestral", "dpm_2_ancestral_RF", "dpm_fast_function", "dpmpp_2s_ancestral"),
-    *("dpmpp_2s_ancestral_RF", "dpmpp_2s_ancestral_cfg_pp", "dpmpp_sde", "dpmpp_sde_gpu", "exp_heun_2_x0"),
-    *("exp_heun_2_x0_sde", "heun", "heunpp2", "sa_solver_pece", "seeds_2", "seeds_3"),
+ELSEWHERE = {
+    *("dpm_2", "dpm_2_ancestral", "dpm_fast_function", "dpmpp_2m_sde", "dpmpp_2m_sde_gpu", "dpmpp_2m_sde_heun"),
+    *("dpmpp_2m_sde_heun_gpu", "dpmpp_2s_ancestral", "dpmpp_2s_ancestral_cfg_pp", "dpmpp_3m_sde", "dpmpp_3m_sde_gpu"),
+    *("dpmpp_sde", "dpmpp_sde_gpu", "er_sde", "exp_heun_2_x0", "exp_heun_2_x0_sde", "heun", "heunpp2"),
+    *("sa_solver", "sa_solver_pece", "seeds_2", "seeds_3"),
 }
-"""Those that call it at other sigmas too, which follow from the schedule alone."""
+"""Those that call it at sigmas of their own, which follow from the schedule alone: a first run shows them."""
 MOST_KEPT = 8
 """Schedules whose sigmas are remembered."""
 
@@ -47,7 +47,7 @@ class CallSigmas:
 
     def learn(self, sampler: Any, sigmas: Sequence[float], calls: Sequence[float]) -> None:
         """Note the sigmas of all calls of a whole run, where the schedule alone decides them."""
-        if sampler_name(sampler) in BETWEEN_STEPS:
+        if sampler_name(sampler) in ELSEWHERE:
             self.forget(sampler, sigmas)
             self._seen[_key(sampler, sigmas)] = tuple(calls)
             while len(self._seen) > MOST_KEPT:
