@@ -136,11 +136,12 @@ class SamplerTuner:
             kind: [type(each.get("control")).__name__ if "control" in each else "plain" for each in group]
             for kind, group in call.conds.items()
         }
+        inner = call.options.get("transformer_options", {})
         functions = {
             name: [getattr(each, "__qualname__", type(each).__name__) for each in _listed(value)]
-            for name, value in guider.model_options.items()
+            for name, value in call.options.items()
             if name.startswith(("sampler_", "model_function"))
-        }
+        } | {name: sorted(map(str, inner.get(name, {}))) for name in ("patches", "patches_replace")}
         conditions = {
             "guider": type(guider).__name__,
             "sampler options": content_of(getattr(call.sampler, "extra_options", {})),
