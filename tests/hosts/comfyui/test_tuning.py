@@ -133,11 +133,19 @@ def test_cancelling_during_shadows_keeps_the_picture(
 def test_previews_and_random_states_are_those_of_the_pictures(
     host: ModuleType, loaded: Any, nodes: dict[str, Any], pictures: Pictures
 ) -> None:
-    (patched,) = nodes["Omnireuse"]().patch(loaded.clone(), 0.0, 0.0)
+    def draw(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        torch.rand(1)
+        return executor(*args, **kwargs)
+
+    model = loaded.clone()
+    model.add_wrapper_with_key("diffusion_model", "draw", draw)
+    (patched,) = nodes["Omnireuse"]().patch(model, 0.0, 0.0)
     told: list[int] = []
     for number in range(3):
-        pictures.make(loaded, number)
+        before = torch.get_rng_state()
+        pictures.make(model, number)
         expected = torch.get_rng_state()
+        torch.set_rng_state(before)
         pictures.make(patched, number, callback=lambda step, x0, x, total: told.append(step))
         assert torch.equal(torch.get_rng_state(), expected)
     assert told == 3 * list(range(STEPS))

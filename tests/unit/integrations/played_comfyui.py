@@ -157,7 +157,7 @@ class Guider:
         for group in self.conds.values():
             for each in group:
                 each["prepared"] = True
-        torch.manual_seed(seed)
+        torch.rand(1)  # Samplers draw from here too.
         extra = {"model_options": self.model_options, "seed": seed}
         executor = around(sampler.sample, sampler, SAMPLER, self.model_options)
         result: torch.Tensor = executor(self, sigmas, extra, callback, noise, latent, mask, disable_pbar)

@@ -114,8 +114,10 @@ def test_shadows_touch_no_callback_and_no_random_state() -> None:
     model = Model()
     patched, told = node(model), list[bool]()
     for number in range(3):
+        before = torch.get_rng_state()
         picture(model, number)
         expected = torch.get_rng_state()
+        torch.set_rng_state(before)
         picture(patched, number, callback=told.append)
         assert torch.equal(torch.get_rng_state(), expected)
     assert told == [False] * 3 * STEPS
@@ -221,7 +223,11 @@ def test_a_picture_that_fails_raises_its_own_error() -> None:
 def test_a_sampler_without_fitted_weights_gets_the_untuned_default(name: str, why: str) -> None:
     model = Model()
     patched, untuned = node(model), node(model, tune=False)
-    assert torch.equal(picture(patched, 0, Sampler(name)), picture(untuned, 0, Sampler(name)))
+    made = []
+    for each in (patched, untuned):
+        torch.manual_seed(0)
+        made.append(picture(each, 0, Sampler(name)))
+    assert torch.equal(*made)
     assert state(patched).state == "off"
     assert f"no weights can be fitted for the sampler {name}" in state(patched).reason
     assert why in str(reuse_of(patched).summary())
@@ -231,6 +237,18 @@ def test_a_run_with_a_mask_is_not_tuned() -> None:
     patched = node(Model())
     picture(patched, 0, denoise_mask=torch.ones(1))
     assert state(patched).reason == "runs with a mask are not tuned"
+
+
+def test_a_model_that_cannot_be_told_from_others_is_served_untuned_and_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Model, "model_dtype", lambda _: fails())
+    patched = node(Model())
+    with caplog.at_level(logging.INFO, "omnireuse"):
+        assert [calls_of(patched, number) for number in range(2)] == [COMPUTED] * 2
+    said = "tuning is off: the run cannot be told from others (RuntimeError: out of luck)"
+    assert caplog.text.count(said) == 1
+    assert said in str(reuse_of(patched).summary())
 
 
 def test_configurations_are_measured_apart_and_few_at_a_time() -> None:

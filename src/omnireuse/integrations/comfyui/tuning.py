@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from omnireuse.integrations.comfyui.solver import Response, measured_response
 from omnireuse.integrations.comfyui.wrappers import POST, with_wrappers
 
 __all__ = ["SamplerTuner"]
+
+logger = logging.getLogger("omnireuse")
 
 MOST_MEASURED = 4
 """Configurations whose pictures are kept at a time."""
@@ -74,7 +77,9 @@ class SamplerTuner:
         except Exception as error:  # the picture must not fail because tuning does
             found = f"the run cannot be told from others ({type(error).__name__}: {error})"
         if isinstance(found, str):
-            self._elsewhere = Tuning(state="off", wanted=PICTURES, reason=found)
+            if found != self._elsewhere.reason:
+                self._elsewhere = Tuning(state="off", wanted=PICTURES, reason=found)
+                logger.info("%s", self._elsewhere)
             return self._strategy
         entry, noise = found
         self._latest = entry
@@ -154,7 +159,11 @@ class SamplerTuner:
             conditions={**model, **conditions},
             scheduler=sampler_name(call.sampler),
             noises=tuple(round(level.coordinate, 4) for level in start.levels),
-            guidance={name: float(value) for name, value in vars(guider).items() if type(value) in (int, float)},
+            guidance={
+                name: float(value)
+                for name, value in vars(guider).items()
+                if type(value) in (int, float) and "seed" not in name
+            },
             shape=start.shape[1:],
         )
 
