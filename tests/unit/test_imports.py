@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("diffusion.reuse.runtime", "diffusion.reuse", "diffusion.snapshot"),
     ("diffusion.adapters",),
     (
+        "evaluation.metrics",
         "pipelines.call",
         "pipelines.pictures",
         "diffusion.targets",
@@ -71,8 +72,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("diffusion.tuning", "diffusion.handle"),
     ("diffusion.cache", "diffusion.prompts", "diffusion.pipelines", "diffusion"),
-    ("pipelines", "evaluation.metrics"),
-    ("diffusion.calibration",),
+    ("pipelines",),
+    ("diffusion.calibration", "diffusion.tuning.ahead"),
     ("evaluation",),
     ("integrations",),
     ("testing",),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import folder_paths
+from comfy_execution.utils import get_executing_context
 
 from omnireuse.errors import ConfigError
 from omnireuse.integrations.comfyui import attach, plan_for, plan_of_profile, reuse_of, step_picture
@@ -22,13 +23,20 @@ _MODEL = ("MODEL", {"tooltip": "Connect the last node that changes the model, su
 _SPEEDUP = {"default": 0.0, "min": 0.0, "max": 20.0, "step": 0.1}
 
 
+def _queue_item() -> str | None:
+    """The item of the queue that is under way."""
+    context = get_executing_context()
+    return None if context is None else context.prompt_id
+
+
 class Omnireuse:
     """Compute some of the steps, and forecast the others."""
 
     CATEGORY = CATEGORY
     DESCRIPTION = (
         "Computes some denoising steps and forecasts the others. With both numbers at 0, half of the steps are "
-        "computed, but at least 12."
+        "computed, but at least 12. The first 3 pictures are computed in full and measured, and the others follow the "
+        "plan that suits them best."
     )
     FUNCTION = "patch"
     RETURN_TYPES = ("MODEL",)
@@ -57,12 +65,23 @@ class Omnireuse:
                         "decides while the picture is made. 0 leaves it out.",
                     },
                 ),
-            }
+            },
+            "optional": {
+                "tune": (
+                    "BOOLEAN",
+                    {
+                        "default": True,
+                        "tooltip": "Compute the first 3 pictures in full and measure them, once for each model, "
+                        "sampler, schedule, guidance and size. Off: reuse begins with the first picture.",
+                    },
+                ),
+            },
         }
 
-    def patch(self, model: Any, speedup: float, tolerance: float) -> tuple[Any]:
+    def patch(self, model: Any, speedup: float, tolerance: float, tune: bool = True) -> tuple[Any]:
         """The model that reuses steps."""
-        return (attach(model, plan_for(speedup=speedup, tolerance=tolerance)),)
+        plan = plan_for(speedup=speedup, tolerance=tolerance)
+        return (attach(model, plan, tune=tune, item=_queue_item),)
 
 
 class OmnireuseProfile:
@@ -99,7 +118,7 @@ class OmnireuseProfile:
                 "is wired, and a file where it is not"
             )
         path = calibrated or folder_paths.get_full_path_or_raise(FOLDER, profile)
-        return (attach(model, plan_of_profile(path, model, speedup=speedup)),)
+        return (attach(model, plan_of_profile(path, model, speedup=speedup), item=_queue_item),)
 
 
 class OmnireuseSummary:

@@ -99,11 +99,17 @@ def executor() -> tuple[ModuleType, dict[str, Any]]:
     return execution, nodes.NODE_CLASS_MAPPINGS
 
 
-def executed(execution: ModuleType, prompt: dict[str, Any], outputs: list[str]) -> dict[str, Any]:
+def runner(execution: ModuleType) -> Any:
+    """What runs graphs, and keeps the outputs of nodes from one to the next."""
+    return execution.PromptExecutor(MagicMock(), cache_args={"ram": 0.0, "ram_inactive": 0.0, "lru": 0})
+
+
+def executed(
+    execution: ModuleType, prompt: dict[str, Any], outputs: list[str], runner: Any, item: str = "prompt"
+) -> dict[str, Any]:
     """Run a graph as the server does; what each of the output nodes shows."""
-    assert asyncio.run(execution.validate_prompt("prompt", prompt, None))[0]
-    runner = execution.PromptExecutor(MagicMock(), cache_args={"ram": 0.0, "ram_inactive": 0.0, "lru": 0})
-    runner.execute(prompt, "prompt", {}, outputs)
+    assert asyncio.run(execution.validate_prompt(item, prompt, None))[0]
+    runner.execute(prompt, item, {}, outputs)
     assert runner.success, runner.status_messages
     return runner.history_result["outputs"]
 

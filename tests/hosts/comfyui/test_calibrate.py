@@ -349,7 +349,7 @@ def test_a_whole_graph_runs_in_comfyuis_own_executor(
     }
     graph["follow"][1]["calibrated"] = ["calibrate", 0]
     prompt = {name: {"class_type": kind, "inputs": inputs} for name, (kind, inputs) in graph.items()}
-    told = host.executed(execution, prompt, ["calibrate", "report"])
+    told = host.executed(execution, prompt, ["calibrate", "report"], host.runner(execution))
     assert told["calibrate"]["text"][0].startswith("Flux, euler, 8 steps: 2 prompts searched with, 1 held out")
     assert "4 of 8 steps computed" in told["report"]["text"][0]
     assert (folder / "a.json").is_file()

@@ -83,13 +83,19 @@ class Entries:
         if entry.lock is None:
             self.end(entry, "off", "another process measures this configuration")
             return entry
+        return entry
+
+    def start(self, entry: Entry) -> None:
+        """A picture is being measured, until the host says that the entry is busy no more."""
+        entry.is_busy = True
+        if entry.calls or entry.failures:
+            return
         logger.info(
             "tuning begins for runs of %d steps: the first %s, then %d steps compute",
-            len(configuration.noises),
+            len(entry.budget.noises),
             "picture is computed in full" if self.pictures == 1 else f"{self.pictures} pictures are computed in full",
-            len(budget.steps),
+            len(entry.budget.steps),
         )
-        return entry
 
     def add(self, entry: Entry, call: MeasuredCall) -> None:
         """Note a measured call."""
@@ -104,6 +110,12 @@ class Entries:
     def whole(self) -> list[Entry]:
         """The entries of which nothing but shadows is missing, and that nobody is at work on."""
         return [entry for entry in self._entries.values() if self.is_whole(entry) and not entry.is_busy]
+
+    def keep_few(self, entry: Entry, most: int) -> None:
+        """Drop what was measured of other configurations, the eldest first, until `most` are left with this one."""
+        others = [each for each in self._entries.values() if each.calls and each is not entry]
+        for each in others[: max(len(others) + 1 - most, 0)]:
+            self.begin_anew(each, f"{most} other configurations are measured")
 
     def go_on(self, entry: Entry, shadows: Shadows) -> None:
         """Make the shadows that are due; decide where all pictures are measured."""

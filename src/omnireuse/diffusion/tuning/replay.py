@@ -16,7 +16,7 @@ from omnireuse.diffusion.reuse.runtime.interception import intercept
 from omnireuse.errors import StateError
 from omnireuse.pipelines.call import without_bar
 
-__all__ = ["Replay"]
+__all__ = ["Replay", "unchanged_random_states"]
 
 _RESULTS = ("encode_prompt",)
 """Methods whose results are kept: no shadow encodes a prompt again."""
@@ -98,6 +98,16 @@ def _default(pipeline: Any, name: str) -> Any:
     except (TypeError, ValueError):
         return None
     return None if parameter is None else parameter.default
+
+
+@contextmanager
+def unchanged_random_states() -> Iterator[None]:
+    """The random numbers that need no generator go on afterwards as if nothing had been drawn meanwhile."""
+    before = _states()
+    try:
+        yield
+    finally:
+        _set_states(before, [])
 
 
 @contextmanager

@@ -133,7 +133,7 @@ class Tuner:
                 return Chosen(strategy=self._strategy)
             recording = Recording(start.scheduler, start.total or 0, keeps=not entry.is_busy)
             if not entry.is_busy:
-                entry.is_busy = True
+                self._entries.start(entry)
                 attempt.recording = recording
             return Chosen(strategy=FULL, region=recording, kind="measured")
 

@@ -26,8 +26,9 @@ from omnireuse.diffusion.calibration.workers import InProcess
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.integrations.comfyui.graph import MADE_HERE, Graph, content_of, sampler_name
 from omnireuse.integrations.comfyui.noise import RunNoise
-from omnireuse.integrations.comfyui.patch import OUTER, refuse_other_caches
+from omnireuse.integrations.comfyui.patch import refuse_other_caches
 from omnireuse.integrations.comfyui.runner import GraphRunner
+from omnireuse.integrations.comfyui.wrappers import OUTER
 from omnireuse.integrations.settings import KEY
 from omnireuse.records import check_writable
 

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import torch
 
 from omnireuse.diffusion.reuse.runtime.inert import explain
+from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Stats, Summary
+from omnireuse.diffusion.tuning.switch import is_off_by_environment
 from omnireuse.errors import StateError, WrongTypeError
+from omnireuse.integrations.comfyui.call_sigmas import CallSigmas
+from omnireuse.integrations.comfyui.calls import SamplerCall
 from omnireuse.integrations.comfyui.graph import sampler_name
 from omnireuse.integrations.comfyui.plans import ProfilePlan
-from omnireuse.integrations.comfyui.release import NEEDED, TESTED
+from omnireuse.integrations.comfyui.release import TESTED
 from omnireuse.integrations.comfyui.sampling import SamplingRun, active_conditions
+from omnireuse.integrations.comfyui.shadows import Measurement
+from omnireuse.integrations.comfyui.tuning import SamplerTuner
+from omnireuse.integrations.comfyui.wrappers import OUTER, PARTS, POST, PREDICT, Wrappers, wrapped
 from omnireuse.integrations.settings import KEY, Plan
 
-__all__ = ["Reuse", "Wrappers", "attach", "refuse_other_caches", "reuse_of", "wrapped"]
+__all__ = ["Reuse", "attach", "refuse_other_caches", "reuse_of"]
 
 logger = logging.getLogger("omnireuse")
 
 _OTHERS = {"easycache": "EasyCache", "lazycache": "LazyCache"}
 """ComfyUI's own step caches, by the keys of their wrappers."""
-OUTER, PREDICT, PARTS, SAMPLER = NEEDED
-POST = "sampler_post_cfg_function"
-"""Name of the functions that are given the parts of guidance, in a model's options."""
-
-Wrappers = Callable[..., Any]
-"""Called with what it wraps, and with the arguments of that."""
 
 
 class Reuse:
@@ -37,21 +39,31 @@ class Reuse:
 
     Args:
         plan: what its runs follow.
+        tune: whether the first pictures are measured, and a plan that suits them followed from then on.
+        item: names the item of ComfyUI's queue that is under way. ComfyUI keeps a patched model for the items after,
+            and the summary is of the latest alone.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, tune: bool = False, item: Callable[[], object] = lambda: None) -> None:
         assert plan.strategy is not None, "a node reuses"
         self.plan, self._strategy = plan, plan.strategy
-        self._stats = Stats(plan.name, plan.promise)
-        if isinstance(plan, ProfilePlan) and plan.is_fallback:
-            self._stats.fell_back("a forecaster without fitted weights")
+        self._tuner = SamplerTuner(self._strategy) if tune and not is_off_by_environment() else None
+        self._running, self._item = item, item()
+        self._call_sigmas = CallSigmas()
         self._numbers = count(1)
-        self._kept_bytes = 0
         self._said: set[str] = set()
+        self._begin_item()
+
+    def _begin_item(self) -> None:
+        self._stats = Stats(self.plan.name, self.plan.promise)
+        if isinstance(self.plan, ProfilePlan) and self.plan.is_fallback:
+            self._stats.fell_back("a forecaster without fitted weights")
+        self._kept_bytes = 0
 
     def summary(self) -> Summary:
-        """What the runs have done so far."""
-        return self._stats.summary(kept_bytes=self._kept_bytes, calls_outside=0)
+        """What the runs of the latest item of the queue have done so far."""
+        summary = self._stats.summary(kept_bytes=self._kept_bytes, calls_outside=0)
+        return summary if self._tuner is None else replace(summary, tuning=self._tuner.tuning)
 
     @property
     def wrappers(self) -> dict[str, Wrappers]:
@@ -66,15 +78,45 @@ class Reuse:
         Raises:
             StateError: another step cache stands on the model.
         """
-        guider, options = executor.class_obj, executor.class_obj.model_options
+        guider = executor.class_obj
+        if (item := self._running()) != self._item:
+            self._item = item
+            self._begin_item()
         self._compare(sampler, guider)
-        run = self._run(guider, sampler_name(sampler), [float(sigma) for sigma in sigmas])
-        if run is None:
+        refuse_other_caches(guider.model_options.get("transformer_options", {}).get("wrappers", {}).get(OUTER, {}))
+
+        def proceed() -> Any:
             return executor(noise, latent_image, sampler, sigmas, *rest, **named)
+
+        strategy = self._strategy
+        if self._tuner is not None:
+            call = SamplerCall.of(guider, noise, latent_image, sampler, sigmas, rest, named)
+            chosen = self._tuner.begin(executor, call, number=next(self._numbers), emit=self._stats.inbox.append)
+            if isinstance(chosen, Measurement):
+                try:
+                    return self._tuner.measure(executor, call, chosen, proceed)
+                finally:
+                    self._stats.end_run(chosen.generation.number)
+                    logger.info("omnireuse (%s): %s", self.plan.name, self._tuner.tuning)
+            strategy = chosen
+        return self._reused(guider, strategy, sampler, sigmas, proceed)
+
+    def _reused(
+        self, guider: Any, strategy: Strategy, sampler: Any, sigmas: torch.Tensor, proceed: Callable[[], Any]
+    ) -> Any:
+        values = sigmas.tolist()
+        run = self._run(guider, strategy, sampler, values)
+        if run is None:
+            return proceed()
+        options = guider.model_options
         inner = {**options.get("transformer_options", {}), KEY: (run, len(options.get(POST, [])))}
         guider.model_options = {**options, "transformer_options": inner}
         try:
-            result = executor(noise, latent_image, sampler, sigmas, *rest, **named)
+            result = proceed()
+            if run.is_as_known:
+                self._call_sigmas.learn(sampler, values, run.call_sigmas)
+            else:
+                self._call_sigmas.forget(sampler, values)
             self._explain(run, guider)
             return result
         finally:
@@ -92,16 +134,16 @@ class Reuse:
             self._warn(f"{self.plan.name}: {unlike}")
             self._stats.withdraw(unlike)
 
-    def _run(self, guider: Any, sampler: str, sigmas: list[float]) -> SamplingRun | None:
+    def _run(self, guider: Any, strategy: Strategy, sampler: Any, sigmas: list[float]) -> SamplingRun | None:
         """The state of a run; None where no step of it can be reused."""
-        refuse_other_caches(guider.model_options.get("transformer_options", {}).get("wrappers", {}).get(OUTER, {}))
         if len(sigmas) < 2:
             return None
         run = SamplingRun(
-            self._strategy,
+            strategy,
             sigmas,
             guider.model_patcher.get_model_object("model_sampling"),
-            sampler=sampler,
+            sampler=sampler_name(sampler),
+            call_sigmas=self._call_sigmas.known(sampler, sigmas),
             number=next(self._numbers),
             emit=self._stats.inbox.append,
         )
@@ -109,7 +151,7 @@ class Reuse:
             self._warn("omnireuse computes every step of this run: its sigmas rise in between")
             self._stats.fell_back("full runs")
             return None
-        caution = self._strategy.policy.caution(len(run.noise.sigmas), run.generation.noises)
+        caution = strategy.policy.caution(len(run.noise.sigmas), run.generation.noises)
         if caution is not None:
             self._warn(caution)
         return run
@@ -123,7 +165,7 @@ class Reuse:
         if found is None:
             return executor(x, timestep, options, seed)
         run, own_functions = found
-        sigma = float(timestep.flatten()[0])
+        sigma = run.sigma_of(timestep)
         # A solver that reads the parts of guidance (CFG++) hands a function of its own along.
         run.begin_call(sigma, by_part=len(options.get(POST, [])) > own_functions)
         if run.strategy.region == "call":
@@ -138,7 +180,7 @@ class Reuse:
         found = options.get("transformer_options", {}).get(KEY)
         if found is None or found[0].strategy.region != "call":
             return executor(model, conds, x, timestep, options)
-        conditions = active_conditions(conds, float(timestep.flatten()[0]))
+        conditions = active_conditions(conds, found[0].sigma)
         return found[0].parts(lambda: executor(model, conds, x, timestep, options), x, conds, conditions)
 
     def _explain(self, run: SamplingRun, guider: Any) -> None:
@@ -152,6 +194,11 @@ class Reuse:
         strip = self.summary().last_run
         computed = sum(share or 0.0 for share in strip)
         logger.info("omnireuse (%s): %.3g of %d steps computed", self.plan.name, computed, len(strip))
+        if not run.is_as_known:
+            self._warn(
+                f"omnireuse knew of {len(run.noise.sigmas)} steps, and the sampler made {run.calls} calls of the model "
+                "that do not fit them: other steps may have been computed than were meant"
+            )
         record = self._stats.end_run(run.generation.number)
         explanation = None if record is None else explain(run.strategy, record)
         if explanation is not None:
@@ -167,12 +214,14 @@ class Reuse:
         return f"Reuse({self.plan.name!r})"
 
 
-def attach(model: Any, plan: Plan) -> Any:
+def attach(model: Any, plan: Plan, *, tune: bool = False, item: Callable[[], object] = lambda: None) -> Any:
     """A clone of the model that reuses steps; the model itself stays as it is. A plan on the model before is replaced.
 
     Args:
         model: ComfyUI's `ModelPatcher`.
         plan: what its runs follow.
+        tune: whether the first pictures are measured; the environment may turn it off (OMNIREUSE_TUNE=0).
+        item: names the item of ComfyUI's queue that is under way.
 
     Raises:
         WrongTypeError: no model, or one of a ComfyUI without wrappers.
@@ -182,16 +231,7 @@ def attach(model: Any, plan: Plan) -> Any:
             f"Omnireuse(model={type(model).__name__}): model must have ComfyUI's wrappers (add_wrapper_with_key), got "
             f"none; update ComfyUI (tested: {', '.join(TESTED)})"
         )
-    return wrapped(model, Reuse(plan).wrappers)
-
-
-def wrapped(model: Any, wrappers: Mapping[str, Wrappers], key: str = KEY) -> Any:
-    """A clone of the model with these wrappers, by their kinds, in place of others of the key."""
-    clone = model.clone()
-    for kind, wrapper in wrappers.items():
-        clone.remove_wrappers_with_key(kind, key)
-        clone.add_wrapper_with_key(kind, key, wrapper)
-    return clone
+    return wrapped(model, Reuse(plan, tune=tune, item=item).wrappers)
 
 
 def refuse_other_caches(keys: Iterable[str]) -> None:

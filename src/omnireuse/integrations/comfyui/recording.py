@@ -14,10 +14,10 @@ from omnireuse.diffusion.calibration.observer import NotFiniteError, Observation
 from omnireuse.diffusion.calibration.path import Path
 from omnireuse.diffusion.reuse.signals import change_of
 from omnireuse.integrations.comfyui.noise import RunNoise
-from omnireuse.integrations.comfyui.patch import PARTS, PREDICT, SAMPLER, Wrappers
 from omnireuse.integrations.comfyui.solver import Response
+from omnireuse.integrations.comfyui.wrappers import PARTS, PREDICT, SAMPLER, Wrappers
 
-__all__ = ["Leader", "Recorder", "SolverPath"]
+__all__ = ["Leader", "PartsWatcher", "Recorder", "SolverPath"]
 
 
 @dataclass
@@ -31,11 +31,12 @@ class SolverPath(Path):
     outputs: list[torch.Tensor] = field(default_factory=list)
 
 
-class _Watcher:
+class PartsWatcher:
     """Sees what the parts of guidance give in each call of the model."""
 
     def __init__(self) -> None:
         self._parts: list[torch.Tensor] = []
+        """Of the call that is under way."""
 
     def parts(self, executor: Any, model: Any, conds: Any, x: Any, timestep: Any, options: Any) -> Any:
         """The calls of the model for all parts of guidance."""
@@ -44,7 +45,7 @@ class _Watcher:
         return found
 
 
-class Recorder(_Watcher):
+class Recorder(PartsWatcher):
     """Records one full run.
 
     Args:
@@ -120,7 +121,7 @@ class Recorder(_Watcher):
         return result
 
 
-class Leader(_Watcher):
+class Leader(PartsWatcher):
     """Leads one run along the path of its full run.
 
     Args:
@@ -128,6 +129,9 @@ class Leader(_Watcher):
         path: of the full run.
         response: of the sampler.
         first_gap: the first step that is not computed; calls before it are not made where the path knows them.
+
+    Attributes:
+        computed: calls of the model that were made.
     """
 
     def __init__(self, run: LedRun, path: SolverPath, response: Response, first_gap: int) -> None:
@@ -135,6 +139,7 @@ class Leader(_Watcher):
         self._run, self._path, self._response = run, path, response
         self._replayed = path.calls[:first_gap]
         self._off: list[torch.Tensor] = []
+        self.computed = 0
 
     @property
     def wrappers(self) -> Mapping[str, Wrappers]:
@@ -144,13 +149,15 @@ class Leader(_Watcher):
     def predict(self, executor: Any, x: torch.Tensor, timestep: torch.Tensor, options: Any, seed: Any) -> torch.Tensor:
         """A call of the model by the solver: computed, or what the weights so far give."""
         self._parts.clear()
-        sigma, step, full = float(timestep.flatten()[0]), self._run.index, self._path.outputs[self._run.index]
+        step = self._run.index
+        sigma, full = self._response.sigmas[step], self._path.outputs[step].to(x.device)
         parts: list[torch.Tensor] = []
         x0: torch.Tensor | None = None
         output = torch.zeros_like(full)
         if step < len(self._replayed):
-            *parts, output = (each.clone() for each in self._replayed[step])
+            *parts, output = (each.to(x.device, copy=True) for each in self._replayed[step])
         elif self._run.computes:
+            self.computed += 1
             x0 = executor(x, timestep, options, seed)
             output = (x - x0) / sigma
             parts = [(x - part) / sigma for part in self._parts]

@@ -17,9 +17,10 @@ from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import ConfigError, UnsupportedModelError
 from omnireuse.integrations.comfyui.graph import Graph, conditions_of, sampler_name
 from omnireuse.integrations.comfyui.noise import RunNoise
-from omnireuse.integrations.comfyui.patch import PARTS, POST, Wrappers, attach, wrapped
+from omnireuse.integrations.comfyui.patch import attach
 from omnireuse.integrations.comfyui.recording import Leader, Recorder, SolverPath
 from omnireuse.integrations.comfyui.solver import Response, measured_response
+from omnireuse.integrations.comfyui.wrappers import PARTS, POST, Wrappers, wrapped
 from omnireuse.integrations.settings import Plan
 
 __all__ = ["GraphRunner"]

@@ -30,6 +30,7 @@ class SamplingRun:
         sigmas: of the steps, and the one at which the run ends.
         model_sampling: ComfyUI's.
         sampler: name of the sampler's function.
+        call_sigmas: of all calls that the sampler will make; None where each is read from the device.
         number: of the run, for its events.
         emit: takes an event for each decision.
     """
@@ -41,6 +42,7 @@ class SamplingRun:
         model_sampling: Any,
         *,
         sampler: str,
+        call_sigmas: Sequence[float] | None = None,
         number: int,
         emit: Emit,
     ) -> None:
@@ -52,11 +54,28 @@ class SamplingRun:
         """Calls of the model that came by, whatever was done with them."""
         self.kept_bytes = 0
         """Most bytes of tensors that were held."""
-        self._sigma: float | None = None
+        self.sigma = -1.0
+        """Of the latest call."""
+        self._known, self.call_sigmas = call_sigmas, list[float]()
         self._repeats = self._parts = 0
 
     def _start(self, strategy: Strategy) -> Generation:
         return strategy.start(self.noise.levels, number=self._number, emit=self._emit)
+
+    def sigma_of(self, timestep: torch.Tensor) -> float:
+        """The sigma of the call to come.
+
+        Args:
+            timestep: that the model is called at.
+        """
+        known, place = self._known, len(self.call_sigmas)
+        self.call_sigmas.append(known[place] if known and place < len(known) else float(timestep.flatten()[0]))
+        return self.call_sigmas[-1]
+
+    @property
+    def is_as_known(self) -> bool:
+        """Whether the sampler has made as many calls as was known of it."""
+        return self._known is None or self.calls == len(self._known)
 
     def begin_call(self, sigma: float, *, by_part: bool) -> None:
         """The solver calls the model.
@@ -70,8 +89,8 @@ class SamplingRun:
             self.strategy = replace(self.strategy, region="call", together=True)
             self.generation = self._start(self.strategy)
         self._parts = 0
-        self._repeats = self._repeats + 1 if sigma == self._sigma else 0
-        self._sigma = sigma
+        self._repeats = self._repeats + 1 if sigma == self.sigma else 0
+        self.sigma = sigma
         while self.generation.index < self.noise.step_of(sigma):
             self.generation.advance()
         self.generation.call_at(self.noise.level_at(sigma))
@@ -125,12 +144,12 @@ class SamplingRun:
         return [self._observed(replace(choice, reuse=False), x0, x) for choice, x0 in pairs]
 
     def _observed(self, choice: Choice, x0: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        output = (x - x0) / self._sigma if self._by_derivative and self._sigma else x0
+        output = (x - x0) / self.sigma if self._by_derivative and self.sigma else x0
         used = self.generation.observe(choice, output, x)
         return x0 if used is output else self._x0(used, x)
 
     def _x0(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return x - output * self._sigma if self._by_derivative and self._sigma else output
+        return x - output * self.sigma if self._by_derivative and self.sigma else output
 
     def finish(self) -> None:
         """Drop all tensors."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.integrations.comfyui.noise import NEAR
-from omnireuse.integrations.comfyui.patch import POST, PREDICT, SAMPLER, Wrappers
+from omnireuse.integrations.comfyui.wrappers import POST, PREDICT, SAMPLER, Wrappers
 
 __all__ = ["Response", "measured_response"]
 
@@ -27,9 +27,11 @@ class Response:
 
     Attributes:
         moved: (steps + 1, steps) how far an output of 1 at each step moves the latents before each step, and the last.
+        sigmas: that the model is called at, one for each step.
     """
 
     moved: NDArray[np.float64]
+    sigmas: tuple[float, ...]
 
     def aim(self, off: Sequence[torch.Tensor], full: torch.Tensor) -> torch.Tensor:
         """The output of a step with which it arrives at the latents of the full run.
@@ -74,7 +76,7 @@ def measured_response(
     missed = (together - alone @ waves.double()).abs().max()
     if not missed <= _MISS * together.abs().max() or not (alone[1:].diagonal().abs() > 0).all():
         raise UnsupportedModelError("what it makes of the model's outputs is no weighted sum of them")
-    return Response(alone.numpy())
+    return Response(alone.numpy(), tuple(sigmas[:-1]))
 
 
 class _Probe:

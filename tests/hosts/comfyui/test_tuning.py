@@ -1,0 +1,260 @@
+"""Tuning inside ComfyUI's own samplers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from omnireuse.evaluation.metrics import psnr
+from omnireuse.integrations.comfyui import reuse_of
+from omnireuse.integrations.comfyui import tuning as tuning_module
+from omnireuse.integrations.comfyui.call_sigmas import AT_STEPS, ELSEWHERE
+from omnireuse.integrations.comfyui.graph import sampler_name
+from tests.hosts.comfyui.conftest import IN_COMFYUI
+from tests.hosts.comfyui.test_nodes import generations
+
+pytestmark = IN_COMFYUI
+
+STEPS, COMPUTED = 20, 12
+FITTED = ("euler", "dpmpp_2m", "uni_pc", "deis", "res_multistep", "gradient_estimation")
+
+
+@pytest.fixture(autouse=True)
+def tuned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("OMNIREUSE_TUNE", "1")
+    tuning_module._entries.cache_clear()
+    yield
+    tuning_module._entries.cache_clear()
+
+
+def state(model: Any) -> Any:
+    return reuse_of(model).summary().tuning
+
+
+class Pictures:
+    """Captions of the small Flux with noise of their own."""
+
+    def __init__(self, host: ModuleType, shapes: Any) -> None:
+        self._host, self._shapes = host, shapes
+        self._captions = shapes.captions(12, seed=5)
+
+    def make(self, model: Any, number: int, sampler: str = "euler", **options: Any) -> torch.Tensor:
+        positive = self._shapes.encode(self._captions[number])
+        given = {"positive": positive, "negative": self._shapes.encode(""), "seed": number, **options}
+        return self._host.sample(model, sampler, steps=STEPS, **given)
+
+    def quality(self, model: Any, full: Any, numbers: range) -> float:
+        decoded = [
+            [self._shapes.decode(self.make(each, number))[0].numpy() for each in (model, full)] for number in numbers
+        ]
+        return statistics.mean(psnr(*pair) for pair in decoded)
+
+
+@pytest.fixture
+def pictures(host: ModuleType, shapes: Any) -> Pictures:
+    return Pictures(host, shapes)
+
+
+def test_the_first_pictures_are_full_and_the_plan_after_them_is_closer(
+    loaded: Any, counted: Any, nodes: dict[str, Any], pictures: Pictures
+) -> None:
+    model, counter = counted
+    (patched,) = nodes["Omnireuse"]().patch(model, 0.0, 0.0)
+    (untuned,) = nodes["Omnireuse"]().patch(loaded.clone(), 0.0, 0.0, False)
+    for number in range(3):
+        assert torch.equal(pictures.make(patched, number), pictures.make(loaded, number))
+        assert generations() == 0
+    assert STEPS * 3 < len(counter.sigmas) <= STEPS * 6
+    assert state(patched).state == "ready"
+    assert state(patched).runs == pytest.approx(len(counter.sigmas) / STEPS, abs=0.01)
+    counter.sigmas.clear()
+    tuned = pictures.quality(patched, loaded, range(4, 12))
+    assert len(counter.sigmas) == 8 * COMPUTED
+    assert tuned > pictures.quality(untuned, loaded, range(4, 12)) + 1
+
+
+@pytest.mark.parametrize("sampler", FITTED)
+def test_samplers_that_can_be_fitted_are_tuned(
+    counted: Any, loaded: Any, nodes: dict[str, Any], pictures: Pictures, sampler: str
+) -> None:
+    model, counter = counted
+    (patched,) = nodes["Omnireuse"]().patch(model, 0.0, 0.0)
+    for number in range(3):
+        assert torch.equal(pictures.make(patched, number, sampler), pictures.make(loaded, number, sampler))
+    assert state(patched).state == "ready"
+    counter.sigmas.clear()
+    assert pictures.make(patched, 3, sampler).isfinite().all()
+    assert len(counter.sigmas) == COMPUTED
+
+
+@pytest.mark.parametrize("sampler", ["heun", "euler_ancestral", "euler_cfg_pp", "dpm_adaptive"])
+def test_the_others_get_the_untuned_default_at_once(
+    loaded: Any, nodes: dict[str, Any], pictures: Pictures, sampler: str
+) -> None:
+    (patched,) = nodes["Omnireuse"]().patch(loaded.clone(), 0.0, 0.0)
+    (untuned,) = nodes["Omnireuse"]().patch(loaded.clone(), 0.0, 0.0, False)
+    assert torch.equal(pictures.make(patched, 0, sampler), pictures.make(untuned, 0, sampler))
+    assert state(patched).state == "off"
+    assert "tuning is off: no weights can be fitted for the sampler" in str(reuse_of(patched).summary())
+
+
+def test_cancelling_during_shadows_keeps_the_picture(
+    loaded: Any, nodes: dict[str, Any], pictures: Pictures, host: ModuleType
+) -> None:
+    from comfy import model_management
+
+    calls = 0
+
+    def cancel(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2 * STEPS + 5:
+            model_management.interrupt_current_processing()
+        return executor(*args, **kwargs)
+
+    model = loaded.clone()
+    model.add_wrapper_with_key("diffusion_model", "cancel", cancel)
+    (patched,) = nodes["Omnireuse"]().patch(model, 0.0, 0.0)
+    pictures.make(patched, 0)
+    assert torch.equal(pictures.make(patched, 1), pictures.make(loaded, 1))
+    assert calls < 3 * STEPS
+    assert state(patched).pictures == 0
+    assert not model_management.processing_interrupted()
+    for number in range(2, 5):
+        assert torch.equal(pictures.make(patched, number), pictures.make(loaded, number))
+    assert state(patched).state == "ready"
+
+
+def test_previews_and_random_states_are_those_of_the_pictures(
+    host: ModuleType, loaded: Any, nodes: dict[str, Any], pictures: Pictures
+) -> None:
+    def draw(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        torch.rand(1)
+        return executor(*args, **kwargs)
+
+    model = loaded.clone()
+    model.add_wrapper_with_key("diffusion_model", "draw", draw)
+    (patched,) = nodes["Omnireuse"]().patch(model, 0.0, 0.0)
+    told: list[int] = []
+    for number in range(3):
+        before = torch.get_rng_state()
+        pictures.make(model, number)
+        expected = torch.get_rng_state()
+        torch.set_rng_state(before)
+        pictures.make(patched, number, callback=lambda step, x0, x, total: told.append(step))
+        assert torch.equal(torch.get_rng_state(), expected)
+    assert told == 3 * list(range(STEPS))
+
+
+def test_a_mask_is_not_tuned_and_image_to_image_is(
+    host: ModuleType, loaded: Any, nodes: dict[str, Any], pictures: Pictures
+) -> None:
+    (patched,) = nodes["Omnireuse"]().patch(loaded.clone(), 0.0, 0.0)
+    latent = pictures.make(loaded, 0)
+    pictures.make(patched, 1, latent=latent, noise_mask=torch.ones(1, 1, 16, 16))
+    assert state(patched).reason == "runs with a mask are not tuned"
+    for number in range(3):
+        edited = pictures.make(loaded, number, latent=latent, denoise=0.8)
+        assert torch.equal(pictures.make(patched, number, latent=latent, denoise=0.8), edited)
+    assert state(patched).state == "ready"
+
+
+def test_a_model_with_another_lora_is_measured_anew(loaded: Any, nodes: dict[str, Any], pictures: Pictures) -> None:
+    model = loaded.clone()
+    for number in range(3):
+        (patched,) = nodes["Omnireuse"]().patch(model, 0.0, 0.0)
+        pictures.make(patched, number)
+    assert state(patched).state == "ready"
+    name = "diffusion_model.final_layer.linear.weight"
+    changed = model.clone()
+    changed.add_patches({name: (torch.full_like(model.model.state_dict()[name], 1e-3),)}, 1.0)
+    (other,) = nodes["Omnireuse"]().patch(changed, 0.0, 0.0)
+    pictures.make(other, 0)
+    assert (state(other).state, state(other).pictures) == ("measuring", 1)
+    # The weights hold the LoRA now, and the model without it is still known.
+    (again,) = nodes["Omnireuse"]().patch(model, 0.0, 0.0)
+    pictures.make(again, 4)
+    assert state(again).state == "ready"
+
+
+def test_the_sigmas_of_calls_are_those_that_samplers_are_known_by(host: ModuleType, counted: Any) -> None:
+    """For every sampler of ComfyUI, in two runs with other conditions and noise."""
+    model, counter = counted
+    schedule = host.comfy.samplers.calculate_sigmas(model.get_model_object("model_sampling"), "simple", 6)
+    for name in host.comfy.samplers.SAMPLER_NAMES:
+        seen = []
+        for seed in (0, 1):
+            counter.sigmas.clear()
+            host.sample(model, name, sigmas=schedule, seed=seed, positive=host.condition(5 + seed))
+            seen.append(list(counter.sigmas))
+        function = sampler_name(host.comfy.samplers.sampler_object(name))
+        assert (function in AT_STEPS) == (seen[0] == pytest.approx(schedule[:-1].tolist(), rel=1e-5)), name
+        assert (function in AT_STEPS | ELSEWHERE) == (seen[0] == seen[1]), name
+        assert (function in AT_STEPS | ELSEWHERE) == (name != "dpm_adaptive"), name
+
+
+def test_each_item_of_the_queue_has_its_own_summary(
+    host: ModuleType, loaded: Any, nodes: dict[str, Any], shapes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ComfyUI keeps the patched model from item to item; only the seed changes."""
+    execution, known = host.executor()
+
+    class Load:
+        RETURN_TYPES, FUNCTION = ("MODEL",), "give"
+
+        @classmethod
+        def INPUT_TYPES(cls) -> dict[str, Any]:
+            return {"required": {}}
+
+        def give(self) -> tuple[Any]:
+            return (loaded.clone(),)
+
+    class Encode:
+        RETURN_TYPES, FUNCTION = ("CONDITIONING",), "encode"
+
+        @classmethod
+        def INPUT_TYPES(cls) -> dict[str, Any]:
+            return {"required": {"text": ("STRING", {})}}
+
+        def encode(self, text: str) -> tuple[Any]:
+            return (shapes.encode(text),)
+
+    for name, node in {**nodes, "Model": Load, "Encode": Encode}.items():
+        monkeypatch.setitem(known, name, node)
+    sampling = {"steps": STEPS, "cfg": 6.0, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0}
+    graph = {
+        "model": ("Model", {}),
+        "reuse": ("Omnireuse", {"model": ["model", 0], "speedup": 0.0, "tolerance": 0.0}),
+        "yes": ("Encode", {"text": "a red circle"}),
+        "no": ("Encode", {"text": ""}),
+        "empty": ("EmptyLatentImage", {"width": 128, "height": 128, "batch_size": 1}),
+        "sample": (
+            "KSampler",
+            {
+                "model": ["reuse", 0],
+                "positive": ["yes", 0],
+                "negative": ["no", 0],
+                "latent_image": ["empty", 0],
+                **sampling,
+            },
+        ),
+        "report": ("OmnireuseSummary", {"model": ["reuse", 0], "latent": ["sample", 0]}),
+    }
+    runner = host.runner(execution)
+    told = []
+    for seed in range(5):
+        prompt = {
+            name: {"class_type": kind, "inputs": {**inputs, **({"seed": seed} if name == "sample" else {})}}
+            for name, (kind, inputs) in graph.items()
+        }
+        told.append(host.executed(execution, prompt, ["report"], runner, f"prompt {seed}")["report"]["text"][0])
+    assert all(" in 1 run\n" in text for text in told)
+    assert "measuring: 1 of 3 pictures computed in full" in told[0]
+    assert "20 of 20 steps computed" in told[1]
+    assert "tuned: 12 of 20 steps computed" in told[2]
+    assert told[4].startswith("default: 12 of 20 steps computed")
