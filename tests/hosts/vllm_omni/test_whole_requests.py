@@ -133,3 +133,16 @@ def test_an_untested_release_is_refused_by_name(tiny_qwen: Path, monkeypatch: py
         running_engine(tiny_qwen, enforce_eager=True, cache_backend=KEY),
     ):
         pass
+
+
+def test_a_server_whose_pipeline_waves_cannot_serve_does_not_start(
+    tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from omnireuse.integrations.vllm_omni import steps
+
+    monkeypatch.setattr(steps, "SAFE", ())
+    with (
+        pytest.raises(ValueError, match=r"QwenImagePipeline\.denoise_step in step execution is not known to be safe"),
+        running_engine(tiny_qwen, enforce_eager=True, step_execution=True, cache_backend=KEY),
+    ):
+        pass

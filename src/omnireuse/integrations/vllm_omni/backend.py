@@ -15,6 +15,7 @@ from omnireuse.integrations.phases import WavePlanner, linear_cost
 from omnireuse.integrations.settings import KEY, Plan, RequestSettings
 from omnireuse.integrations.vllm_omni.ranks import deciding_group, refuse_shared_encoder, refuse_stages
 from omnireuse.integrations.vllm_omni.settings import OmniSettings
+from omnireuse.integrations.vllm_omni.steps import refuse_pipeline, refuse_plan
 from omnireuse.integrations.vllm_omni.waves import Waves
 from omnireuse.integrations.whole import WholeRequests
 
@@ -60,6 +61,8 @@ class Backend:
         refuse_stages(self.settings.place)
         self._pipeline = _denoising_pipeline(pipeline)
         plan = self._plan(RequestSettings())
+        if getattr(getattr(pipeline, "od_config", None), "step_execution", False):
+            self._check_waves(pipeline)
         self._cache_prompts()
         self.enabled = True
         logger.info("omnireuse serves %s: %s", type(self._pipeline).__name__, plan.name)
@@ -111,28 +114,25 @@ class Backend:
     # -- waves --------------------------------------------------------------------------------------------------------
 
     def serve_waves(self, pipeline: Any, sub_batch: Any) -> None:
-        """Stand before the pipeline's `denoise_step`. Idempotent."""
+        """Stand before the pipeline's `denoise_step`. Idempotent.
+
+        Raises:
+            ConfigError: a pipeline, or a plan of the server, that waves cannot serve.
+        """
         self._whole.end()
         if self.waves is None:
+            self._check_waves(pipeline)
             planner = WavePlanner(linear_cost()) if self.settings.align else None
             self.waves = Waves(pipeline.denoise_step, sub_batch, self._plan_of, planner)
             pipeline.denoise_step = self.waves.denoise_step
 
+    def _check_waves(self, pipeline: Any) -> None:
+        refuse_pipeline(pipeline, place=self.settings.place)
+        refuse_plan(self._plan(RequestSettings()), place=self.settings.place)
+
     def _plan_of(self, state: Any) -> Plan:
         plan = self._plan(RequestSettings.of(state.sampling.extra_args))
-        if plan.strategy is None:
-            return plan
-        unserved = None
-        if plan.strategy.region != "step":
-            unserved = (
-                f"works in region {plan.strategy.region!r}, and a wave is forecast after guidance, in region 'step'"
-            )
-        elif plan.strategy.chosen_signal == "filtered_latents":
-            unserved = "filters latents by frequency, and a wave does not tell their rows and columns"
-        if unserved is not None:
-            raise ConfigError(
-                f"--cache-config: {plan.name} {unserved}; run the server without step execution, or give speedup="
-            )
+        refuse_plan(plan, place=self.settings.place)
         return plan
 
     def _plan(self, wanted: RequestSettings) -> Plan:
