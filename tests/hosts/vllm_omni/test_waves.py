@@ -176,10 +176,11 @@ def test_named_caches_of_region_step(engine: Any, config: dict[str, Any]) -> Non
 @pytest.mark.parametrize(("name", "why"), [("taylorseer", "works in region 'call'"), ("sea_cache", "filters latents")])
 def test_a_named_cache_that_waves_cannot_serve_is_refused(engine: Any, name: str, why: str) -> None:
     with (
-        pytest.raises(ValueError, match=f"{why}.*run the server without step execution"),
         other_backend(engine, {"backend": name}),
+        pytest.raises(ValueError, match=f"{why}.*run the server without step execution"),
     ):
-        pass
+        run(engine, make_request(0, 24))
+    forget_requests(engine)
 
 
 @pytest.mark.parametrize(

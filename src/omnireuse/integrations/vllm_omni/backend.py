@@ -62,7 +62,7 @@ class Backend:
         self._pipeline = _denoising_pipeline(pipeline)
         plan = self._plan(RequestSettings())
         if getattr(getattr(pipeline, "od_config", None), "step_execution", False):
-            self._check_waves(pipeline)
+            refuse_pipeline(pipeline, place=self.settings.place)
         self._cache_prompts()
         self.enabled = True
         logger.info("omnireuse serves %s: %s", type(self._pipeline).__name__, plan.name)
@@ -121,14 +121,11 @@ class Backend:
         """
         self._whole.end()
         if self.waves is None:
-            self._check_waves(pipeline)
+            refuse_pipeline(pipeline, place=self.settings.place)
+            refuse_plan(self._plan(RequestSettings()), place=self.settings.place)
             planner = WavePlanner(linear_cost()) if self.settings.align else None
             self.waves = Waves(pipeline.denoise_step, sub_batch, self._plan_of, planner)
             pipeline.denoise_step = self.waves.denoise_step
-
-    def _check_waves(self, pipeline: Any) -> None:
-        refuse_pipeline(pipeline, place=self.settings.place)
-        refuse_plan(self._plan(RequestSettings()), place=self.settings.place)
 
     def _plan_of(self, state: Any) -> Plan:
         plan = self._plan(RequestSettings.of(state.sampling.extra_args))
