@@ -41,7 +41,11 @@ class RequestReuse:
     def figures(self) -> dict[str, float]:
         """What the response's metrics say."""
         found = figures_of(self.plan.promise, self.computed, self.reused)
-        return {**found, f"{KEY}_failures": float(self.failures)} if self.failures else found
+        if self.plan.tuned:
+            found[f"{KEY}_tuned"] = 1.0
+        if self.failures:
+            found[f"{KEY}_failures"] = float(self.failures)
+        return found
 
 
 def figures_of(promise: Promise | None, computed: int, reused: int) -> dict[str, float]:

@@ -16,6 +16,7 @@ from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.diffusion.reuse.summary import Promise
 from omnireuse.diffusion.reuse.validation import is_number
 from omnireuse.diffusion.targets import check_targets, strategy_for
+from omnireuse.diffusion.tuning.switch import check_tune
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
 
 __all__ = ["KEY", "OFF", "TARGETS", "Plan", "RequestSettings", "ServerSettings"]
@@ -41,12 +42,14 @@ class Plan:
         name: for logs and metrics.
         promise: what the profile says of its quality, if it has one.
         group: the ranks that decide together; None where each decides alone.
+        tuned: whether the first pictures of a pipeline have chosen it.
     """
 
     strategy: Strategy | None
     name: str
     promise: Promise | None = None
     group: dist.ProcessGroup | None = None
+    tuned: bool = False
 
 
 OFF = Plan(strategy=None, name="off")
@@ -110,6 +113,8 @@ class ServerSettings:
     ``"max_speedup": 4`` is the most that a request may ask for, as `speedup` or as `computed_steps`.
     ``"request_targets": ["speedup"]`` are the targets that requests may name. Without them requests are free.
 
+    ``"tune": false`` measures nothing, and a number is how many pictures are measured at most (`enable`).
+
     Args:
         options: by name.
         place: where they were written down, for errors.
@@ -122,7 +127,7 @@ class ServerSettings:
 
     def __init__(self, options: Mapping[str, Any], *, place: str, further: tuple[str, ...] = ()) -> None:
         cache = ("backend", *CACHE_OPTIONS) if "backend" in options else ("backend",)
-        known = (*TARGETS, "profile", *LIMITS, *cache, *further)
+        known = (*TARGETS, "profile", "tune", *LIMITS, *cache, *further)
         for name in options:
             if name not in known:
                 raise UnknownNameError(f"option of {place} for omnireuse", name, known)
@@ -130,6 +135,8 @@ class ServerSettings:
         check_targets(**{name: self.options.get(name) for name in TARGETS})
         self._max_speedup, self._targets = (self.options.pop(name, None) for name in LIMITS)
         self._check_limits()
+        self.tune: bool | int | None = self.options.pop("tune", None)
+        self._check_tune()
         self._profile: Profile | None = None
         self._plans: OrderedDict[tuple[tuple[str, float], ...], Plan] = OrderedDict()
 
@@ -162,6 +169,17 @@ class ServerSettings:
                     f"{asked}: the speed-up must be at most {self._max_speedup:g} on this server (max_speedup), got "
                     f"{speedup:g}"
                 )
+
+    def _check_tune(self) -> None:
+        check_tune(self.tune)
+        fixed = [name for name in ("backend", "profile", "quality", "tolerance") if name in self.options]
+        if fixed and self.tune not in (None, False):
+            raise ConfigError(
+                f"{self.place}(tune={self.tune!r}): tuning chooses the plan of the default, speedup= and "
+                f"computed_steps=, and {fixed[0]} has chosen one; leave one of the two out"
+            )
+        if fixed:
+            self.tune = False
 
     def _check_limits(self) -> None:
         most, targets = self._max_speedup, self._targets

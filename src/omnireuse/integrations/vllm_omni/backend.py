@@ -10,10 +10,13 @@ from typing import Any
 from omnireuse.core.stores.redis import RedisTier
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, install_prompt_embed_cache
 from omnireuse.diffusion.prompts.options import PromptCacheOptions
+from omnireuse.diffusion.tuning.switch import is_off_by_environment
 from omnireuse.errors import ConfigError
 from omnireuse.integrations.phases import WavePlanner, linear_cost
 from omnireuse.integrations.settings import KEY, Plan, RequestSettings
-from omnireuse.integrations.vllm_omni.ranks import deciding_group, refuse_shared_encoder, refuse_stages
+from omnireuse.integrations.vllm_omni.calls import RequestCalls
+from omnireuse.integrations.vllm_omni.ranks import deciding_group, has_ranks, refuse_shared_encoder, refuse_stages
+from omnireuse.integrations.vllm_omni.ready import ReadyPlans
 from omnireuse.integrations.vllm_omni.settings import OmniSettings
 from omnireuse.integrations.vllm_omni.steps import refuse_pipeline, refuse_plan
 from omnireuse.integrations.vllm_omni.waves import Waves
@@ -46,6 +49,8 @@ class Backend:
         """The cache of prompt embeddings, where the server asked for one."""
         self._pipeline: Any = None
         self._whole = WholeRequests(self.settings)
+        self._tunes = True
+        self._ready: ReadyPlans | None = None
 
     def is_enabled(self) -> bool:
         """Whether `enable` ran."""
@@ -60,6 +65,11 @@ class Backend:
         """
         refuse_stages(self.settings.place)
         self._pipeline = _denoising_pipeline(pipeline)
+        if self._pipeline is pipeline:
+            self._whole = WholeRequests(self.settings, RequestCalls())
+        if has_ranks() and self.settings.tune is not False:
+            self._tunes = False
+            logger.info("tuning is off: ranks share the forward pass")
         plan = self._plan(RequestSettings())
         if getattr(getattr(pipeline, "od_config", None), "step_execution", False):
             refuse_pipeline(pipeline, place=self.settings.place)
@@ -105,7 +115,7 @@ class Backend:
                 len(requests),
                 KEY,
             )
-        self._whole.begin(self._pipeline, wanted, group=self._plan(wanted).group)
+        self._whole.begin(self._pipeline, wanted, group=self._plan(wanted).group, tunes=self._tunes)
 
     def figures(self) -> dict[str, float]:
         """What the last batch of whole requests did, for the metrics of their responses."""
@@ -128,9 +138,14 @@ class Backend:
             pipeline.denoise_step = self.waves.denoise_step
 
     def _plan_of(self, state: Any) -> Plan:
-        plan = self._plan(RequestSettings.of(state.sampling.extra_args))
+        wanted = RequestSettings.of(state.sampling.extra_args)
+        plan = self._plan(wanted)
         refuse_plan(plan, place=self.settings.place)
-        return plan
+        if wanted.targets or self.settings.tune is False or not self._tunes or is_off_by_environment():
+            return plan
+        if self._ready is None:
+            self._ready = ReadyPlans(self._pipeline)
+        return self._ready.tuned(plan, state)
 
     def _plan(self, wanted: RequestSettings) -> Plan:
         plan = self.settings.plan(wanted, self._pipeline)

@@ -12,7 +12,7 @@ from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import ConfigError
 from omnireuse.integrations.settings import Plan
 
-__all__ = ["RankSizes", "deciding_group", "refuse_shared_encoder", "refuse_stages", "refuse_undecidable"]
+__all__ = ["RankSizes", "deciding_group", "has_ranks", "refuse_shared_encoder", "refuse_stages", "refuse_undecidable"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def deciding_group(plan: Plan, *, place: str) -> dist.ProcessGroup | None:
         ConfigError: as `refuse_undecidable`.
     """
     strategy = plan.strategy
-    if strategy is None or not _measures(strategy) or not _has_ranks():
+    if strategy is None or not _measures(strategy) or not has_ranks():
         return None
     parallel = _parallel_state()
     sequence, guidance = parallel.get_sp_group(), parallel.get_cfg_group()
@@ -112,7 +112,7 @@ def deciding_group(plan: Plan, *, place: str) -> dist.ProcessGroup | None:
 
 def refuse_stages(place: str) -> None:
     """Raise a ConfigError under pipeline parallelism: only the last stage sees the outputs that are to be forecast."""
-    if _has_ranks() and (stages := _parallel_state().get_pipeline_parallel_world_size()) > 1:
+    if has_ranks() and (stages := _parallel_state().get_pipeline_parallel_world_size()) > 1:
         raise ConfigError(
             f"{place}: only the last of {stages} pipeline stages sees the model's output, so the ranks cannot forecast "
             "alike; start the server with pipeline_parallel_size=1, or without --cache-backend omnireuse"
@@ -134,7 +134,8 @@ def _measures(strategy: Strategy) -> bool:
     return strategy.policy.needs_drift or strategy.policy.needs_error
 
 
-def _has_ranks() -> bool:
+def has_ranks() -> bool:
+    """Whether this process is one of several."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 

@@ -30,7 +30,7 @@ from omnireuse.integrations.phases import WavePlanner
 from omnireuse.integrations.request import RequestReuse
 from omnireuse.integrations.settings import KEY, OFF, Plan
 
-__all__ = ["Waves"]
+__all__ = ["Waves", "levels_of"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -153,7 +153,7 @@ class Waves:
     def _start(self, plan: Plan, state: Any) -> Generation | None:
         if plan.strategy is None:
             return None
-        levels, total, first = _levels(state), state.total_steps, state.step_index
+        levels, total, first = levels_of(state), state.total_steps, state.step_index
         strategy = plan.strategy
         if self._planner is not None and not first:
             strategy = self._in_phase(strategy, strategy.start(levels, total=total), state)
@@ -259,7 +259,7 @@ class Waves:
             entry.state.stage_durations.update(request.figures())
 
 
-def _levels(state: Any) -> Sequence[NoiseLevel]:
+def levels_of(state: Any) -> Sequence[NoiseLevel]:
     """The noise level of each of a request's steps; empty where its scheduler has another number of steps and does not
     say which of them the request makes: steps are counted then."""
     known, begin = len(getattr(state.scheduler, "timesteps", ())), 0
