@@ -160,7 +160,9 @@ class Handle:
         session.calls = calls
 
         def taken(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            return proceed(*args, **kwargs) if session.runs.here.depth else session.called(proceed, *args, **kwargs)
+            if not self._enabled or session.runs.here.depth:
+                return proceed(*args, **kwargs)
+            return session.called(proceed, *args, **kwargs)
 
         return taken
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
+import omnireuse
 from omnireuse.diffusion.reuse.runtime.calls import Calls
 from omnireuse.diffusion.tuning.snapshot import Snapshot
 from omnireuse.errors import ConfigError, StateError
@@ -114,6 +115,16 @@ def test_requests_that_ask_for_something_else_are_not_measured_and_lose_nothing(
         states.append(server.serve(request(seed))[1]["pictures_measured"])
     assert states == [1, 2, 3]
     assert server.serve(request(4))[1]["tuned"] == 1
+
+
+def test_reuse_that_somebody_else_has_disabled_takes_no_calls() -> None:
+    server, plain = Server(tune=False), EnginePipeline()
+    server.serve(request(0))
+    omnireuse.disable(server.pipeline)
+    with omnireuse.enable(server.pipeline, computed_steps=6, tune=False) as handle:
+        server.pipeline.forward(request(1))
+        assert (handle.summary().runs, handle.summary().computed_calls) == (1, 6)
+    assert torch.equal(server.pipeline.forward(request(1))[0], plain(request(1))[0])
 
 
 def test_another_guidance_is_measured_for_itself() -> None:
