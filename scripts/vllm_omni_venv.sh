@@ -14,7 +14,7 @@ if [ ! -e "$venv/ready" ]; then
     "${install[@]}" torch==2.13.0 'transformers>=5.13,<5.15' diffusers==0.40.0 accelerate==1.12.0 aenum==3.1.16 omegaconf \
         numpy pydantic cloudpickle msgspec cachetools psutil regex requests tqdm py-cpuinfo pyzmq einops pillow \
         prometheus_client blake3 cbor2 pybase64 setproctitle python-json-logger pyyaml packaging uvloop xxhash tiktoken \
-        loguru prettytable pytest hypothesis rich typer redis hatchling hatch-fancy-pypi-readme editables
+        loguru prettytable pytest hypothesis rich typer redis platformdirs filelock hatchling hatch-fancy-pypi-readme editables
     # The rest is imported somewhere on the way; their own requirements would bring another torch.
     "${install[@]}" --no-deps torchvision==0.28.0 cache-dit==1.5.0 aiohttp aiosignal aiohappyeyeballs frozenlist multidict \
         yarl propcache attrs 'fastapi<0.137' starlette anyio sniffio openai distro jiter httpx httpx2 httpcore h11 \

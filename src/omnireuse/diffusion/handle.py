@@ -16,6 +16,7 @@ from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.guidance import Calibrated, CalibratedRuns
 from omnireuse.diffusion.reuse.present import summary_html
 from omnireuse.diffusion.reuse.runtime.attachment import RegionFactory
+from omnireuse.diffusion.reuse.runtime.calls import Calls
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
 from omnireuse.diffusion.reuse.runtime.session import Session, session_of
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -157,6 +158,40 @@ class Handle:
             self._tuner.close()
         self._session.close()
         self._enabled = False
+
+    # -- engines ------------------------------------------------------------------------------------------------------
+
+    def take_calls(self, calls: Calls) -> Callable[..., Any]:
+        """What takes the calls of an engine that calls another method of the pipeline than `__call__`.
+
+        Args:
+            calls: reads their arguments.
+
+        Returns:
+            ``handler(proceed, *args, **kwargs)``, where `proceed` is the method.
+        """
+        session = self._session
+        session.calls = calls
+
+        def taken(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not self._enabled or session.runs.here.depth:
+                return proceed(*args, **kwargs)
+            return session.called(proceed, *args, **kwargs)
+
+        return taken
+
+    def suspend(self) -> Tuner | None:
+        """As `disable`, but keep what tuning has measured, for `resume`; None where the handle does not tune."""
+        tuner, self._tuner = self._tuner, None
+        self.disable()
+        return tuner
+
+    def resume(self, tuner: Tuner) -> None:
+        """Go on tuning where another handle on the same pipeline, with the same strategy, was suspended."""
+        if self._tuner is not None:
+            self._tuner.close()
+        self._tuner = tuner
+        tuner.serve(self._session)
 
     def __repr__(self) -> str:
         return f"<Handle on {self._pipeline}{'' if self._enabled else ' (disabled)'}: {self.summary()!r}>"

@@ -71,8 +71,12 @@ def check_targets(**targets: object) -> None:
             raise WrongTypeError(
                 f"enable({name}={value!r:.60}): {name} must be {must}, got {kind_of(value)}{_as_number(name, value)}"
             )
-        if not (math.isfinite(value) and is_in_range(float(value))):
-            raise ConfigError(f"enable({name}={value!r}): {name} must be {must}, got {value!r}")
+        try:
+            is_right = math.isfinite(value) and is_in_range(float(value))
+        except OverflowError:  # a whole number that no float holds
+            is_right = False
+        if not is_right:
+            raise ConfigError(f"enable({name}={value!r:.60}): {name} must be {must}, got {value!r:.60}")
 
 
 class Chosen(NamedTuple):
@@ -104,6 +108,8 @@ def strategy_for(
     """The strategy for one target.
 
     Args:
+        pipeline: that the strategy is for; None where it is elsewhere: a profile is then not checked against it, and
+            the strategy keeps its region unless one is given.
         region: "step" or "call"; None for the one that serves the pipeline.
 
     Raises:
@@ -227,7 +233,8 @@ def profile_for(pipeline: Any, profile: Profile | str | os.PathLike[str], *, qua
         StateError: it belongs to another pipeline.
     """
     known = profile if isinstance(profile, Profile) else Profile.from_pretrained(profile)
-    known.check(pipeline, quality=quality)
+    if pipeline is not None:
+        known.check(pipeline, quality=quality)
     return known
 
 
@@ -239,7 +246,7 @@ def in_fitting_region(strategy: Strategy, pipeline: Any, region: str | None = No
     """
     if region is not None:
         return replace(strategy, region=region, together=region == "call")
-    if strategy.region == "call":
+    if strategy.region == "call" or pipeline is None:
         return strategy
     models = [model_name(denoiser) for denoiser in denoisers_of(pipeline)]
     several = [model for model in models if model in BLOCK_STACKS and not BLOCK_STACKS[model].has_one_output]

@@ -20,6 +20,8 @@ class RequestReuse:
         generation: its state; None where the request computes every step.
         computed, reused: steps so far.
         chunk: of a streaming request, whose chunks are denoised one after the other.
+        first: the step that its generation began with.
+        failures: how often something of the request failed, and it went on without reuse.
     """
 
     plan: Plan
@@ -27,10 +29,23 @@ class RequestReuse:
     computed: int = 0
     reused: int = 0
     chunk: int = 0
+    first: int = 0
+    failures: int = 0
+
+    def is_at(self, chunk: int, step: int) -> bool:
+        """Whether this step follows what is known. An engine may begin a chunk, or go back to an earlier step."""
+        if self.chunk != chunk:
+            return False
+        return self.generation is None or self.first + self.generation.index == step
 
     def figures(self) -> dict[str, float]:
         """What the response's metrics say."""
-        return figures_of(self.plan.promise, self.computed, self.reused)
+        found = figures_of(self.plan.promise, self.computed, self.reused)
+        if self.plan.tuned:
+            found[f"{KEY}_tuned"] = 1.0
+        if self.failures:
+            found[f"{KEY}_failures"] = float(self.failures)
+        return found
 
 
 def figures_of(promise: Promise | None, computed: int, reused: int) -> dict[str, float]:

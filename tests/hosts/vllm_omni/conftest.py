@@ -25,6 +25,7 @@ IN_VLLM_OMNI = [
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "MASTER_ADDR": "localhost",
+    "OMNIREUSE_TUNE": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_TARGET_DEVICE": "cpu",

@@ -113,6 +113,7 @@ def test_ranks_decide_alike_and_make_the_picture_of_one(
             with pytest.raises(RuntimeError, match=r"share a text encoder \(tensor_parallel_size=2\)"):
                 ask(engine, "start_other_backend", {"prompt_store": "redis://localhost:1/0"})
         if end:
+            ask(engine, "start_other_backend", {})
             ask(engine, "lose_rank", 1, end)
             with pytest.raises(Exception, match=r"timed out|EngineCore encountered|[Cc]onnection"):
                 run(engine, make_request(0, 24, reuse=TOLERANCE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from omnireuse.integrations.vllm_omni.steps import refuse_pipeline
 from tests.hosts.vllm_omni.conftest import (
     IN_VLLM_OMNI,
     drive,
@@ -55,9 +57,9 @@ def other_backend(engine: Any, config: dict[str, Any]) -> Iterator[Any]:
 
     runner, pipeline = runner_of(engine), pipeline_of(engine)
     before, served = runner.cache_backend, vars(pipeline).pop("denoise_step")
-    runner.cache_backend = get_cache_backend(KEY, config)
-    runner.cache_backend.enable(pipeline)
     try:
+        runner.cache_backend = get_cache_backend(KEY, config)
+        runner.cache_backend.enable(pipeline)
         yield runner.cache_backend
     finally:
         runner.cache_backend, pipeline.denoise_step = before, served
@@ -188,9 +190,67 @@ def test_a_named_cache_that_waves_cannot_serve_is_refused(engine: Any, name: str
         ({"speedup": 0.5}, "speedup must be a number of at least 1"),
         ({"speedup": 2, "tolerance": 0.1}, "must have one target"),
         ("half", 'must be "on", "off" or a mapping'),
+        ({"quality": 40}, "a quality can only be promised by a profile"),
+        ({"computed_steps": 1}, "computed_steps must be at least 2"),
+        ({"speedup": None}, "speedup must be a number, got None"),
     ],
 )
 def test_bad_settings_are_refused_at_admission(engine: Any, reuse: object, message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
+    from vllm_omni.errors import OmniClientError
+
+    with pytest.raises(OmniClientError, match=message) as raised:
         engine.scheduler.add_request(make_request(0, 24, reuse=reuse))
+    assert raised.value.status_code == 400
     assert not engine.scheduler.has_requests()
+
+
+def test_absurd_settings_beside_good_requests(engine: Any) -> None:
+    alone, rng = run(engine, make_request(0, 24)).output, random.Random(0)
+    values = (None, True, 0, 1, 2, 3, -1, 1e9, 10**400, float("nan"), "2", [], {})
+    waves, refused, good = runner_of(engine).cache_backend.waves, 0, []
+    for number in range(60):
+        if number % 20 == 0:
+            good.append(make_request(0, 24))
+            engine.scheduler.add_request(good[-1])
+        asked = {rng.choice(("speedup", "computed_steps", "quality", "tolerance", "x")): rng.choice(values)}
+        try:
+            engine.scheduler.add_request(make_request(1, 4, reuse=asked))
+        except ValueError:
+            refused += 1
+    results = drive(engine, {})
+    for request in good:
+        torch.testing.assert_close(results[request.request_id].output, alone, atol=1e-4, rtol=0)
+    assert len(results) == 63 - refused
+    assert 30 < refused < 60
+    assert all(result.error is None for result in results.values())
+    assert waves.failures == 0
+
+
+def test_what_admission_would_miss_computes_in_full_and_leaves_the_others(engine: Any) -> None:
+    alone = run(engine, make_request(0, 24)).output
+    waves, good, bad = runner_of(engine).cache_backend.waves, make_request(0, 24), make_request(1, 24)
+    before = waves.failures
+    engine.scheduler.add_request(bad)
+    bad.sampling_params.extra_args = {KEY: {"quality": 40}}
+    results = drive(engine, {0: [good]})
+    torch.testing.assert_close(results[good.request_id].output, alone, atol=1e-4, rtol=0)
+    figures = results[bad.request_id].stage_durations
+    assert (figures["omnireuse_failures"], figures["omnireuse_steps_computed"]) == (1, 24)
+    assert waves.failures == before + 1
+    run(engine, make_request(2, 4))
+    assert not set(runner_of(engine).state_cache) & {good.request_id, bad.request_id}
+
+
+def test_a_pipeline_whose_step_is_not_known_to_be_its_output_is_refused(engine: Any) -> None:
+    from vllm_omni.diffusion.models.bagel.pipeline_bagel import BagelPipeline
+    from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImageDMD2Pipeline
+
+    class OwnStep(QwenImageDMD2Pipeline):
+        def denoise_step(self, *_: Any, **__: Any) -> None:
+            self.extra = 1
+
+    refuse_pipeline(pipeline_of(engine), place="--cache-config")
+    refuse_pipeline(object.__new__(QwenImageDMD2Pipeline), place="--cache-config")
+    for cls in (BagelPipeline, OwnStep):
+        with pytest.raises(ValueError, match=rf"{cls.__name__}\.denoise_step .* is not known to be safe"):
+            refuse_pipeline(object.__new__(cls), place="--cache-config")

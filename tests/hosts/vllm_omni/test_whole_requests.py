@@ -12,8 +12,10 @@ import torch
 from tests.hosts.vllm_omni.conftest import (
     IN_VLLM_OMNI,
     SHAPES_FLUX,
+    drive,
     make_request,
     pipeline_of,
+    run,
     runner_of,
     running_engine,
 )
@@ -47,6 +49,73 @@ def test_requests_of_different_lengths_and_settings_one_after_the_other(tiny_qwe
             assert half.stage_durations["omnireuse_steps_computed"] == steps / 2
             assert third.stage_durations["omnireuse_steps_reused"] == steps * 2 / 3
             assert not torch.equal(half.output, plain[steps])
+
+
+@pytest.fixture
+def _tunes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIREUSE_TUNE", "1")
+
+
+def reused(result: Any) -> int:
+    return int(result.stage_durations["omnireuse_steps_reused"])
+
+
+@pytest.mark.usefixtures("_tunes")
+def test_the_first_requests_are_measured_and_the_others_follow_one_plan(tiny_qwen: Path, tmp_path: Path) -> None:
+    from vllm_omni.lora.request import LoRARequest
+
+    adapter = LoRARequest("large", 7, str(save_adapter(tmp_path, seed=7)))
+    with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=1) as engine:
+        plain = [whole(engine, make_request(0, 24, seed=seed)).output for seed in range(5)]
+    with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=1, cache_backend=KEY) as engine:
+        for seed in range(3):
+            result = whole(engine, make_request(0, 24, seed=seed))
+            assert torch.equal(result.output, plain[seed])
+            assert result.stage_durations["omnireuse_pictures_measured"] == seed + 1
+            assert result.stage_durations["omnireuse_tuned"] == (seed == 2)
+            # Requests beside them that ask for something else are not measured, and measuring goes on after them.
+            other = whole(engine, make_request(0, 24, seed=9, reuse={"speedup": 3}))
+            assert reused(other) == 16
+            assert "omnireuse_tuned" not in other.stage_durations
+        first = whole(engine, make_request(0, 24, seed=3))
+        assert (reused(first), first.stage_durations["omnireuse_tuned"]) == (12, 1)
+        with_adapter = whole(engine, make_request(0, 24, seed=3, lora_request=adapter))
+        assert reused(with_adapter) == 12
+        assert "omnireuse_tuned" not in with_adapter.stage_durations
+        assert torch.equal(whole(engine, make_request(0, 24, seed=4, reuse="off")).output, plain[4])
+        assert torch.equal(whole(engine, make_request(0, 24, seed=3)).output, first.output)
+    # Another process finds the plan.
+    with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=1, cache_backend=KEY) as engine:
+        again = whole(engine, make_request(0, 24, seed=3))
+        assert again.stage_durations["omnireuse_tuned"] == 1
+        assert torch.equal(again.output, first.output)
+    untuned = {"cache_backend": KEY, "cache_config": {"tune": False}}
+    with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=1, **untuned) as engine:
+        result = whole(engine, make_request(0, 24, seed=3))
+        assert reused(result) == 12
+        assert "omnireuse_tuned" not in result.stage_durations
+
+
+@pytest.mark.usefixtures("_tunes")
+def test_step_mode_follows_a_plan_that_request_mode_has_tuned(tiny_qwen: Path) -> None:
+    sampling = {"guidance": 1.0}
+    with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=1, cache_backend=KEY) as engine:
+        for seed in range(3):
+            whole(engine, make_request(0, 24, seed=seed, **sampling))
+        tuned = whole(engine, make_request(0, 24, seed=3, **sampling))
+        assert tuned.stage_durations["omnireuse_tuned"] == 1
+    options = {"max_num_seqs": 3, "step_execution": True, "cache_backend": KEY}
+    with running_engine(tiny_qwen, enforce_eager=True, **options) as engine:
+        found = run(engine, make_request(0, 24, seed=3, **sampling))
+        assert (reused(found), found.stage_durations["omnireuse_tuned"]) == (reused(tuned), 1)
+        torch.testing.assert_close(found.output, tuned.output, atol=1e-4, rtol=0)
+        joined = [make_request(0, 24, seed=3, **sampling), make_request(0, 24, seed=4, reuse="off", **sampling)]
+        results = drive(engine, {0: [joined[0]], 3: [joined[1]]})
+        torch.testing.assert_close(results[joined[0].request_id].output, found.output, atol=1e-4, rtol=0)
+        for without in ({"guidance": 2.0}, {"reuse": {"speedup": 2}}):
+            untuned = run(engine, make_request(0, 24, seed=3, **{**sampling, **without}))
+            assert reused(untuned) == 12
+            assert "omnireuse_tuned" not in untuned.stage_durations
 
 
 def test_named_caches_and_a_change_of_adapter(tiny_qwen: Path, tmp_path: Path) -> None:
@@ -131,5 +200,18 @@ def test_an_untested_release_is_refused_by_name(tiny_qwen: Path, monkeypatch: py
     with (
         pytest.raises(ValueError, match=r"vllm-omni 0\.99\.1 is not supported.*tested with 0\.30"),
         running_engine(tiny_qwen, enforce_eager=True, cache_backend=KEY),
+    ):
+        pass
+
+
+def test_a_server_whose_pipeline_waves_cannot_serve_does_not_start(
+    tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from omnireuse.integrations.vllm_omni import steps
+
+    monkeypatch.setattr(steps, "SAFE", ())
+    with (
+        pytest.raises(ValueError, match=r"QwenImagePipeline\.denoise_step in step execution is not known to be safe"),
+        running_engine(tiny_qwen, enforce_eager=True, step_execution=True, cache_backend=KEY),
     ):
         pass

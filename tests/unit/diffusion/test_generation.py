@@ -23,7 +23,7 @@ from omnireuse.diffusion.reuse.generation import Generation, layout_of
 from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.policies import StepMask
 from omnireuse.diffusion.reuse.schedulers import noise_levels
-from omnireuse.errors import OmniReuseError
+from omnireuse.errors import ConfigError, OmniReuseError
 
 FORECASTERS: list[Forecaster] = [
     Hold(),
@@ -317,3 +317,55 @@ def test_no_row_keeps_the_memory_of_the_others() -> None:
     for each in requests:
         # Two values of (2, 3, 8) floats, in storages of their own.
         assert each.generation.kept_bytes == 2 * 48 * 4
+
+
+@pytest.mark.parametrize("strategy", [Strategy(policy=FixedSchedule(speedup=2, by_noise=True), forecaster=Blend())])
+def test_a_run_that_begins_in_the_middle_is_a_run_of_the_steps_that_are_left(strategy: Strategy) -> None:
+    levels = levels_of(28)
+    part, alone = strategy.start(levels, at=8), strategy.start(levels[8:])
+    assert (part.total, part.index, part.level, part.coordinate) == (20, 0, levels[8], levels[8].coordinate)
+    assert part.schedule == alone.schedule
+    choice = part.decide(layout="a")
+    assert (choice.reuse, choice.reason) == (False, "first")
+    assert strategy.start(total=28, at=8).total == 20
+
+
+def test_the_final_error_of_a_part_is_as_small_as_forecasts_leave_it() -> None:
+    levels, at = levels_of(28), 8
+    start = torch.randn(1, 16, 8, generator=torch.Generator().manual_seed(0))
+    ends = [level.coordinate for level in levels[1:]] + [0.0]
+
+    def run(strategy: Strategy) -> tuple[torch.Tensor, int]:
+        latents, computed = start, 0
+        generation = strategy.start(levels, at=at)
+        for level, end in zip(levels[at:], ends[at:], strict=True):
+            choice = generation.decide(layout=layout_of(latents))
+            if choice.reuse:
+                output = generation.predict(choice, latents)
+            else:
+                output, computed = generation.observe(choice, model(latents, level), latents), computed + 1
+            latents = latents + (end - level.coordinate) * output
+            generation.advance()
+        assert generation.finished
+        return latents, computed
+
+    (full, all_steps), (made, half) = (
+        run(Strategy(policy=FixedSchedule(speedup=speedup), forecaster=Blend())) for speedup in (1, 2)
+    )
+    assert (all_steps, half) == (20, 10)
+    assert float((made - full).abs().sum() / full.abs().sum()) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"at": 28}, "the run has 28 steps"),
+        ({"at": -1}, "at must be a step of the run"),
+        ({"at": 1.5}, "at must be a step of the run"),
+    ],
+)
+def test_a_run_begins_at_one_of_its_steps(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Strategy(policy=EVERY_OTHER).start(levels_of(28), **arguments)
+    with pytest.raises(ConfigError, match="the number of steps is not known"):
+        Strategy(policy=EVERY_OTHER).start(at=3)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from omnireuse import EasyCache, handle_of
-from omnireuse.errors import ConfigError, UnknownNameError
-from omnireuse.integrations.settings import RequestSettings, ServerSettings
+from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
+from omnireuse.integrations.settings import MOST_PLANS, RequestSettings, ServerSettings
 from tests.helpers.tiny import TINY
 
 SERVER, THREE = RequestSettings(), RequestSettings.of({"omnireuse": {"speedup": 3}})
@@ -36,3 +36,86 @@ def test_a_named_cache_serves_with_its_options_and_a_request_may_ask_for_a_targe
 def test_options_that_fit_nothing_are_errors(options: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         ServerSettings(options, place="--cache-config").plan(SERVER, TINY["flux"]().pipe)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"speedup": None}, WrongTypeError, "speedup must be a number, got None"),
+        ({"computed_steps": 10**400}, ConfigError, "computed_steps must be a whole number"),
+        ({"speedup": float("nan")}, ConfigError, "speedup must be"),
+        ({"speedup": True}, WrongTypeError, "speedup must be"),
+        ({1: 2}, UnknownNameError, "unknown setting"),
+        ({"x" * 10**6: 2}, UnknownNameError, "unknown setting"),
+        ([], WrongTypeError, "must be"),
+        (3, WrongTypeError, "must be"),
+    ],
+)
+def test_absurd_settings_are_errors_of_one_sentence(given: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as raised:
+        RequestSettings.of({"omnireuse": given})
+    assert len(str(raised.value)) < 400
+
+
+def test_extra_arguments_that_are_no_mapping_are_an_error() -> None:
+    with pytest.raises(WrongTypeError, match="extra_args must be a mapping, got list"):
+        RequestSettings.of(["omnireuse"])  # type: ignore[arg-type]  # what a client may send
+
+
+def test_a_server_keeps_the_plans_that_are_asked_for_and_a_limited_number_in_all() -> None:
+    settings = ServerSettings({}, place="--cache-config")
+
+    def plan(speedup: float) -> object:
+        return settings.plan(RequestSettings.of({"omnireuse": {"speedup": speedup}}), None, region="step")
+
+    asked_often, asked_once = plan(2), plan(2.5)
+    for number in range(MOST_PLANS):
+        plan(3 + number / 7)
+        assert plan(2) is asked_often
+    assert plan(2.5) is not asked_once
+
+
+LIMITED = {"speedup": 2, "max_speedup": 4, "request_targets": ["speedup", "computed_steps"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "message"),
+    [
+        ({"speedup": 1e9}, 28, "the speed-up must be at most 4 on this server"),
+        ({"speedup": 4.001}, None, "at most 4"),
+        ({"computed_steps": 6}, 28, r"at most 4 .* got 4\.66"),
+        ({"computed_steps": 14}, None, "num_inference_steps must be given"),
+        ({"tolerance": 0.1}, 28, "must be speedup or computed_steps on this server"),
+        ({"speedup": 4}, None, None),
+        ({"computed_steps": 7}, 28, None),
+        ("off", None, None),
+        ("on", None, None),
+    ],
+)
+def test_an_operator_limits_what_requests_may_ask_for(given: object, steps: int | None, message: str | None) -> None:
+    settings, wanted = ServerSettings(LIMITED, place="--cache-config"), RequestSettings.of({"omnireuse": given})
+    if message is None:
+        settings.check_limits(wanted, steps=steps)
+        return
+    with pytest.raises(ConfigError, match=message):
+        settings.check_limits(wanted, steps=steps)
+
+
+def test_without_limits_every_valid_target_is_served() -> None:
+    settings = ServerSettings({"speedup": 2}, place="--cache-config")
+    settings.check_limits(RequestSettings.of({"omnireuse": {"speedup": 1e9}}), steps=None)
+    settings.check_limits(RequestSettings.of({"omnireuse": {"computed_steps": 2}}), steps=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_speedup": 0.5}, ConfigError, "max_speedup must be a finite number of at least 1"),
+        ({"max_speedup": "4x"}, ConfigError, "max_speedup must be"),
+        ({"request_targets": "speedup"}, WrongTypeError, "request_targets must be a list"),
+        ({"request_targets": ["sped"]}, UnknownNameError, "did you mean 'speedup'"),
+    ],
+)
+def test_limits_that_limit_nothing_are_errors(options: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ServerSettings(options, place="--cache-config")

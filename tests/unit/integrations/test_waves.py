@@ -6,79 +6,15 @@ import gc
 import random
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 
-from omnireuse import BestOrder, Blend, EasyCache, ErrorControl, FixedSchedule, Strategy
 from omnireuse.integrations.phases import WavePlanner, linear_cost
-from omnireuse.integrations.settings import KEY, OFF, Plan
+from omnireuse.integrations.settings import KEY
 from omnireuse.integrations.vllm_omni.waves import Waves
-
-PLANS = {
-    "half": Plan(Strategy(policy=FixedSchedule(speedup=2), forecaster=Blend()), "half"),
-    "third": Plan(Strategy(policy=FixedSchedule(speedup=3)), "third"),
-    "measured": Plan(Strategy(policy=ErrorControl(tolerance=0.1), forecaster=BestOrder()), "measured"),
-    "watched": Plan(Strategy(policy=EasyCache(threshold=0.5), forecaster=Blend()), "watched"),
-    "off": OFF,
-}
-
-
-@dataclass
-class State:
-    """What the engine keeps of a request, as far as waves look at it."""
-
-    name: str
-    plan: str
-    scheduler: Any
-    latents: torch.Tensor
-    extra: dict[str, Any] = field(default_factory=dict)
-    stage_durations: dict[str, float] = field(default_factory=dict)
-    step_index: int = 0
-    chunk_index: int = 0
-
-    @property
-    def total_steps(self) -> int:
-        return len(self.scheduler.timesteps)
-
-
-def request(name: str, plan: str, steps: int, seed: int) -> State:
-    scheduler = FlowMatchEulerDiscreteScheduler()
-    scheduler.set_timesteps(steps)
-    return State(name, plan, scheduler, torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(seed)))
-
-
-class Engine:
-    """Steps a set of requests; keeps count of the rows that the transformer sees."""
-
-    def __init__(self, planner: WavePlanner | None = None) -> None:
-        self.rows: list[int] = []
-        self.waves = Waves(self._denoise, list, lambda state: PLANS[state.plan], planner)
-        self.fails = False
-
-    def _denoise(self, batch: Sequence[State], *, states: Sequence[State], **_: Any) -> torch.Tensor:
-        assert [each.name for each in batch] == [each.name for each in states]
-        self.rows.append(len(states))
-        if self.fails:
-            raise MemoryError("the transformer ran out of memory")
-        latents = torch.cat([state.latents for state in states])
-        noise = torch.tensor([float(state.scheduler.sigmas[state.step_index]) for state in states])[:, None, None]
-        return torch.sin(latents * 2) + noise * latents.mean(-1, keepdim=True)
-
-    def wave(self, states: Sequence[State]) -> None:
-        outputs = self.waves.denoise_step(list(states), states=states)
-        for state, output in zip(states, outputs.split(1), strict=True):
-            timestep = state.scheduler.timesteps[state.step_index]
-            state.latents = state.scheduler.step(output, timestep, state.latents, return_dict=False)[0]
-            state.step_index += 1
-
-    def alone(self, state: State) -> torch.Tensor:
-        while state.step_index < state.total_steps:
-            self.wave([state])
-        return state.latents
+from tests.helpers.waves import PLANS, Engine, State, request
 
 
 def test_a_request_alone_computes_as_often_as_its_plan_says() -> None:
@@ -91,11 +27,9 @@ def test_a_request_alone_computes_as_often_as_its_plan_says() -> None:
 
 def test_off_computes_every_step_and_changes_no_bit() -> None:
     engine, plain = Engine(), request("plain", "off", 10, 1)
-    for step in range(10):
-        output = engine._denoise([plain], states=[plain])
-        plain.latents = plain.scheduler.step(output, plain.scheduler.timesteps[step], plain.latents, return_dict=False)[
-            0
-        ]
+    for _ in range(10):
+        output = engine.denoise([plain], states=[plain])
+        plain.latents = plain.latents + (plain.noise(1) - plain.noise()) * output
         plain.step_index += 1
     assert torch.equal(engine.alone(request("a", "off", 10, 1)), plain.latents)
 
@@ -192,3 +126,47 @@ def test_an_interrupted_pipeline_is_passed_on() -> None:
     waves = Waves(lambda *_, **__: None, list, lambda state: PLANS["half"])
     state = request("a", "half", 20, 1)
     assert waves.denoise_step([state], states=[state]) is None
+
+
+def relative_error(latents: torch.Tensor, full: torch.Tensor) -> float:
+    return float((latents - full).abs().sum() / full.abs().sum())
+
+
+def entering(plan: str, known: str) -> State:
+    """A request that begins at the eighth of 28 steps."""
+    if known == "all steps":  # resumed: the engine knows them, and has made some
+        state = request("a", plan, 28, 1)
+        state.step_index = 8
+        return state
+    state = request("a", plan, 20, 1, begin=8)  # image-to-image: the engine knows the steps that are left
+    if known == "too many steps":  # the scheduler has more of them, and does not say which are made
+        state.scheduler.timesteps = torch.cat([state.scheduler.timesteps, state.scheduler.timesteps[-1:]])
+    return state
+
+
+@pytest.mark.parametrize(("plan", "most"), [("half", 0.005), ("measured", 0.1)])
+def test_a_request_that_enters_in_the_middle_ends_near_its_full_run(plan: str, most: float) -> None:
+    full = Engine(smooth=True).alone(entering("off", "all steps"))
+    made = {}
+    for known in ("all steps", "steps left", "too many steps"):
+        state = entering(plan, known)
+        made[known] = Engine(smooth=True).alone(state)
+        reuse = state.extra[KEY]
+        assert (reuse.computed + reuse.reused, reuse.failures) == (20, 0)
+        assert reuse.reused >= 5
+        assert relative_error(made[known], full) < most
+    # The noise of each step is known in both, and is the same.
+    assert torch.equal(made["all steps"], made["steps left"])
+
+
+def test_a_request_that_goes_back_to_an_earlier_step_begins_anew() -> None:
+    engine, state = Engine(), request("a", "half", 20, 1)
+    earlier = []
+    for _ in range(9):
+        earlier.append(state.latents)
+        engine.wave([state])
+    state.step_index, state.latents = 3, earlier[3]
+    again = engine.alone(state)
+    resumed = request("b", "half", 20, 1)
+    resumed.step_index, resumed.latents = 3, earlier[3]
+    assert torch.equal(Engine().alone(resumed), again)

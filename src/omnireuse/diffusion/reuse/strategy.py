@@ -14,8 +14,8 @@ from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.policies import policy_named
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.signals import SIGNALS
-from omnireuse.diffusion.reuse.validation import check_at_least, field_error
-from omnireuse.errors import UnknownNameError, WrongTypeError
+from omnireuse.diffusion.reuse.validation import check_at_least, field_error, is_whole
+from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
 
 if TYPE_CHECKING:
     from omnireuse.diffusion.reuse.agreement import Agreement
@@ -185,6 +185,7 @@ class Strategy:
         levels: Sequence[NoiseLevel] = (),
         *,
         total: int | None = None,
+        at: int = 0,
         agreement: Agreement | None = None,
         number: int = 1,
         emit: Emit | None = None,
@@ -194,13 +195,27 @@ class Strategy:
         Args:
             levels: noise level of each step (`noise_levels(scheduler)`); empty where unknown.
             total: number of steps, ≥ 1; that of the levels by default, unknown without any.
+            at: the first step that is made, where a run begins in the middle, as image-to-image and resumed requests
+                do, ≥ 0 and below `total`. That part is a run of its own: the generation counts its steps from 0, its
+                first step computes, and computed steps are spread over it.
             agreement: how ranks agree; alone by default.
             number: names the generation in its events.
             emit: takes an event for each decision that was carried out.
+
+        Raises:
+            ConfigError: `at` is no step of the run, or the number of steps is not known.
         """
         from omnireuse.diffusion.reuse.generation import Generation
 
         steps = total if total is not None else len(levels) or None
+        if at:
+            if steps is None or not is_whole(at, 1) or at >= steps:
+                known = "the number of steps is not known" if steps is None else f"the run has {steps} steps"
+                raise ConfigError(
+                    f"Strategy.start(at={at!r:.60}): at must be a step of the run, counted from 0, and {known}; give "
+                    "the levels of all steps, or total="
+                )
+            levels, steps = levels[at:], steps - at
         return Generation(self, levels, total=steps, agreement=agreement, number=number, emit=emit)
 
     @cached_property

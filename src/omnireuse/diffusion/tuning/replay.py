@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.diffusion.reuse.runtime.interception import intercept
+from omnireuse.diffusion.tuning.snapshot import Snapshot, is_mutable
 from omnireuse.errors import StateError
 from omnireuse.pipelines.call import without_bar
 
@@ -25,21 +26,23 @@ _RESULTS = ("encode_prompt",)
 class Replay:
     """The arguments of one call, taken before it is made.
 
-    Callbacks are left out, since they belong to the picture alone. Tensors are copied, so that nobody's change reaches
-    a later shadow.
+    Callbacks are left out, since they belong to the picture alone. Tensors and requests of an engine are copied, so
+    that nobody's change reaches a later shadow.
 
     Raises:
-        StateError: an argument that can be read only once.
+        StateError: an argument that can be read only once, or a request that cannot be copied.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._args = pytree.tree_map(_copied, args)
+        self._args = pytree.tree_map(_kept, args)
         self._kwargs = {
-            name: pytree.tree_map(_copied, value) for name, value in kwargs.items() if not name.startswith("callback")
+            name: pytree.tree_map(_kept, value) for name, value in kwargs.items() if not name.startswith("callback")
         }
         leaves = pytree.tree_leaves((args, dict(kwargs)))
         if once := [each for each in leaves if isinstance(each, Iterator)]:
             raise StateError(f"an argument can be read only once ({type(once[0]).__name__})")
+        requests = [each for each in pytree.tree_leaves((self._args, self._kwargs)) if isinstance(each, Snapshot)]
+        leaves += [generator for request in requests for generator in request.generators]
         generators = {id(each): each for each in leaves if isinstance(each, torch.Generator)}
         self._generators = [(each, each.get_state()) for each in generators.values()]
         self._states = _states()
@@ -119,7 +122,13 @@ def _handling(pipeline: Any, owner: object, handler: Callable[[str], Callable[..
         yield
 
 
+def _kept(leaf: Any) -> Any:
+    return Snapshot(leaf) if is_mutable(leaf) else _copied(leaf)
+
+
 def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, Snapshot):
+        return leaf.restored()
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 

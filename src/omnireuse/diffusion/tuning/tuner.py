@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from omnireuse.diffusion.calibration.profile import Profile
-from omnireuse.diffusion.reuse.call import arguments_of
 from omnireuse.diffusion.reuse.runtime.run import Chosen, RunStart
 from omnireuse.diffusion.reuse.runtime.session import Session
 from omnireuse.diffusion.reuse.strategy import Strategy
@@ -47,13 +46,18 @@ class Tuner:
     """
 
     def __init__(self, session: Session, strategy: Strategy, *, pictures: int, store: Store) -> None:
-        self._session, self._strategy = session, strategy
+        self._strategy = strategy
         self._entries = Entries(pictures=pictures, store=store, command="omnireuse.enable(pipe)")
         self._lock = self._entries.lock
         self._latest: Entry | None = None
         self._elsewhere = Tuning(state="measuring", wanted=pictures, reason="no run has begun yet")
         """Holds where the latest run has no configuration."""
         self._is_closed = False
+        self.serve(session)
+
+    def serve(self, session: Session) -> None:
+        """Go on with another session on the same pipeline."""
+        self._session = session
         session.around = self.around
 
     @property
@@ -76,10 +80,15 @@ class Tuner:
 
     def around(self, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make one call of the pipeline."""
+        if (why := self._session.calls.untunable(args, kwargs)) is not None:
+            with self._lock:
+                self._latest = None
+                self._elsewhere = Tuning(state="off", wanted=self._entries.pictures, reason=why)
+            return self._session.call(proceed, args, kwargs)
         self._finish_pending(proceed)
         pipeline, attempt = self._session.pipeline, _Attempt()
         replay = self._replay(args, kwargs)
-        arguments = arguments_of(pipeline, *args, **kwargs)
+        arguments = self._session.calls.arguments(pipeline, args, kwargs)
 
         def choose(start: RunStart) -> Chosen:
             return self._choose(attempt, start, arguments, replay)

@@ -10,7 +10,10 @@ from omnireuse.integrations.settings import KEY
 
 __all__ = ["OUTER", "PARTS", "POST", "PREDICT", "SAMPLER", "Wrappers", "with_wrappers", "wrapped"]
 
-OUTER, PREDICT, PARTS, SAMPLER = NEEDED
+OUTER = NEEDED[0]
+PREDICT = NEEDED[1]
+PARTS = NEEDED[2]
+SAMPLER = NEEDED[3]
 POST = "sampler_post_cfg_function"
 """Name of the functions that are given the parts of guidance, in a model's options."""
 

@@ -42,7 +42,7 @@ def _built(result: Any, server_args: Any) -> None:
 
 def _admission(params: Any, pipeline_config: Any) -> None:
     """Refuse a request whose settings are wrong before it waits for its turn."""
-    REUSE.wanted(params)
+    REUSE.admit(params)
 
 
 def _loop(original: Callable[..., Any], stage: Any, ctx: Any, batch: Any, server_args: Any, **kwargs: Any) -> Any:

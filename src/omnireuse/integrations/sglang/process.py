@@ -101,6 +101,18 @@ class Reuse:
         else:
             logger.info("omnireuse serves the requests of %s that ask for it in %s", type(pipeline).__name__, FIELD)
 
+    def admit(self, params: Any) -> None:
+        """Refuse the settings of a request that cannot be met.
+
+        Args:
+            params: its sampling parameters.
+
+        Raises:
+            ConfigError: as `wanted`, and what is beyond the operator's limits.
+        """
+        wanted = self.wanted(params)
+        self.settings.check_limits(wanted, steps=getattr(params, "num_inference_steps", None), field=FIELD)
+
     def wanted(self, request: Any, *, cache_dit: bool = False) -> RequestSettings:
         """What a request asks for, checked.
 

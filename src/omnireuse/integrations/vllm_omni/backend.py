@@ -10,11 +10,15 @@ from typing import Any
 from omnireuse.core.stores.redis import RedisTier
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, install_prompt_embed_cache
 from omnireuse.diffusion.prompts.options import PromptCacheOptions
+from omnireuse.diffusion.tuning.switch import is_off_by_environment
 from omnireuse.errors import ConfigError
 from omnireuse.integrations.phases import WavePlanner, linear_cost
 from omnireuse.integrations.settings import KEY, Plan, RequestSettings
-from omnireuse.integrations.vllm_omni.ranks import deciding_group, refuse_shared_encoder, refuse_stages
+from omnireuse.integrations.vllm_omni.calls import RequestCalls
+from omnireuse.integrations.vllm_omni.ranks import deciding_group, has_ranks, refuse_shared_encoder, refuse_stages
+from omnireuse.integrations.vllm_omni.ready import ReadyPlans
 from omnireuse.integrations.vllm_omni.settings import OmniSettings
+from omnireuse.integrations.vllm_omni.steps import refuse_pipeline, refuse_plan
 from omnireuse.integrations.vllm_omni.waves import Waves
 from omnireuse.integrations.whole import WholeRequests
 
@@ -45,6 +49,8 @@ class Backend:
         """The cache of prompt embeddings, where the server asked for one."""
         self._pipeline: Any = None
         self._whole = WholeRequests(self.settings)
+        self._tunes = True
+        self._ready: ReadyPlans | None = None
 
     def is_enabled(self) -> bool:
         """Whether `enable` ran."""
@@ -59,7 +65,14 @@ class Backend:
         """
         refuse_stages(self.settings.place)
         self._pipeline = _denoising_pipeline(pipeline)
+        if self._pipeline is pipeline:
+            self._whole = WholeRequests(self.settings, RequestCalls())
+        if has_ranks() and self.settings.tune is not False:
+            self._tunes = False
+            logger.info("tuning is off: ranks share the forward pass")
         plan = self._plan(RequestSettings())
+        if getattr(getattr(pipeline, "od_config", None), "step_execution", False):
+            refuse_pipeline(pipeline, place=self.settings.place)
         self._cache_prompts()
         self.enabled = True
         logger.info("omnireuse serves %s: %s", type(self._pipeline).__name__, plan.name)
@@ -102,7 +115,7 @@ class Backend:
                 len(requests),
                 KEY,
             )
-        self._whole.begin(self._pipeline, wanted, group=self._plan(wanted).group)
+        self._whole.begin(self._pipeline, wanted, group=self._plan(wanted).group, tunes=self._tunes)
 
     def figures(self) -> dict[str, float]:
         """What the last batch of whole requests did, for the metrics of their responses."""
@@ -111,29 +124,28 @@ class Backend:
     # -- waves --------------------------------------------------------------------------------------------------------
 
     def serve_waves(self, pipeline: Any, sub_batch: Any) -> None:
-        """Stand before the pipeline's `denoise_step`. Idempotent."""
+        """Stand before the pipeline's `denoise_step`. Idempotent.
+
+        Raises:
+            ConfigError: a pipeline, or a plan of the server, that waves cannot serve.
+        """
         self._whole.end()
         if self.waves is None:
+            refuse_pipeline(pipeline, place=self.settings.place)
+            refuse_plan(self._plan(RequestSettings()), place=self.settings.place)
             planner = WavePlanner(linear_cost()) if self.settings.align else None
             self.waves = Waves(pipeline.denoise_step, sub_batch, self._plan_of, planner)
             pipeline.denoise_step = self.waves.denoise_step
 
     def _plan_of(self, state: Any) -> Plan:
-        plan = self._plan(RequestSettings.of(state.sampling.extra_args))
-        if plan.strategy is None:
+        wanted = RequestSettings.of(state.sampling.extra_args)
+        plan = self._plan(wanted)
+        refuse_plan(plan, place=self.settings.place)
+        if wanted.targets or self.settings.tune is False or not self._tunes or is_off_by_environment():
             return plan
-        unserved = None
-        if plan.strategy.region != "step":
-            unserved = (
-                f"works in region {plan.strategy.region!r}, and a wave is forecast after guidance, in region 'step'"
-            )
-        elif plan.strategy.chosen_signal == "filtered_latents":
-            unserved = "filters latents by frequency, and a wave does not tell their rows and columns"
-        if unserved is not None:
-            raise ConfigError(
-                f"--cache-config: {plan.name} {unserved}; run the server without step execution, or give speedup="
-            )
-        return plan
+        if self._ready is None:
+            self._ready = ReadyPlans(self._pipeline)
+        return self._ready.tuned(plan, state)
 
     def _plan(self, wanted: RequestSettings) -> Plan:
         plan = self.settings.plan(wanted, self._pipeline)

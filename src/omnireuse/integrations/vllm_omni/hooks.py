@@ -8,12 +8,16 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from omnireuse.errors import OmniReuseError
 from omnireuse.integrations.host import check_host
-from omnireuse.integrations.settings import KEY, RequestSettings
+from omnireuse.integrations.settings import KEY
+from omnireuse.integrations.vllm_omni.admission import Admission
 from omnireuse.integrations.vllm_omni.backend import Backend
 
 __all__ = ["SEAMS", "TESTED", "install"]
@@ -95,7 +99,8 @@ def _whole_requests(original: Callable[..., Any]) -> Callable[..., Any]:
     def refresh_cache_for_requests(self: Any, reqs: list[Any], **kwargs: Any) -> Any:
         if not _is_ours(kwargs.get("od_config", self.od_config)) or self.cache_backend is None:
             return original(self, reqs, **kwargs)
-        self.cache_backend.begin(reqs)
+        with _as_client_error():
+            self.cache_backend.begin(reqs)
         return None
 
     return refresh_cache_for_requests
@@ -114,14 +119,26 @@ def _whole_results(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _admission(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse a request whose settings are wrong before it waits for its turn."""
+    """Refuse a request whose settings cannot be served before it waits for its turn."""
 
     def add_request(self: Any, request_id: str, request: Any) -> Any:
         if _is_ours(self.od_config):
-            RequestSettings.of(request.sampling_params.extra_args)
+            if self not in _admissions:
+                _admissions[self] = Admission(self.od_config)
+            with _as_client_error():
+                _admissions[self].check(request)
         return original(self, request_id, request)
 
     return add_request
+
+
+@contextmanager
+def _as_client_error() -> Iterator[None]:
+    """Turn a refusal into the error that vllm-omni's servers answer with status 400 and its sentence."""
+    try:
+        yield
+    except OmniReuseError as error:
+        raise import_module("vllm_omni.errors").OmniClientError(str(error)) from error
 
 
 def _metrics(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,6 +172,8 @@ SEAMS: tuple[tuple[str, str, Wrapper], ...] = (
 """Module, function and its wrapper. The runner binds the selector's function by name, so both places are wrapped."""
 
 _missing: list[str] = []
+_admissions: WeakKeyDictionary[Any, Admission] = WeakKeyDictionary()
+"""Of each scheduler in this process."""
 
 
 def install() -> None:

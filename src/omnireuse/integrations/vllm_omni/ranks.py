@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -11,7 +12,65 @@ from omnireuse.diffusion.reuse.strategy import Strategy
 from omnireuse.errors import ConfigError
 from omnireuse.integrations.settings import Plan
 
-__all__ = ["deciding_group", "refuse_shared_encoder", "refuse_stages"]
+__all__ = ["RankSizes", "deciding_group", "has_ranks", "refuse_shared_encoder", "refuse_stages", "refuse_undecidable"]
+
+
+@dataclass(frozen=True)
+class RankSizes:
+    """How many ranks each kind of parallelism has."""
+
+    sequence: int = 1
+    tensor: int = 1
+    sharded: int = 1
+    guidance: int = 1
+    data: int = 1
+
+    @classmethod
+    def of(cls, parallel: Any) -> RankSizes:
+        """Of vllm-omni's `DiffusionParallelConfig`; 1 where it says nothing."""
+
+        def size(name: str) -> int:
+            return int(getattr(parallel, name, None) or 1)
+
+        is_sharded = bool(getattr(parallel, "use_hsdp", False))
+        return cls(
+            sequence=size("sequence_parallel_size"),
+            tensor=size("tensor_parallel_size"),
+            sharded=size("hsdp_shard_size") if is_sharded else 1,
+            guidance=size("cfg_parallel_size"),
+            data=size("data_parallel_size"),
+        )
+
+
+def refuse_undecidable(plan: Plan, sizes: RankSizes, *, place: str) -> None:
+    """Refuse a plan that measures where the ranks that must decide alike are no group.
+
+    Args:
+        plan: of a request.
+        sizes: of the server.
+        place: where its settings were written down, for errors.
+
+    Raises:
+        ConfigError: the branches of guidance decide together and run on different ranks, or the ranks belong to several
+            groups beside data parallelism.
+    """
+    strategy = plan.strategy
+    if strategy is None or not _measures(strategy):
+        return
+    is_guided = sizes.guidance > 1
+    if strategy.region != "step" and strategy.together and is_guided:
+        raise ConfigError(
+            f"{place}: {plan.name} measures, its branches of guidance decide together, and CFG parallelism computes "
+            "them on different ranks; give speedup= or computed_steps=, or start the server without CFG parallelism"
+        )
+    shared = [sizes.sequence, sizes.tensor, sizes.sharded, *([sizes.guidance] if strategy.region == "step" else [])]
+    if sum(size > 1 for size in shared) < 2:
+        return
+    if sizes.data > 1 or (strategy.region != "step" and is_guided):
+        raise ConfigError(
+            f"{place}: {plan.name} measures, and the ranks that share a forward pass are no group of their own beside "
+            "data or CFG parallelism; give speedup= or computed_steps=, whose steps are known ahead"
+        )
 
 
 def deciding_group(plan: Plan, *, place: str) -> dist.ProcessGroup | None:
@@ -26,39 +85,34 @@ def deciding_group(plan: Plan, *, place: str) -> dist.ProcessGroup | None:
         place: where its settings were written down, for errors.
 
     Raises:
-        ConfigError: the branches of guidance decide together and run on different ranks, or the ranks belong to several
-            groups beside data parallelism.
+        ConfigError: as `refuse_undecidable`.
     """
     strategy = plan.strategy
-    if strategy is None or not _measures(strategy) or not _has_ranks():
+    if strategy is None or not _measures(strategy) or not has_ranks():
         return None
     parallel = _parallel_state()
-    groups = [parallel.get_sp_group(), import_module("vllm.distributed.parallel_state").get_tp_group()]
-    if parallel._FS is not None:
-        groups.append(parallel.get_fs_group())
+    sequence, guidance = parallel.get_sp_group(), parallel.get_cfg_group()
+    tensor = import_module("vllm.distributed.parallel_state").get_tp_group()
+    groups = [sequence, tensor, *([parallel.get_fs_group()] if parallel._FS is not None else [])]
+    sizes = RankSizes(
+        sequence.world_size,
+        tensor.world_size,
+        groups[2].world_size if len(groups) > 2 else 1,
+        guidance.world_size,
+        parallel.get_data_parallel_world_size(),
+    )
+    refuse_undecidable(plan, sizes, place=place)
     if strategy.region == "step":
-        groups.append(parallel.get_cfg_group())
-    elif strategy.together and parallel.get_cfg_group().world_size > 1:
-        raise ConfigError(
-            f"{place}: {plan.name} measures, its branches of guidance decide together, and CFG parallelism computes "
-            "them on different ranks; give speedup= or computed_steps=, or start the server without CFG parallelism"
-        )
+        groups.append(guidance)
     shared = [group.device_group for group in groups if group.world_size > 1]
     if len(shared) < 2:
         return shared[0] if shared else None
-    if parallel.get_data_parallel_world_size() == 1 and (
-        strategy.region == "step" or parallel.get_cfg_group().world_size == 1
-    ):
-        return dist.group.WORLD
-    raise ConfigError(
-        f"{place}: {plan.name} measures, and the ranks that share a forward pass are no group of their own beside data "
-        "or CFG parallelism; give speedup= or computed_steps=, whose steps are known ahead"
-    )
+    return dist.group.WORLD
 
 
 def refuse_stages(place: str) -> None:
     """Raise a ConfigError under pipeline parallelism: only the last stage sees the outputs that are to be forecast."""
-    if _has_ranks() and (stages := _parallel_state().get_pipeline_parallel_world_size()) > 1:
+    if has_ranks() and (stages := _parallel_state().get_pipeline_parallel_world_size()) > 1:
         raise ConfigError(
             f"{place}: only the last of {stages} pipeline stages sees the model's output, so the ranks cannot forecast "
             "alike; start the server with pipeline_parallel_size=1, or without --cache-backend omnireuse"
@@ -80,7 +134,8 @@ def _measures(strategy: Strategy) -> bool:
     return strategy.policy.needs_drift or strategy.policy.needs_error
 
 
-def _has_ranks() -> bool:
+def has_ranks() -> bool:
+    """Whether this process is one of several."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 

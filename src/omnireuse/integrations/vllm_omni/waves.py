@@ -2,31 +2,65 @@
 
 vllm-omni runs one denoising step of all running requests in a wave. Requests that compute go through the transformer in
 one smaller batch; the others are forecast in one fused operation; the results are put back in the wave's order.
+
+A wave that raises fails every request in it. So nothing that belongs to one request may raise here: that request
+computes every further step, and the others go on.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
+from omnireuse.diffusion.reuse.events import Choice
 from omnireuse.diffusion.reuse.forecasters import Fitted
 from omnireuse.diffusion.reuse.generation import Generation, layout_of
+from omnireuse.diffusion.reuse.noise import NoiseLevel
 from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.diffusion.reuse.schedulers import noise_levels
 from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse.errors import OmniReuseError
 from omnireuse.integrations.phases import WavePlanner
 from omnireuse.integrations.request import RequestReuse
-from omnireuse.integrations.settings import KEY, Plan
+from omnireuse.integrations.settings import KEY, OFF, Plan
 
-__all__ = ["Waves"]
+__all__ = ["Waves", "levels_of"]
 
 logger = logging.getLogger("omnireuse")
+
+
+@dataclass(eq=False)
+class _Entry:
+    """One request of a wave.
+
+    Attributes:
+        state: the engine's.
+        request: what reuse keeps of it.
+        choice: what to do at this step; None for a request without reuse, which computes.
+        output: what its scheduler is given.
+    """
+
+    state: Any
+    request: RequestReuse
+    choice: Choice | None = None
+    output: torch.Tensor | None = None
+
+    @property
+    def reuses(self) -> bool:
+        return self.choice is not None and self.choice.reuse
+
+    def row(self) -> Row:
+        assert self.request.generation is not None, "only requests with reuse have rows"
+        assert self.choice is not None, "and they have chosen"
+        return Row(
+            generation=self.request.generation, choice=self.choice, sample=self.state.latents, output=self.output
+        )
 
 
 class Waves:
@@ -55,6 +89,8 @@ class Waves:
         self._warned = False
         self.computed_whole = 0
         """Waves whose outputs are no single tensor, and which were computed whole for that."""
+        self.failures = 0
+        """Requests that went on without reuse because something of theirs failed."""
 
     def denoise_step(self, input_batch: Any, *, states: Sequence[Any] | None = None, **kwargs: Any) -> Any:
         """One denoising step of a wave.
@@ -71,73 +107,125 @@ class Waves:
         self._wave += 1
         if self._planner is not None:
             self._planner.finish(self._wave)
-        requests = [self._request(state) for state in states]
-        choices = [
-            None
-            if request.generation is None
-            else request.generation.decide(layout=layout_of(state.latents), signal=state.latents)
-            for request, state in zip(requests, states, strict=True)
-        ]
-        is_computed = [choice is None or not choice.reuse for choice in choices]
-        outputs: list[torch.Tensor | None] = [None] * len(states)
-        computing = [state for state, computes in zip(states, is_computed, strict=True) if computes]
+        entries = [self._entry(state) for state in states]
+        computing = [entry for entry in entries if not entry.reuses]
         if computing:
-            batch = input_batch if len(computing) == len(states) else self._sub_batch(computing)
-            output = self._denoise(batch, states=computing, **kwargs)
-            if not isinstance(output, torch.Tensor):
-                return self._without_reuse(output, input_batch, states, requests, batch is input_batch, kwargs)
-            parts = iter(output.split([state.latents.shape[0] for state in computing]))
-            outputs = [next(parts) if computes else None for computes in is_computed]
+            is_whole = len(computing) == len(entries)
+            output = self._compute(computing, input_batch if is_whole else None, kwargs)
+            if output is not None or computing[0].output is None:
+                return self._without_reuse(output, input_batch, entries, is_whole, kwargs)
         # Nothing of any request has changed up to here: a step that raises leaves all of them as they were.
-        everything = zip(requests, choices, states, outputs, strict=True)
-        rows = [
-            (place, Row(generation=request.generation, choice=choice, sample=state.latents, output=output))
-            for place, (request, choice, state, output) in enumerate(everything)
-            if request.generation is not None and choice is not None
-        ]
-        for fused, of in ((observe_batch, True), (predict_batch, False)):
-            chosen = [(place, row) for place, row in rows if is_computed[place] is of]
-            for (place, _), value in zip(chosen, fused([row for _, row in chosen]), strict=True):
-                outputs[place] = value
-        self._count(states, requests, is_computed)
-        return torch.cat([output for output in outputs if output is not None])
+        reusing = [entry for entry in entries if entry.reuses]
+        if failed := self._isolated(predict_batch, reusing, "its forecast"):
+            try:
+                output = self._compute(failed, None, kwargs)
+            except BaseException:
+                for entry in reusing:
+                    if entry not in failed:  # its forecast is made, and the step is not
+                        self._give_up(entry, "the computation of another request")
+                raise
+            if output is not None or failed[0].output is None:
+                return self._without_reuse(output, input_batch, entries, False, kwargs)
+        self._isolated(observe_batch, [entry for entry in computing if entry.choice is not None], "a computed step")
+        self._count(entries)
+        return torch.cat([entry.output for entry in entries if entry.output is not None])
 
-    def _request(self, state: Any) -> RequestReuse:
+    # -- one request --------------------------------------------------------------------------------------------------
+
+    def _entry(self, state: Any) -> _Entry:
         kept: RequestReuse | None = state.extra.get(KEY)
-        if kept is None:
-            plan = self._plan(state)
-            kept = state.extra[KEY] = RequestReuse(plan, self._start(plan, state), chunk=state.chunk_index)
-        elif kept.chunk != state.chunk_index:
-            kept.chunk, kept.generation = state.chunk_index, self._start(kept.plan, state)
-        return kept
+        entry = _Entry(state, RequestReuse(OFF, None) if kept is None else kept)
+        request = entry.request
+        try:
+            if kept is None:
+                state.extra[KEY] = request
+                request.plan = self._plan(state)
+            if kept is None or not request.is_at(state.chunk_index, state.step_index):
+                request.chunk, request.first = state.chunk_index, state.step_index
+                request.generation = self._start(request.plan, state)
+            if request.generation is not None:
+                latents = state.latents
+                entry.choice = request.generation.decide(layout=layout_of(latents), signal=latents)
+        except Exception as error:  # of this request alone
+            self._give_up(entry, "the decision on a step", error)
+        return entry
 
     def _start(self, plan: Plan, state: Any) -> Generation | None:
         if plan.strategy is None:
             return None
-        scheduler = state.scheduler
-        levels = noise_levels(scheduler) if hasattr(scheduler, "timesteps") else ()
-        strategy = self._in_phase(plan.strategy, plan.strategy.start(levels, total=state.total_steps), state)
-        generation = strategy.start(levels, total=state.total_steps, agreement=Agreement(plan.group))
-        generation.index = state.step_index
-        return generation
+        levels, total, first = levels_of(state), state.total_steps, state.step_index
+        strategy = plan.strategy
+        if self._planner is not None and not first:
+            strategy = self._in_phase(strategy, strategy.start(levels, total=total), state)
+        return strategy.start(levels, total=total, at=first, agreement=Agreement(plan.group))
 
     def _in_phase(self, strategy: Strategy, alone: Generation, state: Any) -> Strategy:
         """The strategy with the planner's steps. Fitted weights belong to the steps they were fitted for, and a policy
         that measures has no steps ahead of the run: both stay."""
         own = alone.schedule
-        if self._planner is None or own is None or isinstance(strategy.forecaster, Fitted) or state.step_index:
+        if self._planner is None or own is None or isinstance(strategy.forecaster, Fitted):
             return strategy
         steps = self._planner.place(own, state.total_steps, wave=self._wave, rows=state.latents.shape[0])
         return replace(strategy, policy=FixedSchedule(steps=tuple(sorted(steps))))
 
+    def _give_up(self, entry: _Entry, doing: str, error: Exception | None = None) -> None:
+        """Compute every further step of a request. Ranks that share a forward pass must fail alike, or the engine ends
+        them: the error of one rank alone cannot be told to the others in the middle of a step."""
+        request = entry.request
+        request.plan, request.generation, entry.choice = OFF, None, None
+        request.failures += 1
+        self.failures += 1
+        logger.warning(
+            "request %s computes every further step: %s failed%s",
+            getattr(entry.state, "request_id", "without a name"),
+            doing,
+            "" if error is None else f": {type(error).__name__}: {error!s:.300}",
+            exc_info=None if error is None or isinstance(error, OmniReuseError) else error,
+        )
+
+    # -- several requests ---------------------------------------------------------------------------------------------
+
+    def _compute(self, entries: Sequence[_Entry], batch: Any, kwargs: dict[str, Any]) -> Any:
+        """Compute the outputs of some requests; return what the pipeline returned where that is not one row for each
+        row of latents."""
+        states = [entry.state for entry in entries]
+        output = self._denoise(self._sub_batch(states) if batch is None else batch, states=states, **kwargs)
+        rows = [state.latents.shape[0] for state in states]
+        if not isinstance(output, torch.Tensor) or not output.ndim or len(output) != sum(rows):
+            return output
+        for entry, part in zip(entries, output.split(rows), strict=True):
+            entry.output = part
+        return None
+
+    def _isolated(
+        self, fused: Callable[[list[Row]], list[torch.Tensor]], entries: Sequence[_Entry], doing: str
+    ) -> list[_Entry]:
+        """Run a fused operation, and again for each request by itself where it fails; return those that failed then,
+        whose outputs stay as they were."""
+        if len(entries) > 1:
+            before: list[Generation] = []
+            try:
+                before = [entry.row().generation.copy() for entry in entries]
+                outputs = fused([entry.row() for entry in entries])
+            except Exception as error:
+                logger.info("each request goes by itself: %s: %s", type(error).__name__, error)
+                for entry, kept in zip(entries, before, strict=False):
+                    entry.request.generation = kept
+            else:
+                for entry, value in zip(entries, outputs, strict=True):
+                    entry.output = value
+                return []
+        failed = []
+        for entry in entries:
+            try:
+                (entry.output,) = fused([entry.row()])
+            except Exception as error:  # of this request alone
+                self._give_up(entry, doing, error)
+                failed.append(entry)
+        return failed
+
     def _without_reuse(
-        self,
-        output: Any,
-        input_batch: Any,
-        states: Sequence[Any],
-        requests: Sequence[RequestReuse],
-        is_whole: bool,
-        kwargs: dict[str, Any],
+        self, output: Any, input_batch: Any, entries: Sequence[_Entry], is_whole: bool, kwargs: dict[str, Any]
     ) -> Any:
         """The step of a wave whose output is no tensor: an interrupt, or outputs of several kinds."""
         if output is None:
@@ -146,22 +234,35 @@ class Waves:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "the pipeline's denoise_step returns %s and not one tensor: every step is computed",
+                "the pipeline's denoise_step returns %s and not one tensor with a row for each row of latents: every "
+                "step is computed",
                 type(output).__name__,
             )
         if not is_whole:
-            output = self._denoise(input_batch, states=states, **kwargs)
-        for request in requests:
-            request.generation = None
-        self._count(states, requests, [True] * len(requests))
+            output = self._denoise(input_batch, states=[entry.state for entry in entries], **kwargs)
+        for entry in entries:
+            entry.request.generation = entry.choice = None
+        self._count(entries)
         return output
 
-    @staticmethod
-    def _count(states: Sequence[Any], requests: Sequence[RequestReuse], is_computed: Sequence[bool]) -> None:
-        for state, request, computes in zip(states, requests, is_computed, strict=True):
-            request.computed += computes
-            request.reused += not computes
-            if request.generation is not None:
-                request.generation.advance()
+    def _count(self, entries: Sequence[_Entry]) -> None:
+        for entry in entries:
+            request = entry.request
+            request.computed += not entry.reuses
+            request.reused += entry.reuses
+            try:
+                if request.generation is not None:
+                    request.generation.advance()
+            except Exception as error:  # of this request alone
+                self._give_up(entry, "the end of a step", error)
             # The one mapping of numbers that travels with a request to its response; `hooks` makes metrics of them.
-            state.stage_durations.update(request.figures())
+            entry.state.stage_durations.update(request.figures())
+
+
+def levels_of(state: Any) -> Sequence[NoiseLevel]:
+    """The noise level of each of a request's steps; empty where its scheduler has another number of steps and does not
+    say which of them the request makes: steps are counted then."""
+    known, begin = len(getattr(state.scheduler, "timesteps", ())), 0
+    if known != state.total_steps:
+        begin = getattr(state.scheduler, "begin_index", None) or 0
+    return noise_levels(state.scheduler)[begin:] if 0 < known == begin + state.total_steps else ()

@@ -15,6 +15,7 @@ import torch
 from omnireuse.diffusion.reuse.agreement import Agreement
 from omnireuse.diffusion.reuse.events import Decision
 from omnireuse.diffusion.reuse.runtime.attachment import Attachment, RegionFactory
+from omnireuse.diffusion.reuse.runtime.calls import Calls
 from omnireuse.diffusion.reuse.runtime.inert import InertRuns, no_run, no_step_ended, no_steps
 from omnireuse.diffusion.reuse.runtime.interception import Interception, intercept, is_bypassed
 from omnireuse.diffusion.reuse.runtime.regions.base import DenoiserCall, Region
@@ -85,12 +86,14 @@ class Session:
         self.calls_outside = 0
         self.around: Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any] | None = None
         """Makes the pipeline's calls, each by `call`, where something is done before or after them."""
+        self.calls = Calls()
+        """Reads the arguments of the pipeline's calls."""
         self._attached = Attachment(self, make_region)
         self._on_pipeline: Interception | None = None
         try:
             self._attached.refresh()
             if any("__call__" in vars(cls) for cls in type(pipeline).__mro__):
-                self._on_pipeline = intercept(pipeline, self, {"__call__": self._pipeline_called})
+                self._on_pipeline = intercept(pipeline, self, {"__call__": self.called})
         except BaseException:
             self.close()
             raise
@@ -162,7 +165,8 @@ class Session:
         caller = calling_pipeline()
         return caller is None or caller is self.pipeline
 
-    def _pipeline_called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Takes the calls of the pipeline."""
         if self.around is None or self.runs.here.depth:
             return self.call(proceed, args, kwargs)
         try:

@@ -1,0 +1,214 @@
+"""One client must not harm another: absurd settings, and faults in the work for one request, beside good requests."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import weakref
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
+from omnireuse.errors import ConfigError, OmniReuseError
+from omnireuse.integrations.settings import KEY, Plan, RequestSettings
+from omnireuse.integrations.vllm_omni import waves as under_test
+from omnireuse.integrations.vllm_omni.admission import Admission
+from omnireuse.integrations.vllm_omni.settings import OmniSettings
+from tests.helpers.waves import PLANS, Engine, State, request
+
+WORDS = ("speedup", "computed_steps", "quality", "tolerance", "off", "on", "profile", "backend", "", "spéedup", "\0")
+NUMBERS: tuple[object, ...] = (0, 1, 2, 3, -1, 0.1, 0.5, 1.5, 1e9, 1e300, 10**400, float("nan"), float("inf"), -0.0)
+OTHERS: tuple[object, ...] = (None, True, False, "2", "x" * 5000, [], [2], {}, {"speedup": 2}, b"2", object())
+
+
+def absurd(rng: random.Random) -> object:
+    """A value of the request's setting: valid, invalid or absurd."""
+    values = (*NUMBERS, *OTHERS, rng.uniform(1, 8), rng.randint(2, 30))
+    if rng.random() < 0.2:
+        return rng.choice((*OTHERS, *NUMBERS, *WORDS))
+    return {rng.choice(WORDS): rng.choice(values) for _ in range(rng.choice((0, 1, 1, 1, 1, 2, 3)))}
+
+
+def serving(config: dict[str, Any]) -> tuple[Engine, Admission]:
+    """An engine that plans as the server does, and what admits its requests."""
+    settings = OmniSettings(config)
+
+    def plan(state: State) -> Plan:
+        return settings.plan(RequestSettings.of(state.sampling.extra_args), None)
+
+    return Engine(plan=plan), Admission(SimpleNamespace(cache_config=config, step_execution=True))
+
+
+def admitted(admission: Admission, state: State) -> bool:
+    try:
+        admission.check(SimpleNamespace(sampling_params=state.sampling))
+    except OmniReuseError:
+        return False
+    return True
+
+
+def test_a_thousand_random_settings_beside_good_requests(caplog: pytest.LogCaptureFixture) -> None:
+    rng, (engine, admission) = random.Random(0), serving({"speedup": 2})
+    solo = {
+        (asked, seed): serving({"speedup": 2})[0].alone(request("solo", "", 20, seed, reuse=asked))
+        for asked in ("on", "off")
+        for seed in (1, 2)
+    }
+    kept: list[weakref.ref[Any]] = []
+    refused, served, good_done = 0, 0, 0
+    running: list[tuple[State, tuple[str, int] | None, bool]] = []
+    caplog.set_level(logging.ERROR, "omnireuse")  # a thousand warnings take long to write
+    while refused + served < 1000 or running:
+        while refused + served < 1000 and len(running) < 6:
+            if not any(name for _, name, _ in running):
+                name = (rng.choice(("on", "off")), rng.choice((1, 2)))
+                running.append((request("good", "", 20, name[1], reuse=name[0]), name, True))
+            bad = request("bad", "", rng.randint(2, 12), rng.randint(3, 9), reuse=absurd(rng))
+            is_admitted = admitted(admission, bad)
+            refused, served = refused + (not is_admitted), served + is_admitted
+            running.append((bad, None, is_admitted))  # what is refused comes in all the same, as if admission missed it
+        rng.shuffle(running)
+        engine.wave([state for state, _, _ in running])
+        for each in [each for each in running if each[0].step_index == each[0].total_steps]:
+            state, name, is_admitted = each
+            running.remove(each)
+            if name is not None:
+                torch.testing.assert_close(state.latents, solo[name], atol=1e-4, rtol=0)
+                assert f"{KEY}_failures" not in state.stage_durations
+                good_done += 1
+            elif not is_admitted:
+                assert state.stage_durations[f"{KEY}_steps_reused"] == 0
+                assert state.stage_durations[f"{KEY}_failures"] == 1
+            else:
+                assert f"{KEY}_failures" not in state.stage_durations, state.sampling
+            kept.append(weakref.ref(state.extra[KEY]))
+    del state, each, bad
+    gc.collect()
+    assert refused > 300
+    assert served > 150
+    assert good_done > 40
+    assert engine.waves.failures == refused
+    assert not [each for each in kept if each() is not None]
+
+
+@pytest.mark.parametrize("asked", [{"quality": 40}, {"computed_steps": 1}, {"speedup": None}])
+def test_what_no_wave_can_plan_is_refused_at_admission(asked: object) -> None:
+    _, admission = serving({})
+    with pytest.raises(OmniReuseError, match=r"quality|computed_steps|speedup"):
+        admission.check(SimpleNamespace(sampling_params=request("a", "", 20, 1, reuse=asked).sampling))
+
+
+def test_a_plan_that_waves_or_ranks_cannot_follow_is_refused_at_admission() -> None:
+    parallel = SimpleNamespace(sequence_parallel_size=2, tensor_parallel_size=2, data_parallel_size=2)
+    admission = Admission(SimpleNamespace(cache_config={}, step_execution=True, parallel_config=parallel))
+    measured = request("a", "", 20, 1, reuse={"tolerance": 0.1})
+    with pytest.raises(ConfigError, match="no group of their own"):
+        admission.check(SimpleNamespace(sampling_params=measured.sampling))
+    admission.check(SimpleNamespace(sampling_params=request("a", "", 20, 1, reuse={"speedup": 3}).sampling))
+
+
+def test_limits_are_checked_at_admission() -> None:
+    _, admission = serving({"max_speedup": 4})
+    for asked, is_admitted in (({"speedup": 1e9}, False), ({"computed_steps": 2}, False), ({"speedup": 4}, True)):
+        assert admitted(admission, request("a", "", 20, 1, reuse=asked)) is is_admitted, asked
+
+
+def faulty(fused: Callable[[Sequence[Row]], list[torch.Tensor]], cursed: State, since: int) -> Any:
+    """The fused operation, which raises for one request from a step on, after it has worked on the rows before."""
+
+    def run(rows: Sequence[Row]) -> list[torch.Tensor]:
+        for place, row in enumerate(rows):
+            if row.sample is cursed.latents and cursed.step_index >= since:
+                fused(rows[:place])
+                raise RuntimeError("one row is bad")
+        return fused(rows)
+
+    return run
+
+
+@pytest.mark.parametrize("fused", [predict_batch, observe_batch], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("plan", ["half", "measured", "watched"])
+def test_a_fault_in_the_work_for_one_request_leaves_the_others_as_they_are(
+    fused: Callable[[Sequence[Row]], list[torch.Tensor]],
+    plan: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = [(plan, 1), (plan, 2), ("third", 3)]
+    solo = [Engine().alone(request("solo", name, 20, seed)) for name, seed in names]
+    states = [request(f"request {seed}", name, 20, seed) for name, seed in names]
+    cursed, engine = request("cursed", plan, 20, 1), Engine()
+    present = [states[0], cursed, *states[1:]]
+    monkeypatch.setattr(under_test, fused.__name__, faulty(fused, cursed, since=6))
+    for _ in range(20):
+        engine.wave(present)
+    for state, alone in zip(states, solo, strict=True):
+        torch.testing.assert_close(state.latents, alone, atol=1e-4, rtol=0)
+        assert state.extra[KEY].reused > 0
+    assert (engine.waves.failures, cursed.extra[KEY].failures) == (1, 1)
+    assert cursed.extra[KEY].computed + cursed.extra[KEY].reused == 20
+    assert 0 < cursed.extra[KEY].reused <= 6
+    assert cursed.latents.isfinite().all()
+    assert "request cursed computes every further step" in caplog.text
+
+
+def test_a_fault_of_a_request_alone_is_a_full_computation_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Engine().alone(request("plain", "off", 20, 1))
+    cursed = request("cursed", "half", 20, 1)
+    monkeypatch.setattr(under_test, "predict_batch", faulty(predict_batch, cursed, since=0))
+    assert torch.equal(Engine().alone(cursed), plain)
+    assert cursed.stage_durations[f"{KEY}_failures"] == 1
+
+
+def test_a_plan_that_raises_something_else_is_no_ones_but_the_requests(caplog: pytest.LogCaptureFixture) -> None:
+    def plan(state: State) -> Plan:
+        if state.name == "bad":
+            raise ZeroDivisionError("a fault of the program")
+        return PLANS["half"]
+
+    engine, good, bad = Engine(plan=plan), request("good", "", 20, 1), request("bad", "", 20, 2)
+    for _ in range(20):
+        engine.wave([good, bad])
+    assert (good.extra[KEY].reused, bad.extra[KEY].reused) == (10, 0)
+    assert "ZeroDivisionError: a fault of the program" in caplog.text
+
+
+def test_a_failed_forecast_whose_computation_fails_ends_the_wave_and_mixes_nothing_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, good, cursed = Engine(), request("good", "half", 20, 1), request("cursed", "half", 20, 2)
+    monkeypatch.setattr(under_test, "predict_batch", faulty(predict_batch, cursed, since=5))
+    strategy = PLANS["half"].strategy
+    assert strategy is not None
+    schedule = strategy.start(total=20).schedule
+    assert schedule is not None
+    failing = next(step for step in range(5, 20) if step not in schedule)
+    while good.step_index < 20:
+        if good.step_index == failing and not engine.waves.failures:
+            engine.fails = True
+            with pytest.raises(MemoryError):
+                engine.wave([good, cursed])
+            engine.fails = False
+            assert (good.step_index, good.extra[KEY].failures, cursed.extra[KEY].failures) == (failing, 1, 1)
+        engine.wave([good, cursed])
+    assert good.extra[KEY].reused == cursed.extra[KEY].reused == failing - len([s for s in schedule if s < failing])
+    assert good.latents.isfinite().all()
+
+
+def test_an_output_with_other_rows_than_the_latents_is_computed_whole() -> None:
+    calls: list[int] = []
+
+    def denoise(batch: Any, *, states: Sequence[State], **_: Any) -> torch.Tensor:
+        calls.append(len(states))
+        return torch.zeros(2 * len(states) + 1, 6, 4)
+
+    tested = under_test.Waves(denoise, list, lambda state: PLANS["half"])
+    states = [request("a", "half", 20, 1), request("b", "half", 20, 2)]
+    for _ in range(3):
+        assert len(tested.denoise_step(states, states=states)) == 5
+    assert (tested.computed_whole, calls) == (3, [2, 2, 2])
