@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from omnireuse.diffusion.adapters import BLOCK_STACKS
 from omnireuse.diffusion.calibration.profile import Profile
-from omnireuse.diffusion.reuse.forecasters import BestOrder, Blend
+from omnireuse.diffusion.reuse.forecasters import Blend
 from omnireuse.diffusion.reuse.guidance import Calibrated
 from omnireuse.diffusion.reuse.policies import ErrorControl, FixedSchedule
 from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of, model_name
@@ -135,7 +135,7 @@ def strategy_for(
             "like the first"
         )
     if tolerance is not None:
-        strategy = Strategy(policy=ErrorControl(tolerance=tolerance), forecaster=BestOrder())
+        strategy = Strategy(policy=ErrorControl(tolerance=tolerance), forecaster=Blend())
         return Chosen(in_fitting_region(strategy, pipeline, region), f"tolerance {tolerance:g} of the final latents")
     if profile is not None:
         known = profile_for(pipeline, profile, quality=quality)

@@ -122,6 +122,47 @@ def test_the_scale_widens_the_bound_of_each_step() -> None:
     assert not ErrorControl(tolerance=0.05, safety=1.0, scale=9.9).wants_reuse(state, view)
 
 
+@given(
+    tolerance=st.floats(0.001, 0.9),
+    larger=st.floats(1.0, 1.1),
+    error=st.floats(1e-6, 10.0),
+    smaller=st.floats(0.01, 1.0),
+    noise=st.floats(0.0, 1.0),
+    order=st.integers(0, 3),
+    distance=st.integers(1, 6),
+)
+def test_a_larger_tolerance_a_smaller_error_and_a_shorter_distance_never_compute_more(
+    tolerance: float, larger: float, error: float, smaller: float, noise: float, order: int, distance: int
+) -> None:
+    state: Any = None
+    for index in (0, 3):
+        state = ErrorControl().after(state, StepView(index=index), False)
+
+    def reuses(tolerance: float, error: float, distance: int) -> bool:
+        view = StepView(index=3 + distance, error=error, order=order, noise=noise)
+        return ErrorControl(tolerance=min(tolerance, 0.99)).wants_reuse(state, view)
+
+    if reuses(tolerance, error, distance):
+        assert reuses(tolerance * larger, error, distance)
+        assert reuses(tolerance, error * smaller, distance)
+        assert reuses(tolerance, error, max(distance - 1, 1))
+
+
+@given(errors=st.lists(st.floats(1e-6, 1.0), min_size=28, max_size=28), tolerance=st.floats(0.001, 0.9))
+def test_no_gap_is_longer_than_its_bounds(errors: list[float], tolerance: float) -> None:
+    policy, state, computed, known = ErrorControl(tolerance=tolerance, max_gap=6), None, [], None
+    for index, error in enumerate(errors):
+        reused = policy.wants_reuse(state, StepView(index=index, error=known, order=1))
+        state = policy.after(state, StepView(index=index), reused)
+        if not reused:
+            computed.append(index)
+            known = error
+    gaps = [b - a for a, b in pairwise(computed)]
+    assert computed[:2] == [0, 1]
+    assert max(gaps) <= policy.max_gap
+    assert all(after <= policy.growth * 1.05 * before + 1 for before, after in pairwise(gaps))
+
+
 def test_distance_is_what_the_axis_says() -> None:
     policy = ErrorControl(tolerance=0.02, safety=1.0, scale=1.0)
     state: Any = None

@@ -14,7 +14,7 @@ from omnireuse.diffusion.cache.teacache.config import TeaCacheConfig, published_
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.diffusion.handle import Handle
 from omnireuse.diffusion.reuse.agreement import Agreement
-from omnireuse.diffusion.reuse.forecasters import BestOrder, Blend, Hold, Polynomial
+from omnireuse.diffusion.reuse.forecasters import Blend, Hold, Polynomial
 from omnireuse.diffusion.reuse.policies import EasyCache, ErrorControl, FixedSchedule, ResidualDiff, SeaCache, StepMask
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.runtime.attachment import RegionFactory
@@ -144,9 +144,9 @@ def taylorseer(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
 
 
 def error_control(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
-    """Error control of the value that the scheduler receives, with the order that predicted best."""
+    """Error control of the value that the scheduler receives; `Blend` leaves the fewest outliers."""
     policy = ErrorControl(tolerance=config.error_tolerance, max_gap=config.error_max_gap)
-    return Strategy(policy=policy, forecaster=BestOrder())
+    return Strategy(policy=policy, forecaster=Blend())
 
 
 _DB_CACHE = (
