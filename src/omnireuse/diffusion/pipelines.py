@@ -119,8 +119,9 @@ def enable(
             share of it.
         computed_steps: how many steps compute, ≥ 1.
         quality: PSNR in dB to the full run that at least nine of ten pictures shall reach; needs a profile.
-        tolerance: relative L1 error that reuse may leave in the final latents, above 0 and below 1: 0.05 is 5 %. Needs
-            no profile: the errors measured on the way decide how far to reuse (`ErrorControl`).
+        tolerance: relative L1 error that at least nine of ten final latents stay within, above 0 and below 1: 0.05 is
+            5 %. Needs no profile: the first pictures say how many steps compute, and without `tune` the errors measured
+            on the way do (`ErrorControl`).
         profile: what `omnireuse.calibrate` found for this pipeline; or its file, its folder, or its id on the Hugging
             Face Hub, ``owner/name`` or ``owner/name@revision``. It computes half of the steps unless
             `speedup`, `computed_steps` or `quality` is given. A number of steps that it has no plan for is computed all
@@ -135,8 +136,8 @@ def enable(
             parallel first; none where every rank runs its own model.
         tune: measure the first pictures of each kind, which are computed in full, and go on with the plan that leaves
             the least error in them: True, False, or how many pictures at most (3 by default). It goes with the default,
-            `speedup` and `computed_steps`. Plans are kept on disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it
-            off.
+            `speedup`, `computed_steps` and `tolerance`. Plans are kept on disk (`omnireuse cache list`).
+            OMNIREUSE_TUNE=0 turns it off.
         audit: share of the pipeline's calls, in 0…1, that are made again in full after their pictures are done;
             `summary().audits` holds the error of each. It goes with the default, the targets and a profile.
         options: with a backend, fields of `DiffusionCacheConfig`; with a policy, fields of `Strategy`.
@@ -224,8 +225,6 @@ def _tuning(tune: bool | int | None, strategy: Strategy, agreement: Agreement) -
         why = f"region {strategy.region!r} is not tuned"
     elif not agreement.is_alone:
         why = "ranks share the forward pass; tune on one rank, and the others find the plan"
-    elif strategy.policy.needs_error or strategy.policy.needs_drift:
-        why = f"{type(strategy.policy).__name__} chooses its steps within the run"
     if why:
         logger.info("tuning is off: %s", why)
     return (0, why) if why else (pictures, "")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from omnireuse.diffusion.reuse.policies import FixedSchedule
+from omnireuse.diffusion.calibration.plan import Plan
+from omnireuse.diffusion.reuse.policies import ErrorControl, FixedSchedule
 from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.diffusion.reuse.runtime.run import RunStart
 from omnireuse.diffusion.targets import SPREAD
@@ -24,11 +26,40 @@ class Budget:
         steps: computed steps as the untuned default spreads them.
         reuses: whether the untuned default follows them; it computes every step of a short run.
         noises: share of noise at each step.
+        rule: the untuned rule of a tolerance, where one is asked for and not a number of steps; `steps` are all then.
     """
 
     steps: tuple[int, ...]
     reuses: bool
     noises: tuple[float, ...]
+    rule: ErrorControl | None = None
+
+    @property
+    def tolerance(self) -> float | None:
+        """Relative L1 error of the final latents that nine of ten pictures stay within."""
+        return None if self.rule is None else self.rule.tolerance
+
+    @property
+    def words(self) -> str:
+        """What follows the measured pictures."""
+        if self.tolerance is None:
+            return f"{len(self.steps)} steps compute"
+        return f"as many steps compute as a tolerance of {self.tolerance:g} needs"
+
+    @property
+    def none_found(self) -> str:
+        """Why the untuned default stays."""
+        if self.tolerance is None:
+            return "no plan was clearly closer"
+        return "no plan of fewer steps was seen to keep the tolerance"
+
+    def plan_of(self, plans: Mapping[int, Plan]) -> Plan | None:
+        """The plan that was kept for this budget."""
+        return plans.get(len(self.steps)) if self.tolerance is None else next(iter(plans.values()), None)
+
+    def beside(self, plans: Mapping[int, Plan], plan: Plan) -> dict[int, Plan]:
+        """What to keep: the plan beside those of other numbers of steps. A tolerance has one plan alone."""
+        return {**plans, len(self.steps): plan} if self.tolerance is None else {len(plan.steps): plan}
 
 
 def budget_for(policy: Policy, start: RunStart) -> Budget | str:
@@ -40,6 +71,10 @@ def budget_for(policy: Policy, start: RunStart) -> Budget | str:
     noises = tuple(level.coordinate for level in levels)
     if any(level.sample_weight is None for level in levels) or any(a <= b for a, b in pairwise(noises)):
         return f"the noise of {type(start.scheduler).__name__} is not known, or does not fall from step to step"
+    if isinstance(policy, ErrorControl):
+        if total < SHORTEST:
+            return f"every step of a run of {total} computes"
+        return Budget(steps=tuple(range(total)), reuses=False, noises=noises, rule=policy)
     schedule = policy.schedule(total, noises)
     if schedule is None:
         return "steps are chosen within the run"

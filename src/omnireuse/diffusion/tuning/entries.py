@@ -20,6 +20,7 @@ from omnireuse.diffusion.tuning.budget import Budget
 from omnireuse.diffusion.tuning.configuration import Configuration
 from omnireuse.diffusion.tuning.state import Tuning
 from omnireuse.diffusion.tuning.store import Store
+from omnireuse.diffusion.tuning.tolerance import ToleranceTrials, trials_for
 from omnireuse.diffusion.tuning.trials import MeasuredCall, Shadows, Trials
 from omnireuse.errors import UnsupportedModelError
 
@@ -41,7 +42,7 @@ class Entry:
     strategy: Strategy | None = None
     profile: Profile | None = None
     calls: list[MeasuredCall] = field(default_factory=list)
-    trials: Trials | None = None
+    trials: Trials | ToleranceTrials | None = None
     failures: int = 0
     lock: Any = None
     is_busy: bool = False
@@ -66,6 +67,9 @@ class Entries:
 
     def find(self, configuration: Configuration, budget: Budget) -> Entry:
         """The entry of a run: "ready" with a plan of the store; else "measuring", unless another process measures."""
+        if budget.tolerance is not None:
+            call = {**configuration.call, "tolerance": repr(budget.tolerance)}
+            configuration = msgspec.structs.replace(configuration, call=call)
         key = (configuration.digest, len(budget.steps))
         if key in self._entries:
             return self._entries[key]
@@ -75,7 +79,7 @@ class Entries:
             Tuning(state="measuring", wanted=self.pictures, reason="the first pictures are measured"),
         )
         known = self._store.load(configuration.digest)
-        plan = None if known is None else known.plans.get(len(budget.steps))
+        plan = None if known is None else budget.plan_of(known.plans)
         if known is not None and plan is not None:
             self._take(entry, known, plan, str(self._store.file(configuration.digest)))
             return entry
@@ -91,10 +95,10 @@ class Entries:
         if entry.calls or entry.failures:
             return
         logger.info(
-            "tuning begins for runs of %d steps: the first %s, then %d steps compute",
+            "tuning begins for runs of %d steps: the first %s, then %s",
             len(entry.budget.noises),
             "picture is computed in full" if self.pictures == 1 else f"{self.pictures} pictures are computed in full",
-            len(entry.budget.steps),
+            entry.budget.words,
         )
 
     def add(self, entry: Entry, call: MeasuredCall) -> None:
@@ -121,9 +125,8 @@ class Entries:
         """Make the shadows that are due; decide where all pictures are measured."""
         try:
             if entry.trials is None:
-                budget = entry.budget
-                entry.trials = Trials(budget.steps, reuses=budget.reuses, noises=budget.noises, calls=entry.calls)
-            entry.trials.run(entry.calls, shadows)
+                entry.trials = trials_for(entry.budget, entry.calls)
+            entry.trials.run(entry.calls, shadows, is_whole=self.is_whole(entry))
             entry.failures = 0
             if self.is_whole(entry):
                 self._decide(entry, entry.trials)
@@ -167,7 +170,7 @@ class Entries:
         """Drop the values that were measured."""
         entry.calls, entry.trials = [], None
 
-    def _decide(self, entry: Entry, trials: Trials) -> None:
+    def _decide(self, entry: Entry, trials: Trials | ToleranceTrials) -> None:
         plan, runs = trials.plan(), self._runs(entry)
         total, known = len(entry.budget.noises), self._store.load(entry.configuration.digest)
         if plan is None:
@@ -181,8 +184,7 @@ class Entries:
             )
         evidence = msgspec.structs.replace(plan.evidence or trials.default_evidence(), runs=round(runs, 2))
         plan = msgspec.structs.replace(plan, evidence=evidence)
-        count = len(entry.budget.steps)
-        profile = self._profile(entry, {**(known.plans if known is not None else {}), count: plan})
+        profile = self._profile(entry, entry.budget.beside(known.plans if known is not None else {}, plan))
         path = self._store.save(entry.configuration.digest, profile)
         self._note(entry)
         self._take(entry, profile, plan, None if path is None else str(path))
@@ -195,7 +197,7 @@ class Entries:
         entry.profile = profile
         entry.strategy = plan.strategy(profile.coordinates) if plan.weights else None
         evidence, total = plan.evidence, profile.num_inference_steps
-        expected, text = None, "the untuned default stays; no plan was clearly closer"
+        expected, text = None, f"the untuned default stays; {entry.budget.none_found}"
         if evidence is not None and plan.weights:
             expected = sum(evidence.errors) / len(evidence.errors)
             text = f"{len(plan.steps)} of {total} steps computed, {expected:.2%} error of the final latents expected"

@@ -23,7 +23,7 @@ from omnireuse.diffusion.tuning.full_run import FullRun, decibels, relative_erro
 from omnireuse.evaluation.metrics import IDENTICAL_DB, psnr
 from omnireuse.pipelines.pictures import Picture
 
-__all__ = ["MeasuredCall", "Shadow", "Shadows", "Trial", "Trials"]
+__all__ = ["MeasuredCall", "Shadow", "Shadows", "Trial", "Trials", "Trying", "planned_steps"]
 
 GROWTHS, DISTURBANCE = (2.0, 4.0, 0.0), 0.3
 """What plans assume of errors on their way to the picture (`Planner`): trials decide (``python -m bench tune``)."""
@@ -96,8 +96,58 @@ class Trial:
     closeness: list[float] = field(default_factory=list)
     calls: int = 0
 
+    @classmethod
+    def of_fit(cls, steps: tuple[int, ...], total: int) -> Trial:
+        """A schedule of a run of `total` steps, whose weights are fitted."""
+        return cls(candidate=Candidate(steps=steps, forecaster=FITTED), fit=WeightFit(steps, total))
 
-class Trials:
+
+class Trying:
+    """Tries candidates on the measured calls.
+
+    Args:
+        total: steps of a run.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self.runs = 0.0
+        """Work of the shadows so far, in full runs."""
+
+    def _cost(self, steps: tuple[int, ...], replayed: int) -> float:
+        """Work of one shadow of a schedule, in full runs."""
+        before_gap = next((place for place, step in enumerate(steps) if step != place), len(steps))
+        return (len(steps) - min(before_gap, replayed)) / self._total
+
+    def _try(
+        self,
+        trial: Trial,
+        calls: Sequence[MeasuredCall],
+        shadows: Shadows,
+        pictures: Sequence[Sequence[Picture] | None] = (),
+    ) -> None:
+        """Let a candidate follow the calls that it has not followed.
+
+        Args:
+            pictures: of the full runs; empty where latents are compared.
+        """
+        tells_branches = len({len(call.full.path.shares) for call in calls}) == 1
+        policy, fit = trial.candidate.policy(self._total), trial.fit
+        for number, call in list(enumerate(calls))[trial.calls :]:
+            if fit is None:
+                strategy = Strategy(policy=policy, forecaster=Blend())
+                made = shadows.follow(call, strategy, trial.candidate.steps_before_gap)
+            else:
+                # Branches that one call could not tell apart are not told apart at all.
+                full = call.full if tells_branches else replace(call.full, path=replace(call.full.path, shares=(1.0,)))
+                made = shadows.lead(replace(call, full=full), fit, policy)
+            trial.calls += 1
+            trial.errors += relative_errors(made.latents, call.full.final)
+            trial.closeness += _closeness(made, call, pictures[number] if pictures else None)
+            self.runs += made.computed / call.full.calls / self._total
+
+
+class Trials(Trying):
     """The candidates for one number of computed steps: the untuned default, and schedules whose weights are fitted.
 
     Args:
@@ -110,66 +160,25 @@ class Trials:
     def __init__(
         self, steps: tuple[int, ...], *, reuses: bool, noises: tuple[float, ...], calls: Sequence[MeasuredCall]
     ) -> None:
-        self._total = len(noises)
+        super().__init__(len(noises))
         self.untuned = Trial(candidate=Candidate(steps=steps, forecaster="blend"), fit=None) if reuses else None
         self.fitted: list[Trial] = []
-        self.runs = 0.0
-        """Work of the shadows so far, in full runs."""
         self._pictures: list[Sequence[Picture] | None] = []
         """Of the full runs."""
         replayed = min(len(call.full.path.calls) for call in calls)
         left = MOST_WORK - (self._cost(steps, replayed) if reuses else 0.0)
-        products = OutputProducts.joined([call.full.products for call in calls])
-        for planned in (*(self._planned(products, noises, len(steps), growth) for growth in GROWTHS), steps):
+        for planned in (*(planned_steps(calls, noises, len(steps), growth) for growth in GROWTHS), steps):
             cost = self._cost(planned, replayed)
             if cost <= left and all(planned != trial.candidate.steps for trial in self.fitted):
                 left -= cost
-                candidate = Candidate(steps=planned, forecaster=FITTED)
-                self.fitted.append(Trial(candidate=candidate, fit=WeightFit(planned, self._total)))
+                self.fitted.append(Trial.of_fit(planned, self._total))
 
-    @staticmethod
-    def _planned(products: OutputProducts, noises: tuple[float, ...], budget: int, growth: float) -> tuple[int, ...]:
-        return Planner(products, noises, fewest=budget, growth=growth, disturbance=DISTURBANCE).best(budget)
-
-    def _cost(self, steps: tuple[int, ...], replayed: int) -> float:
-        """Work of one shadow of a schedule, in full runs."""
-        before_gap = next((place for place, step in enumerate(steps) if step != place), len(steps))
-        return (len(steps) - min(before_gap, replayed)) / self._total
-
-    def run(self, calls: Sequence[MeasuredCall], shadows: Shadows) -> None:
-        """Try all candidates on the calls that they have not followed."""
+    def run(self, calls: Sequence[MeasuredCall], shadows: Shadows, *, is_whole: bool) -> None:
+        """Try all candidates on the calls that they have not followed; `is_whole` says that no more will come."""
         for call in calls[len(self._pictures) :]:
             self._pictures.append(_few_frames(shadows.arrive(call).pictures))
-        tells_branches = len({len(call.full.path.shares) for call in calls}) == 1
         for trial in (*([] if self.untuned is None else [self.untuned]), *self.fitted):
-            for number in range(trial.calls, len(calls)):
-                self._try(trial, calls[number], self._pictures[number], shadows, tells_branches)
-
-    def _try(
-        self,
-        trial: Trial,
-        call: MeasuredCall,
-        full_pictures: Sequence[Picture] | None,
-        shadows: Shadows,
-        tells_branches: bool,
-    ) -> None:
-        policy, fit = trial.candidate.policy(self._total), trial.fit
-        if fit is None:
-            strategy = Strategy(policy=policy, forecaster=Blend())
-            made = shadows.follow(call, strategy, trial.candidate.steps_before_gap)
-        else:
-            # Branches that one call could not tell apart are not told apart at all.
-            full = call.full if tells_branches else replace(call.full, path=replace(call.full.path, shares=(1.0,)))
-            made = shadows.lead(replace(call, full=full), fit, policy)
-        trial.calls += 1
-        trial.errors += relative_errors(made.latents, call.full.final)
-        pictures = _few_frames(made.pictures)
-        if pictures is None or full_pictures is None:
-            trial.closeness += decibels(made.latents, call.full.final)
-        else:
-            pairs = zip(pictures, full_pictures, strict=True)
-            trial.closeness += [min(psnr(a, b), IDENTICAL_DB) if np.isfinite(a).all() else 0.0 for a, b in pairs]
-        self.runs += made.computed / call.full.calls / self._total
+            self._try(trial, calls, shadows, self._pictures)
 
     def default_evidence(self) -> Evidence:
         """What is known of the untuned default."""
@@ -198,6 +207,22 @@ class Trials:
             held_out=(),
             evidence=Evidence(errors=tuple(best.errors), untuned=tuple(untuned), runs=0.0),
         )
+
+
+def planned_steps(
+    calls: Sequence[MeasuredCall], noises: tuple[float, ...], budget: int, growth: float
+) -> tuple[int, ...]:
+    """The schedule of so many computed steps with the least error expected (`Planner`)."""
+    products = OutputProducts.joined([call.full.products for call in calls])
+    return Planner(products, noises, fewest=budget, growth=growth, disturbance=DISTURBANCE).best(budget)
+
+
+def _closeness(made: Shadow, call: MeasuredCall, full_pictures: Sequence[Picture] | None) -> list[float]:
+    pictures = _few_frames(made.pictures)
+    if pictures is None or full_pictures is None:
+        return decibels(made.latents, call.full.final)
+    pairs = zip(pictures, full_pictures, strict=True)
+    return [min(psnr(a, b), IDENTICAL_DB) if np.isfinite(a).all() else 0.0 for a, b in pairs]
 
 
 def _few_frames(pictures: Sequence[Picture] | None) -> list[Picture] | None:
