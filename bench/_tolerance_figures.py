@@ -58,7 +58,6 @@ def figures_of(rows: Sequence[Row], method: str, tolerance: float) -> Row | None
         "fixed": fixed,
         "ratio": computed / fixed,
         "fewer": None if fewer is None else within(fewer["errors"], tolerance),
-        "states": [row.get("text", "") for row in own],
     }
 
 
@@ -128,6 +127,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         for number, case in enumerate(dict.fromkeys(row["case"] for row in rows)):
             panel.plot([], [], color=f"C{number}", label=case)
         panel.set(xscale="log", yscale="log", xlabel="tolerance", title=method)
+        panel.set_xticks(tolerances, [f"{tolerance:g}" for tolerance in tolerances])
+        panel.set_xticks([], minor=True)
     panels[0].set(ylabel="relative L1 error of the final latents, 90 % quantile", ylim=(1e-3, None))
     panels[0].legend(fontsize=8)
     explain(figure, "Below the grey line, nine of ten captions keep the tolerance. Dashed: without guidance.")

@@ -195,13 +195,12 @@ class Player:
     def _one_by_one(self, handle: omnireuse.Handle) -> Row:
         before = len(handle.events)
         made = torch.cat([self.latents([place]) for place in self._judged])
-        computed = sum(not event.reused for event in handle.events[before:])
-        return {"computed": computed / len(self._judged), "errors": self._errors(made)}
+        return {"computed": _computed(handle, before) / len(self._judged), "errors": self._errors(made)}
 
     def _together(self, handle: omnireuse.Handle) -> Row:
         before = len(handle.events)
         errors = self._errors(self.latents(self._judged))
-        return {"computed": sum(not event.reused for event in handle.events[before:]), "errors": errors}
+        return {"computed": _computed(handle, before), "errors": errors}
 
     def latents(self, places: Sequence[int], steps: int = STEPS) -> torch.Tensor:
         """The final latents of these captions as the pipeline makes them now."""
@@ -218,6 +217,11 @@ class Player:
         axes = tuple(range(1, made.ndim))
         errors = (made - self._full).abs().sum(axes) / self._full.abs().sum(axes)
         return [round(error, 6) for error in errors.tolist()]
+
+
+def _computed(handle: omnireuse.Handle, before: int) -> int:
+    """How many steps of all runs were computed since there were so many events."""
+    return len({(event.run, event.step) for event in handle.events[before:] if not event.reused})
 
 
 if __name__ == "__main__":

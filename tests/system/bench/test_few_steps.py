@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from bench import few_steps, tolerance
+from bench import few_steps
 from bench._few_steps_figures import budget_cell, losses, margin
 
 
@@ -39,19 +39,3 @@ def test_losses_beyond_the_noise_are_found():
 def test_a_budget_is_held_against_fewer_steps_and_holding():
     assert budget_cell({"psnr": 40.0, "fewer": 38.5, "hold": 41.0}) == "40.0 (+1.5; -1.0)"
     assert budget_cell(None) == "–"
-
-
-@pytest.mark.integration
-def test_a_tolerance_is_measured_in_the_final_latents(tmp_path, capsys):
-    part = ["--case", "image", "--guidance", "unguided", "--images", "1", "--tolerances", "0.05", "--steps", "20"]
-    tolerance.main([*part, "--out", str(tmp_path)])
-    (row,) = json.loads((tmp_path / "tolerance.json").read_text())["rows"]
-    assert 2 < row["computed"] < 20
-    assert 0 < row["errors"][0] < 0.15
-    assert (tmp_path / "tolerance.png").stat().st_size > 5_000
-    assert "kept in" in capsys.readouterr().out
-
-
-def test_a_tolerance_is_kept_between_a_third_of_it_and_all_of_it():
-    found = [tolerance.is_kept({"tolerance": 0.3, "errors": [0.0, error, 9.0]}) for error in (0.09, 0.11, 0.29, 0.31)]
-    assert found == [False, True, True, False]
