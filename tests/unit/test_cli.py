@@ -24,7 +24,7 @@ from reference import commands
 OWN = ("demo", "replay", "engine-demo")
 """The commands of the repository, which are no part of the package."""
 PROGRAM = ("omnireuse", "python -m reference")
-COMMANDS = ("calibrate", "compare", "report", *OWN)
+COMMANDS = ("tune", "calibrate", "compare", "report", "cache", *OWN)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -221,7 +221,7 @@ def test_shells_complete_commands_and_options(monkeypatch: pytest.MonkeyPatch) -
         command = [sys.executable, "-m", "omnireuse"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
-    assert completed("omnireuse ca") == ["calibrate"]
+    assert completed("omnireuse cal") == ["calibrate"]
     assert completed("omnireuse calibrate --fi") == ["--fit-prompts"]
     assert set(completed("omnireuse --")) >= {"--version", "--install-completion", "--show-completion"}
 

@@ -24,17 +24,15 @@ class Cancelled(KeyboardInterrupt):
     """What a user interface raises."""
 
 
-def failing_at(call: int, error: BaseException) -> Any:
-    """A forward hook that raises at one call."""
-    calls = 0
+def failing_at(step: int, error: BaseException) -> Any:
+    """A callback that raises at the end of one step."""
 
-    def hook(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == call:
+    def callback(pipe: Any, now: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+        if now == step:
             raise error
+        return values
 
-    return hook
+    return callback
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), Cancelled(), torch.OutOfMemoryError("full")])
@@ -44,10 +42,8 @@ def test_a_picture_that_fails_drops_what_was_measured(flux: Tiny, error: BaseExc
     with omnireuse.enable(flux.pipe) as handle:
         for seed in range(before):
             flux.run(steps=STEPS, seed=seed)
-        removed = flux.pipe.transformer.register_forward_pre_hook(failing_at(7, error))
         with pytest.raises(type(error)):
-            flux.run(steps=STEPS)
-        removed.remove()
+            flux.run(steps=STEPS, callback_on_step_end=failing_at(7, error))
         assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 0)
         for _ in range(3):
             assert torch.equal(flux.run(steps=STEPS), full)

@@ -31,9 +31,13 @@ class Request:
 
 
 class Denoiser(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pace = torch.nn.Parameter(torch.tensor(3.0))
+
     def forward(self, latents: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
         noise = timestep / 1000
-        return torch.sin(3 * latents) * (0.3 + noise) + latents.roll(1, -1) * noise**2
+        return torch.sin(self.pace * latents) * (0.3 + noise) + latents.roll(1, -1) * noise**2
 
 
 class EnginePipeline(torch.nn.Module):

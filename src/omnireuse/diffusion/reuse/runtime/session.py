@@ -237,7 +237,8 @@ class Session:
             raise
         latents = previous_sample(result)
         region.stepped(run, latents)
-        self.runs.here.final = latents
+        if self.around is not None:
+            self.runs.here.final = latents
         self.advance(latents)
         return result
 
