@@ -20,7 +20,7 @@ __all__ = ["PLANS", "Engine", "State", "request"]
 PLANS = {
     "half": Plan(Strategy(policy=FixedSchedule(speedup=2), forecaster=Blend()), "half"),
     "third": Plan(Strategy(policy=FixedSchedule(speedup=3)), "third"),
-    "measured": Plan(Strategy(policy=ErrorControl(tolerance=0.1), forecaster=BestOrder()), "measured"),
+    "measured": Plan(Strategy(policy=ErrorControl(tolerance=0.4), forecaster=BestOrder()), "measured"),
     "watched": Plan(Strategy(policy=EasyCache(threshold=0.5), forecaster=Blend()), "watched"),
     "off": OFF,
 }

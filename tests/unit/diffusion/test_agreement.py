@@ -35,7 +35,7 @@ POLICIES = (
     omnireuse.TeaCache(rel_l1_thresh=0.2),
     omnireuse.EasyCache(threshold=0.4),
     omnireuse.SeaCache(threshold=0.2),
-    *(omnireuse.ErrorControl(tolerance=tolerance) for tolerance in (0.07, 0.1, 0.15, 0.2)),
+    *(omnireuse.ErrorControl(tolerance=tolerance) for tolerance in (0.29, 0.41, 0.62, 0.82)),
 )
 SCHEDULES = ([1 - i / 16 for i in range(16)], [(1 - i / 16) ** 3 for i in range(16)])
 

@@ -187,7 +187,7 @@ class Sampler:
     """
 
     def __init__(self, name: str = "euler") -> None:
-        self._solver = {"euler": euler, "heun": heun, "euler_ancestral": noisy}[name]
+        self.solver = {"euler": euler, "heun": heun, "euler_ancestral": noisy}[name]
         self.sampler_function = SimpleNamespace(__name__=f"sample_{name}")
         self.extra_options: dict[str, Any] = {}
         self.reads = 0
@@ -211,7 +211,7 @@ class Sampler:
                 callback(disable_pbar)
             return result
 
-        return self._solver(noise, call, sigmas.tolist())
+        return self.solver(noise, call, sigmas.tolist())
 
 
 Call = Callable[[torch.Tensor, float], torch.Tensor]

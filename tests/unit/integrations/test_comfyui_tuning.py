@@ -20,9 +20,9 @@ COMPUTED = 12
 @pytest.fixture(autouse=True)
 def tuned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OMNIREUSE_TUNE", "1")
-    tuning_module._entries.cache_clear()
+    tuning_module.entries_in.cache_clear()
     yield
-    tuning_module._entries.cache_clear()
+    tuning_module.entries_in.cache_clear()
 
 
 def picture(model: Model, number: int, sampler: Sampler | None = None, **options: Any) -> torch.Tensor:
@@ -83,7 +83,7 @@ def test_a_plan_is_kept_for_other_processes() -> None:
         picture(patched, number)
     expected, path = picture(patched, 5), state(patched).path
     assert Path(path).is_file()
-    tuning_module._entries.cache_clear()
+    tuning_module.entries_in.cache_clear()
     later = node(Model())
     assert calls_of(later, 5) == COMPUTED
     assert torch.equal(picture(later, 5), expected)
@@ -294,7 +294,7 @@ def test_a_tuned_picture_reads_no_sigma_and_its_shadows_do_not() -> None:
 def test_a_sampler_that_changes_its_calls_is_named_and_read_again(caplog: pytest.LogCaptureFixture) -> None:
     patched, sampler = node(Model(), tune=False), Sampler("heun")
     picture(patched, 0, sampler)
-    sampler._solver = Sampler("euler")._solver
+    sampler.solver = Sampler("euler").solver
     picture(patched, 1, sampler)
     assert "the sampler made 20 calls of the model that do not fit" in caplog.text
     sampler.reads = 0

@@ -105,7 +105,7 @@ def test_a_recording_that_fails_leaves_the_picture(flux: Tiny, monkeypatch: pyte
 
     with omnireuse.enable(flux.pipe) as handle:
         with monkeypatch.context() as patched:
-            patched.setattr(recording.Recording, "_note_step", run_out)
+            patched.setattr("omnireuse.diffusion.tuning.recording.copied", run_out)
             assert torch.equal(flux.run(steps=STEPS), full)
         assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 0)
 

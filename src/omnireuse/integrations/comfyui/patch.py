@@ -48,7 +48,7 @@ class Reuse:
         assert plan.strategy is not None, "a node reuses"
         self.plan, self._strategy = plan, plan.strategy
         self._tuner = SamplerTuner(self._strategy) if tune and not is_off_by_environment() else None
-        self._running, self._item = item, item()
+        self._item_now, self._item = item, item()
         self._call_sigmas = CallSigmas()
         self._numbers = count(1)
         self._said: set[str] = set()
@@ -79,7 +79,7 @@ class Reuse:
             StateError: another step cache stands on the model.
         """
         guider = executor.class_obj
-        if (item := self._running()) != self._item:
+        if (item := self._item_now()) != self._item:
             self._item = item
             self._begin_item()
         self._compare(sampler, guider)

@@ -28,7 +28,7 @@ from omnireuse.integrations.comfyui.shadows import Measurement, SamplerShadows
 from omnireuse.integrations.comfyui.solver import Response, measured_response
 from omnireuse.integrations.comfyui.wrappers import POST, with_wrappers
 
-__all__ = ["SamplerTuner"]
+__all__ = ["SamplerTuner", "entries_in"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -39,9 +39,12 @@ INTERRUPT = "InterruptProcessingException"
 
 
 @functools.cache
-def _entries(_: Path) -> Entries:
-    """Of this process: ComfyUI makes a node's model anew as often as an input of the node changes."""
-    return Entries(pictures=PICTURES, store=Store(), command="the Omnireuse node of ComfyUI")
+def entries_in(path: Path) -> Entries:
+    """The entries of this process, for a folder of plans.
+
+    They outlive a node: ComfyUI makes its model anew as often as one of its inputs changes.
+    """
+    return Entries(pictures=PICTURES, store=Store(path), command="the Omnireuse node of ComfyUI")
 
 
 class SamplerTuner:
@@ -52,7 +55,7 @@ class SamplerTuner:
     """
 
     def __init__(self, strategy: Strategy) -> None:
-        self._strategy, self._entries = strategy, _entries(folder())
+        self._strategy, self._entries = strategy, entries_in(folder())
         self._latest: Entry | None = None
         self._elsewhere = Tuning(state="measuring", wanted=PICTURES, reason="no run has begun yet")
         """Holds where the latest run has no configuration."""
