@@ -6,6 +6,8 @@ PSNR in dB to the full run for held-out captions. Beside the tuned pipeline stan
 untuned default, the last output held over the default's steps, and the solver with so many steps of its own. A draw is
 three captions that nothing is judged on: the first pictures of a new user. Each draw tunes with an empty cache folder.
 
+A picture shows the gain over the untuned default by how many pictures were seen.
+
 Every row is written as soon as it is known, and a run that was stopped goes on where it was: delete the file to begin
 anew.
 """
@@ -24,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import matplotlib as mpl
 import numpy as np
 import torch
 from rich.console import Console
@@ -38,6 +41,10 @@ from omnireuse.evaluation.metrics import psnr
 from omnireuse.evaluation.record import environment
 from reference.case import CASES
 from reference.drawing import Array
+from reference.figures import explain
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
 
 SEED = 12_000
 SHIFTED = {f"shift {shift}": partial(shifted, shift=shift) for shift in ("1", "3", "6")}
@@ -67,12 +74,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--draws-of-fewer", type=int, default=2, help="draws that are tuned on 1 and 2 pictures too")
     parser.add_argument("--prompts", type=int, default=8, help="held-out captions")
     parser.add_argument("--show", action="store_true", help="only show the record")
+    parser.add_argument("--markdown", action="store_true", help="show it as the table of docs/figures.md")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     if not options.show:
         with no_warnings(), torch.no_grad():
             measure(options)
-    show(json.loads((options.out / "tune.json").read_text())["rows"], Console())
+    rows = json.loads((options.out / "tune.json").read_text())["rows"]
+    (print_markdown if options.markdown else show)(rows, Console())
+    draw(rows, options.out / "tuning.png")
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -182,30 +192,53 @@ def cache_in(folder: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
+NAMES = ("fewer", "hold", "untuned", *(f"tuned {pictures}" for pictures in range(1, PICTURES + 1)))
+HEADINGS = ("run", *NAMES, f"gain of {PICTURES}", "worst draw", "runs")
+
+
 def show(rows: list[Row], console: Console) -> None:
     """For each case the mean (5 % quantile, lowest) of each method; the worst draw of tuning against the default."""
-    names = ["fewer", "hold", "untuned", *(f"tuned {pictures}" for pictures in range(1, PICTURES + 1))]
-    table = new_table("dB: mean (5 % quantile, lowest)", "run", *names, "gain of 3", "worst draw", "runs")
-    every_gain: list[float] = []
+    table = new_table("dB: mean (5 % quantile, lowest)", *HEADINGS)
+    for cells in _cells(rows):
+        table.add_row(*cells)
+    console.print(table)
+    console.print(_conclusion(rows))
+
+
+def print_markdown(rows: list[Row], console: Console) -> None:
+    """The same as a table of Markdown."""
+    print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}")
+    for cells in _cells(rows):
+        print(f"| {' | '.join(cells)} |")
+    print(f"\n{_conclusion(rows)}")
+
+
+def _cases(rows: list[Row]) -> Iterator[tuple[tuple[Any, ...], list[Row]]]:
     for key in dict.fromkeys(_key(row)[:5] for row in rows):
-        own = [row for row in rows if _key(row)[:5] == key]
-        cells = []
-        for name in names:
+        yield key, [row for row in rows if _key(row)[:5] == key]
+
+
+def _cells(rows: list[Row]) -> Iterator[list[str]]:
+    for (case, run, guided, steps, computed), own in _cases(rows):
+        cells = [f"{case}, {run}, {'guided' if guided else 'unguided'}, {computed} of {steps}"]
+        for name in NAMES:
             each = [value for row in own if row["method"] == name for value in row["each"]]
             cells.append(f"{np.mean(each):.1f} ({np.quantile(each, 0.05):.0f}, {min(each):.0f})" if each else "–")
         gains, runs = gains_of(own), [row["runs"] for row in own if row["method"] == f"tuned {PICTURES}"]
-        every_gain += gains
         if gains:
             cells += [f"{statistics.fmean(gains):+.1f}", f"{min(gains):+.1f}", f"{statistics.fmean(runs):.1f}"]
-        case, run, guided, steps, computed = key
-        name = f"{case}, {run}, {'guided' if guided else 'unguided'}, {computed} of {steps}"
-        table.add_row(name, *cells)
-    console.print(table)
-    if every_gain:
-        console.print(
-            f"{len(every_gain)} draws of {PICTURES} pictures: {statistics.fmean(every_gain):+.1f} dB on average over "
-            f"the untuned default, lowest {min(every_gain):+.1f}; {sum(gain < -1.5 for gain in every_gain)} below −1.5"
-        )
+        yield cells + ["–"] * (len(HEADINGS) - len(cells))
+
+
+def _conclusion(rows: list[Row]) -> str:
+    cases = [gains for _, own in _cases(rows) if (gains := gains_of(own))]
+    gains = [gain for each in cases for gain in each]
+    means = [statistics.fmean(each) for each in cases]
+    return (
+        f"{len(gains)} draws of {PICTURES} pictures in {len(cases)} cases: {statistics.fmean(gains):+.1f} dB on "
+        f"average over the untuned default, lowest {min(gains):+.1f}; {sum(gain < -1.5 for gain in gains)} below -1.5; lowest "
+        f"mean of a case {min(means):+.1f}, {sum(mean < -0.3 for mean in means)} below -0.3"
+    )
 
 
 def gains_of(rows: list[Row]) -> list[float]:
@@ -213,6 +246,40 @@ def gains_of(rows: list[Row]) -> list[float]:
     untuned = [statistics.fmean(row["each"]) for row in rows if row["method"] == "untuned"]
     tuned = [statistics.fmean(row["each"]) for row in rows if row["method"] == f"tuned {PICTURES}"]
     return [each - untuned[0] for each in tuned] if untuned else []
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """The gain over the untuned default against the pictures seen, a line for each case and one for their mean."""
+    budgets = sorted({(row["steps"], row["computed"]) for row in rows}, reverse=True)
+    figure, panels = plt.subplots(1, len(budgets), figsize=(4.4 * len(budgets), 3.6), sharey=True, squeeze=False)
+    for panel, (steps, computed) in zip(panels[0], budgets, strict=True):
+        lines = []
+        for key in dict.fromkeys(_key(row)[:5] for row in rows if (row["steps"], row["computed"]) == (steps, computed)):
+            own = [row for row in rows if _key(row)[:5] == key]
+            means = {
+                name: statistics.fmean(value for row in own if row["method"] == name for value in row["each"])
+                for name in {row["method"] for row in own}
+            }
+            names = [f"tuned {pictures}" for pictures in range(1, PICTURES + 1)]
+            if "untuned" in means and all(name in means for name in names):
+                lines.append([0.0, *(means[name] - means["untuned"] for name in names)])
+                panel.plot(range(PICTURES + 1), lines[-1], color="0.75", lw=0.9)
+        if lines:
+            panel.plot(
+                range(PICTURES + 1), np.mean(lines, axis=0), "o-", color="#0f9b87", lw=2, label="mean of all cases"
+            )
+            panel.plot([], [], color="0.75", label="one case: model, solver, guidance")
+        panel.set(title=f"{computed} of {steps} steps", xlabel="pictures seen", xticks=range(PICTURES + 1))
+        panel.axhline(0, color="0.4", lw=0.8)
+        panel.set_ylim(-2, 15)
+        panel.legend(fontsize=8, loc="upper left")
+    panels[0][0].set_ylabel("dB above the untuned default")
+    explain(
+        figure, "What a few full pictures of a model are worth: PSNR to the full run on captions that tuning never saw."
+    )
+    figure.tight_layout(rect=(0, 0, 1, 0.97))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 if __name__ == "__main__":
