@@ -236,8 +236,8 @@ def _conclusion(rows: list[Row]) -> str:
     means = [statistics.fmean(each) for each in cases]
     return (
         f"{len(gains)} draws of {PICTURES} pictures in {len(cases)} cases: {statistics.fmean(gains):+.1f} dB on "
-        f"average over the untuned default, lowest {min(gains):+.1f}; {sum(gain < -1.5 for gain in gains)} below -1.5; lowest "
-        f"mean of a case {min(means):+.1f}, {sum(mean < -0.3 for mean in means)} below -0.3"
+        f"average over the untuned default, lowest {min(gains):+.1f}; {sum(gain < -1.5 for gain in gains)} below -1.5; "
+        f"lowest mean of a case {min(means):+.1f}, {sum(mean < -0.3 for mean in means)} below -0.3"
     )
 
 
