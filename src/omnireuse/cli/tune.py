@@ -54,6 +54,6 @@ def run(
         progress=not quiet,
         **(call or {}),
     )
-    plan = next(iter(profile.plans.values())) if computed is None else profile.plans[computed]
+    (plan,) = profile.plans.values()
     typer.echo(f"{len(plan.steps)} of {profile.num_inference_steps} steps compute: {' '.join(map(str, plan.steps))}")
     return 0

@@ -320,3 +320,25 @@ def test_a_copy_of_the_pipeline_is_no_part_of_it(flux: Tiny) -> None:
         twin.run(steps=STEPS)
         assert handle.tuning.pictures == 1
         assert omnireuse.handle_of(twin.pipe) is None
+
+
+def test_ahead_of_time_the_plan_is_found_before_anybody_waits(flux: Tiny) -> None:
+    call = flux.inputs(guided=True, batch=1)
+    embeds = {name: value for name, value in call.items() if name.endswith("embeds")}
+
+    class Prompted(type(flux.pipe)):  # type: ignore[misc]  # diffusers is untyped
+        def __call__(self, prompt: str, num_inference_steps: int = STEPS, generator: Any = None, **more: Any) -> Any:
+            return super().__call__(num_inference_steps=num_inference_steps, generator=generator, **embeds, **more)
+
+    flux.pipe.__class__ = Prompted
+    rest = {name: value for name, value in call.items() if name not in embeds} | {"output_type": "latent"}
+    rest.pop("output_type")
+    for count in (12, 8):
+        profile = omnireuse.tune(flux.pipe, ["a", "b", "c"], computed_steps=count, progress=False, **rest)
+        assert [*profile.plans] == [count]
+    assert omnireuse.handle_of(flux.pipe) is None
+    with omnireuse.enable(flux.pipe) as handle:
+        flux.pipe("d", generator=torch.Generator().manual_seed(5), **rest)
+        assert handle.tuning.state == "ready"
+    with pytest.raises(ConfigError, match="at least one text"):
+        omnireuse.tune(flux.pipe, [])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from omnireuse.diffusion.calibration.profile import Profile
 from omnireuse.diffusion.reuse.runtime.run import Chosen, RunStart
 from omnireuse.diffusion.reuse.runtime.session import Session
@@ -68,9 +70,14 @@ class Tuner:
 
     @property
     def profile(self) -> Profile | None:
-        """The profile with the plan of the latest run's configuration; None before it is ready."""
+        """A profile with the one plan of the latest run's target; None before it is ready."""
         with self._lock:
-            return None if self._latest is None else self._latest.profile
+            entry = self._latest
+            if entry is None or entry.profile is None:
+                return None
+            plan = entry.budget.plan_of(entry.profile.plans)
+            plans = {count: each for count, each in entry.profile.plans.items() if each is plan}
+            return msgspec.structs.replace(entry.profile, plans=plans)
 
     def close(self) -> None:
         """Drop what was measured, and let other processes measure."""
