@@ -11,7 +11,7 @@ if [ ! -e "$venv/ready" ]; then
     "${PYTHON:-python3}" -m venv "$venv"
     "${install[@]}" torch==2.13.0
     "${install[@]}" -c constraints.txt diffusers==0.42.1 transformers==5.23.0 accelerate sentencepiece protobuf pillow numpy \
-        cachetools msgspec rich typer tqdm pydantic pytest hypothesis hatchling hatch-fancy-pypi-readme editables
+        cachetools msgspec platformdirs filelock rich typer tqdm pydantic pytest hypothesis hatchling hatch-fancy-pypi-readme editables
     # SGLang's own requirements bring a CUDA stack; these are what its diffusion pipelines import.
     "${install[@]}" --no-deps sglang==0.5.23 torchvision==0.28.0 cache_dit==1.5.3 apache-tvm-ffi==0.1.11 addict==2.4.0 \
         aiohappyeyeballs==2.7.1 aiohttp==3.14.5 aiosignal==1.4.0 attrs==26.1.0 compressed-tensors==0.20.0 dill==0.4.1 \
