@@ -168,7 +168,8 @@ def test_the_diffusers_format(platform: None) -> None:
 
         response = asyncio.run(answer())
     assert response.metrics["omnireuse_steps_computed"] == response.metrics["omnireuse_steps_reused"] == 14
-    assert response.metrics["omnireuse_expected_psnr_db"] > 40
+    # The engine's own warm-up, two steps of another size, was unlike the profile's runs, which ends the promise.
+    assert "omnireuse_expected_psnr_db" not in response.metrics
     assert not [name for name in response.stage_durations if name.startswith(KEY)]
 
 
