@@ -1,17 +1,19 @@
-"""Small pipelines trained from nothing on scenes that the project draws, so that caches are judged on real sampling.
+"""Small pipelines trained from nothing on drawn scenes and people, so that caches are judged on real sampling.
 
 `load_image_pipeline` returns a plain ``diffusers.FluxPipeline``, `load_video_pipeline` a ``diffusers.WanPipeline``,
-`load_unet_pipeline` a ``diffusers.StableDiffusionPipeline`` and `load_distilled_pipeline` another ``FluxPipeline``,
-whose guidance needs no second branch; `SAMPLING`, `VIDEO_SAMPLING`, `UNET_SAMPLING` and `DISTILLED_SAMPLING` hold the
-arguments of their calls.
+`load_unet_pipeline` a ``diffusers.StableDiffusionPipeline``, `load_distilled_pipeline` another ``FluxPipeline``,
+whose guidance needs no second branch, and `load_faces_pipeline` a ``FluxPipeline`` that draws people; `SAMPLING`,
+`VIDEO_SAMPLING`, `UNET_SAMPLING`, `DISTILLED_SAMPLING` and `FACES_SAMPLING` hold the arguments of their calls.
 """
 
 from reference.load import (
     DISTILLED_SAMPLING,
+    FACES_SAMPLING,
     SAMPLING,
     UNET_SAMPLING,
     VIDEO_SAMPLING,
     load_distilled_pipeline,
+    load_faces_pipeline,
     load_image_pipeline,
     load_unet_pipeline,
     load_video_pipeline,
@@ -19,10 +21,12 @@ from reference.load import (
 
 __all__ = [
     "DISTILLED_SAMPLING",
+    "FACES_SAMPLING",
     "SAMPLING",
     "UNET_SAMPLING",
     "VIDEO_SAMPLING",
     "load_distilled_pipeline",
+    "load_faces_pipeline",
     "load_image_pipeline",
     "load_unet_pipeline",
     "load_video_pipeline",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from omnireuse.evaluation.report.clips import save_clip
+from omnireuse.lab.report.clips import save_clip
 from reference.case import Case
 from reference.drawing import Array
 from reference.evaluate import Figures
@@ -33,7 +33,7 @@ def figures_table(case: Case, figures: Figures) -> str:
         ("prompts behind each PSNR", f"{figures.num_psnr_prompts}"),
         ("weights", f"{figures.weight_bytes / 1e6:.1f} MB"),
     ]
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+    return "\n".join(["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
 def sample_grid(made: Array, rows: int, columns: int) -> Array:

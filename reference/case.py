@@ -12,10 +12,12 @@ import torch
 
 from reference import captions, checker, load
 from reference.drawing import Array
+from reference.faces import checker as faces_checker
+from reference.faces import people
 from reference.video import captions as video_captions
 from reference.video import checker as video_checker
 
-__all__ = ["CASES", "CLIPS", "DISTILLED_IMAGES", "IMAGES", "UNET_IMAGES", "Case"]
+__all__ = ["CASES", "CLIPS", "DISTILLED_IMAGES", "FACES", "IMAGES", "UNET_IMAGES", "Case"]
 
 BATCH_SIZE = 10
 
@@ -119,5 +121,18 @@ DISTILLED_IMAGES = Case(
     check=checker.check,
 )
 
+FACES = Case(
+    name="faces",
+    unit="image",
+    find=load.find_faces_pipeline,
+    load=load.load_faces_pipeline,
+    sampling=load.FACES_SAMPLING,
+    guidance="true_cfg_scale",
+    output="images",
+    held_out=people.held_out_people,
+    caption=people.caption,
+    check=faces_checker.check,
+)
+
 #: All reference pipelines by name.
-CASES = {case.name: case for case in (IMAGES, CLIPS, UNET_IMAGES, DISTILLED_IMAGES)}
+CASES = {case.name: case for case in (IMAGES, CLIPS, UNET_IMAGES, DISTILLED_IMAGES, FACES)}

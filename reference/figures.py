@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from omnireuse.errors import MissingExtraError
-from omnireuse.evaluation.front import front
-from omnireuse.evaluation.record import Case, Comparison, Point
-from omnireuse.evaluation.report.clips import read_frames
-from omnireuse.evaluation.report.runs import runs_of, strip
-from omnireuse.evaluation.report.style import DIFFERENCE_GAIN, LIGHT, decibels
+from omnireuse.lab.front import front
+from omnireuse.lab.record import Case, Comparison, Point
+from omnireuse.lab.report.clips import read_frames
+from omnireuse.lab.report.runs import runs_of, strip
+from omnireuse.lab.report.style import DIFFERENCE_GAIN, LIGHT, decibels
 
 try:
     import matplotlib as mpl

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 #: Each names a directory with the weights of its pipeline when no path is given.
 PATH_VARIABLE, VIDEO_PATH_VARIABLE = "OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_WAN"
 UNET_PATH_VARIABLE, DISTILLED_PATH_VARIABLE = "OMNIREUSE_SHAPES_SD", "OMNIREUSE_SHAPES_DEV"
+FACES_PATH_VARIABLE = "OMNIREUSE_FACES"
 
 #: What the image pipeline is called with. Batches need one negative prompt for each prompt. The guidance is the weakest
 #: that still lets a good cache be told from a bad one: half of the steps stay below 38 dB of all of them.
@@ -56,6 +57,16 @@ DISTILLED_SAMPLING: dict[str, Any] = {
     "guidance_scale": 6.0,
 }
 
+#: What the pipeline of faces is called with.
+FACES_SAMPLING: dict[str, Any] = {
+    "height": 64,
+    "width": 64,
+    "num_inference_steps": 28,
+    "max_sequence_length": 26,
+    "negative_prompt": "",
+    "true_cfg_scale": 3.0,
+}
+
 
 def _find(path: str | Path | None, *, loader: str, variable: str, name: str) -> Path:
     if path is not None:
@@ -94,6 +105,11 @@ def find_unet_pipeline(path: str | Path | None = None) -> Path:
 def find_distilled_pipeline(path: str | Path | None = None) -> Path:
     """As `find_image_pipeline`, for the distilled pipeline."""
     return _find(path, loader="load_distilled_pipeline", variable=DISTILLED_PATH_VARIABLE, name="shapes-dev")
+
+
+def find_faces_pipeline(path: str | Path | None = None) -> Path:
+    """As `find_image_pipeline`, for the faces."""
+    return _find(path, loader="load_faces_pipeline", variable=FACES_PATH_VARIABLE, name="faces")
 
 
 def load_image_pipeline(path: str | Path | None = None, **kwargs: Any) -> FluxPipeline:
@@ -157,3 +173,16 @@ def load_distilled_pipeline(path: str | Path | None = None, **kwargs: Any) -> Fl
         ConfigError: when there are no weights.
     """
     return load_image_pipeline(find_distilled_pipeline(path), **kwargs)
+
+
+def load_faces_pipeline(path: str | Path | None = None, **kwargs: Any) -> FluxPipeline:
+    """The reference pipeline that draws people, in float32 unless told otherwise.
+
+    Args:
+        path: directory of the weights; see `find_image_pipeline` for the default.
+        kwargs: passed on to ``FluxPipeline.from_pretrained``.
+
+    Raises:
+        ConfigError: when there are no weights.
+    """
+    return load_image_pipeline(find_faces_pipeline(path), **kwargs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from torch import nn
@@ -40,15 +42,19 @@ def new_autoencoder(*, scaling_factor: float = 1.0, shift_factor: float = 0.0) -
 class FlowModel(nn.Module):
     """The transformer and its two text encoders, trained as one.
 
+    Args:
+        vocabulary: every word of the captions; those of the shapes by default.
+        max_length: tokens of a padded caption.
+
     Attributes:
         transformer: predicts noise - latents from packed latents.
         clip: its pooled output conditions every block.
         t5: its token states are the transformer's second stream.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: Sequence[str] | None = None, max_length: int = MAX_SEQUENCE_LENGTH) -> None:
         super().__init__()
-        vocab_size = len(words())
+        vocab_size = len(words(vocabulary))
         self.clip = CLIPTextModel(
             CLIPTextConfig(
                 vocab_size=vocab_size,
@@ -57,7 +63,7 @@ class FlowModel(nn.Module):
                 projection_dim=TEXT_WIDTH,
                 num_hidden_layers=2,
                 num_attention_heads=4,
-                max_position_embeddings=MAX_SEQUENCE_LENGTH,
+                max_position_embeddings=max_length,
                 pad_token_id=PAD_ID,
                 bos_token_id=START_ID,
                 eos_token_id=END_ID,
@@ -100,7 +106,7 @@ class FlowModel(nn.Module):
         half = LATENT_SIZE // 2
         image_ids = FluxPipeline._prepare_latent_image_ids(1, half, half, "cpu", torch.float32)
         self.register_buffer("image_ids", image_ids, persistent=False)
-        self.register_buffer("text_ids", torch.zeros(MAX_SEQUENCE_LENGTH, 3), persistent=False)
+        self.register_buffer("text_ids", torch.zeros(max_length, 3), persistent=False)
 
     def forward(
         self, noisy: torch.Tensor, sigma: torch.Tensor, clip_ids: torch.Tensor, t5_ids: torch.Tensor

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omnireuse.evaluation.compare.workload import Workload, guided_call
-from omnireuse.loading import quiet_loading
+from omnireuse.base.loading import quiet_loading
+from omnireuse.lab.compare.workload import Workload, guided_call
 from reference.case import Case
 
 __all__ = ["load_quietly", "reference_workload"]

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from omnireuse.base.extras import check_extra
 from omnireuse.cli.options import Quiet, Verbose
 from omnireuse.cli.program import INTERRUPTED
-from omnireuse.extras import check_extra
 from reference.demo.config import DemoConfig
 
 __all__ = ["EXAMPLES", "run"]

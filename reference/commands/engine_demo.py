@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from omnireuse.base.extras import check_extra
 from omnireuse.cli.options import Quiet, Verbose
-from omnireuse.extras import check_extra
 from reference.demo.engine.config import EngineDemoConfig
 
 __all__ = ["EXAMPLES", "run"]

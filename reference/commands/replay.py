@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from omnireuse.base.extras import check_extra
 from omnireuse.cli.options import Quiet, Verbose, names, whole_numbers
-from omnireuse.extras import check_extra
 from reference.replay.config import ReplayConfig
 
 __all__ = ["EXAMPLES", "run"]

@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 import omnireuse
-from omnireuse.diffusion.calibration.profile import Profile
-from omnireuse.diffusion.tuning.store import DIRECTORY
-from omnireuse.diffusion.tuning.switch import PICTURES, is_off_by_environment
+from omnireuse.base.records import check_writable
+from omnireuse.base.terminal import notes, progress_bar
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.evaluation.record import Comparison, environment, read_comparison, write_comparison
-from omnireuse.evaluation.report.page import write_page
-from omnireuse.records import check_writable
-from omnireuse.terminal import notes, progress_bar
-from reference.case import CLIPS, IMAGES, Case
+from omnireuse.lab.record import Comparison, environment, read_comparison, write_comparison
+from omnireuse.lab.report.page import write_page
+from omnireuse.profiles.profile import Profile
+from omnireuse.tuning.store import DIRECTORY
+from omnireuse.tuning.switch import PICTURES, is_off_by_environment
+from reference.case import CLIPS, FACES, Case
 from reference.demo.compare import Cache, compare_caches, generations
 from reference.demo.config import DemoConfig
 from reference.demo.live import LiveStrip
@@ -120,7 +120,7 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
         ConfigError: no pipeline where `config.model` says, or a folder that cannot be written to.
         KeyboardInterrupt: before anything could be kept.
     """
-    case = CLIPS if config.video else IMAGES
+    case = CLIPS if config.video else FACES
     folder = case.find(config.model)
     earlier = _written_before(config.out)
     check_writable(config.out / RECORD)

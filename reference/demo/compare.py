@@ -13,14 +13,13 @@ import numpy as np
 import omnireuse
 from omnireuse import Decision
 from omnireuse.errors import StateError
-from omnireuse.evaluation.compare.harness import Harness
-from omnireuse.evaluation.compare.methods.base import Kept, Setting
-from omnireuse.evaluation.compare.methods.baselines import fewer_steps
-from omnireuse.evaluation.compare.runner import Measured
-from omnireuse.evaluation.compare.workload import Workload
-from omnireuse.evaluation.metrics import bootstrap, capped_psnr, spread, ssim
-from omnireuse.evaluation.record import Case, FullRun, Point, Sample, StepDecision
-from omnireuse.evaluation.report.clips import save_clip
+from omnireuse.lab.compare.harness import Harness, Measured
+from omnireuse.lab.compare.methods.base import Kept, Setting
+from omnireuse.lab.compare.methods.baselines import fewer_steps
+from omnireuse.lab.compare.workload import Workload
+from omnireuse.lab.record import Case, FullRun, Point, Sample, StepDecision
+from omnireuse.lab.report.clips import save_clip
+from omnireuse.pipelines.closeness import bootstrap, capped_psnr, spread, ssim
 
 __all__ = ["Cache", "compare_caches", "generations"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnireuse.errors import ConfigError
-from reference.load import SAMPLING, VIDEO_SAMPLING
+from reference.load import FACES_SAMPLING, VIDEO_SAMPLING
 
 __all__ = ["DemoConfig"]
 
@@ -53,11 +53,11 @@ class DemoConfig:
     @property
     def full_steps(self) -> int:
         """`steps`, or what the pipeline is usually asked for."""
-        usual: int = (VIDEO_SAMPLING if self.video else SAMPLING)["num_inference_steps"]
+        usual: int = (VIDEO_SAMPLING if self.video else FACES_SAMPLING)["num_inference_steps"]
         return usual if self.steps is None else self.steps
 
     @property
     def full_guidance(self) -> float:
         """`guidance`, or what the pipeline is usually asked for."""
-        usual: float = VIDEO_SAMPLING["guidance_scale"] if self.video else SAMPLING["true_cfg_scale"]
+        usual: float = VIDEO_SAMPLING["guidance_scale"] if self.video else FACES_SAMPLING["true_cfg_scale"]
         return usual if self.guidance is None else self.guidance

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from omnireuse.evaluation.record import Case
-from omnireuse.evaluation.report.style import decibels
+from omnireuse.lab.record import Case
+from omnireuse.lab.report.style import decibels
 
 __all__ = ["demo_table"]
 

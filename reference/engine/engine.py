@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from omnireuse.core.vllm_encoder_cache import VllmEncoderCacheManager
+from omnireuse.encoders.vllm_manager import VllmEncoderCacheManager
 from omnireuse.errors import ConfigError, StateError
 from reference.engine.config import EngineConfig
 from reference.engine.model import IMAGE_TOKEN, TinyOmniModel

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import torch
 
-from omnireuse.core.encoder_outputs import EncoderOutputStore
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache, PrefixCacheOptions
-from omnireuse.core.shared_encoder_cache import EncoderKey
+from omnireuse.encoders import EncoderKey
+from omnireuse.encoders.outputs import EncoderOutputStore
 from reference.engine.config import EngineConfig
 from reference.engine.model import TinyOmniModel, make_cache, read_cache
 from reference.engine.request import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from omnireuse.core.vllm_encoder_cache import VllmEncoderCacheManager
+from omnireuse.encoders.vllm_manager import VllmEncoderCacheManager
 from reference.engine.blocks import BlockPool
 from reference.engine.config import EngineConfig
 from reference.engine.request import Sequence

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from omnireuse.core.shared_encoder_cache.policies import POLICIES
-from omnireuse.records import check_writable
-from omnireuse.terminal import progress_bar
+from omnireuse.base.records import check_writable
+from omnireuse.base.terminal import progress_bar
+from omnireuse.encoders.eviction import POLICIES
 from reference.replay.config import ReplayConfig
 from reference.replay.generate import make_trace
 from reference.replay.run import BOUND, ORACLE, Score, default_capacities, has_equal_sizes, replay

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import cycle
 
 from omnireuse.errors import MissingExtraError
-from omnireuse.evaluation.report.style import LIGHT
+from omnireuse.lab.report.style import LIGHT
 from reference.figures import explain, quiet_axes
 from reference.replay.run import BOUND, ORACLE, Score
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from omnireuse.core.shared_encoder_cache import (
+from omnireuse.encoders import (
     EncoderKey,
     ItemTooLargeError,
     SharedEncoderCacheConfig,
     SharedEncoderCacheManager,
 )
-from omnireuse.core.shared_encoder_cache.policies import POLICIES
+from omnireuse.encoders.eviction import POLICIES
 from omnireuse.errors import ConfigError, UnknownNameError
 from reference.replay.oracles import interval_bound, lru_hits, min_hits
 from reference.replay.traces import Access, requests_of
@@ -45,7 +45,7 @@ class Score:
 def manager_hits(trace: Sequence[Access], capacity: int, policy: str) -> tuple[list[bool], int]:
     """Send a trace through the shared encoder cache; returns whether each access hit, and how many were refused."""
     config = SharedEncoderCacheConfig(max_embeds=capacity, policy=policy)
-    manager = SharedEncoderCacheManager(config, clock=lambda: 0.0)
+    manager = SharedEncoderCacheManager(config)
     hits, num_refused = [], 0
     for accesses in requests_of(trace):
         for position, access in enumerate(accesses):
@@ -60,7 +60,7 @@ def manager_hits(trace: Sequence[Access], capacity: int, policy: str) -> tuple[l
             if lease is None:
                 num_refused += 1
             else:
-                manager.commit(lease, encode_seconds=access.cost)
+                manager.commit(lease)
         manager.release_request("request")
         manager.drain_events()
     return hits, num_refused

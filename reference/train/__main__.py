@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reference.train.distilled import DISTILLED
+from reference.train.faces import FACES
 from reference.train.image import IMAGES
 from reference.train.unet import UNET
 from reference.train.video import CLIPS
 
-RECIPES = {recipe.name: recipe for recipe in (IMAGES, CLIPS, UNET, DISTILLED)}
+RECIPES = {recipe.name: recipe for recipe in (IMAGES, CLIPS, UNET, DISTILLED, FACES)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def _normalisation(latents: torch.Tensor) -> dict[str, Any]:
     return {"scaling_factor": 1.0 / float(latents.std()), "shift_factor": float(latents.mean())}
 
 
-def _normalise(vae: AutoencoderKL, latents: torch.Tensor) -> torch.Tensor:
+def normalise(vae: AutoencoderKL, latents: torch.Tensor) -> torch.Tensor:
     """Packed: (B, 64, 32)."""
     latents = (latents - vae.config.shift_factor) * vae.config.scaling_factor
     packed: torch.Tensor = FluxPipeline._pack_latents(latents, len(latents), LATENT_CHANNELS, LATENT_SIZE, LATENT_SIZE)
@@ -51,7 +52,7 @@ AUTOENCODER = AutoencoderTask(new=new_autoencoder, draw=_draw_any, normalisation
 
 FLOW = FlowTask(
     load_autoencoder=AutoencoderKL.from_pretrained,
-    normalise=_normalise,
+    normalise=normalise,
     new=_new_flow,
     tokenizers=IMAGE_TOKENIZERS,
     sample=partial(sample_split, held_out=False),
@@ -60,12 +61,17 @@ FLOW = FlowTask(
 )
 
 
-def export_images(vae: AutoencoderKL, flow: FlowModel, target: Path) -> None:
+def export_images(
+    vae: AutoencoderKL,
+    flow: FlowModel,
+    target: Path,
+    tokenizers: Mapping[str, Callable[[Path], None]] = IMAGE_TOKENIZERS,
+) -> None:
     """Write what was trained to ``target`` as a ``FluxPipeline``."""
     export_pipeline(
         FluxPipeline,
         target,
-        IMAGE_TOKENIZERS,
+        tokenizers,
         vae=vae,
         text_encoder=flow.clip,
         text_encoder_2=flow.t5,

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from omnireuse.records import check_writable
-from omnireuse.terminal import notes, progress_bar
+from omnireuse.base.records import check_writable
+from omnireuse.base.terminal import notes, progress_bar
 from reference.demo.engine.config import EngineDemoConfig
 from reference.demo.engine.record import EngineComparison, EngineRun, write_comparison
 from reference.demo.engine.timeline import timeline_figure

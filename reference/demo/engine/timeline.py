@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from omnireuse.errors import MissingExtraError
-from omnireuse.evaluation.report.style import LIGHT
+from omnireuse.lab.report.style import LIGHT
 from reference.demo.engine.record import EngineComparison, EngineRun
 from reference.figures import explain, quiet_axes
 

@@ -28,20 +28,6 @@ def test_the_export_is_a_stable_diffusion_pipeline_that_draws(trained):
     assert [image.size for image in images] == [(64, 64)]
 
 
-def test_the_export_keeps_the_convolutions_that_were_trained_as_matrices(trained):
-    weights = torch.load(trained[0] / "flow.pt", weights_only=True)
-    unet = load_unet_pipeline(trained[1]).unet
-    matrices = {
-        name.removesuffix(".parametrizations.weight.original"): value
-        for name, value in weights.items()
-        if name.endswith(".parametrizations.weight.original")
-    }
-    assert len(matrices) > 10
-    for name, matrix in matrices.items():
-        weight = unet.get_submodule(name.removeprefix("unet.")).weight
-        torch.testing.assert_close(weight.flatten(1), matrix.half().float(), msg=name)
-
-
 def test_noisy_latents_hold_the_noise_that_they_name():
     clean = torch.randn(64, 8, 16, 16)
     example = diffuse(clean)

@@ -11,7 +11,7 @@ import pytest
 from tests import TOP
 
 pytest.importorskip("PIL")
-from omnireuse.evaluation.report.clips import read_frames
+from omnireuse.lab.report.clips import read_frames
 from reference.card import figures_table, write_card
 from reference.case import CLIPS, IMAGES, Case
 from reference.evaluate import Figures
