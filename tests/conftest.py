@@ -16,6 +16,13 @@ from hypothesis import settings
 SHARED = {"system/demo", "system/compare", "system/sources", "system/docs"}
 """Folders whose files share a fixture that takes longer than their tests; elsewhere a file stays whole."""
 
+TOOLS = {
+    "chromium": "apt-get install chromium",
+    "redis-server": "apt-get install redis-server",
+    "[redis]": "pip install -e '.[redis]'",
+}
+"""What the reasons of skipped tests have in them -> how to get what is missing."""
+
 # How long an example takes says nothing about whether it holds.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -29,6 +36,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         file = item.path.relative_to(tests)
         folder = file.parent.as_posix()
         item.add_marker(pytest.mark.xdist_group(folder if folder in SHARED else file.as_posix()))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Say last how many tests were skipped for want of a tool, and how to get it."""
+    yield
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    wanted = {tool for reason in reasons for tool in TOOLS if tool in reason}
+    if wanted:
+        count = sum(any(tool in reason for tool in wanted) for reason in reasons)
+        missing = "; ".join(TOOLS[tool] for tool in TOOLS if tool in wanted)
+        terminalreporter.write_line(f"{count} tests were skipped, and run after: {missing}", yellow=True)
 
 
 @pytest.fixture(autouse=True)

@@ -30,17 +30,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from omnireuse import errors
-from omnireuse.lazy import lazy_exports
+from omnireuse.base.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from omnireuse.diffusion.calibration.calibrate import calibrate
-    from omnireuse.diffusion.calibration.profile import Profile
-    from omnireuse.diffusion.calibration.tea_cache import fit_tea_cache
-    from omnireuse.diffusion.handle import Handle, disable, handle_of
-    from omnireuse.diffusion.pipelines import enable
-    from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
-    from omnireuse.diffusion.reuse.events import Choice, Decision
-    from omnireuse.diffusion.reuse.forecasters import (
+    from omnireuse.calibration.calibrate import calibrate
+    from omnireuse.calibration.tea_cache import fit_tea_cache
+    from omnireuse.enabling import enable
+    from omnireuse.forecasters import (
         BestOrder,
         Blend,
         Fitted,
@@ -49,25 +45,32 @@ if TYPE_CHECKING:
         Memory,
         Polynomial,
     )
-    from omnireuse.diffusion.reuse.generation import Generation, layout_of
-    from omnireuse.diffusion.reuse.policies import (
+    from omnireuse.handle import Handle, disable, handle_of
+    from omnireuse.lab.compare.run import compare_pipeline
+    from omnireuse.loop.batch import Row, observe_batch, predict_batch
+    from omnireuse.loop.events import Choice, Decision
+    from omnireuse.loop.generation import Generation, layout_of
+    from omnireuse.loop.policy import Policy, StepView
+    from omnireuse.loop.strategy import Strategy
+    from omnireuse.noise.schedulers import noise_levels
+    from omnireuse.policies import (
         EasyCache,
         ErrorControl,
+        EveryNth,
         FixedSchedule,
         MagCache,
         Never,
         ResidualDiff,
         SeaCache,
+        Spread,
         StepMask,
+        Steps,
         TeaCache,
     )
-    from omnireuse.diffusion.reuse.policy import Policy, StepView
-    from omnireuse.diffusion.reuse.schedulers import noise_levels
-    from omnireuse.diffusion.reuse.strategy import Strategy
-    from omnireuse.diffusion.reuse.summary import Summary
-    from omnireuse.diffusion.tuning.ahead import tune
-    from omnireuse.diffusion.tuning.state import Tuning
-    from omnireuse.evaluation.compare.run import compare_pipeline
+    from omnireuse.profiles.profile import Profile
+    from omnireuse.summary.summary import Summary
+    from omnireuse.tuning.ahead import tune
+    from omnireuse.tuning.state import Tuning
 
 __version__ = "0.2.0"
 
@@ -78,6 +81,7 @@ __all__ = [
     "Decision",
     "EasyCache",
     "ErrorControl",
+    "EveryNth",
     "Fitted",
     "FixedSchedule",
     "Forecaster",
@@ -93,8 +97,10 @@ __all__ = [
     "ResidualDiff",
     "Row",
     "SeaCache",
+    "Spread",
     "StepMask",
     "StepView",
+    "Steps",
     "Strategy",
     "Summary",
     "TeaCache",
@@ -115,25 +121,26 @@ __all__ = [
 ]
 
 _HOMES = {
-    "diffusion.calibration.calibrate": "calibrate",
-    "diffusion.calibration.profile": "Profile",
-    "diffusion.calibration.tea_cache": "fit_tea_cache",
-    "diffusion.handle": "Handle disable handle_of",
-    "diffusion.pipelines": "enable",
-    "diffusion.reuse.batch": "Row observe_batch predict_batch",
-    "diffusion.reuse.events": "Choice Decision",
-    "diffusion.reuse.forecasters": "BestOrder Blend Fitted Forecaster Hold Memory Polynomial",
-    "diffusion.reuse.generation": "Generation layout_of",
-    "diffusion.reuse.schedulers": "noise_levels",
-    "diffusion.reuse.policies": (
-        "EasyCache ErrorControl FixedSchedule MagCache Never ResidualDiff SeaCache StepMask TeaCache"
+    "calibration.calibrate": "calibrate",
+    "profiles.profile": "Profile",
+    "calibration.tea_cache": "fit_tea_cache",
+    "handle": "Handle disable handle_of",
+    "enabling": "enable",
+    "loop.batch": "Row observe_batch predict_batch",
+    "loop.events": "Choice Decision",
+    "forecasters": "BestOrder Blend Fitted Forecaster Hold Memory Polynomial",
+    "loop.generation": "Generation layout_of",
+    "noise.schedulers": "noise_levels",
+    "policies": (
+        "EasyCache ErrorControl EveryNth FixedSchedule MagCache Never ResidualDiff SeaCache Spread StepMask Steps "
+        "TeaCache"
     ),
-    "diffusion.reuse.policy": "Policy StepView",
-    "diffusion.reuse.strategy": "Strategy",
-    "diffusion.reuse.summary": "Summary",
-    "diffusion.tuning.ahead": "tune",
-    "diffusion.tuning.state": "Tuning",
-    "evaluation.compare.run": "compare_pipeline",
+    "loop.policy": "Policy StepView",
+    "loop.strategy": "Strategy",
+    "summary.summary": "Summary",
+    "tuning.ahead": "tune",
+    "tuning.state": "Tuning",
+    "lab.compare.run": "compare_pipeline",
 }
 """Module -> the names that come from it."""
 

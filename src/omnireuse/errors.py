@@ -3,6 +3,7 @@
     OmniReuseError
     ├── ConfigError (ValueError)            a value that a user gave cannot work
     │   ├── UnknownNameError                a name that nothing answers to; the nearest names are suggested
+    │   │   └── NothingPublishedError       a model for which no figures are published
     │   └── UnsupportedModelError           a model or pipeline that the asked-for reuse cannot serve
     ├── WrongTypeError (TypeError)          a value of the wrong kind altogether
     ├── StateError (RuntimeError)           a call that does not fit what happened before it
@@ -17,10 +18,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import ClassVar
 
 __all__ = [
     "ConfigError",
     "MissingExtraError",
+    "NothingPublishedError",
     "OmniReuseError",
     "StateError",
     "UnknownNameError",
@@ -30,7 +33,7 @@ __all__ = [
 
 
 _PAGES = re.compile(r' \{\n  "_class_name".*?\n\}\n?|(?<=\w)\(\n  \(.*?\n\)', re.DOTALL)
-"""What follows the class in the text of a pipeline or scheduler of diffusers, or of a torch module with parts."""
+"""The text after the class of a pipeline or scheduler of diffusers, or of a torch module with parts."""
 
 
 class OmniReuseError(Exception):
@@ -48,19 +51,22 @@ class UnknownNameError(ConfigError):
     """A name that nothing answers to.
 
     Args:
-        kind: what was looked up, in the domain's words ("cache backend").
+        kind: the kind looked up, in the domain's words ("cache backend").
         given: the name that was not found.
         known: every name that would have been.
         hint: a further sentence on what to do, without the closing stop.
         listed: the names to list; all that are known by default.
     """
 
+    suggests: ClassVar[bool] = True
+    """Whether the nearest name is suggested."""
+
     def __init__(
         self, kind: str, given: object, known: Iterable[str], *, hint: str = "", listed: Iterable[str] | None = None
     ) -> None:
         self.kind, self.given, self.known, self.hint = kind, given, tuple(sorted(known)), hint
         self.listed = self.known if listed is None else tuple(listed)
-        near = difflib.get_close_matches(str(given), self.known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(given), self.known, n=1, cutoff=0.5) if self.suggests else []
         parts = [f"unknown {kind} {given!r}"]
         if near:
             parts.append(f"did you mean {near[0]!r}?")
@@ -70,13 +76,19 @@ class UnknownNameError(ConfigError):
         super().__init__("; ".join(parts))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_unknown_name, (self.kind, self.given, self.known, self.hint, self.listed)
+        return _rebuild_unknown_name, (type(self), self.kind, self.given, self.known, self.hint, self.listed)
 
 
 def _rebuild_unknown_name(
-    kind: str, given: object, known: tuple[str, ...], hint: str, listed: tuple[str, ...]
+    error: type[UnknownNameError], kind: str, given: object, known: tuple[str, ...], hint: str, listed: tuple[str, ...]
 ) -> UnknownNameError:
-    return UnknownNameError(kind, given, known, hint=hint, listed=listed)
+    return error(kind, given, known, hint=hint, listed=listed)
+
+
+class NothingPublishedError(UnknownNameError):
+    """A model that a table of published figures does not have. Another model's figures would be wrong for it."""
+
+    suggests = False
 
 
 class UnsupportedModelError(ConfigError):
@@ -88,14 +100,14 @@ class WrongTypeError(OmniReuseError, TypeError):
 
 
 class StateError(OmniReuseError, RuntimeError):
-    """A call that does not fit what happened before it."""
+    """A call that does not fit the calls before it."""
 
 
 class MissingExtraError(OmniReuseError, ImportError):
     """An optional dependency is not installed.
 
     Args:
-        feature: what needed it, in the domain's words.
+        feature: that needed it, in the domain's words.
         extra: the extra that brings it, as in ``omnireuse[extra]``.
     """
 

@@ -8,9 +8,9 @@ import numpy as np
 from msgspec.structs import replace
 from PIL import Image
 
-from omnireuse.evaluation.metrics import Mean, Spread, bootstrap, spread
-from omnireuse.evaluation.record import Case, Comparison, FullRun, Point, Sample, StepDecision
-from omnireuse.evaluation.report.clips import save_clip
+from omnireuse.lab.record import Case, Comparison, FullRun, Point, Sample, StepDecision
+from omnireuse.lab.report.clips import save_clip
+from omnireuse.pipelines.closeness import Mean, Spread, bootstrap, spread
 
 PROMPTS = (
     "a large red circle in the centre on a plain teal background",

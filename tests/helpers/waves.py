@@ -7,21 +7,23 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from omnireuse import BestOrder, Blend, EasyCache, ErrorControl, FixedSchedule, Strategy
-from omnireuse.integrations.phases import WavePlanner
-from omnireuse.integrations.settings import OFF, Plan
-from omnireuse.integrations.vllm_omni.waves import Waves
+from omnireuse.engines.settings import KEY, OFF, RequestPlan
+from omnireuse.engines.vllm_omni.waves import Waves
+from omnireuse.loop.events import Choice
+from omnireuse.loop.generation import Generation
 
-__all__ = ["PLANS", "Engine", "State", "request"]
+__all__ = ["PLANS", "Engine", "State", "break_for", "request"]
 
 PLANS = {
-    "half": Plan(Strategy(policy=FixedSchedule(speedup=2), forecaster=Blend()), "half"),
-    "third": Plan(Strategy(policy=FixedSchedule(speedup=3)), "third"),
-    "measured": Plan(Strategy(policy=ErrorControl(tolerance=0.4), forecaster=BestOrder()), "measured"),
-    "watched": Plan(Strategy(policy=EasyCache(threshold=0.5), forecaster=Blend()), "watched"),
+    "half": RequestPlan(Strategy(policy=FixedSchedule(speedup=2), forecaster=Blend()), "half"),
+    "third": RequestPlan(Strategy(policy=FixedSchedule(speedup=3)), "third"),
+    "measured": RequestPlan(Strategy(policy=ErrorControl(tolerance=0.4), forecaster=BestOrder()), "measured"),
+    "watched": RequestPlan(Strategy(policy=EasyCache(threshold=0.5), forecaster=Blend()), "watched"),
     "off": OFF,
 }
 
@@ -80,14 +82,13 @@ class Engine:
 
     def __init__(
         self,
-        planner: WavePlanner | None = None,
-        plan: Callable[[State], Plan] | None = None,
+        plan: Callable[[State], RequestPlan] | None = None,
         *,
         smooth: bool = False,
     ) -> None:
         self.rows: list[int] = []
         self.smooth = smooth
-        self.waves = Waves(self.denoise, list, plan or (lambda state: PLANS[state.plan]), planner)
+        self.waves = Waves(self.denoise, list, plan or (lambda state: PLANS[state.plan]))
         self.fails = False
 
     def denoise(self, batch: Sequence[State], *, states: Sequence[State], **_: Any) -> torch.Tensor:
@@ -111,3 +112,16 @@ class Engine:
         while state.step_index < state.total_steps:
             self.wave([state])
         return state.latents
+
+
+def break_for(cursed: State, monkeypatch: pytest.MonkeyPatch, *, reuse: bool, since: int) -> None:
+    """The end of the work on one request raises from a step on, after the rows before it are done."""
+    conclude = Generation.conclude
+
+    def run(self: Generation, choice: Choice, *rest: Any, **named: Any) -> None:
+        is_cursed = self is cursed.extra[KEY].generation and not self.failure
+        if is_cursed and choice.reuse is reuse and cursed.step_index >= since:
+            raise RuntimeError("one row is bad")
+        conclude(self, choice, *rest, **named)
+
+    monkeypatch.setattr(Generation, "conclude", run)

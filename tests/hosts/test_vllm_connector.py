@@ -20,9 +20,9 @@ from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 from vllm.v1.request import Request, RequestStatus
 
-from omnireuse.core.encoder_outputs import EncoderOutput, EncoderOutputStore
-from omnireuse.core.stores.disk import DiskTier
+from omnireuse.encoders.outputs import EncoderOutput, EncoderOutputStore
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from omnireuse.stores.disk import DiskTier
 from tests.hosts.vllm_engine import ROW, Engine, ec
 from tests.hosts.vllm_host import make_config, make_request
 
@@ -57,8 +57,8 @@ NAMES = {f"r{number}" for number in range(60)}
     [
         (1, 1, "fcfs", "s3-fifo", True),
         (2, 2, "fcfs", "lru", False),
-        (1, 2, "priority", "w-tinylfu", True),
-        (2, 1, "fcfs", "cost-aware", True),
+        (1, 2, "priority", "s3-fifo", True),
+        (2, 1, "fcfs", "lru", True),
     ],
 )
 def test_what_left_the_device_comes_back_from_the_host(
@@ -91,7 +91,7 @@ def test_what_left_the_device_comes_back_from_the_host(
 def test_a_restarted_engine_finds_everything_on_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runner: int
 ) -> None:
-    options = {"disk": str(tmp_path), "disk_bytes": 1 << 24, "weights": "w1", "fetch_seconds": 30.0}
+    options = {"disk": str(tmp_path), "disk_bytes": 1 << 24, "weights": "1" * 64, "fetch_seconds": 30.0}
     first = Engine(monkeypatch, ec(**options), runner=runner)
     assert first.serve(requests(1, 20)) == {f"r{number}" for number in range(20)}
     first.close()
@@ -101,7 +101,7 @@ def test_a_restarted_engine_finds_everything_on_disk(
     assert second.num_encodes == 0
     assert second.stats["loads_outer"] > 0
     second.close()
-    other = Engine(monkeypatch, ec(**options | {"weights": "w2"}), runner=runner)
+    other = Engine(monkeypatch, ec(**options | {"weights": "2" * 64}), runner=runner)
     other.serve(requests(1, 2))
     assert other.num_encodes > 0
     assert "loads_outer" not in other.stats
@@ -109,7 +109,7 @@ def test_a_restarted_engine_finds_everything_on_disk(
 
 
 def test_a_producer_encodes_for_a_consumer_that_has_no_media(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    options = {"disk": str(tmp_path), "disk_bytes": 1 << 24, "weights": "w", "fetch_seconds": 30.0}
+    options = {"disk": str(tmp_path), "disk_bytes": 1 << 24, "weights": "0" * 64, "fetch_seconds": 30.0}
     producer = Engine(monkeypatch, ec("ec_producer", **options))
     ready = requests(1, 10)
     producer.serve(ready)
@@ -127,7 +127,7 @@ def test_a_producer_encodes_for_a_consumer_that_has_no_media(monkeypatch: pytest
 
 
 def test_a_truncated_file_is_encoded_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    options = {"disk": str(tmp_path), "disk_bytes": 1 << 24, "weights": "w", "fetch_seconds": 30.0}
+    options = {"disk": str(tmp_path), "disk_bytes": 1 << 24, "weights": "0" * 64, "fetch_seconds": 30.0}
     first = Engine(monkeypatch, ec(**options))
     first.serve(requests(2, 6))
     first.close()
@@ -147,10 +147,10 @@ def test_a_full_disk_and_a_dead_redis_cost_no_request(monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     pytest.importorskip("redis", reason="needs the redis client")
-    monkeypatch.setattr("omnireuse.core.stores.disk.tempfile.mkstemp", full)
+    monkeypatch.setattr("omnireuse.stores.disk.tempfile.mkstemp", full)
     engine = Engine(
         monkeypatch,
-        ec(disk=str(tmp_path), disk_bytes=1 << 24, redis="redis://127.0.0.1:1/0", weights="w", host_bytes=0),
+        ec(disk=str(tmp_path), disk_bytes=1 << 24, redis="redis://127.0.0.1:1/0", weights="0" * 64, host_bytes=0),
     )
     assert len(engine.serve(requests(2, 12))) == 12
     deadline = time.monotonic() + 60
@@ -171,7 +171,7 @@ def test_a_disk_that_hangs_delays_a_request_once_and_is_then_left_alone(
 
     monkeypatch.setattr(DiskTier, "lookup", hang)
     engine = Engine(
-        monkeypatch, ec(disk=str(tmp_path), disk_bytes=1 << 24, weights="w", host_bytes=0, fetch_seconds=0.05)
+        monkeypatch, ec(disk=str(tmp_path), disk_bytes=1 << 24, weights="0" * 64, host_bytes=0, fetch_seconds=0.05)
     )
     assert len(engine.serve(requests(2, 12))) == 12
     assert engine.stats["fetches_late"] >= 3
@@ -180,7 +180,7 @@ def test_a_disk_that_hangs_delays_a_request_once_and_is_then_left_alone(
 
 
 def test_an_aborted_request_leaves_its_read_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    options = {"disk": str(tmp_path), "disk_bytes": 1 << 24, "weights": "w", "fetch_seconds": 30.0}
+    options = {"disk": str(tmp_path), "disk_bytes": 1 << 24, "weights": "0" * 64, "fetch_seconds": 30.0}
     first = Engine(monkeypatch, ec(**options))
     first.serve(requests(2, 4))
     first.close()
@@ -216,8 +216,8 @@ def test_a_worker_that_cannot_keep_an_output_makes_all_drop_it(monkeypatch: pyte
         ({"host_byte": 1}, UnknownNameError, "did you mean 'host_bytes'"),
         ({"host_bytes": -1}, ConfigError, "field must be a number of bytes"),
         ({"policy": "s3fifo"}, UnknownNameError, "did you mean 's3-fifo'"),
-        ({"disk": "/x", "weights": "w"}, ConfigError, "stand beside disk_bytes"),
-        ({"redis": "redis://x"}, ConfigError, "name the encoder's weights"),
+        ({"disk": "/x", "weights": "0" * 64}, ConfigError, "stand beside disk_bytes"),
+        ({"redis": "redis://x"}, ConfigError, "be a digest of the encoder's weights"),
     ],
 )
 def test_a_wrong_option_stops_the_server(
@@ -228,8 +228,8 @@ def test_a_wrong_option_stops_the_server(
 
 
 def test_another_vllm_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omnireuse.integrations.vllm.host.version", lambda _: "0.34.1")
-    with pytest.raises(ConfigError, match=r"one of 0\.33, got 0\.34\.1"):
+    monkeypatch.setattr("omnireuse.engines.host.version", lambda _: "0.34.1")
+    with pytest.raises(ConfigError, match=r"vllm 0\.34\.1 is not supported.*tested with 0\.33"):
         Engine(monkeypatch, ec())
 
 

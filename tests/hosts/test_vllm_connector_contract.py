@@ -81,8 +81,8 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import ECConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
-from omnireuse.core.stores.disk import DiskTier
 from omnireuse.errors import ConfigError, StateError
+from omnireuse.stores.disk import DiskTier
 from tests.hosts.vllm_engine import ROW, WIDTH, Engine, ec, encode
 from tests.hosts.vllm_host import make_config, make_request
 
@@ -100,7 +100,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def disk(folder: Path) -> dict[str, object]:
-    return {"disk": str(folder), "disk_bytes": 1 << 24, "weights": "w", "fetch_seconds": 30.0}
+    return {"disk": str(folder), "disk_bytes": 1 << 24, "weights": "0" * 64, "fetch_seconds": 30.0}
 
 
 def connect(

@@ -21,7 +21,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
-OURS = "omnireuse.core.vllm_encoder_cache.VllmEncoderCacheManager"
+OURS = "omnireuse.encoders.vllm_manager.VllmEncoderCacheManager"
 BLOCK, CACHE_EMBEDS, STEP_EMBEDS, STEP_TOKENS = 16, 160, 96, 64
 
 

@@ -8,7 +8,7 @@ import pytest
 import transformers
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 
-from omnireuse.loading import quiet_loading
+from omnireuse.base.loading import quiet_loading
 from reference.load import load_image_pipeline
 
 LOGS = (diffusers.utils.logging, transformers.utils.logging)

@@ -17,8 +17,8 @@ from typer.main import get_command
 
 import omnireuse
 from omnireuse import cli
+from omnireuse.base.terminal import notes, progress_bar
 from omnireuse.cli.program import Command
-from omnireuse.terminal import notes, progress_bar
 from reference import commands
 
 OWN = ("demo", "replay", "engine-demo")
@@ -172,7 +172,7 @@ def test_quiet_and_verbose(
         notes.print("a notice")
         return Path("page.html")
 
-    monkeypatch.setattr("omnireuse.evaluation.report.page.rebuild", rebuild)
+    monkeypatch.setattr("omnireuse.lab.report.page.rebuild", rebuild)
     assert main(arguments) == 0
     out, err = capsys.readouterr()
     assert out == "wrote page.html\n", "results are shown always, on standard output"
@@ -187,7 +187,7 @@ def test_quiet_and_verbose(
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_long_work_shows_a_bar_on_terminals_alone(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     target = io.StringIO()
-    monkeypatch.setattr("omnireuse.terminal.notes", Console(file=target, force_terminal=is_terminal))
+    monkeypatch.setattr("omnireuse.base.terminal.notes", Console(file=target, force_terminal=is_terminal))
     with progress_bar(TextColumn("{task.description}")) as bar:
         bar.add_task("working")
         bar.refresh()
@@ -201,11 +201,9 @@ def test_several_values_come_with_or_without_the_option_repeated(
     asked: list[dict[str, object]] = []
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one")
-    done = SimpleNamespace(complete=True)
-    monkeypatch.setattr(
-        "omnireuse.evaluation.compare.run.compare_pipeline", lambda *_, **given: asked.append(given) or done
-    )
-    monkeypatch.setattr("omnireuse.evaluation.compare.run.show", lambda *_: None)
+    done = SimpleNamespace(complete=True, cases=())
+    monkeypatch.setattr("omnireuse.lab.compare.run.compare_pipeline", lambda *_, **given: asked.append(given) or done)
+    monkeypatch.setattr("omnireuse.lab.compare.run.show", lambda *_: None)
     for steps in (["--steps", "28", "50"], ["--steps", "28", "--steps", "50"], ["--steps=28", "--steps", "50"]):
         assert main(["compare", "folder", *steps, "--only", "ours", "peer", "--prompts", str(prompts), "-q"]) == 0
     assert [(given["steps"], given["only"], given["guidance"]) for given in asked] == [
@@ -247,7 +245,7 @@ def test_missing_weights_are_an_error_that_says_where_they_are(
 ) -> None:
     err = fails(capsys, "demo", "--model", str(tmp_path), "--out", str(tmp_path / "out"))
     assert "a directory with a model_index.json" in err
-    assert "models/shapes-flux of the repository" in err
+    assert "models/faces of the repository" in err
     assert not (tmp_path / "out").exists()
 
 
@@ -261,7 +259,7 @@ def test_a_file_that_cannot_be_used_is_one_line(
     def rebuild(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "page.html")
 
-    monkeypatch.setattr("omnireuse.evaluation.report.page.rebuild", rebuild)
+    monkeypatch.setattr("omnireuse.lab.report.page.rebuild", rebuild)
     assert fails(capsys, "report", "x") == "error: page.html: Permission denied\n"
 
 
@@ -269,6 +267,6 @@ def test_interrupt_before_anything_is_kept(monkeypatch: pytest.MonkeyPatch, caps
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("reference.demo.command.IMAGES", SimpleNamespace(find=interrupt))
+    monkeypatch.setattr("reference.demo.command.FACES", SimpleNamespace(find=interrupt))
     assert main(["demo"]) == 130
     assert "nothing was kept" in capsys.readouterr().err

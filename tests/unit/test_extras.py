@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from omnireuse import cli
+from omnireuse.base.extras import MODULES, check_extra
 from omnireuse.errors import MissingExtraError
-from omnireuse.evaluation.compare.methods import chosen_methods
-from omnireuse.extras import MODULES, check_extra
+from omnireuse.lab.compare.methods import chosen_methods
 from reference import commands
 from tests import TOP
 
@@ -39,11 +39,6 @@ def test_every_extra_of_the_package_is_known() -> None:
         (["compare", "folder", "--prompts", "x"], "matplotlib", "omnireuse compare needs an optional dependency"),
         (["report", "results.json"], "jinja2", "omnireuse report needs an optional dependency"),
         (["replay", "trace.csv"], "matplotlib", "python -m reference replay needs an optional dependency"),
-        (
-            ["calibrate", "folder", "--prompts", "x", "--workers", "2"],
-            "ray",
-            "omnireuse calibrate --workers needs an optional dependency",
-        ),
     ],
 )
 def test_a_command_names_the_extra_before_the_work(
@@ -59,7 +54,7 @@ def test_a_command_names_the_extra_before_the_work(
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert message in error
-    assert f"omnireuse[{'ray' if module == 'ray' else 'report'}]" in error
+    assert "omnireuse[report]" in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 

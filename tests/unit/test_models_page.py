@@ -11,8 +11,8 @@ import diffusers
 import pytest
 from packaging.version import Version
 
-from omnireuse.diffusion.adapters import BLOCK_STACKS, UNSUPPORTED
-from omnireuse.diffusion.reuse.runtime.denoisers import DENOISERS
+from omnireuse.hooks.denoisers import DENOISERS
+from omnireuse.models import BLOCK_STACKS, UNSUPPORTED
 from tests import TOP
 
 NEWEST = "0.42"

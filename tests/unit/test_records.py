@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from omnireuse.base.records import AnyFloat, Record, as_text, read_record, write_text
 from omnireuse.errors import ConfigError
-from omnireuse.records import AnyFloat, Record, as_text, read_record, write_text
 
 HEAD = {"format": 2}
 

@@ -14,8 +14,10 @@ import folder_paths
 import numpy as np
 import torch
 
+from omnireuse.engines.comfyui import Graph, calibrate_graph, profile_text, step_picture
 from omnireuse.errors import ConfigError, UnknownNameError
-from omnireuse.integrations.comfyui import Graph, calibrate_graph, profile_text, step_picture
+
+from .shown import shown
 
 CATEGORY = "model/omnireuse"
 FOLDER = "omnireuse"
@@ -28,6 +30,7 @@ class OmnireusePrompts:
 
     CATEGORY = CATEGORY
     DESCRIPTION = "Gives the lines one after the other, so that a text encoder makes a conditioning of each."
+    SEARCH_ALIASES: ClassVar = ["prompt list", "text lines"]
     FUNCTION = "lines"
     RETURN_TYPES = ("STRING",)
     RETURN_NAMES = ("texts",)
@@ -55,6 +58,7 @@ class OmnireuseCalibrate:
         "Samples each prompt in full, finds which steps are worth computing, fits weights for the others, and judges "
         "them on every third prompt, which it has not seen. 24 prompts cost about 40 runs. Omnireuse profile uses it."
     )
+    SEARCH_ALIASES: ClassVar = ["cache profile", "tune cache"]
     FUNCTION = "calibrate"
     INPUT_IS_LIST = True
     OUTPUT_NODE = True
@@ -75,7 +79,17 @@ class OmnireuseCalibrate:
                 "negative": ("CONDITIONING", {"tooltip": "One for all prompts, or one for each."}),
                 "latent_image": ("LATENT", {"tooltip": "One latent of the size that you generate."}),
                 "vae": ("VAE", {"tooltip": "Quality is that of decoded pictures."}),
-                "seed": ("INT", {"default": 0, "min": 0, "max": 2**64 - 1, "tooltip": "Of the first prompt's noise."}),
+                "seed": (
+                    "INT",
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 2**64 - 1,
+                        # By its name alone, the frontend would draw another seed after each run.
+                        "control_after_generate": False,
+                        "tooltip": "Of the first prompt's noise; each further one adds 1.",
+                    },
+                ),
                 "steps": ("INT", {"default": 28, **whole, "tooltip": "As in your sampler."}),
                 "cfg": (
                     "FLOAT",
@@ -109,7 +123,7 @@ class OmnireuseCalibrate:
             for _, plan in sorted(profile.plans.items(), reverse=True)
         ]
         steps = torch.cat([step_picture(each) for each in shares], dim=1)
-        return {"ui": {"text": [text]}, "result": (str(path), text, steps)}
+        return {"ui": shown(text, steps), "result": (str(path), text, steps)}
 
 
 class _Bar:

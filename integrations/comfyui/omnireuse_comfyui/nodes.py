@@ -1,4 +1,4 @@
-"""The nodes. Each turns its inputs into one call of `omnireuse.integrations.comfyui`."""
+"""The nodes. Each turns its inputs into one call of `omnireuse.engines.comfyui`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 import folder_paths
 from comfy_execution.utils import get_executing_context
 
+from omnireuse.engines.comfyui import Span, attach, plan_for, plan_of_profile, reuse_of, step_picture
+from omnireuse.engines.settings import OFF
 from omnireuse.errors import ConfigError
-from omnireuse.integrations.comfyui import attach, plan_for, plan_of_profile, reuse_of, step_picture
 
 from .calibrate import CATEGORY, FOLDER, PROFILE, OmnireuseCalibrate, OmnireusePrompts
+from .shown import shown
 
 _WIRED = "as wired"
 """In place of a file's name: the profile comes from *Omnireuse calibrate*."""
@@ -21,6 +23,10 @@ folder_paths.folder_names_and_paths[FOLDER][1].add(".json")
 
 _MODEL = ("MODEL", {"tooltip": "Connect the last node that changes the model, such as a LoRA loader."})
 _SPEEDUP = {"default": 0.0, "min": 0.0, "max": 20.0, "step": 0.1}
+_PERCENT = {"min": 0.0, "max": 1.0, "step": 0.01}
+_ENABLED = ("BOOLEAN", {"default": True, "tooltip": "Off: every step is computed, as without this node."})
+_SEARCHED = ["cache", "step cache", "teacache", "easycache", "lazycache", "speed up", "faster", "skip steps"]
+"""Words that people search the nodes with."""
 
 
 def _queue_item() -> str | None:
@@ -38,6 +44,7 @@ class Omnireuse:
         "computed, but at least 12. The first 3 pictures are computed in full and measured, and the others follow the "
         "plan that suits them best."
     )
+    SEARCH_ALIASES: ClassVar = _SEARCHED
     FUNCTION = "patch"
     RETURN_TYPES = ("MODEL",)
 
@@ -51,7 +58,8 @@ class Omnireuse:
                     "FLOAT",
                     {
                         **_SPEEDUP,
-                        "tooltip": "All steps divided by computed steps: 2 computes half of them. 0 leaves it out.",
+                        "tooltip": "All steps divided by computed steps: 2 computes half of them. 0 leaves it out. "
+                        "Give speedup or tolerance, not both.",
                     },
                 ),
                 "tolerance": (
@@ -62,7 +70,7 @@ class Omnireuse:
                         "max": 0.99,
                         "step": 0.01,
                         "tooltip": "How far the final latents may be from those of the full run: 0.05 is 5 %. It "
-                        "decides while the picture is made. 0 leaves it out.",
+                        "decides while the picture is made. 0 leaves it out. Give tolerance or speedup, not both.",
                     },
                 ),
             },
@@ -75,13 +83,43 @@ class Omnireuse:
                         "sampler, schedule, guidance and size. Off: reuse begins with the first picture.",
                     },
                 ),
+                "enabled": _ENABLED,
+                "start_percent": (
+                    "FLOAT",
+                    {
+                        "default": 0.0,
+                        **_PERCENT,
+                        "tooltip": "Share of the denoising after which reuse may begin, as in EasyCache. Steps before "
+                        "it are computed, beside those that speedup asks for. Above 0 nothing is tuned.",
+                    },
+                ),
+                "end_percent": (
+                    "FLOAT",
+                    {
+                        "default": 1.0,
+                        **_PERCENT,
+                        "tooltip": "Share of the denoising after which reuse ends, as in EasyCache. Steps after it "
+                        "are computed. Below 1 nothing is tuned.",
+                    },
+                ),
             },
         }
 
-    def patch(self, model: Any, speedup: float, tolerance: float, tune: bool = True) -> tuple[Any]:
+    def patch(
+        self,
+        model: Any,
+        speedup: float,
+        tolerance: float,
+        tune: bool = True,
+        enabled: bool = True,
+        start_percent: float = 0.0,
+        end_percent: float = 1.0,
+    ) -> tuple[Any]:
         """The model that reuses steps."""
-        plan = plan_for(speedup=speedup, tolerance=tolerance)
-        return (attach(model, plan, tune=tune, item=_queue_item),)
+        plan, span = plan_for(speedup=speedup, tolerance=tolerance), Span(start=start_percent, end=end_percent)
+        if not enabled:
+            return (attach(model, OFF, item=_queue_item),)
+        return (attach(model, plan, tune=tune, span=span, item=_queue_item),)
 
 
 class OmnireuseProfile:
@@ -89,6 +127,7 @@ class OmnireuseProfile:
 
     CATEGORY = CATEGORY
     DESCRIPTION = "Follows a profile, made by Omnireuse calibrate or by the command omnireuse calibrate."
+    SEARCH_ALIASES: ClassVar = _SEARCHED
     FUNCTION = "patch"
     RETURN_TYPES = ("MODEL",)
 
@@ -107,11 +146,18 @@ class OmnireuseProfile:
                     {**_SPEEDUP, "tooltip": "So many times fewer computed steps. 0 means 2."},
                 ),
             },
-            "optional": {"calibrated": (PROFILE, {"tooltip": f"From Omnireuse calibrate, with profile '{_WIRED}'."})},
+            "optional": {
+                "calibrated": (PROFILE, {"tooltip": f"From Omnireuse calibrate, with profile '{_WIRED}'."}),
+                "enabled": _ENABLED,
+            },
         }
 
-    def patch(self, model: Any, profile: str, speedup: float, calibrated: str | None = None) -> tuple[Any]:
+    def patch(
+        self, model: Any, profile: str, speedup: float, calibrated: str | None = None, enabled: bool = True
+    ) -> tuple[Any]:
         """The model that follows the profile."""
+        if not enabled:
+            return (attach(model, OFF, item=_queue_item),)
         if (profile == _WIRED) != (calibrated is not None):
             raise ConfigError(
                 f"Omnireuse profile(profile={profile!r}): profile must be {_WIRED!r} where Omnireuse calibrate "
@@ -126,6 +172,7 @@ class OmnireuseSummary:
 
     CATEGORY = CATEGORY
     DESCRIPTION = "Says how many steps were computed, and draws them. The latents pass through."
+    SEARCH_ALIASES: ClassVar = ["cache report", "steps computed"]
     FUNCTION = "report"
     OUTPUT_NODE = True
     RETURN_TYPES = ("LATENT", "STRING", "IMAGE")
@@ -144,8 +191,8 @@ class OmnireuseSummary:
     def report(self, model: Any, latent: Any) -> dict[str, Any]:
         """The summary as text and as a picture."""
         summary = reuse_of(model).summary()
-        text = str(summary)
-        return {"ui": {"text": [text]}, "result": (latent, text, step_picture(summary.last_run))}
+        text, picture = str(summary), step_picture(summary.last_run)
+        return {"ui": shown(text, picture), "result": (latent, text, picture)}
 
 
 NODE_CLASS_MAPPINGS = {

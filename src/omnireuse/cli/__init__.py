@@ -1,19 +1,24 @@
-"""The command line: ``omnireuse tune``, ``calibrate``, ``compare``, ``report`` and ``cache``."""
+"""The command line: ``omnireuse demo``, ``tune``, ``calibrate``, ``compare``, ``report`` and ``cache``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omnireuse.cli import cache, calibrate, compare, report, tune
+from omnireuse.cli import cache, calibrate, compare, demo, report, tune
 from omnireuse.cli.program import program
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = {"tune": tune, "calibrate": calibrate, "compare": compare, "report": report, "cache": cache}
+COMMANDS = {
+    "demo": demo,
+    "tune": tune,
+    "calibrate": calibrate,
+    "compare": compare,
+    "report": report,
+    "cache": cache,
+}
 
-_main = program(
-    "omnireuse", "Reuse for diffusion pipelines: tune, calibrate, compare, and see what it gives.", COMMANDS
-)
+_main = program("omnireuse", "Reuse for diffusion pipelines: see what it gives, tune, calibrate and compare.", COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; those of the process by default.
 
     Returns:
-        Exit status: 0 done, 2 a mistake in the arguments, 130 interrupted.
+        Exit status: 0 done, 1 below what --at-least asks for, 2 a mistake in the arguments, 3 a setting failed, 130
+        interrupted.
     """
     return _main(argv)

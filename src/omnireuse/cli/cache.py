@@ -18,7 +18,7 @@ $ omnireuse cache clear"""
 
 
 class Action(str, Enum):
-    """What is done with the plans."""
+    """The action on the plans."""
 
     list = "list"
     clear = "clear"
@@ -34,9 +34,9 @@ def run(
 
     OMNIREUSE_CACHE_DIR names another folder.
     """
-    from omnireuse.diffusion.calibration.profile import Profile
-    from omnireuse.diffusion.tuning.store import Store
     from omnireuse.errors import OmniReuseError
+    from omnireuse.profiles.profile import Profile
+    from omnireuse.tuning.store import Store
 
     store = Store()
     if action is Action.clear:

@@ -21,7 +21,6 @@ from omnireuse.cli.options import (
     whole_numbers,
 )
 from omnireuse.cli.program import INTERRUPTED
-from omnireuse.extras import check_extra
 
 __all__ = ["EXAMPLES", "run"]
 
@@ -54,9 +53,6 @@ def run(
     seconds: Annotated[float | None, typer.Option(help="Time limit of the search in seconds.")] = None,
     batch: Annotated[int, typer.Option(help="Prompts in a call.")] = 1,
     fit_prompts: Annotated[int, typer.Option(metavar="N", help="Number of prompts that schedules are tried on.")] = 5,
-    workers: Annotated[
-        int, typer.Option(help="Processes, one for each GPU or each CPU thread; 0 is this one alone.")
-    ] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the noise and of the search.")] = 0,
     pipeline: Pipeline = None,
     device: Device = None,
@@ -73,9 +69,7 @@ def run(
     The same command again goes on with a search that was interrupted, unless
     --fresh is given.
     """
-    if workers:
-        check_extra("omnireuse calibrate --workers", "ray")
-    from omnireuse.diffusion.calibration.command import run_calibrate
+    from omnireuse.calibration.command import run_calibrate
 
     profile = run_calibrate(
         pipeline_source("calibrate", model, pipeline),
@@ -88,7 +82,6 @@ def run(
         seconds=seconds,
         batch_size=batch,
         fit_prompts=fit_prompts,
-        workers=workers,
         seed=seed,
         device=device,
         dtype=dtype,

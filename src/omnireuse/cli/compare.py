@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from omnireuse.base.extras import check_extra
+from omnireuse.base.terminal import notes
 from omnireuse.cli.options import (
     Call,
     Device,
@@ -23,15 +25,17 @@ from omnireuse.cli.options import (
 )
 from omnireuse.cli.program import INTERRUPTED
 from omnireuse.errors import ConfigError
-from omnireuse.extras import check_extra
-from omnireuse.terminal import notes
 
 __all__ = ["EXAMPLES", "run"]
+
+SHORT, FAILED = 1, 3
+"""Exit statuses: pictures fall short of --at-least; a setting failed."""
 
 EXAMPLES = """Examples:
 $ omnireuse compare models/shapes-flux --prompts prompts.txt --steps 28 50
 $ omnireuse compare MODEL --prompts prompts.txt --profile profile.json
 $ omnireuse compare MODEL --prompts prompts.txt --only ours fewer-steps
+$ omnireuse compare MODEL --prompts prompts.txt --only default --at-least 40
 $ omnireuse compare --merge part1/compare.json part2/compare.json"""
 
 
@@ -55,6 +59,10 @@ def run(
         list[str] | None,
         typer.Option(metavar="METHOD...", help="Methods or families of them: ours, peer, baseline (default: all)."),
     ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PACKAGE:OBJECT...", help="Methods of your own, beside those of --only."),
+    ] = None,
     calibration_prompts: Annotated[
         Path | None,
         typer.Option(
@@ -74,9 +82,15 @@ def run(
     pictures: Pictures = None,
     call: Call = None,
     out: Annotated[Path, typer.Option(help="Folder for the results, or their file, *.json.")] = Path("out/compare"),
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Keep every figure as it comes, and go on where a killed run was.")
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin anew, and replace what an earlier run has measured.")
     ] = False,
+    at_least: Annotated[
+        float | None,
+        typer.Option(
+            "--at-least", metavar="DB", help="End with status 1 where fewer than nine pictures of ten reach this PSNR."
+        ),
+    ] = None,
     merge: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE...", help="Put results of runs that were made apart together, and run nothing."),
@@ -87,14 +101,25 @@ def run(
     """Compare this library, other caches and plain fewer steps with the full run of a pipeline.
 
     The other caches are those of diffusers and of cache-dit. Options marked
-    with "..." take several values.
+    with "..." take several values. The same command goes on where an earlier
+    one was interrupted, and another --only adds to what it has measured.
+
+    Exit status: 1 where --at-least is missed, 3 where a setting failed.
     """
     check_extra("omnireuse compare", "report")
     if merge is None:
         source = pipeline_source("compare", model, pipeline, unless=", unless --merge is")
         if prompts is None:
             raise ConfigError("compare: --prompts must be given, unless --merge is; see omnireuse compare --help")
-    from omnireuse.evaluation.compare.run import compare_pipeline, merged, results_file, show
+    from omnireuse.lab.compare.methods import method_named
+    from omnireuse.lab.compare.run import (
+        compare_pipeline,
+        failed_settings,
+        merged,
+        results_file,
+        short_of,
+        show,
+    )
     from omnireuse.pipelines.source import function_named
 
     if merge or prompts is None:
@@ -120,10 +145,18 @@ def run(
             dtype=dtype,
             pictures=None if pictures is None else function_named(pictures, "compare(--pictures"),
             out=out,
-            resume=resume,
+            methods=[method_named(each) for each in method or []],
+            fresh=fresh,
             progress=not notes.quiet,
             command="omnireuse compare",
             **(call or {}),
         )
     show(comparison, results_file(out), Console())
-    return 0 if comparison.complete or merge else INTERRUPTED
+    failed = failed_settings(comparison)
+    short = [] if at_least is None else [*short_of(comparison, at_least), *failed]
+    for what, lines in (("failed", failed), (f"nine of ten pictures must reach {at_least} dB", short)):
+        for line in lines:
+            notes.print(f"{what}: {line}", highlight=False, soft_wrap=True)
+    if not (comparison.complete or merge):
+        return INTERRUPTED
+    return SHORT if short else FAILED if failed else 0

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from omnireuse.base.terminal import be_quiet, be_verbose
 from omnireuse.errors import ConfigError
-from omnireuse.terminal import be_quiet, be_verbose
 
 __all__ = [
     "Call",
@@ -29,11 +29,7 @@ __all__ = [
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        BadParameter: anything else.
-    """
+    """A JSON object."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -49,11 +45,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between.
-
-    Raises:
-        BadParameter: anything else.
-    """
+    """Whole numbers with commas between."""
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
@@ -105,11 +97,7 @@ def pipeline_source(command: str, model: str | None, pipeline: str | None, *, un
     """MODEL or --pipeline, whichever was given.
 
     Args:
-        command: for the error.
         unless: when neither need be given, for the error.
-
-    Raises:
-        ConfigError: neither or both of them, or a function that is not named package:function.
     """
     if (model is None) == (pipeline is None):
         how = f"must be given{unless}" if model is None else "cannot both be given"
@@ -129,9 +117,6 @@ def read_prompts(path: Path, option: str) -> list[str]:
 
     Args:
         option: what the path was given to, for errors, such as "compare(--prompts".
-
-    Raises:
-        ConfigError: no such file, no such column, or no prompt.
     """
     where = f"{option} {str(path)!r})"
     try:

@@ -11,9 +11,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import omnireuse
+from omnireuse.base.terminal import log_lines, notes, print_error
 from omnireuse.cli.options import Quiet, Verbose
 from omnireuse.errors import OmniReuseError, UnknownNameError
-from omnireuse.terminal import log_lines, notes, print_error
 
 __all__ = ["INTERRUPTED", "Command", "program"]
 
@@ -44,11 +44,7 @@ class Group(TyperGroup):
             raise _explained(error, self, ctx) from error.__cause__
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command of this name.
-
-        Raises:
-            UnknownNameError: there is none.
-        """
+        """The command of this name."""
         if args[0] not in self.commands and not ctx.resilient_parsing:
             raise UnknownNameError("command", args[0], self.commands)
         return super().resolve_command(ctx, args)
@@ -66,8 +62,6 @@ def program(name: str, summary: str, commands: Mapping[str, ModuleType]) -> Call
     """The main function of a program.
 
     Args:
-        name: as it is called in a shell.
-        summary: one sentence for its help.
         commands: by name the module of each, which has `run` and `EXAMPLES`.
     """
     app = typer.Typer(
@@ -145,7 +139,7 @@ def _explained(error: Any, command: TyperCommand | TyperGroup, ctx: Any) -> Exce
 
 
 def _usage_error(error: typer.TyperException) -> str:
-    """What is wrong with the arguments, and where help is, as one line."""
+    """The mistake in the arguments, and the way to help, as one line."""
     words = " ".join(error.format_message().split()).rstrip(".")
     reasons = getattr(error.__cause__, "errors", None)
     if reasons is not None:  # of pydantic, which typer checks values with

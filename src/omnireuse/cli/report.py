@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from omnireuse.base.extras import check_extra
 from omnireuse.cli.options import Quiet, Verbose
-from omnireuse.extras import check_extra
 
 __all__ = ["EXAMPLES", "run"]
 
@@ -33,7 +33,7 @@ def run(
     Several files make one page; one of them can hold pictures.
     """
     check_extra("omnireuse report", "report")
-    from omnireuse.evaluation.report.page import rebuild
+    from omnireuse.lab.report.page import rebuild
 
     typer.echo(f"wrote {rebuild(files, out)}")
     return 0

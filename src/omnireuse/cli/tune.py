@@ -41,7 +41,7 @@ def run(
     """
     source = pipeline_source("tune", model, pipeline)
     texts = read_prompts(prompts, "tune(--prompts")[:pictures]
-    from omnireuse.diffusion.tuning.ahead import tune
+    from omnireuse.tuning.ahead import tune
 
     profile = tune(
         source,

@@ -1,16 +1,20 @@
-"""Configuration of diffusion caches, as engines pass it."""
+"""Configuration of diffusion caches, as engines pass it.
+
+Each named cache has a dataclass of its options: a field with its type, its range and its default, and a line that
+describes it. All else follows: `DiffusionCacheConfig`, what `enable` takes and checks, what it lists in its errors, and
+what `python scripts/options.py` writes (the types of `enable`, the table of the docs).
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
 
-from omnireuse.diffusion.reuse.policies import EasyCache, ErrorControl, SeaCache
-from omnireuse.diffusion.reuse.policies.mag_cache import checked_ratios
-from omnireuse.diffusion.reuse.validation import (
+from omnireuse.base.validation import (
     Count,
     Index,
     Positive,
@@ -21,61 +25,95 @@ from omnireuse.diffusion.reuse.validation import (
     check_finite_list,
 )
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
+from omnireuse.policies import EasyCache, ErrorControl, SeaCache
+from omnireuse.policies.mag_cache import checked_ratios
 
-__all__ = ["DiffusionCacheConfig", "OmniDiffusionConfig"]
+__all__ = [
+    "CacheDiTOptions",
+    "Coefficients",
+    "DBCacheOptions",
+    "DiffusionCacheConfig",
+    "EasyCacheOptions",
+    "ErrorControlOptions",
+    "MagCacheOptions",
+    "OmniDiffusionConfig",
+    "Ratios",
+    "SeaCacheOptions",
+    "StepCountOptions",
+    "TaylorSeerOptions",
+    "TeaCacheOptions",
+]
 
 BACKEND_VARIABLE = "DIFFUSION_CACHE_BACKEND"
 
 
-@dataclass
-class DiffusionCacheConfig:
-    """The options of all caches in one flat record; each cache reads its own.
+def _keep_coefficients(owner: Any, field: str) -> None:
+    """A list is read back as a list, all else as a tuple."""
+    given = getattr(owner, field)
+    found = check_finite_list(owner, field, given, length=5)
+    object.__setattr__(owner, field, list(found) if isinstance(given, list) else found)
 
-    The fields of the specified interface may be given by position too. Lists are read back as lists. Raising a
-    threshold or the tolerance reuses more.
+
+def _keep_ratios(owner: Any, field: str) -> None:
+    object.__setattr__(owner, field, checked_ratios(owner, field, getattr(owner, field)))
+
+
+Coefficients = Annotated[Sequence[float] | Any, _keep_coefficients]
+"""Exactly five finite numbers, highest power first: a list, a tuple or an array."""
+Ratios = Annotated[Sequence[float] | Sequence[Sequence[float]] | Any, _keep_ratios]
+"""Numbers above 0, or as much for each branch: lists, tuples, arrays or tensors."""
+
+
+@dataclass
+class TeaCacheOptions:
+    """TeaCache.
 
     Args:
-        rel_l1_thresh: TeaCache: accumulated change at which a step computes, > 0.
-        coefficients: TeaCache: five coefficients, highest power first; None takes the published ones for the model.
-        mag_threshold: MagCache: accumulated magnitude error at which a step computes, > 0.
-        mag_max_skip_steps: MagCache: longest run of reused steps, ≥ 1.
-        mag_retention_ratio: MagCache: share of the first steps that always compute, in [0, 1).
-        mag_ratios: MagCache: one magnitude ratio for each step, the first 1.0, finite and positive: one list for all
-            branches, or one for each, as list, tuple, array or tensor; None takes the published ones for the model.
-        mag_calibrate: MagCache: measure the ratios and reuse nothing.
-        Fn_compute_blocks: DBCache: first blocks that always run, ≥ 1.
-        Bn_compute_blocks: DBCache: last blocks that always run, ≥ 0.
-        max_warmup_steps: DBCache: first steps that always compute, ≥ 0.
-        max_cached_steps: DBCache: most reused steps of a run; -1 for no limit.
-        residual_diff_threshold: DBCache: relative change of the first blocks' residual at which a step computes, > 0.
-        max_continuous_cached_steps: DBCache: longest run of reused steps; -1 for no limit.
-        enable_taylorseer: DBCache: forecast the skipped residual instead of holding it.
-        taylorseer_order: degree of that forecast, and of TaylorSeer's, ≥ 1.
-        scm_steps_mask_policy: SCM: "slow", "medium", "fast", "ultra", or None for no mask.
-        scm_steps_policy: SCM: "dynamic" (the threshold may compute more than the mask) or "static".
-        num_inference_steps: number of steps where no scheduler tells it, ≥ 1.
-        force_refresh_step_hint: cache-dit: step at which everything is computed anew, ≥ 0.
-        force_refresh_step_policy: cache-dit: "once" or "repeat".
-        taylorseer_interval: TaylorSeer: one of so many steps computes, ≥ 1.
-        taylorseer_warmup_steps: TaylorSeer: first steps that always compute, ≥ 0.
-        easy_thresh: EasyCache: expected change of the output at which a step computes, > 0.
-        easy_warmup_steps: EasyCache: first steps that always compute, ≥ 1.
-        sea_thresh: SeaCache: accumulated change of the filtered latents at which a step computes, > 0.
-        sea_warmup_steps: SeaCache: first steps that always compute, ≥ 1.
-        error_tolerance: error control: relative L1 error that reuse may leave in the final latents, in (0, 1).
-        error_max_gap: error control: most steps from one computed step to the next, ≥ 1.
-
-    Raises:
-        ConfigError: a field is out of its range; NaN and infinity are out of every range.
+        rel_l1_thresh: accumulated change at which a step computes, > 0.
+        coefficients: five coefficients, highest power first; None takes the published ones for the model.
     """
 
     rel_l1_thresh: Positive = 0.2
-    coefficients: Sequence[float] | None = None
+    coefficients: Coefficients | None = None
+
+
+@dataclass
+class MagCacheOptions:
+    """MagCache.
+
+    Args:
+        mag_threshold: accumulated magnitude error at which a step computes, > 0.
+        mag_max_skip_steps: longest run of reused steps, ≥ 1.
+        mag_retention_ratio: share of the first steps that always compute, in [0, 1).
+        mag_ratios: one magnitude ratio for each step, the first 1.0, finite and positive: one list for all branches, or
+            one for each, as list, tuple, array or tensor; None takes the published ones for the model.
+        mag_calibrate: measure the ratios and reuse nothing.
+    """
+
     mag_threshold: Positive = 0.24
     mag_max_skip_steps: Count = 5
     mag_retention_ratio: Share = 0.1
-    mag_ratios: Any = None
+    mag_ratios: Ratios | None = None
     mag_calibrate: bool = False
+
+
+@dataclass
+class DBCacheOptions:
+    """DBCache, with SCM and TaylorSeer.
+
+    Args:
+        Fn_compute_blocks: first blocks that always run, ≥ 1.
+        Bn_compute_blocks: last blocks that always run, ≥ 0.
+        max_warmup_steps: first steps that always compute, ≥ 0.
+        max_cached_steps: most reused steps of a run; -1 for no limit.
+        residual_diff_threshold: relative change of the first blocks' residual at which a step computes, > 0.
+        max_continuous_cached_steps: longest run of reused steps; -1 for no limit.
+        enable_taylorseer: forecast the skipped residual instead of holding it.
+        taylorseer_order: degree of that forecast, and of TaylorSeer's, ≥ 1.
+        scm_steps_mask_policy: SCM: "slow", "medium", "fast", "ultra", or None for no mask.
+        scm_steps_policy: SCM: "dynamic" (the threshold may compute more than the mask) or "static".
+    """
+
     Fn_compute_blocks: Count = 1
     Bn_compute_blocks: Index = 0
     max_warmup_steps: Index = 4
@@ -86,26 +124,109 @@ class DiffusionCacheConfig:
     taylorseer_order: Count = 1
     scm_steps_mask_policy: Literal["slow", "medium", "fast", "ultra"] | None = None
     scm_steps_policy: Literal["static", "dynamic"] = "dynamic"
+
+
+@dataclass
+class StepCountOptions:
+    """For caches that depend on the number of steps.
+
+    Args:
+        num_inference_steps: number of steps where no scheduler tells it, ≥ 1.
+    """
+
     num_inference_steps: Count | None = None
+
+
+@dataclass
+class CacheDiTOptions:
+    """cache-dit, beside those of DBCache.
+
+    Args:
+        force_refresh_step_hint: step at which everything is computed anew, ≥ 0.
+        force_refresh_step_policy: "once" or "repeat".
+    """
+
     force_refresh_step_hint: Index | None = None
     force_refresh_step_policy: Literal["once", "repeat"] = "once"
-    _: KW_ONLY
-    taylorseer_interval: Count = 3
-    taylorseer_warmup_steps: Index = 3
+
+
+@dataclass
+class TaylorSeerOptions:
+    """TaylorSeer.
+
+    Args:
+        taylorseer_order: degree of the forecast, 1, 2 or 3.
+        taylorseer_interval: one of so many steps computes, ≥ 1.
+        taylorseer_warmup_steps: first steps that always compute, ≥ 0.
+    """
+
+    taylorseer_order: Count = DBCacheOptions.taylorseer_order
+    taylorseer_interval: Count = field(default=3, kw_only=True)
+    taylorseer_warmup_steps: Index = field(default=3, kw_only=True)
+
+
+@dataclass(kw_only=True)
+class EasyCacheOptions:
+    """EasyCache.
+
+    Args:
+        easy_thresh: expected change of the output at which a step computes, > 0.
+        easy_warmup_steps: first steps that always compute, ≥ 1.
+    """
+
     easy_thresh: Positive = EasyCache.threshold
     easy_warmup_steps: Count = EasyCache.warmup
+
+
+@dataclass(kw_only=True)
+class SeaCacheOptions:
+    """SeaCache.
+
+    Args:
+        sea_thresh: accumulated change of the filtered latents at which a step computes, > 0.
+        sea_warmup_steps: first steps that always compute, ≥ 1.
+    """
+
     sea_thresh: Positive = SeaCache.threshold
     sea_warmup_steps: Count = SeaCache.warmup
+
+
+@dataclass(kw_only=True)
+class ErrorControlOptions:
+    """Error control.
+
+    Args:
+        error_tolerance: relative L1 error that reuse may leave in the final latents, in (0, 1).
+        error_max_gap: most steps from one computed step to the next, ≥ 1.
+    """
+
     error_tolerance: Tolerance = ErrorControl.tolerance
     error_max_gap: Count = ErrorControl.max_gap
 
+
+@dataclass
+class DiffusionCacheConfig(
+    ErrorControlOptions,  # a dataclass has the fields of its last base first: these are in the specified order
+    SeaCacheOptions,
+    EasyCacheOptions,
+    TaylorSeerOptions,
+    CacheDiTOptions,
+    StepCountOptions,
+    DBCacheOptions,
+    MagCacheOptions,
+    TeaCacheOptions,
+):
+    """The options of all caches in one flat record; each cache reads its own.
+
+    The fields of the specified interface may be given by position too. Lists are read back as lists. Raising a
+    threshold or the tolerance reuses more.
+
+    Raises:
+        ConfigError: a field is out of its range; NaN and infinity are out of every range.
+    """
+
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.coefficients is not None:
-            found = check_finite_list(self, "coefficients", self.coefficients, length=5)
-            self.coefficients = list(found) if isinstance(self.coefficients, list) else found
-        if self.mag_ratios is not None:
-            self.mag_ratios = checked_ratios(self, "mag_ratios", self.mag_ratios)
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> DiffusionCacheConfig:
@@ -118,11 +239,15 @@ class DiffusionCacheConfig:
         """
         if not isinstance(mapping, Mapping):
             raise WrongTypeError(f"DiffusionCacheConfig.from_dict needs a mapping, got {type(mapping).__name__}")
-        known = [field.name for field in fields(cls)]
+        known = [each.name for each in fields(cls)]
         for key in mapping:
             if key not in known:
                 raise UnknownNameError("cache option", key, known)
         return cls(**mapping)
+
+
+_described = (DiffusionCacheConfig, *reversed(DiffusionCacheConfig.__bases__))
+DiffusionCacheConfig.__doc__ = "\n\n".join(inspect.getdoc(each) or "" for each in _described)  # for help()
 
 
 @dataclass

@@ -1,11 +1,10 @@
-"""How a pipeline is called: which arguments its call takes, and one picture for each prompt and noise."""
+"""Calls of a pipeline: the arguments that it takes, and one picture for each prompt and noise."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.pipelines.pictures import Picture, pictures_of
 
-__all__ = ["RESERVED", "Caller", "Signature", "is_modular", "refuse_reserved", "without_bar"]
+__all__ = ["RESERVED", "Caller", "Signature", "is_modular", "refuse_reserved"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -66,12 +65,7 @@ class Signature:
         """Refuse a pipeline that cannot run with prompts, and arguments that it does not take.
 
         Args:
-            names: of arguments.
             known: further names that a mistyped one may have meant.
-
-        Raises:
-            ConfigError: a call without prompt or step count.
-            UnknownNameError: an argument that the call does not take.
         """
         for name in ("prompt", "num_inference_steps"):
             if not self.takes(name):
@@ -84,22 +78,31 @@ class Signature:
                 raise UnknownNameError(f"argument of {self.owner}", name, {*self.defaults, *known} - RESERVED.keys())
 
 
+def _check_encoders(pipeline: Any) -> None:
+    """Refuse a pipeline of diffusers whose text encoders were left out: its prompts cannot be encoded."""
+    # A pipeline of somebody's own may be without parts, which `components` answers with an error.
+    is_theirs = type(pipeline).__module__.startswith("diffusers.")
+    parts = getattr(pipeline, "components", None) if is_theirs else None
+    if not isinstance(parts, Mapping):
+        return
+    for kind in ("text_encoder", "tokenizer"):
+        names = [name for name in parts if name.startswith(kind)]
+        if names and all(parts[name] is None for name in names):
+            raise ConfigError(
+                f"{type(pipeline).__name__}: {names[0]} must be there to draw prompts, got None; load the pipeline "
+                "with its text encoders and tokenizers"
+            )
+
+
 class Caller:
     """Calls a pipeline with prompts, each with its own noise, and only with arguments that its call takes.
 
     Args:
-        pipeline: any pipeline whose call takes a prompt and a step count.
-        prompts: all that it will be called with.
         seed: of the first prompt's noise; the others count on from it.
-        call: further arguments of every call.
         batch_size: the most prompts in a call.
         pictures: from what the call returns to one array a prompt, (height, width, channels) in 0…1, a clip with its
             frames first; None where the result is read as pipelines usually return it.
         known: further names that a mistyped argument may have meant.
-
-    Raises:
-        ConfigError: a call that takes no prompt or step count, or no generator with more than one prompt in a call.
-        UnknownNameError: an argument that the call does not take.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class Caller:
         # Read now, because reuse and other libraries replace the call later.
         self.signature = Signature.of(pipeline)
         self.signature.check(call, known=known)
+        _check_encoders(pipeline)
         self._takes_generator = self.signature.takes("generator")
         if not self._takes_generator:
             if batch_size > 1:
@@ -131,12 +135,7 @@ class Caller:
         """One picture for each of these prompts, all in one call.
 
         Args:
-            numbers: places of the prompts.
             strict: whether values outside of 0…1 are refused or clipped.
-            extra: arguments of this call alone.
-
-        Raises:
-            ConfigError: a result that cannot safely be read as pictures.
         """
         call: dict[str, Any] = {**self._call, **extra}
         prompts: Any = [self._prompts[number] for number in numbers]
@@ -167,42 +166,8 @@ def is_modular(pipeline: Any) -> bool:
 
 
 def refuse_reserved(where: str, call: Iterable[str], **also: str) -> None:
-    """Refuse arguments that the library sets itself.
-
-    Args:
-        where: the function that was called.
-        call: names of the arguments that were given for the pipeline's call.
-        also: further names that are set there, and why.
-
-    Raises:
-        ConfigError: one of those.
-    """
+    """Refuse arguments that the library sets itself."""
     reserved = {**RESERVED, **also}
     for name in call:
         if name in reserved:
             raise ConfigError(f"{where}({name}=…): {name} is set by {where} itself: {reserved[name]}; leave it out")
-
-
-@contextmanager
-def without_bar(pipeline: Any) -> Iterator[None]:
-    """Hide the progress bar that diffusers shows of every run; its settings are as before afterwards."""
-    name = "_progress_bar_config"
-    before = [(each, vars(each).get(name)) for each in _with_bars(pipeline)]
-    try:
-        for each, settings in before:
-            each.set_progress_bar_config(**{**(settings or {}), "disable": True})
-        yield
-    finally:
-        for each, settings in before:
-            vars(each).pop(name, None)
-            if settings is not None:
-                vars(each)[name] = settings
-
-
-def _with_bars(holder: Any) -> Iterator[Any]:
-    """The pipeline, and those blocks of a modular one that show bars, at any depth."""
-    if hasattr(holder, "set_progress_bar_config"):
-        yield holder
-    blocks = getattr(holder, "_blocks", holder)
-    for block in dict(getattr(blocks, "sub_blocks", None) or {}).values():
-        yield from _with_bars(block)

@@ -17,13 +17,13 @@ Picture = NDArray[Any]
 """An image (height, width, 1 or 3) or a clip (frames, height, width, 1 or 3), floats in 0…1."""
 
 NAMES = ("images", "frames", "videos", "image", "video")
-"""Where the results of diffusers' pipelines hold their pictures."""
+"""The fields that hold pictures in results of diffusers' pipelines."""
 REMEDY = (
     "give pictures=, a function from what the call returns to one array a prompt, (height, width, channels) in 0…1 and "
     "a clip with its frames first, as in pictures=lambda result: (result / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)"
 )
 SLACK = 1e-3
-"""How far a value may lie outside of 0…1, by rounding."""
+"""Greatest distance of a value from 0…1, by rounding."""
 
 
 def pictures_of(result: Any, count: int, *, where: str, strict: bool, given: bool = False) -> list[Picture]:
@@ -31,13 +31,7 @@ def pictures_of(result: Any, count: int, *, where: str, strict: bool, given: boo
 
     Args:
         result: what the call returned, or what a function of the user made of it.
-        count: prompts of the call.
-        where: class of the pipeline.
         strict: whether values outside of 0…1 are refused; else they are clipped, as a forecast may overshoot.
-        given: whether a function of the user made it.
-
-    Raises:
-        ConfigError: anything that is not safely so many pictures; it says what to do.
     """
     said = f"{where}: pictures= returned {_shape(result)}" if given else f"{where} returned {_shape(result)}"
     found = _rows(result if given else _content(result))
@@ -49,7 +43,7 @@ def pictures_of(result: Any, count: int, *, where: str, strict: bool, given: boo
 
 
 def _content(result: Any) -> Any:
-    """What holds the pictures: an entry or attribute of a known name, else the first."""
+    """The pictures of a result: an entry or attribute of a known name, else the first."""
     if isinstance(result, Mapping):
         named = next((result[name] for name in NAMES if result.get(name) is not None), None)
         return next(iter(result.values()), None) if named is None else named

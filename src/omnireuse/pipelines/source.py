@@ -1,4 +1,4 @@
-"""Where a pipeline comes from: a folder, a hub, a function, or a loaded object."""
+"""The source of a pipeline: a folder, a hub, a function, or a loaded object."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.reuse.runtime.denoisers import device_of, dtype_of
+from omnireuse.base.hub import why_not_loaded
+from omnireuse.base.loading import quiet_loading
 from omnireuse.errors import ConfigError, UnknownNameError
-from omnireuse.hub import why_not_loaded
-from omnireuse.loading import quiet_loading
+from omnireuse.hooks.denoisers import device_of, dtype_of
 
 __all__ = ["Source", "function_named"]
 
@@ -86,11 +86,7 @@ class Source:
         return self.is_path and not _is_function_name(str(self.given))
 
     def check(self) -> None:
-        """Refuse, without loading anything, what cannot be loaded.
-
-        Raises:
-            ConfigError: no such folder and no id, or no such function.
-        """
+        """Refuse, without loading anything, what cannot be loaded."""
         if self._is_place:
             _check_place(str(self.given), self.where)
         elif self.is_path:
@@ -114,7 +110,7 @@ class Source:
         return self._moved(make())
 
     def _moved(self, pipeline: Any) -> Any:
-        """What a function made, on the device and in the dtype of this source."""
+        """A function's pipeline, on the device and in the dtype of this source."""
         place = {"device": self.device, "dtype": None if self.dtype is None else self._dtype("")}
         place = {name: value for name, value in place.items() if value is not None}
         if not place:
@@ -190,11 +186,15 @@ def _is_function_name(name: str) -> bool:
 
 
 def function_named(name: str, where: str) -> Callable[..., Any]:
-    """The function that ``package:function`` names; modules of the working directory are found too.
+    """The function that ``package:function`` names; modules of the working directory are found too."""
+    made = object_named(name, where)
+    if not callable(made):
+        raise ConfigError(f"{where}={name!r}): {name.partition(':')[0]} has no function {name.partition(':')[2]!r}")
+    return made  # type: ignore[no-any-return]  # whatever the module holds
 
-    Raises:
-        ConfigError: no such module or function.
-    """
+
+def object_named(name: str, where: str) -> Any:
+    """What ``package:name`` names; modules of the working directory are found too."""
     module, _, function = name.partition(":")
     if not _is_function_name(name):
         raise ConfigError(f"{where}={name!r}): must be package:function, such as my_package.pipelines:load")
@@ -208,6 +208,6 @@ def function_named(name: str, where: str) -> Callable[..., Any]:
             raise
         raise ConfigError(f"{where}={name!r}): there is no module {error.name!r} here; looked in {here} too") from error
     made = getattr(found, function, None)
-    if not callable(made):
+    if made is None:
         raise ConfigError(f"{where}={name!r}): {module} has no function {function!r}")
-    return made  # type: ignore[no-any-return]  # whatever the module holds
+    return made

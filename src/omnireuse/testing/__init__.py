@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from omnireuse.lazy import lazy_exports
+from omnireuse.base.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from omnireuse.testing.adapters import check_adapter
@@ -22,14 +22,7 @@ if TYPE_CHECKING:
     from omnireuse.testing.policies import check_policy
     from omnireuse.testing.tiers import check_tier
 
-__all__ = [
-    "check_adapter",
-    "check_eviction_policy",
-    "check_forecaster",
-    "check_method",
-    "check_policy",
-    "check_tier",
-]
+__all__ = ["check_adapter", "check_eviction_policy", "check_forecaster", "check_method", "check_policy", "check_tier"]
 
 _HOMES = {
     "adapters": "check_adapter",

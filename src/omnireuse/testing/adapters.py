@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.adapters.block_stack import BlockStack
+from omnireuse.models.block_stack import BlockStack
 
 __all__ = ["check_adapter"]
 
@@ -19,13 +19,8 @@ def check_adapter(stack: BlockStack, denoiser: torch.nn.Module, call: Callable[[
     one row for each sample; reading it changes nothing, and reading it again gives the same.
 
     Args:
-        stack: the declaration.
         denoiser: a model of that class, which may be small.
         call: runs it once, on inputs of its own.
-
-    Raises:
-        AssertionError: a broken promise.
-        UnsupportedModelError: a list or a stream that the model does not have.
     """
     name = stack.model
     assert type(denoiser).__name__ == name, f"the declaration is of {name}, the denoiser is {type(denoiser).__name__}"

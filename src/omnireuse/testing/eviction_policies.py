@@ -6,7 +6,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
-from omnireuse.core.shared_encoder_cache.policies.base import EvictionPolicy
+from omnireuse.encoders.eviction import EvictionPolicy
 
 __all__ = ["check_eviction_policy"]
 
@@ -18,12 +18,8 @@ def check_eviction_policy(make: Callable[[], EvictionPolicy], *, accesses: int =
     victims; keys of any hashable kind serve; an entry that left may come back.
 
     Args:
-        make: gives a new policy.
         accesses: number of accesses in a run.
         capacity: size of the made-up cache, in the entries' unit.
-
-    Raises:
-        AssertionError: a broken promise.
     """
     policy = make()
     name = type(policy).__name__
@@ -64,9 +60,8 @@ def _run(policy: EvictionPolicy, accesses: int, capacity: int, seed: int) -> lis
                 policy.removed(victim, evicted=True)
                 victims.append(victim)
             sizes[key] = size
-            policy.stored(key, size, float(size))
+            policy.stored(key, size)
         in_use.add(key)
-        policy.cost_known(key, draw.uniform(0.1, 9.0))
         for each in sorted(in_use, key=repr):
             if draw.random() < 0.6:
                 release(each)

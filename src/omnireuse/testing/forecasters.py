@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from omnireuse.diffusion.reuse.forecasters.base import Forecaster, Memory
-from omnireuse.testing.copies import unpickled
+from omnireuse.forecasters.base import Forecaster, Memory
+from omnireuse.testing.policies import unpickled
 
 __all__ = ["check_forecaster"]
 
@@ -27,12 +27,8 @@ def check_forecaster(forecaster: Forecaster, *, places: Sequence[float] = PLACES
     batches use (`combination`, `remember`) agree with `predict` and `observe`.
 
     Args:
-        forecaster: the one to check.
         places: coordinates to show it values at.
         at: coordinate to forecast.
-
-    Raises:
-        AssertionError: a broken promise.
     """
     name = type(forecaster).__name__
     assert isinstance(forecaster, Forecaster), f"{name} must inherit omnireuse.Forecaster"
@@ -117,7 +113,7 @@ def _check_copies(name: str, memory: Memory, at: float, forecast: torch.Tensor) 
 
 
 def _check_batched(forecaster: Forecaster, places: Sequence[float], path: Sequence[torch.Tensor], at: float) -> None:
-    from omnireuse.diffusion.reuse.forecasters.combination import candidate_forecasts, combined
+    from omnireuse.forecasters.combination import candidate_forecasts, combined
 
     name, alone, batched = type(forecaster).__name__, forecaster.start(), forecaster.start()
     for place, value in zip(places, path, strict=True):

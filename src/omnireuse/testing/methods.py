@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from omnireuse.errors import UnsupportedModelError
-from omnireuse.evaluation.compare.harness import Harness
-from omnireuse.evaluation.compare.methods.base import Method, Setting
-from omnireuse.evaluation.compare.workload import Workload
-from omnireuse.evaluation.record import FAMILIES
+from omnireuse.lab.compare.harness import Harness
+from omnireuse.lab.compare.methods.base import Method, Setting
+from omnireuse.lab.compare.workload import Workload
+from omnireuse.lab.record import FAMILIES
 
 __all__ = ["check_method"]
 
@@ -31,9 +31,7 @@ def check_method(
     pipeline gives what it gave before.
 
     Args:
-        method: the one to check.
         pipeline: makes an image or a clip from a prompt.
-        prompt, steps, call: what it is called with.
         most: settings to run.
         calibration: prompts for a method that calibrates itself.
 

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 import random
+import sys
 from dataclasses import FrozenInstanceError, fields, is_dataclass
+from typing import Any, TypeVar
 
-from omnireuse.diffusion.reuse.policy import Policy, StepView
-from omnireuse.errors import StateError
-from omnireuse.testing.copies import unpickled
+from omnireuse.errors import ConfigError, StateError
+from omnireuse.loop.policy import Policy, StepView, check_reserved_names
 
-__all__ = ["check_policy"]
+__all__ = ["check_policy", "unpickled"]
+
+T = TypeVar("T")
+
+
+def unpickled(value: T) -> T:
+    """The value after pickle and back; the value itself where its class was defined inside a function or a page, which
+    pickle cannot find."""
+    cls = type(value)
+    found: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    again: T = pickle.loads(pickle.dumps(value)) if found is cls else value
+    return again
+
 
 TOTALS = (1, 2, 3, 8, 28, 50)
 FIGURES = (None, 0.0, 1e-6, 0.05, 0.5, 3.0, math.inf, math.nan)
@@ -20,20 +36,21 @@ FIGURES = (None, 0.0, 1e-6, 0.05, 0.5, 3.0, math.inf, math.nan)
 def check_policy(policy: Policy, *, totals: tuple[int, ...] = TOTALS) -> None:
     """Drive a policy through made-up runs.
 
-    Checked: it is a frozen dataclass that is equal to its copy and survives pickle; `wants_reuse` answers the same
-    when it is asked twice and changes neither policy nor state; any drift and error, also None and non-finite ones,
-    gets an answer; equal runs get equal answers; a schedule is the steps that are computed.
+    Checked: it is a frozen dataclass that is equal to its copy and survives pickle, and no field hides a part of
+    `Policy`; `wants_reuse` answers the same when it is asked twice and changes neither policy nor state; a state is
+    carried from step to step; any drift and error, also None and non-finite ones, gets an answer; equal runs get equal
+    answers; a schedule is the steps that are computed.
 
     Args:
-        policy: the one to check.
         totals: numbers of steps of the runs.
-
-    Raises:
-        AssertionError: a broken promise.
     """
     name = type(policy).__name__
     assert isinstance(policy, Policy), f"{name} must inherit omnireuse.Policy"
     assert is_dataclass(policy), f"{name} must be a dataclass, so that it has a repr and can be compared"
+    try:
+        check_reserved_names(policy)
+    except ConfigError as error:
+        raise AssertionError(str(error)) from None
     _check_frozen(policy)
     assert copy.deepcopy(policy) == policy, f"{name}: a deep copy must be equal"
     assert unpickled(policy) == policy, f"{name}: what comes back from pickle must be equal"
@@ -41,6 +58,14 @@ def check_policy(policy: Policy, *, totals: tuple[int, ...] = TOTALS) -> None:
         answers = [_run(policy, total, seed=total) for _ in range(2)]
         assert answers[0] == answers[1], f"{name}: two equal runs of {total} steps must get equal answers"
         _check_schedule(policy, total)
+    states = {repr(policy.start())}
+    for total in totals:
+        _run(policy, total, seed=total, states=states)
+    has_state = policy.start() is not None and any(policy.schedule(total) is None for total in totals)
+    assert not has_state or len(states) > 1, (
+        f"{name}.after must return the next state: after every step it is what start returns, so nothing is carried "
+        "from one step to the next; a policy without a state leaves out start and after"
+    )
 
 
 def _check_frozen(policy: Policy) -> None:
@@ -52,8 +77,9 @@ def _check_frozen(policy: Policy) -> None:
         raise AssertionError(f"{type(policy).__name__} must be frozen: {field.name} could be assigned")
 
 
-def _run(policy: Policy, total: int, *, seed: int) -> list[bool]:
-    """The answers over a run, with figures drawn from all kinds; what was done overrules every third answer."""
+def _run(policy: Policy, total: int, *, seed: int, states: set[str] | None = None) -> list[bool]:
+    """The answers over a run, with figures drawn from all kinds; what was done overrules every third answer. `states`
+    takes every state that a step may lead to."""
     name, draw = type(policy).__name__, random.Random(seed)
     noises = tuple(1 - step / total for step in range(total))
     state, answers = policy.start(), []
@@ -77,6 +103,8 @@ def _run(policy: Policy, total: int, *, seed: int) -> list[bool]:
         assert repr(policy) == was, f"{name}.wants_reuse must not change the policy"
         answers.append(wanted)
         reused = wanted and step % 3 != 2 and 0 < step < total - 1
+        if states is not None:
+            states |= {repr(policy.after(state, view, done)) for done in (True, False)}
         after = policy.after(state, view, reused)
         assert repr(state) == repr(before), f"{name}.after must return the next state and leave the old one"
         state = after

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.core.stores.tier import Tier
+from omnireuse.stores.tier import Tier
 
 __all__ = ["check_tier"]
 
@@ -22,9 +22,6 @@ def check_tier(make: Callable[[str], Tier]) -> None:
 
     Args:
         make: gives a tier of a namespace; two tiers of one namespace share their values.
-
-    Raises:
-        AssertionError: a broken promise.
     """
     first, second, other = make("one"), make("one"), make("two")
     name = type(first).__name__

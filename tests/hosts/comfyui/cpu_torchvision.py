@@ -3,6 +3,8 @@ are registered unguarded (``torchvision/_meta_registrations.py``). They must be 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 SCHEMAS = (
@@ -11,8 +13,9 @@ SCHEMAS = (
 )
 
 
+@cache
 def define_operators() -> torch.library.Library:
-    """The library that holds the definitions; they last as long as it does."""
+    """The library that holds the definitions, which last as long as it does: as long as the process."""
     library = torch.library.Library("torchvision", "DEF")
     for schema in SCHEMAS:
         library.define(schema)

@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 
 import torch
 
+from reference.load import find_image_pipeline
 from tests.hosts.comfyui.cpu_torchvision import define_operators
 
 TOP = Path(__file__).parents[3]
@@ -43,8 +44,8 @@ class _Latents(comfy.latent_formats.LatentFormat):
 
 
 def load_model() -> Any:
-    """The transformer of models/shapes-flux. ComfyUI's own detection knows Flux by its published sizes only."""
-    path = TOP / "models" / "shapes-flux" / "transformer" / "diffusion_pytorch_model.safetensors"
+    """The transformer of `find_image_pipeline`. ComfyUI's own detection knows Flux by its published sizes only."""
+    path = find_image_pipeline() / "transformer" / "diffusion_pytorch_model.safetensors"
     weights = comfy.model_detection.convert_diffusers_mmdit(comfy.utils.load_torch_file(str(path)), "")
     config = comfy.supported_models.FluxSchnell(
         {

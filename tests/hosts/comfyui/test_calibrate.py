@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from omnireuse import Profile
+from omnireuse.engines.comfyui import reuse_of
 from omnireuse.errors import ConfigError, StateError, UnknownNameError
-from omnireuse.evaluation.metrics import psnr
-from omnireuse.integrations.comfyui import reuse_of
+from omnireuse.pipelines.closeness import psnr
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 from tests.hosts.comfyui.test_nodes import generations
 
@@ -190,7 +190,6 @@ def test_a_model_that_runs_out_of_memory_frees_all_state(
     [
         ("heun", "it calls the model more than once a step"),
         ("euler_ancestral", "it adds noise on the way"),
-        ("euler_cfg_pp", "it reads the parts of guidance"),
     ],
 )
 def test_a_sampler_without_fitted_weights_gets_the_default_judged_and_says_so(
@@ -278,6 +277,7 @@ def test_bad_inputs_are_refused_before_anything_runs(
         ({"steps": [7]}, ConfigError, "steps must be at least 8, got 7"),
         ({"denoise": [0.0]}, ConfigError, "steps must be at least 8, got 0"),
         ({"sigmas": [torch.tensor([1.0, 0.5, 0.7, *[0.1] * 8])]}, ConfigError, "sigmas must fall from step to step"),
+        ({"sigmas": [torch.linspace(1.0, 0.5, 11)]}, ConfigError, "sigmas must end without noise"),
         ({"latent_image": [{"samples": latent}]}, ConfigError, "latent_image must hold one latent, got 2 latents"),
         ({"latent_image": [mask]}, ConfigError, "latent_image must have none; calibrate without"),
         ({"sampler_name": ["eular"]}, UnknownNameError, "euler"),
@@ -294,6 +294,8 @@ def test_bad_inputs_are_refused_before_anything_runs(
     assert list(folder.iterdir()) == []
     with pytest.raises(ConfigError, match="sampler must call the model, through ComfyUI's wrappers, in each of the 8"):
         Calibration(nodes, shapes, model, sampler_name=["dpm_adaptive"]).run()
+    with pytest.raises(ConfigError, match="sampler must step from what guidance gives"):
+        Calibration(nodes, shapes, model, sampler_name=["euler_cfg_pp"]).run()
     with pytest.raises(ConfigError, match="profile must be 'as wired' where Omnireuse calibrate is wired"):
         nodes["OmnireuseProfile"]().patch(model, "as wired", 2.0)
     with pytest.raises(ConfigError, match="prompts must hold a text"):

@@ -6,15 +6,17 @@ import gc
 import inspect
 import sys
 import weakref
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
-from omnireuse.diffusion.reuse.generation import Generation
+from omnireuse.engines.comfyui import attach, plan_for, plan_of_profile, reuse_of
 from omnireuse.errors import ConfigError, StateError, WrongTypeError
-from omnireuse.integrations.comfyui import attach, plan_for, plan_of_profile, reuse_of
+from omnireuse.loop.generation import Generation
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 
 pytestmark = IN_COMFYUI
@@ -151,12 +153,18 @@ def test_a_guider_that_goes_round_the_wrappers_is_named(
 
 
 def test_the_summary_tells_and_draws_the_steps(host: ModuleType, model: Any, nodes: dict[str, Any]) -> None:
+    import folder_paths
+
     (patched,) = nodes["Omnireuse"]().patch(model, 2.0, 0.0)
     latent = {"samples": host.sample(patched)}
     found = nodes["OmnireuseSummary"]().report(patched, latent)
     passed, text, picture = found["result"]
     assert passed is latent
-    assert text == found["ui"]["text"][0]
+    assert found["ui"]["text"] == [text]
+    (image,) = found["ui"]["images"]
+    with Image.open(Path(folder_paths.get_temp_directory()) / image["filename"]) as drawn:
+        assert (drawn.size, drawn.mode) == ((picture.shape[2], picture.shape[1]), "RGB")
+        assert len(drawn.getcolors() or ()) == 3  # computed, forecast and what is between the boxes
     assert text.startswith("2x fewer steps: 10 of 20 steps computed")
     assert picture.shape[0] == 1
     assert picture.shape[3] == 3
@@ -179,6 +187,60 @@ def test_a_profile_is_found_in_its_folder(
     (patched,) = nodes["OmnireuseProfile"]().patch(model, "mine.json", 3.0)
     host.sample(patched, steps=28, cfg=1.0, sigmas=torch.linspace(1, 0, 29))
     assert len(counter.sigmas) == 9
+
+
+def test_a_node_that_is_switched_off_changes_nothing(host: ModuleType, model: Any, nodes: dict[str, Any]) -> None:
+    full = host.sample(model, steps=20)
+    (once,) = nodes["Omnireuse"]().patch(model, 2.0, 0.0)
+    for given, node, inputs in (
+        (model, "Omnireuse", (2.0, 0.0)),
+        (once, "Omnireuse", (0.0, 0.0)),
+        (model, "OmnireuseProfile", ("missing.json", 2.0)),
+    ):
+        (off,) = nodes[node]().patch(given, *inputs, enabled=False)
+        assert torch.equal(host.sample(off, steps=20), full)
+        _, text, picture = nodes["OmnireuseSummary"]().report(off, {})["result"]
+        assert text.startswith("off: ")
+        assert bool((picture == 1).all())
+
+
+@pytest.mark.parametrize("target", [{"speedup": 2.0, "tolerance": 0.0}, {"speedup": 0.0, "tolerance": 0.8}])
+def test_steps_outside_start_and_end_percent_are_computed(
+    host: ModuleType, counted: Any, nodes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, target: dict[str, float]
+) -> None:
+    monkeypatch.setenv("OMNIREUSE_TUNE", "1")
+    model, counter = counted
+    (patched,) = nodes["Omnireuse"]().patch(model, **target, start_percent=0.4, end_percent=0.8)
+    host.sample(patched, cfg=1.0)
+    strip = reuse_of(patched).summary().last_run
+    # The simple scheduler takes steps of 5 % each.
+    assert strip[:8] == (1.0,) * 8
+    assert 0.0 in strip[8:16]
+    assert strip[16:] == (1.0,) * 4
+    assert len(counter.sigmas) == sum(strip)
+    assert "runs with start_percent or end_percent are not tuned" in str(reuse_of(patched).summary())
+
+
+def test_percents_of_everything_change_nothing(host: ModuleType, model: Any, nodes: dict[str, Any]) -> None:
+    made = [
+        host.sample(nodes["Omnireuse"]().patch(model, 2.0, 0.0, **options)[0])
+        for options in ({}, {"start_percent": 0.0, "end_percent": 1.0})
+    ]
+    assert torch.equal(*made)
+
+
+def test_the_frontend_leaves_the_seed_of_a_calibration_as_it_is(nodes: dict[str, Any]) -> None:
+    """An input of this name gets another value after each run unless it says otherwise."""
+    _, options = nodes["OmnireuseCalibrate"].INPUT_TYPES()["required"]["seed"]
+    assert options["control_after_generate"] is False
+
+
+def test_people_who_know_other_caches_find_the_nodes(nodes: dict[str, Any]) -> None:
+    for name in ("Omnireuse", "OmnireuseProfile"):
+        assert {"cache", "teacache", "easycache"} <= set(nodes[name].SEARCH_ALIASES)
+    inputs = nodes["Omnireuse"].INPUT_TYPES()["required"]
+    for name in ("speedup", "tolerance"):
+        assert "not both" in inputs[name][1]["tooltip"]
 
 
 def test_each_node_has_what_comfyui_asks_of_it(nodes: dict[str, Any]) -> None:
@@ -216,6 +278,9 @@ def test_bad_settings_are_refused(model: Any, nodes: dict[str, Any], tmp_path: A
         patch(model, 0.0, 1.5)
     with pytest.raises(ConfigError, match="set one of them to 0"):
         patch(model, 2.0, 0.1)
+    for percents in ({"start_percent": 0.9, "end_percent": 0.2}, {"start_percent": -0.1}, {"end_percent": 1.5}):
+        with pytest.raises(ConfigError, match="start_percent must be at least 0 and below end_percent"):
+            patch(model, 2.0, 0.0, **percents)
     with pytest.raises(WrongTypeError, match="model must have ComfyUI's wrappers"):
         patch(object(), 2.0, 0.0)
     with pytest.raises(StateError, match="this model has no reuse"):

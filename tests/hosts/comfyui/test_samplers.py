@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from omnireuse import Blend, FixedSchedule, Strategy
-from omnireuse.evaluation.metrics import psnr
-from omnireuse.integrations.comfyui import attach, plan_for, reuse_of
-from omnireuse.integrations.settings import Plan
+from omnireuse.engines.comfyui import attach, plan_for, reuse_of
+from omnireuse.engines.settings import RequestPlan
+from omnireuse.loop import branch_state
+from omnireuse.pipelines.closeness import psnr
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 
 pytestmark = IN_COMFYUI
 
 ONE_CALL = ("euler", "dpmpp_2m", "euler_ancestral", "lms", "res_multistep", "er_sde", "lcm")
 TWO_CALLS = ("heun", "dpm_2", "dpmpp_2s_ancestral", "dpmpp_sde")
-CFG_PP = ("euler_cfg_pp", "res_multistep_cfg_pp")
+CFG_PP = ("euler_cfg_pp", "dpmpp_2m_cfg_pp", "res_multistep_cfg_pp", "gradient_estimation_cfg_pp")
 COMPUTED = {0, 1, 2, 3, 4, 6, 8, 11, 14, 18}
 """The steps that speedup 2 computes of the 20 of the simple scheduler."""
 COMPUTED_TO_THE_LAST = {0, 1, 2, 3, 5, 7, 9, 12, 15, 19}
@@ -32,7 +34,7 @@ def strip(model: Any) -> list[float | None]:
     return list(reuse_of(model).summary().last_run)
 
 
-@pytest.mark.parametrize("sampler", [*ONE_CALL, *CFG_PP])
+@pytest.mark.parametrize("sampler", ONE_CALL)
 def test_the_planned_steps_are_computed(host: ModuleType, counted: Any, sampler: str) -> None:
     model, counter = counted
     patched = attach(model, plan_for(speedup=2.0))
@@ -48,7 +50,7 @@ def test_the_planned_steps_are_computed(host: ModuleType, counted: Any, sampler:
 def test_computed_steps_correct_the_gaps_before_them(host: ModuleType, model: Any, shapes: Any, sampler: str) -> None:
     policy = FixedSchedule(speedup=2.0, by_noise=True, compute_last=False)
     corrected, plain = (
-        attach(model, Plan(strategy=Strategy(policy=policy, forecaster=forecaster), name="test"))
+        attach(model, RequestPlan(strategy=Strategy(policy=policy, forecaster=forecaster), name="test"))
         for forecaster in (Blend(), Blend(corrects=False))
     )
 
@@ -70,7 +72,7 @@ def test_samplers_whose_step_is_not_known_are_not_corrected(host: ModuleType, mo
     made = []
     for forecaster in (Blend(), Blend(corrects=False)):
         strategy = Strategy(policy=FixedSchedule(every=2), forecaster=forecaster)
-        made.append(host.sample(attach(model, Plan(strategy=strategy, name="test")), sampler, cfg=1.0))
+        made.append(host.sample(attach(model, RequestPlan(strategy=strategy, name="test")), sampler, cfg=1.0))
     assert torch.equal(*made)
 
 
@@ -91,7 +93,22 @@ def test_all_calls_of_a_step_share_its_decision(host: ModuleType, counted: Any, 
     assert 0 < relative(reused, full) < 1
 
 
-@pytest.mark.parametrize("sampler", [*ONE_CALL[:3], *TWO_CALLS, *CFG_PP, "seeds_2", "sa_solver_pece"])
+@pytest.mark.parametrize("sampler", CFG_PP)
+@pytest.mark.parametrize("target", [{"speedup": 2.0}, {"tolerance": 0.5}])
+def test_every_step_of_cfg_plus_plus_is_computed_and_said(
+    host: ModuleType, model: Any, caplog: pytest.LogCaptureFixture, sampler: str, target: dict[str, float]
+) -> None:
+    patched = attach(model, plan_for(**target))
+    for seed in (0, 1):
+        full = host.sample(model, sampler, cfg=1.5, seed=seed)
+        assert torch.equal(host.sample(patched, sampler, cfg=1.5, seed=seed), full)
+    assert strip(patched) == [1.0] * 20
+    assert caplog.text.count("computes every step of this sampler, which steps from a part of guidance") == 1
+    assert "nothing was reused" not in caplog.text
+    assert reuse_of(patched).summary().fallbacks == {"full runs": 2}
+
+
+@pytest.mark.parametrize("sampler", [*ONE_CALL[:3], *TWO_CALLS, *CFG_PP[:1], "seeds_2", "sa_solver_pece"])
 def test_a_plan_of_all_steps_is_bit_equal(host: ModuleType, model: Any, sampler: str) -> None:
     patched = attach(model, plan_for(speedup=1.0))
     assert torch.equal(host.sample(patched, sampler, steps=5), host.sample(model, sampler, steps=5))
@@ -192,7 +209,7 @@ def test_sigmas_that_rise_are_computed_and_said(
 
 
 def test_a_profile_for_both_parts_of_guidance_is_followed(host: ModuleType, counted: Any) -> None:
-    from omnireuse.integrations.comfyui import plan_of_profile
+    from omnireuse.engines.comfyui import plan_of_profile
 
     model, counter = counted
     path = host.TOP / "models" / "shapes-flux" / "profiles" / "shapes-flux-28-guided.json"
@@ -203,3 +220,37 @@ def test_a_profile_for_both_parts_of_guidance_is_followed(host: ModuleType, coun
     assert len(counter.sigmas) == 28 + 14
     assert relative(reused, full) < 0.5
     assert "not promised" in str(reuse_of(patched).summary())
+
+
+@pytest.mark.parametrize("sampler", ["euler", "heun", "dpm_2", "dpmpp_2s_ancestral", "dpmpp_sde", "seeds_3", "er_sde"])
+def test_no_call_reads_its_sigma_from_the_device(
+    host: ModuleType, model: Any, monkeypatch: pytest.MonkeyPatch, sampler: str
+) -> None:
+    """In the first run too. A device is waited for where a number is read from it."""
+    # On the CPU alone, errors of forecasts are read back.
+    monkeypatch.setattr(branch_state, "measures_errors", lambda *_: False)
+    is_ours = False
+
+    class Refuse(TorchDispatchMode):
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            assert not is_ours or "_local_scalar_dense" not in str(operator), "a number was read"
+            return operator(*args, **(kwargs or {}))
+
+    def around(inside: bool) -> Any:
+        def call(executor: Any, *args: Any) -> Any:
+            nonlocal is_ours
+            before, is_ours = is_ours, inside
+            try:
+                return executor(*args)
+            finally:
+                is_ours = before
+
+        return call
+
+    # Wrappers are called in the order in which they came: ours is between these two.
+    model.add_wrapper_with_key("predict_noise", "ours begins", around(True))
+    patched = attach(model, plan_for(speedup=2.0))
+    patched.add_wrapper_with_key("predict_noise", "ours ends", around(False))
+    with Refuse():
+        host.sample(patched, sampler)
+    assert 0.0 in strip(patched)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.evaluation.metrics import psnr
-from omnireuse.integrations.comfyui import reuse_of
-from omnireuse.integrations.comfyui import tuning as tuning_module
-from omnireuse.integrations.comfyui.call_sigmas import AT_STEPS, ELSEWHERE
-from omnireuse.integrations.comfyui.graph import sampler_name
+from omnireuse.engines.comfyui import reuse_of
+from omnireuse.engines.comfyui import tuning as tuning_module
+from omnireuse.engines.comfyui.call_sigmas import AT_STEPS, ELSEWHERE
+from omnireuse.engines.comfyui.graph import sampler_name
+from omnireuse.pipelines.closeness import psnr
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 from tests.hosts.comfyui.test_nodes import generations
 

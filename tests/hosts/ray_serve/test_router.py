@@ -6,10 +6,16 @@ Run it in a venv with Ray Serve: scripts/ray_serve_venv.sh.
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,11 +25,12 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from omnireuse.integrations.ray_serve import rank
+from omnireuse.engines.ray_serve import rank
+from omnireuse.errors import ConfigError
 
 pytestmark = pytest.mark.integration
 
-ROUTER = "omnireuse.integrations.ray_serve.PromptAffinityRouter"
+ROUTER = "omnireuse.engines.ray_serve.PromptAffinityRouter"
 NUMBERS = itertools.count()
 PROMPTS = [f"a drawing of {number} foxes" for number in range(24)]
 
@@ -124,3 +131,64 @@ def test_the_prompts_of_a_dead_replica_go_to_their_next_one_and_others_stay() ->
             assert home == before[prompt] or home not in by_home
         else:
             assert home in alive or home not in by_home
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0})
+class Pictures:
+    """Fails as a pipeline and omnireuse do."""
+
+    async def __call__(self, prompt: str, wrong: str | None = None, seconds: float = 0.0) -> object:
+        import asyncio
+
+        await asyncio.sleep(seconds)
+        if wrong is not None:
+            raise {"setting": ConfigError, "value": ValueError, "device": RuntimeError}[wrong]("no such thing")
+        return SimpleNamespace(width=64)
+
+
+def documented_door() -> Any:
+    """The class `Door` of docs/serving.md, with the imports before it."""
+    text = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
+    (code,) = re.findall(r"```python\n(import asyncio\n.*?)```", text, re.DOTALL)
+    given = "asyncio|omnireuse.errors|ray|ray.exceptions|ray.serve.exceptions|starlette.responses"
+    imports = re.findall(rf"^(?:import|from) (?:{given})(?: import .*)?$", code, re.MULTILINE)
+    door = re.search(r"@serve\.deployment[^\n]*\nclass Door:.*?(?=\n\n\n)", code, re.DOTALL)
+    assert door is not None
+    names: dict[str, Any] = {"__name__": "__main__"}  # Ray sends what it cannot import
+    exec("\n".join([*imports, door[0]]), names)
+    return names["Door"].options(ray_actor_options={"num_cpus": 0})
+
+
+@dataclass
+class Request:
+    """As the door sees one."""
+
+    body: str
+
+    async def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def test_the_documented_door_answers_wrong_settings_as_the_clients_error() -> None:
+    handle = serve.run(documented_door().bind(Pictures.bind(), seconds=5), name="door", route_prefix=None)
+
+    def refused(body: str) -> tuple[int, str]:
+        answer = handle.remote(Request(body)).result(timeout_s=60)
+        return answer.status_code, answer.body.decode()
+
+    assert handle.remote(Request('{"prompt": "a fox"}')).result(timeout_s=60) == {"width": 64}
+    for asked, said in (
+        ({"prompt": "a fox", "wrong": "setting"}, "no such thing"),
+        ({"prompt": "a fox", "wrong": "value"}, "no such thing"),
+        ({"prompt": "a fox", "speedup": 2}, "unexpected keyword argument 'speedup'"),
+        ({}, "missing 1 required positional argument: 'prompt'"),
+        (["a fox"], "must be a JSON object"),
+    ):
+        status, text = refused(json.dumps(asked))
+        assert status == 400, (asked, text)
+        assert said in text
+    assert refused("no JSON")[0] == 400
+    assert refused('{"prompt": "a fox", "seconds": 30}')[0] == 504
+    with pytest.raises(RuntimeError, match="no such thing"):
+        refused('{"prompt": "a fox", "wrong": "device"}')
+    assert handle.remote(Request('{"prompt": "a fox"}')).result(timeout_s=60) == {"width": 64}

@@ -109,7 +109,12 @@ def prepare() -> None:
     os.environ.update(HF_HUB_OFFLINE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     os.environ.update(LOCAL_RANK="0", RANK="0", WORLD_SIZE="1")
     os.environ.pop("OMNIREUSE_SGLANG", None)
-    # The registry's torchvision is built for CUDA: its operators do not load, and its import registers two of them.
+    define_operators()
+
+
+def define_operators() -> None:
+    """Make torchvision importable: the registry's is built for CUDA, so that its operators do not load, and its import
+    registers two of them."""
     if not hasattr(torch.ops.torchvision, "nms"):
         for operator in ("nms", "qnms"):
             _operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -74,7 +74,7 @@ def test_cache_dit_for_the_whole_server_is_refused(start: Callable[..., Any]) ->
 def test_an_untested_release_is_refused_to_who_asks(
     start: Callable[..., Any], native: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from omnireuse.integrations import host
+    from omnireuse.engines import host
 
     monkeypatch.setattr(host, "version", lambda _: "0.99.1")
     message = r"sglang 0\.99\.1 is not supported.*tested with 0\.5\.23"
@@ -100,7 +100,7 @@ def test_a_hook_that_was_not_applied_is_named(
 
 
 def test_a_policy_that_measures_is_refused_beside_data_parallelism(start: Callable[..., Any]) -> None:
-    from omnireuse.integrations.sglang.hooks import REUSE
+    from omnireuse.engines.sglang.hooks import REUSE
 
     start('{"tolerance": 0.05}')
     with pytest.raises(ValueError, match="one of 2 replicas are no group of their own"):
@@ -129,7 +129,7 @@ def test_the_noise_of_the_scheduler_of_native_wan_is_known(plain: object) -> Non
         FlowUniPCMultistepScheduler,
     )
 
-    from omnireuse.diffusion.reuse.schedulers import noise_levels
+    from omnireuse.noise.schedulers import noise_levels
 
     scheduler = FlowUniPCMultistepScheduler(shift=3.0)
     scheduler.set_timesteps(12, device="cpu")

@@ -7,23 +7,44 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["install", "name_of_platform"]
+__all__ = ["announce", "define_operators", "install", "name_of_platform"]
 
 _operators = torch.library.Library("torchvision", "FRAGMENT")  # the definitions end with the object
 
+_PLUGINS = f"""[vllm_omni.platform_plugins]
+cpu = {__name__}:name_of_platform
+[vllm_omni.general_plugins]
+gauges = tests.hosts.vllm_omni.gauges:register
+"""
 
-def install(folder: Path) -> None:
-    """Announce the platform as an installed package would, and make torchvision importable beside a CPU torch.
 
-    Args:
-        folder: is put on the path; call this before vllm_omni is imported.
+def announce(folder: Path) -> Path:
+    """Write what a Python with this folder on its path takes for installed packages: the platform, the gauges of the
+    tests, and a stand-in for torchaudio, of which the registry has no CPU build.
+
+    A Python that starts with the folder in ``PYTHONPATH`` also runs `define_operators`.
     """
     record = folder / "omnireuse_test_platform-0.dist-info"
     record.mkdir()
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: omnireuse-test-platform\nVersion: 0\n")
-    (record / "entry_points.txt").write_text(f"[vllm_omni.platform_plugins]\ncpu = {__name__}:name_of_platform\n")
-    sys.path.insert(0, str(folder))
-    # The registry's torchvision is built for CUDA: its operators do not load, and its import registers two of them.
+    (record / "entry_points.txt").write_text(_PLUGINS)
+    audio = folder / "torchaudio"
+    audio.mkdir()
+    (audio / "__init__.py").write_text('"""A stand-in."""\n')
+    (audio / "functional.py").write_text("melscale_fbanks = None\n")
+    (folder / "sitecustomize.py").write_text(f"import {__name__}\n\n{__name__}.define_operators()\n")
+    return folder
+
+
+def install(folder: Path) -> None:
+    """Announce all of that to this process; call it before vllm_omni is imported."""
+    sys.path.insert(0, str(announce(folder)))
+    define_operators()
+
+
+def define_operators() -> None:
+    """Make torchvision importable: the registry's is built for CUDA, so that its operators do not load, and its import
+    registers two of them."""
     if not hasattr(torch.ops.torchvision, "nms"):
         for operator in ("nms", "qnms"):
             _operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

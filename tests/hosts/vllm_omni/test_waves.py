@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.integrations.vllm_omni.steps import refuse_pipeline
+from omnireuse.engines.vllm_omni.admission import refuse_pipeline
 from tests.hosts.vllm_omni.conftest import (
     IN_VLLM_OMNI,
     drive,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from omnireuse.diffusion.adapters import BLOCK_STACKS
+from omnireuse.models import BLOCK_STACKS
 from omnireuse.testing import check_adapter
 from tests.models.diffusion.denoisers.registry import DENOISERS
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse.diffusion.adapters import block_stack_for
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
 from omnireuse.diffusion.data import DiffusionCacheConfig
-from omnireuse.diffusion.reuse.policies.mag_cache import resampled
+from omnireuse.models import block_stack_for
+from omnireuse.policies.mag_cache import resampled
 from tests.helpers.sweep import sweep
 from tests.helpers.tiny import TINY, Tiny
 from tests.models.diffusion.pipelines import image, video

@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 import omnireuse
 from omnireuse import FixedSchedule
-from omnireuse.diffusion.adapters import BLOCK_STACKS, UNSUPPORTED
-from omnireuse.diffusion.cache.published import published_rows
 from omnireuse.errors import StateError, UnsupportedModelError
+from omnireuse.models import BLOCK_STACKS, UNSUPPORTED
+from omnireuse.named.published import published_rows
 from tests.helpers.sweep import sweep
 from tests.models.diffusion.denoisers.base import Denoiser, tensor
 from tests.models.diffusion.denoisers.hunyuan import hunyuan_video

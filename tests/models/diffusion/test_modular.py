@@ -10,9 +10,9 @@ import torch
 
 import omnireuse
 from omnireuse import FixedSchedule
-from omnireuse.diffusion.adapters import BLOCK_STACKS
-from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of, model_name
 from omnireuse.errors import StateError
+from omnireuse.hooks.denoisers import denoisers_of, model_name
+from omnireuse.models import BLOCK_STACKS
 from tests.helpers.sweep import sweep
 
 if not hasattr(diffusers, "Krea2ModularPipeline"):

@@ -13,9 +13,9 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
 from omnireuse import FixedSchedule, Polynomial, TeaCache
-from omnireuse.diffusion.reuse.runtime.denoisers import denoisers_of
-from omnireuse.diffusion.reuse.schedulers import noise_levels
 from omnireuse.errors import UnsupportedModelError
+from omnireuse.hooks.denoisers import denoisers_of
+from omnireuse.noise.schedulers import noise_levels
 from tests.helpers.sweep import sweep
 from tests.helpers.tiny import Tiny
 from tests.models.diffusion.denoisers.registry import DENOISERS

@@ -8,8 +8,10 @@ from torch.utils import _pytree as pytree
 
 import omnireuse
 from omnireuse import FixedSchedule, ResidualDiff
-from omnireuse.diffusion.adapters import BLOCK_STACKS
+from omnireuse.arguments.targets import strategy_of
 from omnireuse.errors import ConfigError
+from omnireuse.loop.strategy import Strategy
+from omnireuse.models import BLOCK_STACKS
 from tests.helpers.sweep import sweep
 from tests.models.diffusion.denoisers.registry import DENOISERS
 
@@ -32,12 +34,12 @@ def test_every_declared_model_is_served_at_any_split(name: str) -> None:
             continue
         splits = {"region": "tail", "first_blocks": first, "last_blocks": last}
         never = ResidualDiff(residual_diff_threshold=1e-9) if first else "never"
-        with omnireuse.enable(pipeline, policy=never, **splits) as handle:
+        with omnireuse.enable(pipeline, strategy_of(policy=never, **splits)) as handle:
             assert equal(pipeline.run(), plain)
         assert handle.summary().computed_calls == 2 * STEPS
         drifts = [event.drift for event in handle.events if event.step]
         assert all(drift is not None and 0 < drift < float("inf") for drift in drifts) == bool(first)
-        with omnireuse.enable(pipeline, policy=FixedSchedule(steps=(0, 1, 3)), **splits) as handle:
+        with omnireuse.enable(pipeline, Strategy(policy=FixedSchedule(steps=(0, 1, 3)), **splits)) as handle:
             reusing = pipeline.run((0, 1, 1, 3))
         assert handle.summary().reused_calls == 2
         for ours, theirs in zip(pytree.tree_leaves(reusing), pytree.tree_leaves(repeated), strict=True):
@@ -47,4 +49,4 @@ def test_every_declared_model_is_served_at_any_split(name: str) -> None:
 def test_last_blocks_that_would_read_skipped_ones_are_refused() -> None:
     pipeline = Pipeline(DENOISERS["HunyuanDiT2DModel"]())
     with pytest.raises(ConfigError, match="last_blocks must be at most first_blocks"):
-        omnireuse.enable(pipeline, policy="fixed", region="tail", first_blocks=1, last_blocks=2)
+        omnireuse.enable(pipeline, strategy_of(policy="fixed", region="tail", first_blocks=1, last_blocks=2))

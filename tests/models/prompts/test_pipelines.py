@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache, uninstall_prompt_embed_cache
-from omnireuse.diffusion.prompts.wrapper import CachedEncodePrompt
+from omnireuse.prompts.wrapper import CachedEncodePrompt
 from tests.helpers.prompt_families import ALL
 from tests.helpers.prompt_pipelines import flux, stable_diffusion
 from tests.helpers.sweep import sweep

@@ -12,9 +12,9 @@ import pytest
 
 from bench import drawbench
 from omnireuse.errors import ConfigError
-from omnireuse.evaluation import scores
-from omnireuse.evaluation.compare.runner import Runner
-from omnireuse.evaluation.record import json_schema, read_comparison
+from omnireuse.lab import scores
+from omnireuse.lab.compare.harness import Harness
+from omnireuse.lab.record import json_schema, read_comparison
 from reference.load import find_image_pipeline
 
 CALL = json.dumps({"height": 64, "width": 64, "max_sequence_length": 20})
@@ -31,13 +31,13 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     for name in ("lpips", "ImageReward"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(scores, "CLIP", str(tmp_path / "nowhere"))
-    inner, made = Runner.measure, list[Any]()
+    inner, made = Harness.measure, list[Any]()
 
-    def measure(self: Runner, steps: int, kept: Any, numbers: Any, **options: Any) -> Any:
+    def measure(self: Harness, steps: int, kept: Any, numbers: Any, **options: Any) -> Any:
         made.append((steps, tuple(numbers)))
         return inner(self, steps, kept, numbers, **options)
 
-    monkeypatch.setattr(Runner, "measure", measure)
+    monkeypatch.setattr(Harness, "measure", measure)
     return made
 
 
@@ -51,6 +51,7 @@ def asked(folder: Path, out: str, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_killed_run_goes_on_and_measures_nothing_twice(
     runs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -74,18 +75,18 @@ def test_a_killed_run_goes_on_and_measures_nothing_twice(
     jsonschema.validate(document, json.loads((tmp_path / "whole" / "results.schema.json").read_text()))
     assert "fewer uniform steps" in (tmp_path / "whole" / "results.html").read_text()
 
-    expected, counting = list(runs), Runner.measure
+    expected, counting = list(runs), Harness.measure
     runs.clear()
 
-    def killing(self: Runner, *args: Any, **options: Any) -> Any:
+    def killing(self: Harness, *args: Any, **options: Any) -> Any:
         if len(runs) == 7:  # in the middle of the first setting
             raise Killed
         return counting(self, *args, **options)
 
-    monkeypatch.setattr(Runner, "measure", killing)
+    monkeypatch.setattr(Harness, "measure", killing)
     with pytest.raises(Killed):
         drawbench.main(asked(tmp_path, "killed"))
-    monkeypatch.setattr(Runner, "measure", counting)
+    monkeypatch.setattr(Harness, "measure", counting)
     drawbench.main(asked(tmp_path, "killed"))
     assert runs == expected, "every run was made once"
     again = read_comparison(tmp_path / "killed" / "results.json").cases[0]
@@ -107,11 +108,6 @@ def test_results_of_other_inputs_are_not_mixed(runs: list[Any], tmp_path: Path) 
         drawbench.main(asked(tmp_path, "out"))
 
 
-def test_model_and_prompts_are_asked_for() -> None:
-    with pytest.raises(ConfigError, match="MODEL and --prompts must be given"):
-        drawbench.main([])
-
-
 def test_a_csv_file_without_a_column_of_prompts_is_refused(tmp_path: Path) -> None:
     command = asked(tmp_path, "out")
     (tmp_path / "prompts.csv").write_text("text\na circle\n")
@@ -123,8 +119,3 @@ def test_the_committed_schema_is_that_of_the_record() -> None:
     schema = json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     assert json.loads(COMMITTED.read_text()) == schema
-
-
-def test_calibration_prompts_are_enough_and_unlike() -> None:
-    lines = drawbench.CALIBRATION.read_text().splitlines()
-    assert len(set(lines)) == len(lines) == 24

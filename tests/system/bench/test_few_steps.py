@@ -3,9 +3,10 @@ import json
 import pytest
 
 from bench import few_steps
-from bench._few_steps_figures import budget_cell, losses, margin
+from bench._few_steps_figures import margin
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_part_is_measured_once_drawn_and_gone_on_from(tmp_path, monkeypatch, capsys):
     part = ["--case", "image", "--shift", "dynamic", "--guidance", "unguided"]
@@ -28,14 +29,3 @@ def test_a_part_is_measured_once_drawn_and_gone_on_from(tmp_path, monkeypatch, c
     monkeypatch.setattr(few_steps.Player, "budget", None)
     few_steps.main([*part, "--steps", "3", "20", "--out", str(tmp_path)])
     assert json.loads((tmp_path / "few_steps.json").read_text())["lengths"] == record["lengths"]
-
-
-def test_losses_beyond_the_noise_are_found():
-    rows = [{"default": {"psnr": 40.0, "fewer": 40.0 + lost}} for lost in (-1.0, 0.2, 0.4)]
-    rows.append({"default": {"psnr": 100.0}})
-    assert losses({"lengths": rows}) == [rows[2]]
-
-
-def test_a_budget_is_held_against_fewer_steps_and_holding():
-    assert budget_cell({"psnr": 40.0, "fewer": 38.5, "hold": 41.0}) == "40.0 (+1.5; -1.0)"
-    assert budget_cell(None) == "–"

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from bench import gpu
+from bench._gpu_ways import WAYS
 from bench._true_size import MODELS
-from omnireuse.diffusion.reuse.strategy import REGIONS
-from omnireuse.errors import ConfigError
+from omnireuse.loop.strategy import REGIONS
 
 
 def test_the_whole_path_runs_on_tiny_models(tmp_path):
-    gpu.main(["--tiny", "--device", "cpu", "--steps", "6", "--repeats", "1", "--out", str(tmp_path)])
+    gpu.main(["--tiny", "--device", "cpu", "--steps", "6", "--repeats", "1", "--ways", "--out", str(tmp_path)])
+    assert "qwen-im" in (tmp_path / "gpu.html").read_text()
     record = json.loads((tmp_path / "gpu.json").read_text())
     assert set(record["models"]) == set(MODELS)
     for model in record["models"].values():
@@ -22,19 +23,18 @@ def test_the_whole_path_runs_on_tiny_models(tmp_path):
             assert row["launches_reused"] is None
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what to do where there is no CUDA device")
-def test_without_cuda_it_says_so():
-    with pytest.raises(ConfigError, match="needs a CUDA device"):
-        gpu.main([])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["--device", "cpu"], "add --tiny"), (["--device", "cpu", "--tiny", "--steps", "2"], "at least 6")],
-)
-def test_what_cannot_be_measured_is_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        gpu.main(arguments)
+def test_ways_of_running_leave_results_bit_equal(tmp_path, monkeypatch):
+    ways = ["offloaded by groups", "graphs", "broken"]
+    monkeypatch.setitem(WAYS, "graphs", lambda sampler: sampler.transformer.compile(backend="eager", fullgraph=True))
+    monkeypatch.setitem(WAYS, "broken", lambda sampler: sampler.no_such_thing)
+    tiny = ["--tiny", "--device", "cpu", "--models", "flux.1", "--steps", "6", "--repeats", "1"]
+    gpu.main([*tiny, "--ways", *ways, "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "gpu.json").read_text())["models"]["flux.1"]["ways"]
+    assert "no_such_thing" in found.pop("broken")["error"]
+    for row in found.values():
+        assert row["computing_is_equal"]
+        assert row["removed_is_equal"]
+        assert row["steps_over_computed"] == pytest.approx(6 / 4)
 
 
 @pytest.mark.gpu

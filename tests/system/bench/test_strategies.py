@@ -3,9 +3,7 @@ import json
 import pytest
 
 from bench import strategies
-from bench._choices import STRATEGIES, settings
-from bench._conclusion import conclusions, margin
-from omnireuse.errors import ConfigError, UnknownNameError
+from bench._conclusion import margin
 
 SMALL = [
     "--case",
@@ -24,6 +22,7 @@ SMALL = [
 CHOSEN = ["--only", "fixed, even", "tea_cache", "--forecasters", "hold", "blend"]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_run_and_a_merge_of_it_write_figures_tables_and_a_picture(tmp_path, capsys):
     strategies.main([*SMALL, *CHOSEN, "--out", str(tmp_path / "a")])
@@ -37,25 +36,6 @@ def test_a_run_and_a_merge_of_it_write_figures_tables_and_a_picture(tmp_path, ca
     assert all(row["computed"] < 12 and row["psnr"][0] < 100 for row in others if row["strategy"] == "fixed, even")
     assert (tmp_path / "b" / "strategies-12.png").stat().st_size > 10_000
     assert "blend, unguided: as expected in" in capsys.readouterr().out
-
-
-def test_parts_of_different_machines_are_not_merged(tmp_path):
-    for name in "ab":
-        record = {"commands": [], "environment": {"machine": name}, "quality": [], "wall_clock": []}
-        (tmp_path / name).write_text(json.dumps(record))
-    with pytest.raises(ConfigError, match="must come from the environment of"):
-        strategies.main(["--merge", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "out")])
-
-
-def test_an_unknown_strategy_is_named():
-    with pytest.raises(UnknownNameError, match="tea_cache"):
-        strategies.main(["--only", "tea_cash"])
-
-
-def test_fewer_settings_keep_the_ends_of_the_dial():
-    dial = STRATEGIES["easy_cache"].dial
-    assert settings("easy_cache", 2) == (dial[0], dial[-1])
-    assert settings("easy_cache", 9) == dial
 
 
 def _curve(forecaster, points, guided=False):
@@ -74,16 +54,3 @@ def test_the_margin_is_taken_at_equal_computed_steps():
     assert margin(blend, hold, 9.0)["least_from"] is None
     assert margin(blend, hold, 6.0)["least_from"] == found["from"]
     assert margin(blend, _curve("hold", [(4, [30.0, 40.0])]), 7.0) is None
-
-
-def test_less_is_expected_with_guidance():
-    rows = [
-        *_curve("hold", [(8, [40.0]), (16, [50.0]), (28, [100.0])]),
-        *_curve("blend", [(8, [44.0]), (16, [56.0]), (27, [99.0])]),
-    ]
-    (entry,) = conclusions(rows)
-    assert entry["margin"]["lowest"] == pytest.approx(4.0)
-    assert entry["holds"] is False
-    assert entry["margin"]["to"] == 16  # what computes nearly all steps does not count
-    (guided,) = conclusions([row | {"guided": True} for row in rows])
-    assert guided["holds"] is True

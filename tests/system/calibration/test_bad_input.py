@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 import omnireuse
 from omnireuse import Profile
+from omnireuse.calibration.progress import Progress
 from omnireuse.cli import main
-from omnireuse.diffusion.calibration.progress import Progress
 from omnireuse.errors import ConfigError, StateError
 from reference.load import find_image_pipeline
 from tests.helpers.prompted import Prompted
@@ -55,7 +55,7 @@ def test_the_command_says_where_an_interrupted_search_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partial = replace(PROFILE, complete=False, plans={3: replace(PROFILE.plans[3], held_out=())})
-    monkeypatch.setattr("omnireuse.diffusion.calibration.command.calibrate", lambda *_, **__: partial)
+    monkeypatch.setattr("omnireuse.calibration.command.calibrate", lambda *_, **__: partial)
     assert main(arguments(tmp_path, tmp_path / "profile.json")) == 130
     assert Profile.load(tmp_path / "profile.json") == partial
     said = capsys.readouterr().out
@@ -68,7 +68,7 @@ def test_the_command_shows_a_profile_that_the_disk_does_not_take(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "profile.json"
-    monkeypatch.setattr("omnireuse.diffusion.calibration.command.calibrate", lambda *_, **__: PROFILE)
+    monkeypatch.setattr("omnireuse.calibration.command.calibrate", lambda *_, **__: PROFILE)
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 import omnireuse
 from omnireuse import Profile
+from omnireuse.calibration.progress import Progress
+from omnireuse.calibration.runner import PipelineRunner
+from omnireuse.calibration.runs import full_run, score
 from omnireuse.cli import main
-from omnireuse.diffusion.calibration.candidate import Candidate
-from omnireuse.diffusion.calibration.jobs import Local, RunInFull, Score
-from omnireuse.diffusion.calibration.progress import Progress
-from omnireuse.diffusion.calibration.runner import PipelineRunner
 from omnireuse.errors import ConfigError, StateError
+from omnireuse.planning.candidate import Candidate
 from reference.load import SAMPLING, find_image_pipeline, load_image_pipeline
 
 PROMPTS = [
@@ -54,8 +54,7 @@ def test_a_search_is_never_worse_than_what_it_starts_from(pipeline: Any, profile
     runner = PipelineRunner(pipeline, PROMPTS[:2], seed=0, call={"num_inference_steps": 8, **CALL})
     schedule = omnireuse.FixedSchedule(num_computed=4, power=1.7).schedule(8)
     default = Candidate(steps=tuple(sorted(schedule)), forecaster="blend")
-    full = Local(value=RunInFull(places=range(2)).run(runner).pictures)
-    given = Score(places=range(2), candidate=default, forecaster="blend", full=full).run(runner)
+    given = score(runner, default, range(2), "blend", full_run(runner, range(2)).pictures)
     assert profile.plans[4].psnr >= sum(given) / 2 - 1e-6
 
 

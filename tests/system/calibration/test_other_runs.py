@@ -10,6 +10,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
 from omnireuse import Profile
+from omnireuse.engines.settings import RequestSettings, ServerSettings
+from omnireuse.engines.whole import WholeRequests
 from reference.case import IMAGES
 
 FALLBACK = "the default's plan"
@@ -77,3 +79,18 @@ def test_another_shift_computes_where_the_default_does_with_weights_of_the_profi
     assert (picture != default).any()
     assert not summary.promise_holds
     assert not summary.fallbacks
+
+
+def test_each_request_of_an_engine_is_promised_by_itself(
+    pipeline: Any, profile: Profile, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = WholeRequests(ServerSettings({"profile": profile}, place="--cache-config"))
+    promised = []
+    for steps, scale in ((2, 6.0), (28, 6.0), (28, 3.0), (28, 6.0), (2, 6.0)):
+        whole.begin(pipeline, RequestSettings())
+        IMAGES.generate(pipeline, ["a red circle"], [1], num_inference_steps=steps, true_cfg_scale=scale)
+        promised.append("omnireuse_expected_psnr_db" in whole.figures())
+    whole.end()
+    assert promised == [False, True, False, True, False]
+    assert caplog.text.count("its steps and weights are carried over by noise") == 1
+    assert caplog.text.count("the profile was not calibrated for this guidance") == 1

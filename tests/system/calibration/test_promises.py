@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 import omnireuse
 from omnireuse import Profile
-from omnireuse.diffusion.calibration.profile import Plan
 from omnireuse.errors import ConfigError, StateError, WrongTypeError
+from omnireuse.profiles.profile import Plan
 from tests.helpers.prompted import Prompted
 
 PROMPTS = ["a circle", "a square", "a cross", "a ring"]
@@ -124,7 +124,7 @@ def test_what_the_profile_does_not_say_is_not_promised(
 
 def test_a_file_of_the_format_before_is_read_and_promises_nothing(profile: Profile, tmp_path: Path) -> None:
     record = json.loads(profile.as_text())
-    assert record["format"] == 5
+    assert record["format"] == 6
     record["format"] = 4
     for name in ("autocast", "hooks", "guider"):
         del record[name]

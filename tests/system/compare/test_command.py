@@ -8,22 +8,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
 import omnireuse
+from omnireuse.base.extras import has_extra
 from omnireuse.cli import main
 from omnireuse.errors import ConfigError
-from omnireuse.evaluation.compare.comparison import settings_of
-from omnireuse.evaluation.compare.harness import Harness
-from omnireuse.evaluation.compare.methods import chosen_methods
-from omnireuse.evaluation.compare.methods.ours import warn_of_unused
-from omnireuse.evaluation.compare.run import merged
-from omnireuse.evaluation.compare.table import case_table
-from omnireuse.evaluation.compare.workload import Workload
-from omnireuse.evaluation.record import read_comparison, write_comparison
+from omnireuse.lab.compare.harness import Harness
+from omnireuse.lab.compare.methods import chosen_methods
+from omnireuse.lab.compare.methods.ours import warn_of_unused
+from omnireuse.lab.compare.run import merged, settings_of
+from omnireuse.lab.compare.table import case_table
+from omnireuse.lab.compare.workload import Workload
+from omnireuse.lab.record import read_comparison, write_comparison
+from omnireuse.lab.report.clips import read_frames
+from omnireuse.named.step_caches import STEP_CACHES
+from omnireuse.pipelines.closeness import Spread, capped_psnr
 from reference.load import SAMPLING, find_image_pipeline
+from tests import TOP
 from tests.helpers.comparisons import peers
 
 CALL = json.dumps({"height": 64, "width": 64, "max_sequence_length": 20})
@@ -50,7 +55,14 @@ def test_a_comparison_writes_record_table_and_picture(
     assert {point.family for point in case.points} == {"baseline", "ours"}
     assert case.full.attributes is None
     assert case.targets["db_over_best_baseline_at_2x"] is not None
-    assert "fewer uniform steps" in (tmp_path / "out" / "compare.html").read_text()
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert "fewer uniform steps" in page
+    assert page.count('<img src="data:image/png;base64,') == 2, "the worst picture of each method"
+    for point in case.points:
+        ((pair,), psnr) = read_frames(tmp_path / "out" / point.worst), min(point.each)
+        assert pair.size == (128, 64)
+        full, own = (np.asarray(pair.crop((left, 0, left + 64, 64))) / 255 for left in (0, 64))
+        assert capped_psnr(own, full) == pytest.approx(psnr, abs=1)
     shown, notes = capsys.readouterr()
     assert "Loading" not in notes, "the libraries are quiet while they load"
     assert "dB above the best without a cache, 2x fewer steps" in shown
@@ -70,6 +82,12 @@ def test_the_table_is_whole_at_eighty_columns() -> None:
     text = target.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
+    assert "(1.40–1.70×)" in text, "the spread beside the median"
+    assert "noise" not in text
+    fast = replace(made.points[0], speedup=Spread(median=30.0, low=29.0, high=31.0))
+    target = io.StringIO()
+    Console(file=target, width=200).print(case_table(replace(made, points=(fast, *made.points[1:]))))
+    assert "noise: faster than its computed steps allow" in target.getvalue()
     words = text.replace(",", " ").replace(";", " ").split()
     for word in ("computed", "PSNR", "SSIM", "attributes", "speed-up", "loop", "KiB", "51.0", "0.900", "1.60×", "3072"):
         assert word in words
@@ -115,7 +133,12 @@ def test_ctrl_c_keeps_what_was_measured(
     comparison = read_comparison(tmp_path / "out" / "compare.json")
     assert not comparison.complete
     assert len(comparison.cases[0].points) == 2
-    assert "interrupted: what was measured is kept in" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert "interrupted: what was measured is kept in" in said
+    assert "the same command goes on from there, --fresh begins anew" in said
+    monkeypatch.setattr(Harness, "point", inner)
+    assert main([*asked, "--only", "fewer-steps"]) == 0
+    assert read_comparison(tmp_path / "out" / "compare.json").complete
 
 
 def test_a_comparison_that_is_resumed_measures_nothing_twice(
@@ -123,7 +146,7 @@ def test_a_comparison_that_is_resumed_measures_nothing_twice(
 ) -> None:
     monkeypatch.setitem(sys.modules, "lpips", None)
     file = tmp_path / "mine.json"
-    command = [*asked, "--only", "fewer-steps", "--resume", "--score", "lpips", "--out", str(file)]
+    command = [*asked, "--only", "fewer-steps", "--score", "lpips", "--out", str(file)]
     assert main(command) == 0
     assert "score lpips is left out, its results are null" in capsys.readouterr().err
     first = read_comparison(file).cases
@@ -131,6 +154,110 @@ def test_a_comparison_that_is_resumed_measures_nothing_twice(
     monkeypatch.setattr(Harness, "measure", lambda *_, **__: pytest.fail("something was measured twice"))
     assert main(command) == 0
     assert read_comparison(file).cases == first
+
+
+def test_other_methods_add_to_what_was_measured(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out" / "compare.json"
+    for key in ("fewer-steps", "default-call"):
+        assert main([*asked, "--only", key]) == 0
+    both = {"fewer uniform steps", "omnireuse, default by call"}
+    assert {point.method for point in read_comparison(file).cases[0].points} == both
+    assert read_comparison(file).cases[0].targets["db_over_best_baseline_at_2x"] is not None
+    assert main([*asked, "--only", "fewer-steps", "--seed", "5"]) == 2
+    assert "was begun with another seed; delete the file to begin anew (--fresh" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert {point.method for point in read_comparison(file).cases[0].points} == both
+    assert main([*asked, "--only", "fewer-steps", "--seed", "5", "--fresh"]) == 0
+    assert {point.method for point in read_comparison(file).cases[0].points} == {"fewer uniform steps"}
+    file.with_suffix(".sqlite").unlink()
+    assert main([*asked, "--only", "fewer-steps"]) == 2
+    assert "without compare.sqlite to go on from" in " ".join(capsys.readouterr().err.split())
+
+
+OWN = """
+from contextlib import contextmanager
+import omnireuse
+from omnireuse.lab.compare.methods.base import Method, Setting
+
+@contextmanager
+def left_enabled(pipeline):
+    omnireuse.enable(pipeline, computed_steps=3, tune=False)
+    yield lambda: 0
+
+@contextmanager
+def failing(pipeline):
+    raise ValueError("no such setting")
+    yield
+
+def grid(harness):
+    yield Setting(settings={"number": 1}, call="mine(1)", enable=left_enabled)
+    yield Setting(settings={"number": 2}, call="mine(2)", enable=left_enabled)
+
+def faulty(harness):
+    yield Setting(settings={}, call="faulty()", enable=failing)
+
+MINE = Method(key="mine", name="mine", family="peer", grid=grid)
+FAULTY = Method(key="faulty", name="faulty", family="peer", grid=faulty)
+"""
+
+
+def test_a_method_of_ones_own_is_an_object_and_need_not_disable(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_methods.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_methods", raising=False)
+    command = [*asked, "--only", "default-call"]
+    assert main([*command, "--method", "my_methods:MINE"]) == 0
+    points = {point.call: point for point in read_comparison(tmp_path / "out" / "compare.json").cases[0].points}
+    assert points["mine(1)"].computed_steps == points["mine(2)"].computed_steps == 3
+    assert main([*command, "--method", "my_methods:FAULTY"]) == 3
+    assert "faulty(): ValueError: no such setting" in " ".join(capsys.readouterr().err.split())
+    assert main([*command, "--method", "my_methods:grid"]) == 2
+    assert "must name a Method, got function" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_a_peer_of_the_benchmarks_comes_in_as_a_user_s_method_does(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(TOP)
+    assert main([*asked, "--only", "spectrum", "--method", "bench.peers:SPECTRUM"]) == 0
+    points = read_comparison(tmp_path / "out" / "compare.json").cases[0].points
+    assert {(point.method, point.error) for point in points} == {("Spectrum", None)}
+    assert main([*asked, "--only", "spectrum"]) == 2
+    assert "unknown method 'spectrum'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_pictures_below_what_is_asked_for_end_with_a_status(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*asked, "--only", "default-call", "fewer-steps"]
+    assert main([*command, "--at-least", "1"]) == 0
+    assert main([*command, "--at-least", "99"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "nine of ten pictures must reach 99.0 dB: shapes-flux, 6 steps, guidance 3: omnireuse.enable" in said
+    assert "0 of 1 pictures" in said
+
+
+def test_every_name_that_enable_takes_is_a_method() -> None:
+    for name in STEP_CACHES:
+        if name != "cache_dit" or has_extra("cache-dit"):
+            assert name in [method.key for method in chosen_methods(only=[name])]
+    every = [method.key for method in chosen_methods()]
+    assert len(every) == len(set(every))
+    assert "tea_cache" not in every
+
+
+def test_a_backend_is_compared_by_its_name(asked: list[str], tmp_path: Path) -> None:
+    assert main([*asked, "--only", "tea_cache"]) == 0
+    (case,) = read_comparison(tmp_path / "out" / "compare.json").cases
+    assert next(point.call for point in case.points) == "omnireuse.enable(pipe, 'tea_cache', rel_l1_thresh=0.1)"
+    assert all(point.error is None for point in case.points)
 
 
 def test_parts_are_merged_and_the_questions_answered_anew(asked: list[str], tmp_path: Path) -> None:

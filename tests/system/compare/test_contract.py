@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from bench.peers import PEERS
 from omnireuse.errors import ConfigError, StateError, UnsupportedModelError
-from omnireuse.evaluation.compare.harness import Harness
-from omnireuse.evaluation.compare.methods import METHODS
-from omnireuse.evaluation.compare.methods.base import Kept, Method, Setting
-from omnireuse.evaluation.compare.workload import Workload
+from omnireuse.lab.compare.harness import Harness
+from omnireuse.lab.compare.methods import METHODS
+from omnireuse.lab.compare.methods.base import Kept, Method, Setting
+from omnireuse.lab.compare.workload import Workload
 from omnireuse.testing import check_method
 from tests.helpers.sweep import sweep
 
@@ -31,23 +32,23 @@ def method_of(enable: Callable[[Any], Any]) -> Method:
     return Method(key="mine", name="mine", family="peer", grid=lambda _: [setting])
 
 
-QUICK = ["fewer-steps", "default-call", "taylorseer", "scm", "diffusers-sea-cache", "speca", "mean-cache"]
-PAPERS = ["spectrum", "di-cache", "tc-pade", "sen-cache", "l2p", "bud-cache", "lemica", "recache", "optimal-steps"]
+QUICK = ["fewer-steps", "default-call", "taylorseer", "scm", "diffusers-sea-cache"]
+QUICK_PEERS = ["speca", "mean-cache"]
 
 
-@pytest.mark.parametrize("key", sweep([*QUICK, "db-cache-dmd", "db-cache-foca", *PAPERS], quick=QUICK))
+@pytest.mark.parametrize("key", sweep([*QUICK, "db-cache-dmd", "db-cache-foca"], quick=QUICK))
 def test_methods_keep_the_contract(images: Callable[..., Workload], key: str) -> None:
     check(images, METHODS[key])
 
 
-def test_hicache_pp_keeps_the_contract(images: Callable[..., Workload]) -> None:
-    pytest.importorskip("hicache_pp", reason="the extra hicache-pp is not installed")
-    check(images, METHODS["hicache-pp"])
+@pytest.mark.parametrize("key", sweep(PEERS, quick=QUICK_PEERS))
+def test_peers_from_outside_keep_the_contract(images: Callable[..., Workload], key: str) -> None:
+    check(images, PEERS[key])
 
 
 def test_a_method_that_calibrates_itself_asks_for_prompts(images: Callable[..., Workload]) -> None:
     with Harness(images(steps=3)) as harness, pytest.raises(UnsupportedModelError, match="give calibration_prompts"):
-        list(METHODS["mean-cache"].grid(harness))
+        list(PEERS["mean-cache"].grid(harness))
 
 
 def test_no_prompt_is_both_calibrated_on_and_compared(images: Callable[..., Workload]) -> None:

@@ -11,8 +11,9 @@ from diffusers import FirstBlockCacheConfig
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
 
 import omnireuse
-from omnireuse.evaluation.compare.count import Work, parts_of
-from omnireuse.evaluation.compare.workload import Workload
+from omnireuse.lab.compare.count import Work, parts_of
+from omnireuse.lab.compare.workload import Workload
+from omnireuse.profiles.conditions import watch_of
 
 KINDS = (FluxTransformerBlock, FluxSingleTransformerBlock)
 
@@ -115,3 +116,10 @@ def test_lists_of_lists_and_lone_blocks_are_found() -> None:
     assert list(parts_of(odd)) == [*odd.down_blocks[0], odd.mid_block]
     plain = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     assert list(parts_of(plain)) == list(plain)
+
+
+def test_counting_is_no_condition_of_a_plan(images: Callable[..., Workload]) -> None:
+    pipeline = images().pipeline
+    before, work = watch_of(pipeline).now(), Work(pipeline)
+    assert watch_of(pipeline).now() == before
+    work.close()

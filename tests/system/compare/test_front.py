@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnireuse.evaluation.front import front, psnr_at, steps_at, targets
-from omnireuse.evaluation.metrics import Mean, bootstrap
-from omnireuse.evaluation.record import Case, FullRun, Point
+from omnireuse.lab.front import front, psnr_at, steps_at, targets
+from omnireuse.lab.record import Case, FullRun, Point
+from omnireuse.pipelines.closeness import Mean, bootstrap
 
 
 def point(steps: float, decibels: float, family: str = "peer", right: float | None = None, **given: Any) -> Point:

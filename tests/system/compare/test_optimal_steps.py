@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.evaluation.compare.comparison import compare
-from omnireuse.evaluation.compare.methods import METHODS, optimal_steps
-from omnireuse.evaluation.compare.methods.baselines import stronger_solver
-from omnireuse.evaluation.compare.workload import Workload
+from bench.peers import PEERS, optimal_steps
+from omnireuse.lab.compare.methods.baselines import stronger_solver
+from omnireuse.lab.compare.run import compare
+from omnireuse.lab.compare.workload import Workload
 
 Make = Callable[..., Workload]
 
@@ -21,6 +21,7 @@ def calibrated(images: Make, **given: Any) -> Workload:
     return replace(images(prompts=1, **given), calibration=("a blue square", "a green star"))
 
 
+@pytest.mark.slow
 def test_the_search_gets_the_velocities_of_the_latents_that_it_asks_about(
     images: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,7 +39,7 @@ def test_the_search_gets_the_velocities_of_the_latents_that_it_asks_about(
         return inner(fine, velocities, sigmas, evaluate, most)
 
     monkeypatch.setattr(optimal_steps, "closest_timesteps", spy)
-    case = compare(calibrated(images), [METHODS["optimal-steps"]])
+    case = compare(calibrated(images), [PEERS["optimal-steps"]])
     assert asked == [4]
     assert [point.error for point in case.points] == [None] * len(case.points)
     assert [point.computed_steps for point in case.points] == [4.0, 3.0]
@@ -48,5 +49,5 @@ def test_a_solver_that_is_not_euler_s_is_refused(images: Make, monkeypatch: pyte
     workload = calibrated(images)
     other = stronger_solver(workload.pipeline.scheduler, "UniPCMultistepScheduler")
     monkeypatch.setattr(workload.pipeline, "scheduler", other)
-    (point, *_) = compare(workload, [METHODS["optimal-steps"]]).points
+    (point, *_) = compare(workload, [PEERS["optimal-steps"]]).points
     assert "put that scheduler in" in (point.error or "")

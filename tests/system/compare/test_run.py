@@ -11,19 +11,21 @@ import numpy as np
 import pytest
 import torch
 
+from bench.peers import PEERS
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, UnsupportedModelError
-from omnireuse.evaluation.compare.comparison import compare
-from omnireuse.evaluation.compare.methods import METHODS, chosen_methods
-from omnireuse.evaluation.compare.methods.base import Kept, Method, Setting
-from omnireuse.evaluation.compare.methods.baselines import stronger_solver
-from omnireuse.evaluation.compare.restore import restored
-from omnireuse.evaluation.compare.workload import Workload
-from omnireuse.evaluation.record import Case
+from omnireuse.lab.compare.methods import METHODS, chosen_methods
+from omnireuse.lab.compare.methods.base import Kept, Method, Setting
+from omnireuse.lab.compare.methods.baselines import stronger_solver
+from omnireuse.lab.compare.restore import restored
+from omnireuse.lab.compare.run import compare
+from omnireuse.lab.compare.workload import Workload
+from omnireuse.lab.record import Case
 from tests.helpers.sweep import sweep
 
 Make = Callable[..., Workload]
 
 
+ALL = {**METHODS, **PEERS}
 # One that computes fewer steps, one of each library, and the default.
 QUICK = ("fewer-steps", "mag-cache", "db-cache", "default")
 
@@ -41,11 +43,11 @@ def one(enable: Callable[..., Any], **given: Any) -> Method:
     )
 
 
-@pytest.mark.parametrize("key", sweep(METHODS, quick=QUICK))
+@pytest.mark.parametrize("key", sweep(ALL, quick=QUICK))
 def test_every_method_runs_on_images(images: Make, key: str) -> None:
     # Methods that calibrate themselves need prompts beside the compared ones.
     workload = replace(images(steps=8), calibration=("a blue square", "a green star"))
-    case = compare(workload, [short(METHODS[key])])
+    case = compare(workload, [short(ALL[key])])
     assert case.points
     for point in case.points:
         if key == "diffusers-sea-cache":
@@ -73,7 +75,7 @@ def test_peers_run_on_clips_without_guidance(clips: Make, key: str) -> None:
 
 
 def test_methods_run_on_a_u_net_or_say_why_not(unet_images: Make) -> None:
-    methods = [short(METHODS[key], 1) for key in ("default", "l2p", "mean-cache")]
+    methods = [short(ALL[key], 1) for key in ("default", "l2p", "mean-cache")]
     case = compare(unet_images(steps=8, prompts=1, calibration=1), methods)
     errors = [point.error for point in case.points]
     assert errors[:2] == [None, None]
@@ -201,7 +203,7 @@ def test_wall_clock_is_taken_of_one_setting_a_method(images: Make) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["UniPCMultistepScheduler", "DPMSolverMultistepScheduler"])
 def test_stronger_solvers_go_to_the_same_picture(images: Make, name: str) -> None:
-    from omnireuse.evaluation.metrics import psnr
+    from omnireuse.pipelines.closeness import psnr
 
     workload = images(guidance=1.0)
     limit = workload.pictures([0], 150)[0]
@@ -220,7 +222,7 @@ def test_a_solver_for_another_kind_of_noise_is_refused() -> None:
 
 
 def test_an_unknown_method_gets_the_nearest_named() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'db-cache'"):
+    with pytest.raises(UnknownNameError, match="did you mean 'db_cache'"):
         chosen_methods(only=["dbcache"])
     assert {method.family for method in chosen_methods(only=["baseline"])} == {"baseline"}
     assert [method.key for method in chosen_methods(only=["scm", "default"])] == ["scm", "default"]

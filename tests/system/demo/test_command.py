@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from omnireuse import cli
-from omnireuse.evaluation.compare.harness import Harness
-from omnireuse.evaluation.record import Case, read_comparison
-from omnireuse.evaluation.report.clips import read_frames
-from reference.case import IMAGES
+from omnireuse.lab.record import Case, read_comparison
+from omnireuse.lab.report.clips import read_frames
 from reference.commands import main
 from reference.demo import command
-from reference.demo.config import DemoConfig
 from reference.load import VIDEO_SAMPLING
-from reference.workload import load_quietly, reference_workload
 
 pytestmark = pytest.mark.integration
 
@@ -26,7 +21,10 @@ def read(path: Path) -> Case:
     return case
 
 
-def test_demo_and_report(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_and_report(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "CACHES", command.CACHES[:2])
     out = tmp_path / "out"
     arguments = ["--model", str(model), "--out", str(out), "--steps", "20", "--prompts", "2", "--guidance", "3"]
     assert main(["demo", *arguments]) == 0
@@ -91,54 +89,3 @@ def test_results_of_something_else_are_not_overwritten(
     assert main(["demo", "--model", str(model), "--out", str(tmp_path)]) == 2
     assert "delete it, or name another folder" in capsys.readouterr().err
     assert (tmp_path / "report.json").read_text() == '{"mine": 1}'
-
-
-def test_a_place_that_cannot_be_written_is_refused_before_the_work(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "load_quietly", lambda *_: pytest.fail("work began"))
-    (tmp_path / "file").write_text("")
-    assert main(["demo", "--model", str(model), "--out", str(tmp_path / "file")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
-
-
-def test_the_same_seed_asks_for_the_same(model: Path) -> None:
-    pipeline = load_quietly(IMAGES, model)
-    first, again, other = (
-        reference_workload(IMAGES, pipeline, steps=4, guidance=3.0, prompts=3, seed=seed).prompts for seed in (0, 0, 1)
-    )
-    assert first == again
-    assert first != other
-
-
-def test_an_interrupted_demo_keeps_what_is_done_and_says_so(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    inner, calls = Harness.run, iter(range(1000))
-
-    def run(*arguments: Any, **options: Any) -> Any:
-        # One cache: a full run of one prompt, a warm-up, three runs of the first prompt, and one more.
-        if next(calls) == 1 + 1 + 3 + 1:
-            raise KeyboardInterrupt
-        return inner(*arguments, **options)
-
-    monkeypatch.setattr(Harness, "run", run)
-    monkeypatch.setattr(command, "CACHES", command.CACHES[:1])
-    out = tmp_path / "out"
-    assert main(["demo", "--model", str(model), "--out", str(out), "--steps", "4", "--prompts", "3"]) == 130
-    assert "kept the 1 of 3 prompts that were finished" in capsys.readouterr().out
-    assert "interrupted" in (out / "report.html").read_text()
-    assert not read_comparison(out / "report.json").complete
-
-
-def test_a_profile_beside_the_weights_joins_the_demo_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = IMAGES.find(None)
-    monkeypatch.chdir(folder.parents[1])
-    default, *searched, bold = command.caches_for(IMAGES, folder, DemoConfig())
-    assert (default, bold) == command.CACHES[:2]
-    assert [cache.options["speedup"] for cache in searched] == [2, 3]
-    assert str(searched[0]) == (
-        "omnireuse.enable(pipeline, profile='models/shapes-flux/profiles/shapes-flux-28-guided.json', speedup=2)"
-    )
-    for config in (DemoConfig(steps=12), DemoConfig(guidance=3.0)):
-        assert command.caches_for(IMAGES, folder, config) == command.CACHES

@@ -29,7 +29,8 @@ def shown(page: Path) -> list[tuple[int, str]]:
     found = []
     for start, language, text in blocks(page):
         if language == "sh":
-            found += [(start + 1 + i, line) for i, line in enumerate(text.splitlines()) if line]
+            lines = re.sub(r"\\\n *", "", text).splitlines()
+            found += [(start + 1 + i, line) for i, line in enumerate(lines) if line]
     text = re.sub(
         r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), page.read_text("utf-8"), flags=re.M | re.S
     )

@@ -9,8 +9,14 @@ import pytest
 
 from .pages import NAMES, TOP, blocks, run
 
-LANGUAGES = {"toml", "python", "sh", "json", "text"}
-WITH_PYTHON = [name for name in NAMES if any(language == "python" for _, language, _ in blocks(TOP / name))]
+LANGUAGES = {"toml", "python", "sh", "json", "http", "text"}
+LONG = {"docs/calibration.md", "docs/reference.md", "docs/step-reuse-options.md", "docs/tuning.md", "docs/tutorial.md"}
+"""Pages whose blocks take as long as all others together."""
+WITH_PYTHON = [
+    pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
+    for name in NAMES
+    if any(language == "python" for _, language, _ in blocks(TOP / name))
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

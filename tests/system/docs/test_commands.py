@@ -51,7 +51,7 @@ def test_commands_are_found_in_blocks_and_in_text(tmp_path: Path) -> None:
     "command",
     [
         "omnireuse comapre",
-        "omnireuse demo",
+        "omnireuse dance",
         "omnireuse --install",
         "python -m reference demo --stepps 4",
         "python -m reference demo --steps four",

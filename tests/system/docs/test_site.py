@@ -30,7 +30,8 @@ def site() -> Any:
 @pytest.mark.parametrize(
     ("file", "page"),
     [
-        ("README.md", "index.md"),
+        ("README.md", "repository/README.md"),
+        ("CHANGELOG.md", "changes.md"),
         ("docs/how-to/video.md", "how-to/video.md"),
         ("models/shapes-flux/README.md", "repository/models/shapes-flux/README.md"),
         ("examples/own_loop.py", "repository/examples/own_loop.py.md"),
@@ -46,7 +47,8 @@ def test_each_file_has_a_page_and_each_page_its_file(site: Any, file: str, page:
 @pytest.mark.parametrize(
     ("page", "written", "led"),
     [
-        ("index.md", "[a](docs/figures.md#x)", "[a](figures.md#x)"),
+        ("index.md", "[a](figures.md#x)", "[a](figures.md#x)"),
+        ("changes.md", "[a](docs/figures.md#x)", "[a](figures.md#x)"),
         ("how-to/own-loop.md", "[a](../../examples/own_loop.py)", "[a](../repository/examples/own_loop.py.md)"),
         ("figures.md", "[a](../models/shapes-wan/README.md)", "[a](repository/models/shapes-wan/README.md)"),
         ("figures.md", "[a](https://example.org/a.md) [b](#c)", "[a](https://example.org/a.md) [b](#c)"),
@@ -76,3 +78,14 @@ def test_a_row_without_a_note_stays(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     compatibility.write()
     row = f"| {compatibility.ROWS['vllm']} | 3.11.7 | – | – | – | – | 2026-11-22 |"
     assert row in (tmp_path / "page.md").read_text("utf-8")
+
+
+def test_cells_of_a_table_of_words_name_their_columns_and_those_of_figures_do_not(site: Any) -> None:
+    def shown(cell: str) -> str:
+        head, row = "<tr><th>name</th><th>use</th></tr>", f"<tr><td>a</td><td>{cell}</td></tr>"
+        return str(site.on_page_content(f"<table>{head}{row}</table>", None, None, None))
+
+    assert "data-" not in shown("1.5")
+    made = shown("a sentence that is longer than a figure would ever be")
+    assert made.startswith("<table data-cards>")
+    assert '<td data-column="name">a</td><td data-column="use">a sentence' in made

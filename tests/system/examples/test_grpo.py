@@ -4,7 +4,7 @@ import runpy
 
 import pytest
 
-from omnireuse.diffusion.prompts.watch import EncoderWatch
+from omnireuse.prompts.watch import EncoderWatch
 from tests import TOP
 
 pytest.importorskip("skimage", reason="needs omnireuse[report]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,8 @@ MESSAGES = {"raises": "rank 0 ran out of memory", "interrupted": "KeyboardInterr
 def launch(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command += ["-m", "tests.system.ranks.worker", *arguments]
-    return subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=LIMIT, check=False)
+    shown = os.environ | {"PYTHONFAULTHANDLER": "1"}
+    return subprocess.run(command, cwd=TOP, env=shown, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_ranks_decide_alike_with_a_slow_one_and_end_with_a_lost_one(
 ) -> None:
     done = launch(ranks, kind, family, end, str(tmp_path))
     written = [tmp_path / f"{rank}.json" for rank in range(ranks)]
-    assert all(file.exists() for file in written), done.stderr[-3000:]
+    assert all(file.exists() for file in written), done.stderr[:6000]
     seen: list[dict[str, Any]] = [json.loads(file.read_text()) for file in written]
     for name, figures in seen[0].items():
         assert all(each[name]["reused"] == figures["reused"] for each in seen), name
@@ -55,8 +57,21 @@ def test_ranks_decide_alike_with_a_slow_one_and_end_with_a_lost_one(
 
 def test_a_model_that_is_made_parallel_too_late_is_an_error_and_no_deadlock(tmp_path: Path) -> None:
     done = launch(2, "late", str(tmp_path))
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[:6000]
     for rank in range(2):
         refused = json.loads((tmp_path / f"{rank}.json").read_text())["refused"]
         assert "ErrorControl measures" in refused
         assert "enable it again" in refused
+
+
+def test_ranks_tune_together_and_follow_one_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIREUSE_TUNE", "1")
+    monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path / "cache"))
+    done = launch(2, "tunes", str(tmp_path))
+    assert done.returncode == 0, done.stderr[:6000]
+    one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert one == other
+    assert one["states"] == ["measuring", "ready", "ready", "ready"]
+    assert one["latents"][2] == one["latents"][3], "the plan is kept, and serves the next from its first picture on"
+    assert 0 < len(set(one["computed"][1])) < 20
+    assert Path(one["paths"][0]).is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -140,6 +141,14 @@ def main(kind: str, family: str, end: str, folder: Path) -> None:
         tiny.run(steps=24, guided=True)
 
 
+def leave() -> None:
+    """End without taking gloo down: a rank whose peer closes its sockets first is aborted at times."""
+    dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def too_late(folder: Path) -> None:
     """Make the model parallel after reuse was enabled."""
     torch.accelerator.device_count = lambda: 1
@@ -151,11 +160,38 @@ def too_late(folder: Path) -> None:
             tiny.run(steps=24)
         except StateError as error:
             (folder / f"{dist.get_rank()}.json").write_text(json.dumps({"refused": str(error)}))
-    dist.destroy_process_group()
+    leave()
+
+
+def tunes(folder: Path) -> None:
+    """Tune on two pictures, and reuse the third; then enable anew."""
+    torch.set_num_threads(1)
+    torch.accelerator.device_count = lambda: 1
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    tiny = model("flux")
+    PARALLEL["ulysses"](tiny.pipe.transformer, dist.get_world_size())
+    seen: dict[str, Any] = {"states": [], "computed": [], "paths": [], "latents": []}
+    with torch.no_grad():
+        full = [tiny.run(steps=20, seed=seed) for seed in range(2)]
+        for seeds in (range(3), [2]):
+            with omnireuse.enable(tiny.pipe, tune=2) as handle:
+                for seed in seeds:
+                    latents = tiny.run(steps=20, seed=seed)
+                    seen["states"].append(handle.tuning.state)
+                    seen["latents"].append(latents.double().sum().item())
+                    if handle.tuning.state == "measuring":
+                        assert torch.equal(latents, full[seed])
+                seen["computed"].append([event.step for event in handle.events if not event.reused])
+                seen["paths"].append(handle.tuning.path)
+    (folder / f"{rank}.json").write_text(json.dumps(seen))
+    leave()
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "late":
         too_late(Path(sys.argv[2]))
+    elif sys.argv[1] == "tunes":
+        tunes(Path(sys.argv[2]))
     else:
         main(*sys.argv[1:4], Path(sys.argv[4]))

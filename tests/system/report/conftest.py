@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from omnireuse.evaluation.report.page import render_page
+from omnireuse.lab.report.page import render_page
 from tests.helpers.comparisons import gallery, peers, save_clips, save_images
 
 from .window import CHROMIUM, Window

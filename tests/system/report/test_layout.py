@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image
 
-from omnireuse.evaluation.report.clips import save_clip
-from omnireuse.evaluation.report.page import render_page
+from omnireuse.lab.report.clips import save_clip
+from omnireuse.lab.report.page import render_page
 from tests.helpers.comparisons import changed, gallery, images, save_clips, save_images
 from tests.helpers.sweep import sweep
 
@@ -122,23 +122,21 @@ def test_every_chart_has_a_legend_and_says_how_to_read_it(
 ) -> None:
     page = window.open(request.getfixturevalue(kind), width=1400)
     charts = page.evaluate(
-        "[['.explained', '.plot .read', '.legend li'], ['.runs', ':scope > .read', '.key'],"
-        " ['.curve', '.read', '.legend li']].map(([chart, reading, legend]) => [...document.querySelectorAll(chart)]"
+        "[['.explained', '.plot .read', '.legend li'], ['.runs', ':scope > .read', '.key']]"
+        ".map(([chart, reading, legend]) => [...document.querySelectorAll(chart)]"
         ".map(e => [e.querySelectorAll(reading).length, e.querySelector(reading)?.innerText,"
         " [...e.querySelectorAll(legend)].map(i => i.innerText.trim())]))"
     )
-    plots, runs, curves = charts
+    plots, runs = charts
     assert len(plots) == (2 if kind == "report" else 1)
     assert len(runs) == 3
-    assert len(curves) == 6
-    for count, sentence, legend in (*plots, *runs, *curves):
+    for count, sentence, legend in (*plots, *runs):
         assert count == 1
         assert sentence.strip().endswith(".")
         assert len(legend) >= 2
         assert all(legend)
     assert plots[0][2][:3] == ["TeaCache 0.2", "omnireuse", "fewer steps"]
     assert "right edge: the full run, 28 steps" in plots[0][2]
-    assert curves[0][2] == ["TeaCache 0.2", "omnireuse", "paler: another branch of the guidance"]
     assert "further left computes less, higher is closer to the full run" in plots[0][1]
     pictures = page.evaluate("[...document.querySelectorAll('details > .read')].map(e => e.innerText)")
     assert all("Lower row: its difference to the full run, 4 times as bright" in words for words in pictures)

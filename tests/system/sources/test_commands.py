@@ -10,7 +10,7 @@ import pytest
 
 from omnireuse import Profile
 from omnireuse.cli import main
-from omnireuse.evaluation.record import read_comparison
+from omnireuse.lab.record import read_comparison
 from reference.load import find_image_pipeline
 
 HERE = Path(__file__).parent
@@ -105,9 +105,9 @@ def test_the_call_takes_the_step_count_and_none_of_the_options(run: Run, tmp_pat
     status, _, said = run("calibrate", *given, "--force", "--steps", "6", "--call", '{"num_inference_steps": 5}')
     assert status == 2
     assert "both say how many denoising steps" in said
-    status, _, said = run("calibrate", *given, "--call", '{"workers": 2}')
+    status, _, said = run("calibrate", *given, "--call", '{"evaluations": 2}')
     assert status == 2
-    assert "workers is an option of the search" in said
+    assert "evaluations is an option of the search" in said
     (tmp_path / "out.json").unlink()
     status, _, said = run("compare", "--pipeline", "custom:make_bare", "--call", '{"num_inference_steps": 5}')
     assert status == 2

@@ -88,11 +88,11 @@ def test_a_pipeline_without_generator_leaves_the_seed_of_torch_alone() -> None:
         calibrated(Noisy(), batch_size=2)
 
 
-@pytest.mark.parametrize("run", [calibrated, lambda pipeline: compared(pipeline, Path("unused"))])
-def test_values_that_are_not_safely_pictures_are_refused_at_the_first_run(run: Any) -> None:
+@pytest.mark.parametrize("run", [lambda pipeline, _: calibrated(pipeline), compared])
+def test_values_that_are_not_safely_pictures_are_refused_at_the_first_run(run: Any, tmp_path: Path) -> None:
     pipeline = Signed()
     with pytest.raises(ConfigError, match=r"with values from -0\.\d+ to 0\.\d+ instead of 0…1; give pictures="):
-        run(pipeline)
+        run(pipeline, tmp_path)
     assert len(pipeline.seen) == 1
     omnireuse.enable(pipeline).disable()
 
@@ -197,7 +197,7 @@ def test_a_comparison_without_the_reports_libraries_is_refused_before_it_runs(
 ) -> None:
     from omnireuse.errors import MissingExtraError
 
-    monkeypatch.setattr("omnireuse.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("omnireuse.base.extras.find_spec", lambda name: None)
     pipeline = Bare()
     with pytest.raises(MissingExtraError, match=r"omnireuse\[report\]"):
         omnireuse.compare_pipeline(pipeline, PROMPTS, out=tmp_path)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse.diffusion.reuse.runtime.denoisers import describe, device_of, dtype_of
+from omnireuse.base.hub import GATED, NO_PIPELINE, NOT_FOUND, OFFLINE, UNREACHED, why_not_loaded
 from omnireuse.errors import ConfigError, UnknownNameError
-from omnireuse.hub import GATED, NO_PIPELINE, NOT_FOUND, OFFLINE, UNREACHED, why_not_loaded
+from omnireuse.hooks.denoisers import describe, device_of, dtype_of
 from omnireuse.pipelines.source import Source
 from reference.load import find_image_pipeline
 

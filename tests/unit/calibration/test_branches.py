@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-import omnireuse
-from omnireuse.diffusion.calibration.branches import Shares, branch_outputs
-from omnireuse.diffusion.calibration.fit import WeightFit
-from omnireuse.diffusion.calibration.path import recorded_path
+from omnireuse.planning.branches import Shares, branches_of, copied
+from omnireuse.planning.fit import WeightFit
+from tests.helpers.full_runs import led, recorded
 from tests.helpers.tiny import Tiny, qwen_image, stable_diffusion
 from tests.helpers.tiny import flux as tiny_flux
 
@@ -70,42 +69,31 @@ def test_guidance_that_changes_has_no_shares() -> None:
     assert found(sets_in, lambda made: made[-1] + 6.0 * (made[0] - made[-1])) == (1.0,)
 
 
-class Models(SimpleNamespace):
-    """A pipeline of two denoisers that return what they are given."""
-
-    def __init__(self) -> None:
-        super().__init__(transformer=torch.nn.Identity(), transformer_2=torch.nn.Identity())
-
-
-def test_outputs_are_noted_in_the_order_of_the_calls_and_the_models_are_left_as_they_were() -> None:
-    models, a, b = Models(), torch.ones(3), torch.zeros(3)
-    kind = type(models.transformer)
-    with branch_outputs(models) as outputs:
-        models.transformer(a)
-        models.transformer(b)
-        taken = outputs.take(like=a)
-        assert taken is not None
-        assert [each.tolist() for each in taken] == [[1.0] * 3, [0.0] * 3]
-        assert outputs.take(like=a) is None
-    assert type(models.transformer) is kind
+def test_outputs_of_one_model_are_branches_in_the_order_of_its_calls() -> None:
+    a, b = torch.ones(3), torch.zeros(3)
+    found = branches_of([(0, a), (0, (b,))], like=a)
+    assert found is not None
+    assert [each.tolist() for each in found] == [[1.0] * 3, [0.0] * 3]
 
 
 def test_outputs_of_two_models_or_of_another_shape_or_kind_are_not_branches() -> None:
-    models, a = Models(), torch.ones(3)
-    with branch_outputs(models) as outputs:
-        models.transformer(a)
-        models.transformer_2(a)
-        assert outputs.take(like=a) is None
-        models.transformer(torch.ones(6))
-        assert outputs.take(like=a) is None
-        models.transformer((a, a))
-        assert outputs.take(like=a) is None
+    a = torch.ones(3)
+    for calls in ([(0, a), (1, a)], [(0, torch.ones(6))], [(0, (a, a))], []):
+        assert branches_of(calls, like=a) is None
+
+
+def test_copies_are_on_the_device_that_is_asked_for() -> None:
+    # Large recordings are on the host, and a run that replays their calls may be elsewhere.
+    (found,) = copied((torch.ones(3),), torch.device("meta"))
+    assert found.device.type == "meta"
+    (same,) = copied((given := torch.ones(3),))
+    assert same.device == given.device
+    assert same is not given
 
 
 def shares_of(tiny: Tiny, **call: object) -> tuple[float, ...]:
-    with recorded_path(tiny.pipe) as path:
-        tiny.run(steps=STEPS, **call)
-    return path.shares
+    full, _ = recorded(tiny.pipe, lambda: tiny.run(steps=STEPS, **call), STEPS)
+    return full.path.shares
 
 
 def test_pipelines_show_the_shares_of_their_branches() -> None:
@@ -118,15 +106,12 @@ def test_pipelines_show_the_shares_of_their_branches() -> None:
 
 
 def test_branches_of_their_own_weights_come_closer_than_one_set() -> None:
-    tiny = tiny_flux()
-    with recorded_path(tiny.pipe) as path:
-        full = tiny.run(steps=8)
+    tiny, computed = tiny_flux(), (0, 1, 2, 4, 6)
+    full, latents = recorded(tiny.pipe, lambda: tiny.run(steps=8), 8)
 
     def miss(shares: tuple[float, ...]) -> float:
-        fit = WeightFit((0, 1, 2, 4, 6), 8)
-        path.shares = shares
-        policy = omnireuse.FixedSchedule(steps=(0, 1, 2, 4, 6), compute_last=False)
-        with fit.led_along(path, tiny.pipe), omnireuse.enable(tiny.pipe, policy=policy, quantity="output"):
-            return float((tiny.run(steps=8) - full).norm())
+        known = replace(full, path=replace(full.path, shares=shares))
+        made = led(tiny.pipe, lambda: tiny.run(steps=8), WeightFit(computed, 8), known, computed)
+        return float((made - latents).norm())
 
-    assert miss(path.shares) < miss((1.0,))
+    assert miss(full.path.shares) < miss((1.0,))

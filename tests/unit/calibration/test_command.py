@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from omnireuse import Profile
+from omnireuse.calibration.command import profile_table
 from omnireuse.cli import main
-from omnireuse.diffusion.calibration.command import profile_table
 from omnireuse.errors import StateError
 from tests.unit.calibration.test_profile_file import PLAN, PROFILE
 
-JOURNAL = '{"format": 2, "setup": {}}\n'
+JOURNAL = "SQLite format 3\0"
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def search(monkeypatch: pytest.MonkeyPatch, found: Profile | BaseException) -> l
             raise found
         return found
 
-    monkeypatch.setattr("omnireuse.diffusion.calibration.command.calibrate", calibrate)
+    monkeypatch.setattr("omnireuse.calibration.command.calibrate", calibrate)
     return seen
 
 

@@ -21,10 +21,10 @@ from peft import LoraConfig
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 import omnireuse
-from omnireuse.diffusion.calibration.conditions import OTHER_WEIGHTS, Conditions, Watch, watch_of
-from omnireuse.diffusion.calibration.origin import Origin
+from omnireuse.base.records import as_text, read_record
 from omnireuse.errors import StateError
-from omnireuse.records import as_text, read_record
+from omnireuse.profiles.conditions import OTHER_WEIGHTS, Conditions, Watch, watch_of
+from omnireuse.profiles.origin import Origin
 from tests.helpers.tiny import TINY
 
 CPU = torch.device("cpu")
@@ -366,8 +366,8 @@ def test_where_nothing_has_changed_no_weight_is_read(monkeypatch: pytest.MonkeyP
     pipe = flux()
     watch = Watch(pipe)
     before = watch.now()
-    for module in ("calibration.conditions.held_by", "snapshot.sampled"):
-        monkeypatch.setattr(f"omnireuse.diffusion.{module}", None)
+    for module in ("profiles.conditions.held_by", "hooks.snapshot.sampled"):
+        monkeypatch.setattr(f"omnireuse.{module}", None)
     assert all(watch.now() is before for _ in range(3))
 
 

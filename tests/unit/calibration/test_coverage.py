@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from omnireuse.diffusion.calibration.coverage import FEWEST, FEWEST_FOR_ORDER, lower_bound, tolerance_factor
+from omnireuse.profiles.coverage import FEWEST, FEWEST_FOR_ORDER, lower_bound, tolerance_factor
 
 
 @pytest.mark.parametrize(

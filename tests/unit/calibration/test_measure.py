@@ -14,14 +14,14 @@ import torch
 
 import omnireuse
 from omnireuse import Profile
+from omnireuse.arguments.targets import strategy_of
+from omnireuse.calibration.observer import NotFiniteError
+from omnireuse.calibration.runner import PipelineRunner
+from omnireuse.calibration.runs import full_run
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
-from omnireuse.diffusion.calibration.distances import Distances
-from omnireuse.diffusion.calibration.jobs import RunInFull
-from omnireuse.diffusion.calibration.measure import forecast_errors
-from omnireuse.diffusion.calibration.observer import NotFiniteError
-from omnireuse.diffusion.calibration.runner import PipelineRunner
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, StateError
+from omnireuse.tuning import recording
 from tests.helpers.prompted import Prompted, spoiled
 
 PROMPTS = ["a circle", "a square", "a cross"]
@@ -52,38 +52,15 @@ def run(pipeline: Any, place: int) -> None:
     )
 
 
-def drifts(place: int, **strategy: Any) -> list[float | None]:
-    pipeline = Prompted()
-    with omnireuse.enable(pipeline, policy="never", **strategy) as handle:
-        run(pipeline, place)
-    return [event.drift for event in handle.events if event.branch in ("step", "cond")]
-
-
-def test_signals_change_as_policies_see_them(profile: Profile) -> None:
-    runner = PipelineRunner(Prompted(), PROMPTS, seed=0, call={"num_inference_steps": STEPS})
-    (series,) = RunInFull(places=range(1), record=True).run(runner).seen.runs
-    for name, branch, strategy in (
-        ("latents", "step", {"signal": "latents"}),
-        ("filtered_latents", "step", {"signal": "filtered_latents"}),
-        ("modulated_input", "cond", {"signal": "modulated_input", "region": "blocks"}),
-        ("first_residual", "cond", {"signal": "first_residual", "region": "tail"}),
-    ):
-        first, *expected = drifts(0, **strategy)
-        assert first is None
-        assert [series[name, branch][step] for step in range(1, STEPS)] == pytest.approx(expected, rel=1e-5), name
+def test_a_profile_says_what_forecasts_are_of(profile: Profile) -> None:
     assert profile.measured is not None
     assert profile.measured.quantity == "x0"
-    for name, changes in profile.measured.changes.items():
-        assert len(changes) == STEPS
-        assert changes[0] is None
-        assert all(change is not None and change > 0 for change in changes[2:]), name
-    assert profile.measured.changes["expected_output"][1] is None, "a rate takes two changes"
 
 
 def test_the_polynomial_is_that_of_a_calibration_by_hand(profile: Profile) -> None:
     pipeline = Prompted()
     strategy: dict[str, Any] = {"policy": "never", "region": "blocks", "signal": "modulated_input"}
-    with omnireuse.enable(pipeline, **strategy, measure_errors=True) as handle:
+    with omnireuse.enable(pipeline, strategy_of(**strategy, measure_errors=True)) as handle:
         for place in (0, 1):
             run(pipeline, place)
     by_hand = omnireuse.fit_tea_cache(handle.events)
@@ -129,31 +106,12 @@ def test_caches_run_with_what_was_measured(profile: Profile, backend: str, optio
         omnireuse.enable(pipeline, "easy_cache", profile=profile)
 
 
-def test_forecast_errors_are_those_of_the_forecasters() -> None:
-    steps = 12
-    values = torch.randn(steps, 2, 5, generator=torch.Generator().manual_seed(1)).cumsum(0).double()
-    at = [1.0 - (index / steps) ** 1.3 for index in range(steps)]
-    errors = forecast_errors(Distances.between(at, list(values)))
-    for order, forecaster in enumerate([omnireuse.Hold(), *(omnireuse.Polynomial(order=p) for p in (1, 2, 3))]):
-        for gap, step in ((1, 4), (2, 9), (3, 11)):
-            nodes = range(step - gap * (order + 1), step, gap)
-            if nodes[0] < 0:
-                assert errors[order][gap][step] is None
-                continue
-            own = forecaster.start()
-            for node in nodes:
-                own.observe(at[node], values[node])
-            off = (own.predict(at[step]) - values[step]).norm(dim=1) / values[-1].norm(dim=1)
-            assert errors[order][gap][step] == pytest.approx(float(off.mean()), rel=1e-2)
-
-
 def test_a_model_that_nobody_declared_shows_its_whole_denoiser_only(caplog: pytest.LogCaptureFixture) -> None:
     pipeline = Prompted("stable_diffusion")
     with caplog.at_level(logging.INFO, logger="omnireuse"):
         profile = omnireuse.calibrate(pipeline, GIVEN, steps=5, computed_steps=[3], evaluations=1)
     assert "blocks are not measured" in caplog.text
     assert profile.measured is not None
-    assert set(profile.measured.changes) == {"latents", "filtered_latents", "remembered", "expected_output"}
     assert profile.measured.tea_cache is None
     assert profile.measured.mag_ratios is None
     with pytest.raises(ConfigError, match="UNet2DConditionModel"):
@@ -173,9 +131,19 @@ def test_measuring_changes_nothing_and_leaves_no_trace() -> None:
         PROMPTS[0], num_inference_steps=4, generator=torch.Generator().manual_seed(0), output_type="np"
     ).images
     classes = [type(module) for module in pipeline.transformer.modules()]
-    (picture,) = RunInFull(places=range(1), record=True).run(runner).pictures
+    (picture,) = full_run(runner, range(1), record=True).pictures
     np.testing.assert_array_equal(picture, plain[0])
     assert [type(module) for module in pipeline.transformer.modules()] == classes
+
+
+def test_a_calibration_keeps_as_much_as_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST_BYTES", 1000)
+    monkeypatch.setattr(recording, "ON_DEVICE", 0)
+    runner = PipelineRunner(Prompted(), PROMPTS, seed=0, call={"num_inference_steps": 4})
+    full = full_run(runner, range(1), record=True).full
+    assert full is not None
+    assert len(full.path.latents) == 4 + 1
+    assert full_run(runner, range(1)).full is None
 
 
 def test_memory_does_not_grow_with_the_number_of_runs() -> None:
@@ -194,7 +162,7 @@ def test_memory_does_not_grow_with_the_number_of_runs() -> None:
         runner = PipelineRunner(pipeline, prompts, seed=0, call={"num_inference_steps": 4})
         pipeline.transformer.register_forward_hook(weigh)
         for place in range(len(prompts)):
-            RunInFull(places=range(place, place + 1), record=True).run(runner)
+            full_run(runner, range(place, place + 1), record=True)
         return most
 
     gc.collect()

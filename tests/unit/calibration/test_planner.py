@@ -6,15 +6,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnireuse.diffusion.calibration.distances import Distances
-from omnireuse.diffusion.calibration.observer import Observations
-from omnireuse.diffusion.calibration.path import OutputProducts
-from omnireuse.diffusion.calibration.planner import Planner
-from omnireuse.errors import StateError
+from omnireuse.planning.path import OutputProducts
+from omnireuse.planning.planner import Planner
 
 STEPS, BRANCHES, ELEMENTS = 8, 2, 40
 COORDINATES = [1.0 - step / STEPS for step in range(STEPS)]
@@ -80,19 +76,3 @@ def test_samples_of_runs_that_cannot_tell_branches_apart_are_joined_as_one_branc
     together = OutputProducts(products=np.einsum("abij,acdj->abicd", summed, summed), effects=apart.effects)
     joined = OutputProducts.joined([apart, together])
     np.testing.assert_allclose(joined.products[:2], joined.products[2:])
-
-
-def test_only_whole_runs_count() -> None:
-    seen = Observations(keeps_values=True)
-    seen.begin_run()
-    seen.note_value(1.0, torch.ones(1, 3))
-    with pytest.raises(StateError, match="over all its 4 steps"):
-        seen.take_distances(4)
-
-
-def test_distances_are_those_of_the_values_as_a_share_of_the_last() -> None:
-    values = torch.randn(4, 2, 5, generator=torch.Generator().manual_seed(0)).cumsum(0).double()
-    distances = Distances.between([1.0, 0.75, 0.5, 0.25], list(values))
-    flat = values.transpose(0, 1)
-    expected = torch.cdist(flat, flat).square() / flat[:, -1:].square().sum(-1, keepdim=True)
-    np.testing.assert_allclose(distances.squared, expected.numpy(), atol=1e-9)

@@ -16,17 +16,15 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from omnireuse import Profile
-from omnireuse.diffusion.calibration.command import profile_table
-from omnireuse.diffusion.calibration.measurements import Measurements, TeaCacheFit
-from omnireuse.diffusion.calibration.profile import Plan
+from omnireuse.base.records import check_writable
+from omnireuse.calibration.command import profile_table
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.records import check_writable
+from omnireuse.profiles.measurements import Measurements, TeaCacheFit
+from omnireuse.profiles.profile import Plan
 from tests import TOP
 
 MEASURED = Measurements(
     quantity="x0",
-    changes={"latents": (None, 0.5, 0.25)},
-    forecast_errors={0: {1: (None, 0.1, 0.05)}},
     tea_cache=TeaCacheFit(coefficients=(1.0, 0.0, -2.5e-5, 3.0, 0.0), pairs=40, r2=0.9, r2_held_out=None),
     mag_ratios=((1.0, 0.98), (1.0, 0.97)),
     unmeasured={},
@@ -57,17 +55,17 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     assert Profile.load(tmp_path / "new" / "profile.json") == PROFILE
     text = (tmp_path / "new" / "profile.json").read_text()
     assert '"steps": [0, 2, 7]' in text, "a list takes one line, so that a person can read the file"
-    assert '"latents": [null, 0.5, 0.25]' in text
     assert '"sizes": "[64, 64]"' in text
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["profile.json"]
 
 
 def test_a_profile_from_before_the_first_step_had_a_ratio_is_read(tmp_path: Path) -> None:
     record = json.loads(PROFILE.as_text())
-    assert record["format"] == 5
+    assert record["format"] == 6
     assert PROFILE.measured is not None
     assert PROFILE.measured.mag_ratios == ((1.0, 0.98), (1.0, 0.97))
     record["format"], record["measured"]["mag_ratios"] = 3, [[0.98], [0.97]]
+    record["measured"] |= {"changes": {"latents": [None, 0.5]}, "forecast_errors": {"0": {"1": [None, 0.1]}}}
     (tmp_path / "profile.json").write_text(json.dumps(record))
     assert Profile.load(tmp_path / "profile.json") == PROFILE
     record["measured"] = None
@@ -80,7 +78,7 @@ COMMITTED = sorted((TOP / "models").glob("*/profiles/*.json"))
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_the_committed_profiles_have_a_ratio_for_each_step(path: Path) -> None:
-    assert json.loads(path.read_text(encoding="utf-8"))["format"] == 5
+    assert json.loads(path.read_text(encoding="utf-8"))["format"] == 6
     profile = Profile.load(path)
     assert profile.measured is not None
     assert profile.measured.mag_ratios is not None
@@ -117,7 +115,7 @@ def test_a_file_that_was_cut_off_is_refused_wherever_it_was(tmp_path: Path) -> N
         (lambda record: record.update(plans=[]), r"Expected `object`, got `array` - at `\$.plans`"),
         (lambda record: record.update(format=3, measured=[]), "measured"),
         (lambda record: record.update(format=3, measured={}), "missing required field `quantity`"),
-        (lambda record: record.update(format=2), "format of a profile must be 5, got 2; calibrate anew"),
+        (lambda record: record.update(format=2), "format of a profile must be 6, got 2; calibrate anew"),
     ],
 )
 def test_a_value_that_does_not_belong_is_named(tmp_path: Path, spoil: Any, complaint: str) -> None:

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 import omnireuse
 from omnireuse import Profile
-from omnireuse.diffusion.calibration.origin import Origin
 from omnireuse.errors import ConfigError, StateError
+from omnireuse.profiles.origin import Origin
 from tests.unit.calibration.test_profile_file import PROFILE
 
 ORIGIN = Origin(

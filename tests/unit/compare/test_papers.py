@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from itertools import combinations, pairwise, permutations
 
@@ -10,17 +11,18 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse.evaluation.compare.methods.bud_cache import annealed
-from omnireuse.evaluation.compare.methods.calibrating import best_path
-from omnireuse.evaluation.compare.methods.l2p import learnt_weights
-from omnireuse.evaluation.compare.methods.lemica import worst_first
-from omnireuse.evaluation.compare.methods.mean_cache import MeanVelocity, estimate, interval_costs
-from omnireuse.evaluation.compare.methods.optimal_steps import closest_timesteps
-from omnireuse.evaluation.compare.methods.recache import learnt_schedules, log_likelihood
-from omnireuse.evaluation.compare.methods.sen_cache import Sensitivities, Sensitivity
-from omnireuse.evaluation.compare.methods.speca import Draft
-from omnireuse.evaluation.compare.methods.spectrum import Chebyshev, chebyshev_weights, growing_windows
-from omnireuse.evaluation.compare.methods.tc_pade import bend, pade, staged
+from bench.peers import PEERS
+from bench.peers.bud_cache import annealed
+from bench.peers.calibrating import best_path
+from bench.peers.l2p import learnt_weights
+from bench.peers.lemica import worst_first
+from bench.peers.mean_cache import MeanVelocity, estimate, interval_costs
+from bench.peers.optimal_steps import closest_timesteps
+from bench.peers.recache import learnt_schedules, log_likelihood
+from bench.peers.sen_cache import Sensitivities, Sensitivity
+from bench.peers.speca import Draft
+from bench.peers.spectrum import Chebyshev, chebyshev_weights, growing_windows
+from bench.peers.tc_pade import bend, pade, staged
 from omnireuse.testing import check_policy
 
 SIGMAS = (1.0, 0.9, 0.75, 0.6, 0.3, 0.0)
@@ -320,3 +322,10 @@ def test_oss_takes_one_schedule_for_all_prompts() -> None:
         return torch.stack([before[:, 0], torch.full_like(before[:, 1], 5.0)], dim=1)
 
     assert closest_timesteps(both, evaluate(both[:-1]), sigmas, evaluate, 4) == alone
+
+
+@pytest.mark.parametrize("key", PEERS)
+def test_a_peer_s_figures_depend_on_its_own_file(key: str) -> None:
+    module = inspect.getmodule(PEERS[key].grid)
+    assert module is not None
+    assert PEERS[key] in vars(module).values()

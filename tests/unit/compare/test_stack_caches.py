@@ -12,12 +12,12 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel
 
-from omnireuse.diffusion.adapters import block_stack_for
+from bench.peers.speca import Speculation
+from bench.peers.stack_cache import stack_caches
+from bench.peers.tc_pade import PadeResiduals, staged
 from omnireuse.errors import UnsupportedModelError
-from omnireuse.evaluation.compare.methods.speca import Speculation
-from omnireuse.evaluation.compare.methods.stack_cache import stack_caches
-from omnireuse.evaluation.compare.methods.tc_pade import PadeResiduals, staged
-from omnireuse.evaluation.compare.restore import restored
+from omnireuse.lab.compare.restore import restored
+from omnireuse.models import block_stack_for
 from tests.helpers.tiny import flux
 
 STEPS = 16

@@ -1,4 +1,4 @@
-"""The tensors behind the encoder cache: the tiers, and that manager and store never disagree."""
+"""The tensors behind the encoder cache."""
 
 from __future__ import annotations
 
@@ -10,21 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from omnireuse.core.encoder_outputs import EncoderOutputStore, SharedEncoderOutputs
-from omnireuse.core.shared_encoder_cache import (
-    EncoderKey,
-    Outcome,
-    SharedEncoderCacheConfig,
-    SharedEncoderCacheManager,
-    entry_table,
-)
-from omnireuse.core.stores.disk import DiskTier
-from omnireuse.core.stores.redis import RedisTier
-from omnireuse.core.stores.tier import Tier
-from omnireuse.core.stores.tiered import TieredStore
+from omnireuse.encoders import EncoderKey
+from omnireuse.encoders.outputs import EncoderOutputStore
 from omnireuse.errors import ConfigError, StateError, WrongTypeError
+from omnireuse.stores.disk import DiskTier
+from omnireuse.stores.redis import RedisTier
+from omnireuse.stores.tier import Tier, TieredStore
 
-CAT, DOG = EncoderKey(content="cat"), EncoderKey(content="dog")
+CAT = EncoderKey(content="cat")
 
 
 class DictTier(Tier):
@@ -66,18 +59,6 @@ class DictTier(Tier):
 
 def output(value: float, rows: int = 4) -> torch.Tensor:
     return torch.full((rows, 3), float(value))
-
-
-def joined(max_embeds: int = 8, **store: object) -> SharedEncoderOutputs:
-    manager = SharedEncoderCacheManager(SharedEncoderCacheConfig(max_embeds=max_embeds), clock=lambda: 0.0)
-    return SharedEncoderOutputs(manager, EncoderOutputStore(**store))
-
-
-def encode(outputs: SharedEncoderOutputs, key: EncoderKey, value: float, request: str = "r") -> None:
-    lease = outputs.reserve(key, request, 0, 4)
-    assert lease.outcome is Outcome.RESERVED
-    outputs.commit(lease, output(value))
-    outputs.manager.release_request(request)
 
 
 # --- the store
@@ -192,114 +173,17 @@ def test_what_leaves_a_gpu_is_pinned_and_comes_back() -> None:
 # --- tiers that fail
 
 
-def test_a_tier_that_dies_in_the_middle_of_a_load_is_a_counted_miss_and_the_item_is_encoded() -> None:
+@pytest.mark.parametrize("how", ["dead", "breaks off", "half a value"])
+def test_a_tier_that_fails_is_a_counted_miss(how: str) -> None:
     near, far = DictTier(), DictTier()
-    outputs = joined(outer=TieredStore([near, far]), weights="w")
-    encode(outputs, CAT, 1.0)
-    outputs.manager.trim()
-    near.breaks_off = far.is_dead = True
-    lease = outputs.reserve(CAT, "again", 0, 4)
-    assert lease.outcome is Outcome.RESERVED
-    assert (near.counts["failed_read"], far.counts["failed_read"]) == (1, 1)
-    assert outputs.store.stats()["load_misses"] == 2  # the first encode asked, too
-    outputs.commit(lease, output(1.0))
-    assert torch.equal(outputs.get(CAT), output(1.0))
-    outputs.assert_invariants()
-
-
-def test_a_tier_that_comes_back_with_half_a_value_is_a_counted_miss() -> None:
-    tier = DictTier()
-    outputs = joined(outer=tier, weights="w")
-    encode(outputs, CAT, 1.0)
-    outputs.manager.trim()
-    tier.values = {key: data[: len(data) // 2] for key, data in tier.values.items()}
-    assert outputs.reserve(CAT, "again", 0, 4).outcome is Outcome.RESERVED
-    assert tier.counts["corrupt"] == 1
-    assert not tier.values
-
-
-def test_a_load_that_is_interrupted_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    outputs = joined()
-    monkeypatch.setattr(outputs.store, "load", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        outputs.reserve(CAT, "r", 0, 4)
-    assert outputs.manager.stats()["embeds"] == 0
-    assert not outputs.manager.held_positions("r")
-    outputs.assert_invariants()
-
-
-# --- with the manager
-
-
-def test_what_the_manager_evicts_leaves_the_device_and_comes_back_from_the_host() -> None:
-    outputs = joined(max_embeds=4, host_bytes=1000)
-    encode(outputs, CAT, 1.0)
-    encode(outputs, DOG, 2.0)
-    assert outputs.store.on_device == {DOG}
-    lease = outputs.reserve(CAT, "again", 0, 4)
-    assert lease.outcome is Outcome.HIT
-    assert torch.equal(outputs.get(CAT), output(1.0))
-    assert outputs.store.on_device == {CAT}
-    outputs.assert_invariants()
-
-
-def test_an_item_evicted_and_encoded_again_before_anybody_looked_stays() -> None:
-    outputs = joined(max_embeds=4)
-    encode(outputs, CAT, 1.0)
-    encode(outputs, DOG, 2.0)
-    encode(outputs, CAT, 1.0)
-    assert torch.equal(outputs.get(CAT), output(1.0))
-    outputs.assert_invariants()
-
-
-def test_a_stale_lease_stores_nothing() -> None:
-    outputs = joined()
-    lease = outputs.reserve(CAT, "r", 0, 4)
-    outputs.manager.release_request("r")
-    with pytest.raises(StateError, match="commit"):
-        outputs.commit(lease, output(1.0))
-    assert outputs.store.num_bytes == 0
-    fresh = outputs.reserve(CAT, "r", 0, 4)
-    outputs.commit(fresh, output(2.0))
-    with pytest.raises(StateError, match="commit"):
-        outputs.commit(lease, output(1.0))
-    assert torch.equal(outputs.get(CAT), output(2.0))
-
-
-def test_an_output_that_cannot_be_kept_leaves_the_lease_open() -> None:
-    outputs = joined()
-    lease = outputs.reserve(CAT, "r", 0, 4)
-    with pytest.raises(WrongTypeError):
-        outputs.commit(lease, object())
-    assert outputs.abort(lease) == []
-    outputs.assert_invariants()
-
-
-def test_clearing_the_manager_frees_device_and_host() -> None:
-    outputs = joined(max_embeds=4, host_bytes=1000)
-    encode(outputs, CAT, 1.0)
-    encode(outputs, DOG, 2.0)
-    outputs.manager.clear()
-    outputs.follow()
-    stats = outputs.store.stats()
-    assert (stats["device_bytes"], stats["host_bytes"]) == (0, 0)
-    assert outputs.reserve(CAT, "r", 0, 4).outcome is Outcome.RESERVED
-
-
-def test_events_that_were_not_told_are_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_table, "_MAX_PENDING_EVENTS", 2)
-    outputs = joined(max_embeds=64)
-    for number in range(5):
-        encode(outputs, EncoderKey(content=str(number)), number)
-    outputs.manager.trim()
-    assert outputs.manager.stats()["events_dropped"] > 0
-    outputs.follow()
-    assert outputs.store.num_bytes == 0
-
-
-def test_only_empty_ones_are_joined() -> None:
-    store = EncoderOutputStore()
+    store = EncoderOutputStore(outer=TieredStore([near, far]), weights="w")
     store.put(CAT, output(1.0), 4)
-    manager = SharedEncoderCacheManager(SharedEncoderCacheConfig(max_embeds=8))
-    with pytest.raises(StateError, match="empty"):
-        SharedEncoderOutputs(manager, store)
+    store.drop(CAT)
+    for tier in (near, far):
+        tier.is_dead, tier.breaks_off = how == "dead", how == "breaks off"
+        if how == "half a value":
+            tier.values = {key: data[: len(data) // 2] for key, data in tier.values.items()}
+    assert store.load(CAT, 4) is None
+    assert store.stats()["load_misses"] == 1
+    assert near.counts["corrupt" if how == "half a value" else "failed_read"] == 1
+    store.assert_invariants()

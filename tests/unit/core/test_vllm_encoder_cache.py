@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from omnireuse.core.shared_encoder_cache import ItemTooLargeError
-from omnireuse.core.vllm_encoder_cache import VllmEncoderCacheManager
+from omnireuse.encoders import ItemTooLargeError
+from omnireuse.encoders.vllm_manager import VllmEncoderCacheManager
 from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
 
 
@@ -155,10 +155,10 @@ def test_reset_forgets_everything_and_reports_nothing() -> None:
 
 def test_configuration_is_read_from_vllm_and_misspelt_keys_are_refused() -> None:
     configured = vllm_config()
-    configured.ec_manager_config.manager_config = {"policy": "s3-fifo", "ttl_seconds": 9.0}
+    configured.ec_manager_config.manager_config = {"policy": "s3-fifo"}
     manager = VllmEncoderCacheManager.create_manager(cache_size=7, vllm_config=configured)
     assert manager.cache_size == manager.shared.config.max_embeds == 7
-    assert (manager.shared.config.policy, manager.shared.config.ttl_seconds) == ("s3-fifo", 9.0)
+    assert manager.shared.config.policy == "s3-fifo"
     configured.ec_manager_config.manager_config = {"polcy": "lru"}
     with pytest.raises(UnknownNameError, match="did you mean 'policy'"):
         VllmEncoderCacheManager.create_manager(cache_size=7, vllm_config=configured)

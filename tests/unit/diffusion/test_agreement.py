@@ -11,9 +11,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import omnireuse
-from omnireuse.diffusion.reuse.agreement import Agreement
-from omnireuse.diffusion.reuse.policy import Policy
-from omnireuse.diffusion.reuse.signals import change_of
+from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.policy import Policy
+from omnireuse.noise.signals import change_of
 from tests.helpers.tiny import TINY
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 import subprocess
 import sys
@@ -15,15 +14,15 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import Blend, FixedSchedule, Never
-from omnireuse.diffusion import choices
-from omnireuse.diffusion.cache.step_caches import STEP_CACHES
+from omnireuse import Blend, EveryNth, Never
+from omnireuse.arguments import choices
 from omnireuse.diffusion.data import DiffusionCacheConfig
-from omnireuse.diffusion.reuse.forecasters import FORECASTERS
-from omnireuse.diffusion.reuse.policies import POLICIES
-from omnireuse.diffusion.reuse.signals import SIGNALS
-from omnireuse.diffusion.reuse.strategy import AXES, QUANTITIES, REGIONS, Strategy
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
+from omnireuse.forecasters import FORECASTERS
+from omnireuse.loop.strategy import AXES, QUANTITIES, REGIONS, Strategy
+from omnireuse.named.step_caches import STEP_CACHES
+from omnireuse.noise.signals import SIGNALS
+from omnireuse.policies import POLICIES
 from tests import TOP
 
 
@@ -34,6 +33,8 @@ from tests import TOP
         ([], {"computed_step": 5}, UnknownNameError, "did you mean 'computed_steps'"),
         ([], {"tolerence": 0.1}, UnknownNameError, "did you mean 'tolerance'"),
         ([], {"regoin": "call"}, UnknownNameError, "did you mean 'region'"),
+        ([], {"region": "block"}, UnknownNameError, "unknown region 'block'; did you mean 'blocks'"),
+        ([], {"region": "block", "speedup": 2.0}, UnknownNameError, "did you mean 'blocks'"),
         ([], {"rel_l1_tresh": 0.2}, UnknownNameError, "did you mean 'rel_l1_thresh'"),
         ([], {"rel_l1_thresh": 0.2}, ConfigError, "write enable(pipeline, 'tea_cache', rel_l1_thresh=0.2)"),
         ([], {"num_inference_steps": 9}, ConfigError, "told its number of steps when it is called"),
@@ -75,8 +76,17 @@ from tests import TOP
         ([Path("a.json")], {}, WrongTypeError, "write profile='a.json'"),
         (["a.json"], {}, ConfigError, "write profile='a.json'"),
         ([Never()], {}, WrongTypeError, "write policy=Never()"),
-        ([Blend()], {}, WrongTypeError, "write forecaster=Blend(order=1, corrects=None, steady=None, exponent=None)"),
-        ([Strategy(policy=Never())], {}, WrongTypeError, "give its fields: policy="),
+        ([Blend()], {}, WrongTypeError, "write forecaster=Blend(order=1, corrects=None, exponent=None)"),
+        ([Strategy(policy=Never())], {"region": "call"}, ConfigError, "the Strategy chooses its region itself"),
+        ([Strategy(policy=Never())], {"policy": "fixed"}, ConfigError, "give either a backend or a policy"),
+        ([Strategy(policy=Never())], {"speedup": 2}, ConfigError, "so a backend cannot be given with it"),
+        ([], {"per_sample": False}, ConfigError, "write enable(pipeline, Strategy(policy=…, per_sample=False))"),
+        (
+            [],
+            {"policy": "fixed", "shared_cfg_decision": True},
+            ConfigError,
+            "shared_cfg_decision is a field of Strategy",
+        ),
         ([{"rel_l1_thresh": 0.2}], {}, WrongTypeError, "its options as keywords"),
         (["fixed"], {}, ConfigError, "'fixed' is a policy, no cache backend; write policy='fixed'"),
         (
@@ -86,21 +96,21 @@ from tests import TOP
             "'mag_cache' is a cache backend, no policy; write backend='mag_cache'",
         ),
         ([], {"policy": "taylorseer"}, ConfigError, "write backend='taylorseer' or forecaster='taylorseer'"),
-        ([], {"policy": FixedSchedule}, WrongTypeError, "got the class; write policy=FixedSchedule()"),
+        ([], {"policy": EveryNth}, WrongTypeError, "got the class; write policy=EveryNth()"),
         ([], {"policy": "fixed", "forecaster": Blend}, WrongTypeError, "got the class; write forecaster=Blend()"),
-        ([], {"policy": "fixed", "warmup": 2}, ConfigError, "write policy=FixedSchedule(warmup=2)"),
-        ([], {"policy": "fixed", "speedup": 2}, ConfigError, "policy=FixedSchedule(speedup=2)"),
-        ([], {"policy": "fixed", "computed_steps": 5}, ConfigError, "policy=FixedSchedule(num_computed=5)"),
+        ([], {"policy": "fixed", "warmup": 2}, ConfigError, "write policy=EveryNth(warmup=2)"),
+        ([], {"policy": "fixed", "speedup": 2}, ConfigError, "policy=Spread(speedup=2)"),
+        ([], {"policy": "fixed", "computed_steps": 5}, ConfigError, "policy=Spread(num_computed=5)"),
         ([], {"policy": "error_control", "tolerance": 0.1}, ConfigError, "policy=ErrorControl(tolerance=0.1)"),
         ([], {"policy": "tea_cache", "rel_l1_thresh": 0.3}, ConfigError, "write policy=TeaCache(rel_l1_thresh=0.3)"),
-        ([], {"policy": FixedSchedule(), "warmup": 2}, ConfigError, "write policy=FixedSchedule(warmup=2)"),
+        ([], {"policy": EveryNth(), "warmup": 2}, ConfigError, "write policy=EveryNth(warmup=2)"),
         (
             [],
             {"policy": "fixed", "forecaster": "polynomial", "order": 2},
             ConfigError,
             "forecaster=Polynomial(order=2)",
         ),
-        ([], {"warmup": 2}, ConfigError, "warmup is a field of the policy EasyCache or FixedSchedule or SeaCache"),
+        ([], {"warmup": 2}, ConfigError, "warmup is a field of the policy EasyCache or EveryNth or SeaCache or Spread"),
         ([], {"speedup": 2, "quantity": "x0"}, ConfigError, "so quantity cannot be given with it"),
         (["tea_cache"], {"speedup": 2}, ConfigError, "so a backend cannot be given with it"),
         (["tea_cache"], {"region": "call"}, ConfigError, "the backend 'tea_cache' chooses its region itself"),
@@ -147,9 +157,7 @@ def test_the_types_name_what_the_registries_hold(literal: Any, registry: dict[st
 
 def test_the_options_in_the_types_are_those_of_the_config_and_of_the_strategy() -> None:
     assert set(choices.CacheOptions.__annotations__) == {field.name for field in fields(DiffusionCacheConfig)}
-    parameters = inspect.signature(omnireuse.enable).parameters
-    named = set(parameters) | set(choices.StrategyOptions.__annotations__)
-    assert {field.name for field in fields(Strategy)} <= named
+    assert set(choices.StrategyOptions.__annotations__) <= {field.name for field in fields(Strategy)}
 
 
 GOOD = """
@@ -159,8 +167,9 @@ omnireuse.enable(pipe)
 omnireuse.enable(pipe, speedup=2)
 omnireuse.enable(pipe, profile="a.json", quality=40, region="call")
 omnireuse.enable(pipe, "tea_cache", rel_l1_thresh=0.2, profile="a.json")
-omnireuse.enable(pipe, policy="fixed", forecaster="hold", region="tail", signal="none", first_blocks=2)
-omnireuse.enable(pipe, policy=omnireuse.FixedSchedule(every=2), forecaster=omnireuse.Blend())
+omnireuse.enable(pipe, policy="fixed", forecaster="hold", region="tail", signal="none")
+omnireuse.enable(pipe, omnireuse.Strategy(policy=omnireuse.Never(), first_blocks=2, region="tail"))
+omnireuse.enable(pipe, policy=omnireuse.EveryNth(every=2), forecaster=omnireuse.Blend())
 omnireuse.errors.ConfigError("")
 """
 BAD = """\
@@ -172,6 +181,7 @@ omnireuse.enable(pipe, "tea_cache", rel_l1_tresh=0.2)
 omnireuse.enable(pipe, policy="fixed", warmup=2)
 omnireuse.enable(pipe, policy="fixed", region="block")
 omnireuse.enable(pipe, speedup=2, region="blocks")
+omnireuse.enable(pipe, policy="fixed", shared_cfg_decision=True)
 """
 
 

@@ -14,7 +14,6 @@ import torch
 import omnireuse
 from omnireuse.diffusion.cache.base import CacheBackend
 from omnireuse.diffusion.cache.selector import get_cache_backend
-from omnireuse.diffusion.cache.step_caches import STEP_CACHES
 from omnireuse.diffusion.cache.teacache import (
     TeaCacheBackend,
     TeaCacheConfig,
@@ -22,6 +21,7 @@ from omnireuse.diffusion.cache.teacache import (
 )
 from omnireuse.diffusion.data import DiffusionCacheConfig, OmniDiffusionConfig
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
+from omnireuse.named.step_caches import STEP_CACHES
 from tests import TOP
 from tests.helpers.tiny import Tiny
 
@@ -211,7 +211,7 @@ def test_the_published_table_is_shipped_unchanged() -> None:
         pytest.skip("the table of facts lies beside the project only where it is developed")
     from importlib import resources
 
-    shipped = resources.files("omnireuse.diffusion.cache").joinpath("data/teacache_coefficients.json")
+    shipped = resources.files("omnireuse.named").joinpath("data/teacache_coefficients.json")
     assert json.loads(shipped.read_text()) == json.loads(facts.read_text())
 
 

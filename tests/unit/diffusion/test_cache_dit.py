@@ -15,8 +15,8 @@ import omnireuse
 from omnireuse.diffusion.cache.base import CacheBackend
 from omnireuse.diffusion.cache.selector import get_cache_backend
 from omnireuse.diffusion.data import DiffusionCacheConfig
-from omnireuse.diffusion.reuse.policies import scm_mask
 from omnireuse.errors import ConfigError, MissingExtraError, StateError, UnsupportedModelError
+from omnireuse.policies import scm_mask
 from tests.helpers.tiny import TINY, Tiny
 
 # The library takes 1 for "any drift passes".

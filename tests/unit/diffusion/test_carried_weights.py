@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import omnireuse
 from omnireuse import FixedSchedule
-from omnireuse.diffusion.reuse.forecasters import Fitted
-from omnireuse.diffusion.reuse.forecasters.base import lagrange_weights
 from omnireuse.errors import ConfigError
+from omnireuse.forecasters import Fitted
+from omnireuse.forecasters.base import lagrange_weights
 from tests.helpers.tiny import Tiny
 
 Weights = tuple[tuple[float, ...], ...]

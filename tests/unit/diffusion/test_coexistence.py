@@ -22,8 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import omnireuse
 from omnireuse import FixedSchedule
-from omnireuse.diffusion.reuse.forecasters import FORECASTERS
-from omnireuse.diffusion.reuse.runtime.interception import intercept
+from omnireuse.arguments.targets import strategy_of
+from omnireuse.forecasters import FORECASTERS
+from omnireuse.hooks.interception import intercept
 from tests.helpers.tiny import TINY, Tiny
 
 from .test_hooks import FORCED, REGIONS, traces
@@ -280,15 +281,16 @@ class NoReading(TorchDispatchMode):
 
 @torch.no_grad()
 def unread_steps(flux: Tiny, monkeypatch: pytest.MonkeyPatch, **choice: Any) -> omnireuse.Handle:
-    """A run whose steps behind the first, which reads the schedule, read nothing; as if on an accelerator."""
+    """A run whose steps read nothing, as if on an accelerator, but for the first, which reads the schedule, and for the
+    last, after which the run is checked for NaN."""
     monkeypatch.setattr(
-        "omnireuse.diffusion.reuse.branch_state.measures_errors",
+        "omnireuse.loop.branch_state.measures_errors",
         lambda strategy, _value: strategy.measure_errors or strategy.policy.needs_error,
     )
     transformer, scheduler = flux.pipe.transformer, flux.pipe.scheduler
     given = {"encoder_hidden_states": torch.ones(1, 6, 32), "pooled_projections": torch.ones(1, 32)}
     given |= {"img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(6, 3), "return_dict": False}
-    with omnireuse.enable(flux.pipe, **choice) as handle, monkeypatch.context() as patch:
+    with omnireuse.enable(flux.pipe, strategy_of(**choice)) as handle, monkeypatch.context() as patch:
         scheduler.set_timesteps(8)
         scheduler.set_begin_index(0)
         timesteps = list(scheduler.timesteps)
@@ -306,8 +308,12 @@ def unread_steps(flux: Tiny, monkeypatch: pytest.MonkeyPatch, **choice: Any) -> 
         for name in ("tolist", "item", "numpy", "cpu", "__bool__", "__float__", "__int__"):
             patch.setattr(torch.Tensor, name, fail)
         with NoReading():
-            for index in range(1, 8):
+            for index in range(1, 7):
                 latents = step(index, latents)
+        reads: list[torch.Tensor] = []
+        patch.setattr(torch.Tensor, "tolist", lambda tensor: reads.append(tensor) or [1.0] * len(tensor))
+        step(7, latents)
+        assert len(reads) == 1
     return handle
 
 
@@ -323,6 +329,27 @@ def test_a_schedule_reads_nothing_back(
 def test_what_measures_reads_back(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError):
         unread_steps(flux, monkeypatch, policy=FixedSchedule(every=2), measure_errors=True)
+
+
+class Uniques(TorchDispatchMode):
+    """Counts how often a size is found that only the device knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "unique" in func.overloadpacket.__name__
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("region", ["step", "call"])
+def test_how_tokens_unfold_is_read_once_a_run(flux: Tiny, region: str) -> None:
+    with omnireuse.enable(flux.pipe, policy="sea_cache", region=region), Uniques() as uniques:
+        flux.run(guided=False)
+        assert uniques.count == 3  # columns of img_ids
+        flux.run(guided=False)
+    assert uniques.count == 6
 
 
 # -- faults -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 import omnireuse
 from omnireuse import FixedSchedule
-from omnireuse.diffusion.reuse.policy import Policy
+from omnireuse.loop.policy import Policy
 from tests.helpers.sweep import sweep
 from tests.helpers.tiny import TINY, Tiny
 
@@ -135,3 +135,30 @@ def test_a_model_compiled_whole_runs_uncompiled_in_regions_between_its_blocks(
     # Its graph is as it was.
     assert torch.equal(flux.run(), full)
     assert counter.frame_count == whole
+
+
+SHAPES = ({}, {"height": 16}, {"batch": 2})
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"fullgraph": True}, id="whole"),
+        pytest.param({"fullgraph": True, "dynamic": True}, id="dynamic", marks=pytest.mark.sweep),
+    ],
+)
+def test_other_sizes_and_batches_compile_as_often_as_without_reuse(
+    flux: Tiny, counter: CompileCounter, how: dict[str, Any]
+) -> None:
+    flux.pipe.transformer.compile(backend=counter, **how)
+    expected = [eager("step", **shape) for shape in SHAPES]
+    for shape in SHAPES:
+        flux.run(**shape)
+    plain = counter.frame_count
+    for _ in range(2):
+        with omnireuse.enable(flux.pipe, policy=FIXED) as handle:
+            for shape, same in zip(SHAPES, expected, strict=True):
+                assert torch.equal(flux.run(**shape), same)
+            assert handle.summary().reused_calls > 0
+    assert counter.frame_count == plain
+    assert not counters["graph_break"]

@@ -10,13 +10,13 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from omnireuse import Blend, FixedSchedule, Polynomial, Strategy
-from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
-from omnireuse.diffusion.reuse.events import Decision
-from omnireuse.diffusion.reuse.forecasters.gap import Gap
-from omnireuse.diffusion.reuse.noise import NoiseLevel
-from omnireuse.diffusion.reuse.schedulers import noise_levels
+from omnireuse import Blend, FixedSchedule, Generation, Polynomial, Strategy
 from omnireuse.errors import ConfigError
+from omnireuse.forecasters.gap import Gap
+from omnireuse.loop.batch import Row, observe_batch, predict_batch
+from omnireuse.loop.events import Decision
+from omnireuse.noise.parametrization import NoiseLevel
+from omnireuse.noise.schedulers import noise_levels
 
 WITHOUT_VELOCITIES = ("DEISMultistepScheduler", "UniPCMultistepScheduler")
 COMPUTED = (0, 1, 2, 4, 5, 8, 11)
@@ -70,8 +70,7 @@ def by_the_book(order: int, sigmas: list[float], latents: torch.Tensor, quantity
                 weight = ((moving - last) * slope).flatten(1).sum(1) / slope.square().flatten(1).sum(1)
                 shortfall, over = (1 - weight).clamp_min(0), abs(sigma - known[-1][0])
             if again is not None:
-                trust = ((1 - shortfall - 0.2) / 0.5).clamp(0, 1)
-                latents = latents + shaped(trust) * (again - latents)
+                latents = again
             known, gap = [*known, (sigma, moving)][-order - 1 :], []
         else:
             gap.append((sigma, latents))
@@ -87,7 +86,7 @@ def by_the_package(
     strategy: Strategy, scheduler: Any, sigmas: list[float], latents: torch.Tensor
 ) -> tuple[torch.Tensor, list[Decision]]:
     events: list[Decision] = []
-    generation = strategy.start(noise_levels(scheduler), emit=events.append)
+    generation = Generation(strategy, noise_levels(scheduler), emit=events.append)
     for step, (sigma, after) in enumerate(pairwise(sigmas)):
         choice = generation.decide()
         assert choice.reuse == (step not in COMPUTED)
@@ -133,7 +132,7 @@ def test_rows_of_a_batch_have_velocities_of_their_own() -> None:
         return level.step[0] * level.value_of(latents, output) + level.step[1] * latents
 
     def run(together: bool) -> list[torch.Tensor]:
-        generations, latents = [strategy.start(levels) for _ in start], list(start)
+        generations, latents = [Generation(strategy, levels) for _ in start], list(start)
         for level in levels:
             rows = []
             for generation, own in zip(generations, latents, strict=True):
@@ -156,8 +155,8 @@ def test_a_straight_path_is_left_alone() -> None:
     """Where forecasts were right there is nothing to correct."""
     scheduler, sigmas = sigmas_of()
     start, slope = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(1)).unbind(0)
-    generation = Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(corrects=True)).start(
-        noise_levels(scheduler)
+    generation = Generation(
+        Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(corrects=True)), noise_levels(scheduler)
     )
     latents = torch.randn(SHAPE, generator=torch.Generator().manual_seed(2))
     for sigma, after in pairwise(sigmas):

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import FixedSchedule, Hold
-from omnireuse.diffusion.reuse.forecasters import Fitted
-from omnireuse.diffusion.reuse.runtime.interception import intercept
-from omnireuse.diffusion.reuse.strategy import Strategy
+from omnireuse import FixedSchedule, Generation, Hold
 from omnireuse.errors import ConfigError
+from omnireuse.forecasters import Fitted
+from omnireuse.hooks.interception import intercept
+from omnireuse.loop.strategy import Strategy
 from tests.helpers.tiny import Tiny
 
 STEPS = 6
@@ -103,7 +103,7 @@ def test_weights_of_two_branches_end_where_one_is_called(flux: Tiny, caplog: pyt
 
 def test_weights_of_two_branches_end_at_the_step_where_guidance_does(caplog: pytest.LogCaptureFixture) -> None:
     both = Fitted(coordinates=AT, weights=(HELD, MENDED), computed=COMPUTED)
-    generation = Strategy.where_it_fits(FixedSchedule(steps=COMPUTED), both).start(total=STEPS)
+    generation = Generation(Strategy.where_it_fits(FixedSchedule(steps=COMPUTED), both), total=STEPS)
 
     def step(*branches: str) -> None:
         for order, branch in enumerate(branches):
@@ -189,5 +189,5 @@ def test_weights_belong_to_whole_outputs(flux: Tiny, choices: dict[str, Any], me
 
 
 def test_only_named_steps_can_leave_out_the_last() -> None:
-    with pytest.raises(ConfigError, match="compute_last must be True unless steps or by_noise are given"):
-        FixedSchedule(every=2, compute_last=False)
+    with pytest.raises(ConfigError, match="compute_last must be True unless by_noise is given"):
+        FixedSchedule(speedup=2.0, compute_last=False)

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnireuse import Blend, Hold, Polynomial
-from omnireuse.diffusion.reuse.forecasters import FORECASTERS, forecaster_named
-from omnireuse.diffusion.reuse.forecasters.base import lagrange_weights
 from omnireuse.errors import ConfigError, UnknownNameError
+from omnireuse.forecasters import FORECASTERS, forecaster_named
+from omnireuse.forecasters.base import lagrange_weights
 
 coefficient = st.floats(-3, 3)
 

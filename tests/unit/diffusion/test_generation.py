@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from omnireuse import BestOrder, Blend, ErrorControl, Fitted, FixedSchedule, Hold, Polynomial, Strategy
-from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
-from omnireuse.diffusion.reuse.events import Choice, Decision
-from omnireuse.diffusion.reuse.forecasters import Forecaster
-from omnireuse.diffusion.reuse.generation import Generation, layout_of
-from omnireuse.diffusion.reuse.noise import NoiseLevel
-from omnireuse.diffusion.reuse.policies import StepMask
-from omnireuse.diffusion.reuse.schedulers import noise_levels
 from omnireuse.errors import ConfigError, OmniReuseError
+from omnireuse.forecasters import Forecaster
+from omnireuse.loop.batch import Row, observe_batch, predict_batch
+from omnireuse.loop.events import Choice, Decision
+from omnireuse.loop.generation import Generation, layout_of
+from omnireuse.noise.parametrization import NoiseLevel
+from omnireuse.noise.schedulers import noise_levels
+from omnireuse.policies import StepMask
 
 FORECASTERS: list[Forecaster] = [
     Hold(),
@@ -87,7 +87,7 @@ class Request:
 def request(strategy: Strategy, steps: int, seed: int, shape: tuple[int, ...] = (2, 3, 8), **options: Any) -> Request:
     levels = levels_of(steps)
     latents = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return Request(strategy.start(levels, **options), levels, latents)
+    return Request(Generation(strategy, levels, **options), levels, latents)
 
 
 def run_alone(strategy: Strategy, steps: int, seed: int, **options: Any) -> Request:
@@ -138,8 +138,8 @@ def test_a_schedule_is_known_ahead_and_kept(policy: Any) -> None:
 
 
 def test_a_policy_that_measures_knows_no_schedule() -> None:
-    assert Strategy(policy=ErrorControl()).start(levels_of(8)).schedule is None
-    assert Strategy(policy=EVERY_OTHER).start().schedule is None
+    assert Generation(Strategy(policy=ErrorControl()), levels_of(8)).schedule is None
+    assert Generation(Strategy(policy=EVERY_OTHER)).schedule is None
 
 
 def test_events_name_the_generation() -> None:
@@ -190,7 +190,7 @@ def test_a_generation_moves_between_devices() -> None:
 
 
 def test_branches_remember_apart() -> None:
-    generation = Strategy(policy=EVERY_OTHER, region="call", quantity="output").start(levels_of(6))
+    generation = Generation(Strategy(policy=EVERY_OTHER, region="call", quantity="output"), levels_of(6))
     for branch, value in (("cond", 1.0), ("uncond", 2.0)):
         choice = generation.decide(branch)
         generation.observe(choice, torch.full((1, 2), value), torch.zeros(1, 2))
@@ -201,7 +201,7 @@ def test_branches_remember_apart() -> None:
 
 
 def test_gradients_are_refused() -> None:
-    generation = Strategy(policy=EVERY_OTHER).start(levels_of(6))
+    generation = Generation(Strategy(policy=EVERY_OTHER), levels_of(6))
     output = torch.ones(1, 2, requires_grad=True)
     for refuse in (
         lambda: generation.observe(generation.decide(), output, torch.zeros(1, 2)),
@@ -322,12 +322,12 @@ def test_no_row_keeps_the_memory_of_the_others() -> None:
 @pytest.mark.parametrize("strategy", [Strategy(policy=FixedSchedule(speedup=2, by_noise=True), forecaster=Blend())])
 def test_a_run_that_begins_in_the_middle_is_a_run_of_the_steps_that_are_left(strategy: Strategy) -> None:
     levels = levels_of(28)
-    part, alone = strategy.start(levels, at=8), strategy.start(levels[8:])
+    part, alone = Generation(strategy, levels, at=8), Generation(strategy, levels[8:])
     assert (part.total, part.index, part.level, part.coordinate) == (20, 0, levels[8], levels[8].coordinate)
     assert part.schedule == alone.schedule
     choice = part.decide(layout="a")
     assert (choice.reuse, choice.reason) == (False, "first")
-    assert strategy.start(total=28, at=8).total == 20
+    assert Generation(strategy, total=28, at=8).total == 20
 
 
 def test_the_final_error_of_a_part_is_as_small_as_forecasts_leave_it() -> None:
@@ -337,7 +337,7 @@ def test_the_final_error_of_a_part_is_as_small_as_forecasts_leave_it() -> None:
 
     def run(strategy: Strategy) -> tuple[torch.Tensor, int]:
         latents, computed = start, 0
-        generation = strategy.start(levels, at=at)
+        generation = Generation(strategy, levels, at=at)
         for level, end in zip(levels[at:], ends[at:], strict=True):
             choice = generation.decide(layout=layout_of(latents))
             if choice.reuse:
@@ -366,6 +366,6 @@ def test_the_final_error_of_a_part_is_as_small_as_forecasts_leave_it() -> None:
 )
 def test_a_run_begins_at_one_of_its_steps(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Strategy(policy=EVERY_OTHER).start(levels_of(28), **arguments)
+        Generation(Strategy(policy=EVERY_OTHER), levels_of(28), **arguments)
     with pytest.raises(ConfigError, match="the number of steps is not known"):
-        Strategy(policy=EVERY_OTHER).start(at=3)
+        Generation(Strategy(policy=EVERY_OTHER), at=3)

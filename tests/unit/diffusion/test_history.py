@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import omnireuse
 from omnireuse import BestOrder, Blend, FixedSchedule, Polynomial, Strategy
-from omnireuse.diffusion.reuse.noise import NoiseLevel
+from omnireuse.arguments.targets import strategy_of
 from omnireuse.errors import ConfigError, UnknownNameError
 from tests.helpers.tiny import Tiny
 
@@ -60,29 +60,6 @@ def test_the_blend_trusts_the_slope_more_over_a_shorter_distance() -> None:
     assert memory.predict(0.2).item() == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize("corrects", [False, True])
-@pytest.mark.parametrize(("count", "steady"), [(29, 1.0), (30, 0.5), (39, 0.5), (40, 0.0)])
-def test_over_wide_gaps_a_part_of_the_shortfall_is_expected_over_any_distance(
-    count: int, steady: float, corrects: bool
-) -> None:
-    memory = Blend(corrects=corrects).for_run(100, tuple(range(count)), None, "x0").start()
-    for at, value in ((1.0, 0.0), (0.8, 1.0), (0.6, 1.5)):
-        memory.observe(at, torch.tensor([value], dtype=torch.float64))
-    for distance in (0.01, 0.1, 0.2):
-        weight = 1 - 0.5 * (steady + (1 - steady) * distance / 0.2)
-        assert memory.predict(0.6 - distance).item() == pytest.approx(1.5 + weight * 0.5 * distance / 0.2)
-
-
-def test_a_schedule_of_few_steps_makes_the_blend_steady() -> None:
-    noises = [NoiseLevel(sigma=1 - i / 10, coordinate=1 - i / 10) for i in range(10)]
-    for count, steady in ((2, 1.0), (3, 0.5), (4, None)):
-        for asked in (None, 0.2):
-            strategy = Strategy(policy=FixedSchedule(num_computed=count), forecaster=Blend(steady=asked))
-            forecaster = strategy.start(noises).forecaster
-            assert isinstance(forecaster, Blend)
-            assert forecaster.steady == (steady if asked is None else asked)
-
-
 def test_the_blend_is_straight_in_a_power_of_noise() -> None:
     for exponent in (0.5, 1.5, 2.0):
         memory = Blend(exponent=exponent).start()
@@ -96,12 +73,6 @@ def test_the_power_is_one_and_a_half_for_x0_over_known_noise() -> None:
     for known, quantity, exponent in ((noises, "x0", 1.5), (noises, "output", None), (None, "x0", None)):
         assert Blend().for_run(10, (0, 2, 4, 6, 8), known, quantity).exponent == exponent
         assert Blend(exponent=1.0).for_run(10, (0, 2, 4, 6, 8), known, quantity).exponent == 1.0
-
-
-@pytest.mark.parametrize("steady", [-0.1, 1.1, True, "all"])
-def test_a_share_of_the_shortfall_is_between_none_and_all(steady: Any) -> None:
-    with pytest.raises(ConfigError, match=r"steady must be a number in \[0, 1\] or None"):
-        Blend(steady=steady)
 
 
 @pytest.mark.parametrize("exponent", [0.4, 3.1, True, "noise"])
@@ -169,14 +140,14 @@ def test_the_axis_is_the_noise_level_or_the_steps(flux: Tiny) -> None:
 
 def test_an_unknown_axis_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'steps'"):
-        Strategy.of("fixed", axis="step")
+        Strategy(policy=FixedSchedule(), axis="step")
 
 
 def test_history_in_fewer_bits_takes_fewer_bytes_and_comes_back_in_the_values_dtype(flux: Tiny) -> None:
     kept, results = {}, {}
     for dtype in (None, "bfloat16", torch.float16):
         with omnireuse.enable(
-            flux.pipe, policy="fixed", forecaster="polynomial", region="step", history_dtype=dtype
+            flux.pipe, strategy_of(policy="fixed", forecaster="polynomial", region="step", history_dtype=dtype)
         ) as handle:
             results[dtype] = flux.run(steps=8)
         kept[dtype] = handle.summary().kept_bytes
@@ -203,4 +174,4 @@ def test_kept_bytes_count_history_and_signals_once(flux: Tiny) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "bfloat", torch.int32, 16, "nn", "float8_e4m3fn"])
 def test_dtypes_that_hold_no_history_are_refused(dtype: object) -> None:
     with pytest.raises(ConfigError, match="history_dtype must be a floating-point dtype"):
-        Strategy.of("fixed", history_dtype=dtype)
+        Strategy(policy=FixedSchedule(), history_dtype=dtype)

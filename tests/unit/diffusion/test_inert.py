@@ -135,3 +135,15 @@ def test_a_pipeline_that_never_calls_its_denoiser(flux: Tiny, caplog: pytest.Log
     with omnireuse.enable(pipe, policy="never"):
         pipe()
     assert said(caplog) == []
+
+
+def test_a_policy_that_reuses_nearly_all_gets_a_word(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    with omnireuse.enable(flux.pipe, policy=EasyCache(threshold=1e9, warmup=1)):
+        flux.run(steps=28)
+        flux.run(steps=28)
+    (message,) = said(caplog)
+    assert message.startswith("nearly all was reused: EasyCache computed 3 of 28 steps; pictures of so few steps")
+    caplog.clear()
+    with omnireuse.enable(flux.pipe, policy=FixedSchedule(num_computed=2)):
+        flux.run(steps=28)
+    assert not said(caplog), "that was asked for"

@@ -20,8 +20,8 @@ from diffusers import (
 import omnireuse
 from omnireuse import FixedSchedule
 from omnireuse.diffusion.cache import TeaCacheConfig, apply_teacache_hook
-from omnireuse.diffusion.reuse.runtime.interception import intercept
 from omnireuse.errors import UnsupportedModelError
+from omnireuse.hooks.interception import intercept
 from tests.helpers.tiny import TINY, Tiny
 
 REGIONS = ("step", "call", "blocks", "tail")

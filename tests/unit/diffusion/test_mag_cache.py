@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import omnireuse
+from omnireuse.calibration.mag_cache import magnitude_ratio
 from omnireuse.diffusion.cache.magcache import (
     MagCacheBackend,
     MagCacheConfig,
@@ -21,12 +22,11 @@ from omnireuse.diffusion.cache.magcache import (
     load_ratios,
     published_ratios,
 )
-from omnireuse.diffusion.cache.published import published_rows
-from omnireuse.diffusion.calibration.mag_cache import magnitude_ratio
 from omnireuse.diffusion.data import DiffusionCacheConfig
-from omnireuse.diffusion.reuse.policies.mag_cache import MagCache, MagCacheState, resampled
-from omnireuse.diffusion.reuse.policy import StepView
 from omnireuse.errors import ConfigError, StateError, UnknownNameError
+from omnireuse.loop.policy import StepView
+from omnireuse.named.published import published_rows
+from omnireuse.policies.mag_cache import MagCache, MagCacheState, by_branch, resampled
 from tests import TOP
 from tests.helpers.tiny import TINY, Tiny
 
@@ -100,9 +100,9 @@ def test_ratios_may_be_a_tensor_an_array_a_list_or_a_tuple(flux: Tiny, ratios: l
     given = form(ratios)
     expected = tuple(map(tuple, NESTED)) if ratios is NESTED else (tuple(FLAT),)
     assert MagCache(ratios=given).ratios == expected
-    assert MagCacheConfig(mag_ratios=given).policy.ratios == expected
+    assert by_branch(MagCacheConfig(mag_ratios=given).mag_ratios) == expected
     config = DiffusionCacheConfig(mag_ratios=given)
-    assert MagCacheConfig(mag_ratios=config.mag_ratios).policy.ratios == expected
+    assert by_branch(MagCacheConfig(mag_ratios=config.mag_ratios).mag_ratios) == expected
     assert DiffusionCacheConfig.from_dict({"mag_ratios": given}) == config
     with omnireuse.enable(flux.pipe, "mag_cache", mag_ratios=given) as handle:
         assert handle.strategy.policy.ratios == expected

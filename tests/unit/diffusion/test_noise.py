@@ -18,7 +18,7 @@ from diffusers import (
 )
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
-from omnireuse.diffusion.reuse.schedulers import noise_levels
+from omnireuse.noise.schedulers import noise_levels
 
 COMMON = ("epsilon", "v_prediction")
 CASES: list[tuple[type, str]] = [

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +11,10 @@ import torch
 import omnireuse
 from omnireuse import EasyCache, ErrorControl, FixedSchedule, Polynomial, SeaCache
 from omnireuse.diffusion.cache.selector import get_cache_backend
-from omnireuse.diffusion.cache.step_caches import STEP_CACHES, config_of
 from omnireuse.diffusion.data import DiffusionCacheConfig, OmniDiffusionConfig
-from omnireuse.diffusion.reuse.policy import Policy
 from omnireuse.errors import ConfigError, UnknownNameError
+from omnireuse.loop.policy import Policy
+from omnireuse.named.step_caches import STEP_CACHES, config_of
 from tests.helpers.tiny import TINY, Tiny
 
 
@@ -76,21 +74,6 @@ def test_every_backend_says_what_it_reads(name: str) -> None:
     assert set(STEP_CACHES[name].options) <= known
     with pytest.raises(UnknownNameError, match="unknown option of"):
         config_of(name, dict.fromkeys(known))
-
-
-def test_the_page_lists_the_options_of_every_cache() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "step-reuse.md").read_text(encoding="utf-8")
-    listed: dict[str, set[str]] = {}
-    for row in re.findall(r"^\| (`[a-z_`, ]+`) \| `(?:step|call|blocks|tail)` \| (.+) \|$", page, re.MULTILINE):
-        options = set(re.findall(r"`(\w+)`", row[1]))
-        for name in re.findall(r"`(\w+)`", row[0]):
-            listed[name] = options
-    assert listed.keys() == STEP_CACHES.keys()
-    listed["cache_dit"] |= listed["db_cache"]
-    listed["cache_dit"].discard("db_cache")
-    refused = {"force_refresh_step_hint"}  # 'db_cache' reads it to name the cache that has it
-    for name, cache in STEP_CACHES.items():
-        assert listed[name] == {*cache.options} - (set() if name == "cache_dit" else refused)
 
 
 @pytest.mark.parametrize("tolerance", [1, 5.0])

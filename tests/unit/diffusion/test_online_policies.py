@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 import omnireuse
 from omnireuse import EasyCache, ErrorControl, FixedSchedule, Hold, SeaCache
-from omnireuse.diffusion.reuse.forecasters import FORECASTERS
-from omnireuse.diffusion.reuse.policy import Policy, StepView
-from omnireuse.diffusion.reuse.signals import change_of
+from omnireuse.arguments.targets import strategy_of
 from omnireuse.errors import ConfigError
+from omnireuse.forecasters import FORECASTERS
+from omnireuse.loop.policy import Policy, StepView
+from omnireuse.loop.strategy import Strategy
+from omnireuse.noise.signals import change_of
 from tests.helpers.tiny import Tiny
 
 ONLINE = ["easy_cache", "error_control", "sea_cache"]
@@ -225,7 +227,7 @@ BOLD = {
 @pytest.mark.parametrize("name", ONLINE)
 def test_every_pipeline_is_served_in_both_regions(tiny: Tiny, name: str, region: str) -> None:
     results = []
-    with omnireuse.enable(tiny.pipe, policy=BOLD[name], region=region, max_consecutive=2) as handle:
+    with omnireuse.enable(tiny.pipe, Strategy(policy=BOLD[name], region=region, max_consecutive=2)) as handle:
         for _ in range(2):
             results.append(tiny.run(steps=9))
     assert torch.equal(*results)
@@ -250,7 +252,7 @@ def test_the_smallest_dial_computes_all_and_changes_nothing(flux: Tiny, name: st
 @pytest.mark.parametrize("forecaster", sorted(FORECASTERS))
 @pytest.mark.parametrize("name", ONLINE)
 def test_they_combine_with_all_forecasters(flux: Tiny, name: str, forecaster: str) -> None:
-    with omnireuse.enable(flux.pipe, policy=BOLD[name], forecaster=forecaster, max_consecutive=1) as handle:
+    with omnireuse.enable(flux.pipe, strategy_of(BOLD[name], forecaster, max_consecutive=1)) as handle:
         assert torch.isfinite(flux.run(steps=8, guided=False)).all()
     assert handle.summary().reused_calls > 0
 

@@ -6,15 +6,18 @@ import math
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 import omnireuse
 from omnireuse import FixedSchedule, Profile, Summary
-from omnireuse.diffusion.reuse.events import Decision
-from omnireuse.diffusion.reuse.present import counted, step_strip
-from omnireuse.diffusion.reuse.summary import Promise, Stats
+from omnireuse.base.validation import counted
+from omnireuse.loop.events import Decision
+from omnireuse.summary.counters import Stats
+from omnireuse.summary.html import step_strip
+from omnireuse.summary.summary import Promise
 from tests import TOP
 from tests.helpers.tiny import Tiny
 
@@ -65,7 +68,7 @@ def summary_of(*reused: bool, runs: int = 1, branches: int = 1, error: float | N
                         host_seconds=0.001,
                     )
                 )
-    return stats.summary(kept_bytes=2**20, calls_outside=0)
+    return stats.summary(kept_bytes=2**20)
 
 
 def test_counts_have_their_plural() -> None:
@@ -94,7 +97,7 @@ def test_short_forms_fit_a_line(flux: Tiny) -> None:
     with omnireuse.enable(flux.pipe, policy=FixedSchedule(num_computed=3)) as handle:
         assert repr(handle).endswith("on step: nothing decided yet>>")
         flux.run(steps=6)
-        done = "<Summary of FixedSchedule × Hold on step: 3 of 6 steps computed (2.00x fewer), 1 run>"
+        done = "<Summary of Spread × Hold on step: 3 of 6 steps computed (2.00x fewer), 1 run>"
         assert repr(handle.summary()) == done
         assert repr(handle) == f"<Handle on FluxPipeline: {done}>"
     assert repr(handle) == f"<Handle on FluxPipeline (disabled): {done}>"
@@ -114,12 +117,12 @@ def test_a_notebook_shows_the_steps_of_the_latest_run(flux: Tiny) -> None:
         summary = handle.summary()
         assert summary.last_run == (1, 0, 0, 1, 0, 1)
         shown = Elements(handle._repr_html_())
-    assert "FixedSchedule × Hold on step on FluxPipeline, enabled" in shown.text
+    assert "Steps × Hold on step on FluxPipeline, enabled" in shown.text
     assert "3 of 6 steps computed (2.00x fewer) in 1 run" in shown.text
     assert shown.names.count("i") == 6
     assert shown.roles.count("img") == 1
     assert "disabled" in handle._repr_html_()
-    assert Elements(summary._repr_html_()).text.startswith("FixedSchedule × Hold on step3 of 6")
+    assert Elements(summary._repr_html_()).text.startswith("Steps × Hold on step3 of 6")
 
 
 def test_a_strip_has_a_box_for_each_step() -> None:
@@ -190,3 +193,28 @@ def test_a_profile_shows_its_plans() -> None:
     assert "not judgednone" in text
     assert "searched with 1 prompt and judged on 0 held out" in text
     assert "the search was not finished" in text
+
+
+def test_runs_that_were_broken_off_are_kept_out_of_the_means(flux: Tiny) -> None:
+    def stop(pipe: Any, step: int, timestep: Any, kept: dict[str, Any]) -> dict[str, Any]:
+        if step == 2:
+            raise KeyboardInterrupt
+        return kept
+
+    def interrupt(pipe: Any, step: int, timestep: Any, kept: dict[str, Any]) -> dict[str, Any]:
+        pipe._interrupt = step == 2
+        return kept
+
+    with omnireuse.enable(flux.pipe, policy=FixedSchedule(num_computed=3)) as handle:
+        with pytest.raises(KeyboardInterrupt):
+            flux.run(callback_on_step_end=stop)
+        assert str(handle.summary()).splitlines()[0].endswith(": 1 run ended before the last step; no mean includes it")
+        flux.run()
+        flux.run(callback_on_step_end=interrupt)
+    summary = handle.summary()
+    assert (summary.runs, summary.aborted, summary.broken) == (3, 2, 0)
+    assert (summary.computed_steps, summary.mean_steps, summary.step_ratio) == (3.0, 6.0, 2.0)
+    assert (summary.steps, summary.calls) == (12, 12)
+    text = str(summary)
+    assert "3 of 6 steps computed (2.00x fewer) in 1 run\n" in text
+    assert "2 runs ended before the last step; no mean includes them" in text

@@ -11,7 +11,10 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
 from omnireuse import FixedSchedule, Hold, Polynomial
+from omnireuse.arguments.targets import SEVERAL_KINDS
 from omnireuse.errors import StateError, UnsupportedModelError
+from omnireuse.loop.strategy import Strategy
+from omnireuse.models import BLOCK_STACKS
 from tests.helpers.tiny import TINY, Tiny
 
 
@@ -226,7 +229,7 @@ def test_guards_force_what_no_policy_wants(flux: Tiny) -> None:
         def wants_reuse(self, state: None, view: object) -> bool:
             return True
 
-    with omnireuse.enable(flux.pipe, policy=Always(), region="step", max_consecutive=2) as handle:
+    with omnireuse.enable(flux.pipe, Strategy(policy=Always(), region="step", max_consecutive=2)) as handle:
         flux.run(steps=9)
     assert [event.reason if not event.reused else "" for event in handle.events] == [
         "first", "", "", "longest", "", "", "longest", "", "last",
@@ -292,3 +295,8 @@ def test_reuse_under_autograd_is_an_error_and_not_a_silent_detach(flux: Tiny) ->
 
             with pytest.raises(StateError, match=r"torch\.no_grad"):
                 one_step()
+
+
+def test_the_models_of_several_kinds_of_latents_are_named_where_the_default_looks() -> None:
+    several = [name for name, stack in BLOCK_STACKS.items() if sum("encoder" not in each for each in stack.streams) > 1]
+    assert several == list(SEVERAL_KINDS)

@@ -10,7 +10,8 @@ import torch
 
 import omnireuse
 from omnireuse import Blend, TeaCache
-from omnireuse.diffusion.reuse.runtime.regions.base import rows_of
+from omnireuse.hooks.regions.rows import rows_of
+from omnireuse.loop.strategy import Strategy
 from tests.helpers.tiny import TINY, Tiny
 
 BATCH = 3
@@ -92,7 +93,7 @@ def test_each_sample_gets_what_it_would_get_alone_behind_the_blocks(name: str, r
 
 def test_the_batch_may_be_decided_on_as_a_whole(flux: Tiny) -> None:
     policy = TeaCache(rel_l1_thresh=threshold_between(flux, "step"))
-    with omnireuse.enable(flux.pipe, policy=policy, per_sample=False) as handle:
+    with omnireuse.enable(flux.pipe, Strategy(policy=policy, per_sample=False)) as handle:
         flux.run(steps=STEPS, generator=generators(*range(BATCH)), **arguments(flux))
     assert {event.sample for event in handle.events} == {None}
     assert len(handle.events) == STEPS

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import omnireuse
 from omnireuse import FixedSchedule, Never, ResidualDiff, StepMask
 from omnireuse.diffusion.cache.selector import get_cache_backend
-from omnireuse.diffusion.reuse.policies.spread import SCHEDULES, scm_mask
-from omnireuse.diffusion.reuse.policy import StepView
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
+from omnireuse.loop.policy import StepView
+from omnireuse.policies.step_mask import SCHEDULES, scm_mask
 from tests.helpers.tiny import Tiny
 
 AT_28 = {

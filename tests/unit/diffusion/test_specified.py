@@ -16,10 +16,10 @@ from omnireuse.diffusion.cache.base import StepCacheBackend
 from omnireuse.diffusion.cache.cache_dit_backend import CacheDiTBackend
 from omnireuse.diffusion.cache.magcache import MagCacheBackend, MagCacheConfig
 from omnireuse.diffusion.cache.selector import get_cache_backend
-from omnireuse.diffusion.cache.step_caches import STEP_CACHES
 from omnireuse.diffusion.cache.teacache import register_extractor
 from omnireuse.diffusion.data import DiffusionCacheConfig, OmniDiffusionConfig
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
+from omnireuse.named.step_caches import STEP_CACHES
 from tests.helpers.foreign import IDENTITY, Foreign, denoise, take_apart
 from tests.helpers.tiny import Tiny
 

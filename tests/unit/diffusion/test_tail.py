@@ -10,11 +10,13 @@ import torch
 
 import omnireuse
 from omnireuse import Blend, FixedSchedule, Polynomial, ResidualDiff, StepMask, TeaCache
-from omnireuse.diffusion.adapters import BLOCK_STACKS, BlockStack
+from omnireuse.arguments.targets import strategy_of
 from omnireuse.diffusion.cache.selector import get_cache_backend
-from omnireuse.diffusion.reuse.agreement import Agreement
-from omnireuse.diffusion.reuse.policy import StepView
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.policy import StepView
+from omnireuse.loop.strategy import Strategy
+from omnireuse.models import BLOCK_STACKS, BlockStack
 from tests.helpers.tiny import TINY, Tiny
 
 MODELS = ("flux", "qwen_image", "wan")
@@ -39,10 +41,10 @@ def test_never_reusing_is_bit_equal_for_every_split(name: str) -> None:
         for last in (0, count - first):
             splits = {"first_blocks": first, "last_blocks": last}
             policy = ResidualDiff(residual_diff_threshold=1e-9)
-            with omnireuse.enable(tiny.pipe, policy=policy, region="tail", **splits) as handle:
+            with omnireuse.enable(tiny.pipe, strategy_of(policy=policy, region="tail", **splits)) as handle:
                 assert torch.equal(tiny.run(steps=4), full)
             assert handle.summary().calls == 8
-    with omnireuse.enable(tiny.pipe, policy="never", region="tail", first_blocks=0):
+    with omnireuse.enable(tiny.pipe, strategy_of(policy="never", region="tail", first_blocks=0)):
         assert torch.equal(tiny.run(steps=4), full)
     assert torch.equal(tiny.run(steps=4), full)
 
@@ -93,7 +95,7 @@ def test_a_reused_middle_is_entry_plus_residual(flux: Tiny, first: int, last: in
     seen = Watched(flux)
     count = len(seen.blocks)
     policy = FixedSchedule(steps=(0, 2))
-    with omnireuse.enable(flux.pipe, policy=policy, region="tail", first_blocks=first, last_blocks=last):
+    with omnireuse.enable(flux.pipe, Strategy(policy=policy, region="tail", first_blocks=first, last_blocks=last)):
         flux.run(steps=5, guided=False)
     # Steps 0, 2 and 4 compute; the first and the last blocks run at every step.
     for index in range(count):
@@ -112,7 +114,7 @@ def test_a_reused_middle_is_entry_plus_residual(flux: Tiny, first: int, last: in
 def test_the_outputs_of_the_middle_can_be_remembered_instead(flux: Tiny) -> None:
     seen = Watched(flux)
     with omnireuse.enable(
-        flux.pipe, policy=FixedSchedule(steps=(0, 2)), region="tail", last_blocks=1, quantity="output"
+        flux.pipe, Strategy(policy=FixedSchedule(steps=(0, 2)), region="tail", last_blocks=1, quantity="output")
     ):
         flux.run(steps=5, guided=False)
     for stream in (0, 1):
@@ -134,7 +136,9 @@ def test_additions_between_blocks_count_once_on_a_reused_step(flux: Tiny) -> Non
         }
 
     model.forward = lambda *a, **k: inner(model, *a, **(k | additions()))
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=(0, 2)), region="tail", first_blocks=1, last_blocks=1):
+    with omnireuse.enable(
+        flux.pipe, Strategy(policy=FixedSchedule(steps=(0, 2)), region="tail", first_blocks=1, last_blocks=1)
+    ):
         flux.run(steps=5, guided=False)
     at_2, at_3 = 0.3, 0.4
     entry_2, entry_3 = (seen.outputs[step][0][1] + torch.tensor(addition) for step, addition in ((2, at_2), (3, at_3)))
@@ -157,13 +161,13 @@ def write_in_place(block: torch.nn.Module) -> None:
 
 def test_blocks_that_write_in_place_spoil_neither_residual_nor_signal(flux: Tiny) -> None:
     strategy = {"policy": ResidualDiff(**LOOSE), "region": "tail", "first_blocks": 1, "last_blocks": 1}
-    with omnireuse.enable(flux.pipe, **strategy) as handle:
+    with omnireuse.enable(flux.pipe, strategy_of(**strategy)) as handle:
         clean = flux.run(steps=6)
     drifts = [event.drift for event in handle.events]
     assert handle.summary().reused_calls > 0
     for block in flux.pipe.transformer.transformer_blocks:
         write_in_place(block)
-    with omnireuse.enable(flux.pipe, **strategy) as handle:
+    with omnireuse.enable(flux.pipe, strategy_of(**strategy)) as handle:
         assert torch.equal(flux.run(steps=6), clean)
     assert [event.drift for event in handle.events] == drifts
 
@@ -175,7 +179,7 @@ def test_blocks_that_write_in_place_spoil_neither_residual_nor_signal(flux: Tiny
 def test_the_signal_is_measured_against_the_last_computed_step(flux: Tiny, first: int) -> None:
     seen = Watched(flux)
     policy = ResidualDiff(residual_diff_threshold=1e9, max_warmup_steps=1, max_continuous_cached_steps=2)
-    with omnireuse.enable(flux.pipe, policy=policy, region="tail", first_blocks=first) as handle:
+    with omnireuse.enable(flux.pipe, Strategy(policy=policy, region="tail", first_blocks=first)) as handle:
         flux.run(steps=8, guided=False)
     assert [event.reused for event in handle.events] == [False, True, True, False, True, True, False, False]
     residuals = [
@@ -205,7 +209,7 @@ def test_branches_that_go_together_follow_the_first(flux: Tiny, region: str) -> 
         options["policy"] = TeaCache(rel_l1_thresh=1.0, coefficients=(0, 0, 0, 1.0, 0))
     done = {}
     for together in (False, True):
-        with omnireuse.enable(flux.pipe, **options, together=together) as handle:
+        with omnireuse.enable(flux.pipe, strategy_of(**options, shared_cfg_decision=together)) as handle:
             flux.run(steps=10)
         for branch in ("cond", "uncond"):
             done[together, branch] = [event for event in handle.events if event.branch == branch]
@@ -226,8 +230,8 @@ def test_a_branch_that_sets_in_computes_first(flux: Tiny) -> None:
         {"encoder_hidden_states": torch.full((1, 6, 32), t), "pooled_projections": torch.ones(1, 32)}
         for t in (0.1, 1.0)
     ]
-    strategy = {"policy": FixedSchedule(steps=(0, 1)), "region": "tail", "together": True}
-    with torch.no_grad(), omnireuse.enable(flux.pipe, **strategy) as handle:
+    strategy = {"policy": FixedSchedule(steps=(0, 1)), "region": "tail", "shared_cfg_decision": True}
+    with torch.no_grad(), omnireuse.enable(flux.pipe, strategy_of(**strategy)) as handle:
         scheduler.set_timesteps(6)
         for step, t in enumerate(scheduler.timesteps):
             for text in texts if step >= 3 else texts[:1]:
@@ -304,7 +308,7 @@ def test_every_field_is_checked(name: str, value: Any) -> None:
         ({"region": "blocks", "first_blocks": 1}, "first_blocks must be left out in region 'blocks'"),
         ({"region": "step", "last_blocks": 1}, "last_blocks must be left out in region 'step'"),
         ({"region": "blocks", "signal": "first_residual"}, "signal must be"),
-        ({"region": "step", "together": True}, "together must be left out in region 'step'"),
+        ({"region": "step", "shared_cfg_decision": True}, "shared_cfg_decision must be left out in region 'step'"),
     ],
 )
 def test_splits_that_cannot_be_are_refused_before_anything_happens(
@@ -312,13 +316,15 @@ def test_splits_that_cannot_be_are_refused_before_anything_happens(
 ) -> None:
     before = [type(each) for each in (flux.pipe, flux.pipe.transformer, *blocks_of(flux))]
     with pytest.raises(ConfigError, match=message):
-        omnireuse.enable(flux.pipe, policy="residual_diff", **options)
+        omnireuse.enable(flux.pipe, strategy_of(policy="residual_diff", **options))
     assert [type(each) for each in (flux.pipe, flux.pipe.transformer, *blocks_of(flux))] == before
 
 
 def test_a_split_without_a_middle_computes_everything_and_says_so(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
     full = flux.run()
-    with omnireuse.enable(flux.pipe, policy=ResidualDiff(**LOOSE), region="tail", first_blocks=2, last_blocks=2) as h:
+    with omnireuse.enable(
+        flux.pipe, Strategy(policy=ResidualDiff(**LOOSE), region="tail", first_blocks=2, last_blocks=2)
+    ) as h:
         assert "all 4 blocks always run" in caplog.text
         assert torch.equal(flux.run(), full)
     assert (h.summary().reused_calls, h.summary().computed_calls) == (0, 12)
@@ -383,7 +389,7 @@ def test_streams_that_join_may_be_split_anywhere(first: int, monkeypatch: pytest
         has_middle = first + last < 4
         splits = {"region": "tail", "first_blocks": first, "last_blocks": last}
         policy = ResidualDiff(**LOOSE) if first else FixedSchedule(steps=(0, 1, 4))
-        with omnireuse.enable(SimpleNamespace(transformer=model), policy=policy, **splits) as handle:
+        with omnireuse.enable(SimpleNamespace(transformer=model), strategy_of(policy=policy, **splits)) as handle:
             handle.expect(5)
             for step in range(5):
                 # What does not move is won back from entry and residual, and has no drift.
@@ -405,11 +411,14 @@ def test_two_pipelines_of_one_class_do_not_disturb_each_other() -> None:
     ]
     alone = []
     for strategy in strategies:
-        with omnireuse.enable(here.pipe, **strategy):
+        with omnireuse.enable(here.pipe, strategy_of(**strategy)):
             assert torch.equal(there.run(steps=6), full)
             alone.append(here.run(steps=6))
     assert not torch.equal(*alone)
-    with omnireuse.enable(here.pipe, **strategies[0]), omnireuse.enable(there.pipe, **strategies[1]):
+    with (
+        omnireuse.enable(here.pipe, strategy_of(**strategies[0])),
+        omnireuse.enable(there.pipe, strategy_of(**strategies[1])),
+    ):
         for _ in range(2):
             assert torch.equal(here.run(steps=6), alone[0])
             assert torch.equal(there.run(steps=6), alone[1])
@@ -422,7 +431,7 @@ def test_two_pipelines_of_one_class_do_not_disturb_each_other() -> None:
     "policy", ["fixed", "scm", ResidualDiff(**LOOSE), TeaCache(rel_l1_thresh=1e9), StepMask(dynamic=TeaCache())]
 )
 def test_any_combination_runs_in_the_tail(flux: Tiny, policy: Any, forecaster: Any) -> None:
-    with omnireuse.enable(flux.pipe, policy=policy, forecaster=forecaster, region="tail", last_blocks=1) as handle:
+    with omnireuse.enable(flux.pipe, strategy_of(policy, forecaster, region="tail", last_blocks=1)) as handle:
         assert torch.isfinite(flux.run(steps=8)).all()
     assert handle.summary().reused_calls > 0 or isinstance(policy, StepMask)
 
@@ -454,7 +463,9 @@ FIELDS = {"residual_diff_threshold": 1e9, "max_warmup_steps": 2, "max_cached_ste
 def test_the_backends_are_their_strategies() -> None:
     tiny = TINY["wan"]()
     policy = ResidualDiff(residual_diff_threshold=1e9, max_warmup_steps=2, max_cached_steps=5)
-    with omnireuse.enable(tiny.pipe, policy=policy, region="tail", first_blocks=1, together=True) as handle:
+    with omnireuse.enable(
+        tiny.pipe, Strategy(policy=policy, region="tail", first_blocks=1, shared_cfg_decision=True)
+    ) as handle:
         expected = tiny.run(steps=9)
     assert handle.summary().reused_calls == 10
     for name in ("db_cache", "first_block_cache"):
@@ -462,8 +473,8 @@ def test_the_backends_are_their_strategies() -> None:
             assert torch.equal(tiny.run(steps=9), expected)
         assert handle.summary().name == name
     forecaster = Polynomial(order=2)
-    splits = {"first_blocks": 2, "last_blocks": 0, "together": True}
-    with omnireuse.enable(tiny.pipe, policy=policy, forecaster=forecaster, region="tail", **splits):
+    splits = {"first_blocks": 2, "last_blocks": 0, "shared_cfg_decision": True}
+    with omnireuse.enable(tiny.pipe, strategy_of(policy=policy, forecaster=forecaster, region="tail", **splits)):
         expected = tiny.run(steps=9)
     options = {**FIELDS, "Fn_compute_blocks": 2, "enable_taylorseer": True, "taylorseer_order": 2}
     with omnireuse.enable(tiny.pipe, "db_cache", **options):
@@ -491,7 +502,11 @@ def test_an_engine_enables_refreshes_and_disables(flux: Tiny) -> None:
     [
         ("db_cache", {"Fn_compute_blocks": 3, "Bn_compute_blocks": 2}, "at most the 4 blocks"),
         ("db_cache", {"enable_taylorseer": True, "taylorseer_order": 4}, "taylorseer_order must be 1, 2 or 3"),
-        ("db_cache", {"force_refresh_step_hint": 3}, "force_refresh_step_hint must be None with 'db_cache'"),
+        (
+            "db_cache",
+            {"force_refresh_step_hint": 3},
+            "'force_refresh_step_hint'.*'cache_dit' has it",
+        ),
         ("first_block_cache", {"Fn_compute_blocks": 2}, "Fn_compute_blocks must be 1 with 'first_block_cache'"),
         ("first_block_cache", {"Bn_compute_blocks": 1}, "Bn_compute_blocks must be 0"),
     ],
@@ -506,7 +521,7 @@ def test_options_that_a_backend_cannot_serve_are_refused(
 
 
 def test_models_without_a_declared_stack_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="use region 'step' or 'call'"):
+    with pytest.raises(UnsupportedModelError, match=r"cannot serve UNet2DConditionModel.*serves any model"):
         omnireuse.enable(TINY["stable_diffusion"]().pipe, "db_cache")
     with pytest.raises(UnknownNameError, match="regions 'step' and 'call' serve any denoiser"):
         omnireuse.enable(SimpleNamespace(transformer=torch.nn.Linear(2, 2)), "first_block_cache")

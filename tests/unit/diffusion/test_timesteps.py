@@ -17,7 +17,7 @@ from peft import LoraConfig, get_peft_model
 
 from omnireuse.diffusion.cache.magcache import MagCacheConfig, apply_mag_cache_hook
 from omnireuse.diffusion.cache.teacache import TeaCacheConfig, apply_teacache_hook, register_extractor
-from omnireuse.diffusion.reuse.runtime.timesteps import StepsByTimestep, timestep_of
+from omnireuse.hooks.timesteps import StepsByTimestep, timestep_of
 from tests.helpers.foreign import IDENTITY, Foreign, take_apart
 from tests.helpers.tiny import TINY
 

@@ -14,7 +14,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
 from omnireuse import Blend, FixedSchedule, Polynomial
-from omnireuse.diffusion.metrics import StepReuseCollector
+from omnireuse.summary.prometheus import StepReuseCollector
 
 SIGMAS = (1.0, 0.9, 0.6, 0.5, 0.1, 0.05)
 

@@ -11,15 +11,17 @@ import pytest
 import torch
 
 from omnireuse import ErrorControl, FixedSchedule, MagCache, Polynomial, StepView, TeaCache
-from omnireuse.core.shared_encoder_cache.policies import POLICIES as EVICTION_POLICIES
-from omnireuse.core.shared_encoder_cache.policies.lru import LRU
-from omnireuse.core.stores.disk import DiskTier
-from omnireuse.core.stores.redis import RedisTier
-from omnireuse.diffusion.reuse.forecasters import FORECASTERS, Forecaster, Memory
-from omnireuse.diffusion.reuse.forecasters.base import PolynomialMemory
-from omnireuse.diffusion.reuse.forecasters.hold import HoldMemory
-from omnireuse.diffusion.reuse.policies import POLICIES, StepMask
-from omnireuse.diffusion.reuse.policy import Policy
+from omnireuse.encoders.eviction import LRU
+from omnireuse.encoders.eviction import POLICIES as EVICTION_POLICIES
+from omnireuse.errors import ConfigError
+from omnireuse.forecasters import FORECASTERS, Forecaster, Memory
+from omnireuse.forecasters.base import PolynomialMemory
+from omnireuse.forecasters.hold import HoldMemory
+from omnireuse.loop.policy import Policy
+from omnireuse.loop.strategy import Strategy
+from omnireuse.policies import POLICIES, StepMask
+from omnireuse.stores.disk import DiskTier
+from omnireuse.stores.redis import RedisTier
 from omnireuse.testing import check_eviction_policy, check_forecaster, check_policy, check_tier
 
 OTHERS: list[Policy] = [
@@ -88,9 +90,46 @@ class _Brittle(ErrorControl):
         return int(1000 * (view.error or 0)) < 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Forgetful(Policy):
+    """Counts reused steps, and begins anew after each."""
+
+    most: int = 2
+
+    def start(self) -> int:
+        return 0
+
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        return bool(state < self.most)
+
+    def after(self, state: Any, view: StepView, reused: bool) -> int:
+        return self.start()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Hiding(Policy):
+    limit: float = 0.5
+
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        return (view.noise or 0) < self.limit
+
+
+def test_a_policy_with_a_field_of_a_reserved_name_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"_Hiding\.limit: a field must not hide Policy\.limit; give the field another"
+    ):
+        Strategy(policy=_Hiding())
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
-    [(_Counts(), "must be pure"), (_Thawed(), "must be frozen"), (_Boastful(), "must be the steps that wants_reuse")],
+    [
+        (_Counts(), "must be pure"),
+        (_Thawed(), "must be frozen"),
+        (_Boastful(), "must be the steps that wants_reuse"),
+        (_Forgetful(), "nothing is carried"),
+        (_Hiding(), "must not hide Policy.limit"),
+    ],
 )
 def test_a_broken_policy_is_found(policy: Policy, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
@@ -154,7 +193,7 @@ def test_polynomials_of_every_order_keep_the_contract() -> None:
 class _Stubborn(LRU):
     first: Any = None
 
-    def stored(self, key: Any, size: int, cost: float) -> None:
+    def stored(self, key: Any, size: int) -> None:
         self.first = self.first or key
 
     def victim(self, idle: Any) -> Any:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from omnireuse.base.registry import Registry
 from omnireuse.errors import StateError
-from omnireuse.registry import Registry
 
 MODULE = '''
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from omnireuse import Forecaster, Memory, Policy, StepView
-from omnireuse.core.shared_encoder_cache.policies.lru import LRU
-from omnireuse.diffusion.adapters import BLOCK_STACKS
-from omnireuse.evaluation.compare.methods.base import Method
+from omnireuse.encoders.eviction import LRU
+from omnireuse.models import BLOCK_STACKS
+from omnireuse.lab.compare.methods.base import Method
 from dataclasses import replace
 
 
@@ -91,16 +91,17 @@ USE = """
 import logging
 import sys
 
-from omnireuse import FixedSchedule, Strategy
-from omnireuse.core.shared_encoder_cache.policies import POLICIES
-from omnireuse.diffusion.adapters import block_stack_for
-from omnireuse.diffusion.reuse.forecasters import FORECASTERS
-from omnireuse.evaluation.compare.methods import METHODS
+from omnireuse import FixedSchedule
+from omnireuse.encoders.eviction import POLICIES
+from omnireuse.models import block_stack_for
+from omnireuse.forecasters import FORECASTERS
+from omnireuse.arguments.targets import strategy_of
+from omnireuse.lab.compare.methods import METHODS
 from omnireuse.errors import OmniReuseError, UnknownNameError
 from omnireuse.testing import check_eviction_policy, check_forecaster, check_policy
 
 assert "reuse_plugin" not in sys.modules, "a plugin is loaded when its name is asked for"
-strategy = Strategy.of("thirds", "last")
+strategy = strategy_of("thirds", "last")
 check_policy(strategy.policy)
 check_forecaster(strategy.forecaster)
 check_eviction_policy(POLICIES["youngest"])
@@ -108,11 +109,11 @@ assert block_stack_for("MyFlux").model == "MyFlux"
 assert METHODS["mine"].name == "mine"
 assert "youngest" in POLICIES and "last" in set(FORECASTERS)
 try:
-    Strategy.of("third")
+    strategy_of("third")
 except UnknownNameError as error:
     assert "did you mean 'thirds'?" in str(error), error
 try:
-    Strategy.of("missing")
+    strategy_of("missing")
 except OmniReuseError as error:
     assert "omnireuse.policies" in str(error) and "reuse-plugin" in str(error), error
 else:
@@ -140,7 +141,7 @@ def test_the_packages_own_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
         def load(self) -> int:
             raise ImportError("not there")
 
-    monkeypatch.setattr("omnireuse.registry.entry_points", lambda group: [Point()])
+    monkeypatch.setattr("omnireuse.base.registry.entry_points", lambda group: [Point()])
     registry = Registry("omnireuse.policies", {"own": 1})
     assert (list(registry), len(registry), registry["own"]) == (["own", "mine"], 2, 1)
     assert "mine" in registry

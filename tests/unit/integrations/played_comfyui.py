@@ -179,6 +179,16 @@ class Guider:
         return [model.x0(x, sigma.sigma, group[0]["text"]) for group in conds]
 
 
+class Function:
+    """A sampler's function as ComfyUI calls it."""
+
+    def __init__(self, name: str, solver: Callable[..., torch.Tensor]) -> None:
+        self.__name__, self._solver = name, solver
+
+    def __call__(self, model: Any, x: torch.Tensor, sigmas: torch.Tensor, **_: Any) -> torch.Tensor:
+        return self._solver(x, lambda x, sigma: model(x, torch.tensor([sigma])), sigmas.tolist())
+
+
 class Sampler:
     """ComfyUI's `KSAMPLER` around the solver of a name.
 
@@ -188,7 +198,7 @@ class Sampler:
 
     def __init__(self, name: str = "euler") -> None:
         self.solver = {"euler": euler, "heun": heun, "euler_ancestral": noisy}[name]
-        self.sampler_function = SimpleNamespace(__name__=f"sample_{name}")
+        self.sampler_function = Function(f"sample_{name}", self.solver)
         self.extra_options: dict[str, Any] = {}
         self.reads = 0
 

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from omnireuse.engines.comfyui import check_comfyui
 from omnireuse.errors import ConfigError
-from omnireuse.integrations.comfyui import check_comfyui
 
 KINDS = ("outer_sample", "predict_noise", "calc_cond_batch", "sampler_sample", "another")
 

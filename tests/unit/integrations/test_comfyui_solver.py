@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from omnireuse.diffusion.calibration.fit import WeightFit
+from omnireuse.engines.comfyui.recording import Leader, SolverPath
+from omnireuse.engines.comfyui.solver import measured_response
 from omnireuse.errors import UnsupportedModelError
-from omnireuse.integrations.comfyui.recording import Leader, SolverPath
-from omnireuse.integrations.comfyui.solver import measured_response
+from omnireuse.planning.fit import WeightFit
 
 SIGMAS = (1.0, 0.8, 0.5, 0.3, 0.1, 0.0)
 STEPS = len(SIGMAS) - 1

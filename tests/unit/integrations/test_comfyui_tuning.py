@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.integrations.comfyui import attach, plan_for, reuse_of
-from omnireuse.integrations.comfyui import tuning as tuning_module
+from omnireuse.engines.comfyui import attach, plan_for, reuse_of
+from omnireuse.engines.comfyui import tuning as tuning_module
 from tests.unit.integrations.played_comfyui import STEPS, Guider, InterruptProcessingException, Model, Sampler
 
 COMPUTED = 12
@@ -262,6 +262,8 @@ def test_configurations_are_measured_apart_and_few_at_a_time() -> None:
 
     for width in widths:
         wide(width, 0)
+        if state(patched).state == "off":  # few are begun at once; its second picture is measured
+            wide(width, 0)
         assert state(patched).pictures == 1
     # The one that was measured first begins anew; the others go on.
     wide(widths[-1], 1)
@@ -276,8 +278,8 @@ def test_sigmas_are_read_from_the_device_only_where_nothing_tells_them(name: str
     picture(patched, 0, sampler)
     first, sampler.reads = sampler.reads, 0
     picture(patched, 1, sampler)
-    # Heun's method calls the model twice a step, at sigmas that its first run shows.
-    assert (first, sampler.reads) == (2 * STEPS - 1 if name == "heun" else 0, 0)
+    # Heun's method calls the model twice a step, at sigmas that a run without the model shows.
+    assert (first, sampler.reads) == (0, 0)
 
 
 def test_a_tuned_picture_reads_no_sigma_and_its_shadows_do_not() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from omnireuse import EasyCache, handle_of
+from omnireuse.engines.settings import MOST_PLANS, RequestSettings, ServerSettings
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
-from omnireuse.integrations.settings import MOST_PLANS, RequestSettings, ServerSettings
 from tests.helpers.tiny import TINY
 
 SERVER, THREE = RequestSettings(), RequestSettings.of({"omnireuse": {"speedup": 3}})

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.integrations.phases import WavePlanner, linear_cost
-from omnireuse.integrations.settings import KEY
-from omnireuse.integrations.vllm_omni.waves import Waves
+from omnireuse.engines.settings import KEY
+from omnireuse.engines.vllm_omni.waves import Waves
 from tests.helpers.waves import PLANS, Engine, State, request
 
 
@@ -22,7 +21,11 @@ def test_a_request_alone_computes_as_often_as_its_plan_says() -> None:
     state = request("a", "half", 24, 1)
     engine.alone(state)
     assert (state.extra[KEY].computed, state.extra[KEY].reused, sum(engine.rows)) == (12, 12, 12)
-    assert state.stage_durations == {"omnireuse_steps_computed": 12.0, "omnireuse_steps_reused": 12.0}
+    assert state.stage_durations == {
+        "omnireuse_strategy": "half",
+        "omnireuse_steps_computed": 12.0,
+        "omnireuse_steps_reused": 12.0,
+    }
 
 
 def test_off_computes_every_step_and_changes_no_bit() -> None:
@@ -51,18 +54,6 @@ def test_only_requests_that_compute_go_through_the_transformer() -> None:
     for wave in range(21):
         engine.wave([each for each, start in ((first, 0), (second, 1)) if start <= wave < start + 20])
     assert sum(engine.rows) == first.extra[KEY].computed + second.extra[KEY].computed < 40
-
-
-def test_aligned_requests_compute_in_fewer_waves() -> None:
-    waves = {}
-    for planner in (None, WavePlanner(linear_cost())):
-        engine = Engine(planner)
-        states = [request(f"request {number}", "half", 20, number) for number in range(3)]
-        for wave in range(22):
-            engine.wave([state for number, state in enumerate(states) if number <= wave < number + 20])
-        waves[planner is None] = len(engine.rows)
-        assert [state.extra[KEY].computed for state in states] == [states[0].extra[KEY].computed] * 3
-    assert waves[False] < waves[True]
 
 
 def test_random_waves_with_aborts_and_faults_leak_nothing_and_mix_nothing_up() -> None:

@@ -6,20 +6,20 @@ import gc
 import logging
 import random
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from omnireuse.diffusion.reuse.batch import Row, observe_batch, predict_batch
+from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings
+from omnireuse.engines.vllm_omni import waves as under_test
+from omnireuse.engines.vllm_omni.admission import Admission
+from omnireuse.engines.vllm_omni.settings import OmniSettings
 from omnireuse.errors import ConfigError, OmniReuseError
-from omnireuse.integrations.settings import KEY, Plan, RequestSettings
-from omnireuse.integrations.vllm_omni import waves as under_test
-from omnireuse.integrations.vllm_omni.admission import Admission
-from omnireuse.integrations.vllm_omni.settings import OmniSettings
-from tests.helpers.waves import PLANS, Engine, State, request
+from omnireuse.loop.generation import Generation
+from tests.helpers.waves import PLANS, Engine, State, break_for, request
 
 WORDS = ("speedup", "computed_steps", "quality", "tolerance", "off", "on", "profile", "backend", "", "spéedup", "\0")
 NUMBERS: tuple[object, ...] = (0, 1, 2, 3, -1, 0.1, 0.5, 1.5, 1e9, 1e300, 10**400, float("nan"), float("inf"), -0.0)
@@ -38,7 +38,7 @@ def serving(config: dict[str, Any]) -> tuple[Engine, Admission]:
     """An engine that plans as the server does, and what admits its requests."""
     settings = OmniSettings(config)
 
-    def plan(state: State) -> Plan:
+    def plan(state: State) -> RequestPlan:
         return settings.plan(RequestSettings.of(state.sampling.extra_args), None)
 
     return Engine(plan=plan), Admission(SimpleNamespace(cache_config=config, step_execution=True))
@@ -118,23 +118,10 @@ def test_limits_are_checked_at_admission() -> None:
         assert admitted(admission, request("a", "", 20, 1, reuse=asked)) is is_admitted, asked
 
 
-def faulty(fused: Callable[[Sequence[Row]], list[torch.Tensor]], cursed: State, since: int) -> Any:
-    """The fused operation, which raises for one request from a step on, after it has worked on the rows before."""
-
-    def run(rows: Sequence[Row]) -> list[torch.Tensor]:
-        for place, row in enumerate(rows):
-            if row.sample is cursed.latents and cursed.step_index >= since:
-                fused(rows[:place])
-                raise RuntimeError("one row is bad")
-        return fused(rows)
-
-    return run
-
-
-@pytest.mark.parametrize("fused", [predict_batch, observe_batch], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("reuse", [True, False], ids=["forecast", "computed"])
 @pytest.mark.parametrize("plan", ["half", "measured", "watched"])
 def test_a_fault_in_the_work_for_one_request_leaves_the_others_as_they_are(
-    fused: Callable[[Sequence[Row]], list[torch.Tensor]],
+    reuse: bool,
     plan: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -144,7 +131,7 @@ def test_a_fault_in_the_work_for_one_request_leaves_the_others_as_they_are(
     states = [request(f"request {seed}", name, 20, seed) for name, seed in names]
     cursed, engine = request("cursed", plan, 20, 1), Engine()
     present = [states[0], cursed, *states[1:]]
-    monkeypatch.setattr(under_test, fused.__name__, faulty(fused, cursed, since=6))
+    break_for(cursed, monkeypatch, reuse=reuse, since=6)
     for _ in range(20):
         engine.wave(present)
     for state, alone in zip(states, solo, strict=True):
@@ -160,13 +147,13 @@ def test_a_fault_in_the_work_for_one_request_leaves_the_others_as_they_are(
 def test_a_fault_of_a_request_alone_is_a_full_computation_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Engine().alone(request("plain", "off", 20, 1))
     cursed = request("cursed", "half", 20, 1)
-    monkeypatch.setattr(under_test, "predict_batch", faulty(predict_batch, cursed, since=0))
+    break_for(cursed, monkeypatch, reuse=True, since=0)
     assert torch.equal(Engine().alone(cursed), plain)
     assert cursed.stage_durations[f"{KEY}_failures"] == 1
 
 
 def test_a_plan_that_raises_something_else_is_no_ones_but_the_requests(caplog: pytest.LogCaptureFixture) -> None:
-    def plan(state: State) -> Plan:
+    def plan(state: State) -> RequestPlan:
         if state.name == "bad":
             raise ZeroDivisionError("a fault of the program")
         return PLANS["half"]
@@ -182,10 +169,10 @@ def test_a_failed_forecast_whose_computation_fails_ends_the_wave_and_mixes_nothi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine, good, cursed = Engine(), request("good", "half", 20, 1), request("cursed", "half", 20, 2)
-    monkeypatch.setattr(under_test, "predict_batch", faulty(predict_batch, cursed, since=5))
+    break_for(cursed, monkeypatch, reuse=True, since=5)
     strategy = PLANS["half"].strategy
     assert strategy is not None
-    schedule = strategy.start(total=20).schedule
+    schedule = Generation(strategy, total=20).schedule
     assert schedule is not None
     failing = next(step for step in range(5, 20) if step not in schedule)
     while good.step_index < 20:

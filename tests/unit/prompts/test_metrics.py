@@ -7,18 +7,18 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse.core.stores.disk import DiskTier
-from omnireuse.diffusion import metrics as steps
 from omnireuse.diffusion.cache.prompt_embed_cache import (
     PromptCacheOptions,
     PromptEmbedCache,
     install_prompt_embed_cache,
 )
-from omnireuse.diffusion.metrics import StepReuseCollector
-from omnireuse.diffusion.prompts.metrics import METRICS, PromptCacheCollector
-from omnireuse.diffusion.reuse.forecasters import Hold
-from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.errors import ConfigError
+from omnireuse.forecasters import Hold
+from omnireuse.policies import FixedSchedule
+from omnireuse.prompts.prometheus import METRICS, PromptCacheCollector
+from omnireuse.stores.disk import DiskTier
+from omnireuse.summary import prometheus as steps
+from omnireuse.summary.prometheus import StepReuseCollector
 from tests import TOP
 from tests.helpers.prompt_pipelines import flux
 

@@ -1,4 +1,4 @@
-"""A consumer that changes a hit in place is found out and named, and nobody is served what it left."""
+"""A consumer that changes a hit in place is found out, and nobody is served what it left."""
 
 import logging
 
@@ -6,38 +6,24 @@ import pytest
 import torch
 
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptCacheOptions, install_prompt_embed_cache
-from omnireuse.errors import StateError
 
 from .conftest import Pipeline
 
 
-def guilty_consumer(pipeline):
-    return pipeline.encode_prompt("abc")[0]
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_change_in_place_is_named_and_encoded_again(caplog, mode):
+def test_a_change_in_place_is_told_and_encoded_again(caplog, mode):
     pipeline = Pipeline()
     cache = install_prompt_embed_cache(pipeline)
     with mode():
         want = pipeline.encode_prompt("abc")[0].clone()
-        guilty_consumer(pipeline).mul_(0)
+        pipeline.encode_prompt("abc")[0].mul_(0)
         with caplog.at_level(logging.WARNING):
             assert torch.equal(pipeline.encode_prompt("abc")[0], want)
-    assert "in guilty_consumer" in caplog.text
+    assert "changed in place after it was stored" in caplog.text
     assert "'abc'" in caplog.text
     assert "tensor 0 (1, 6, 4)" in caplog.text
     assert cache.details()["mutated"] == 1
     assert cache.misses == 2
-
-
-def test_a_change_in_place_can_fail_the_request_that_finds_it():
-    pipeline = Pipeline()
-    install_prompt_embed_cache(pipeline, options=PromptCacheOptions(on_mutation="raise"))
-    pipeline.encode_prompt("abc")
-    guilty_consumer(pipeline).add_(1)
-    with pytest.raises(StateError, match=r"changed in place .* in guilty_consumer"):
-        pipeline.encode_prompt("abc")
 
 
 def test_copies_may_be_changed():

@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
-from omnireuse.core.stores.disk import DiskTier
-from omnireuse.core.stores.redis import RedisTier
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptCacheOptions, install_prompt_embed_cache
-from omnireuse.diffusion.fingerprint import fingerprint, tensor_checksum
+from omnireuse.prompts.fingerprint import fingerprint, tensor_checksum
+from omnireuse.stores.disk import DiskTier
+from omnireuse.stores.redis import RedisTier
 from tests import TOP
 
 from .conftest import Pipeline
@@ -66,7 +66,7 @@ def test_a_second_process_starts_warm(tmp_path):
         "import sys, json\n"
         "sys.path.insert(0, sys.argv[2])\n"
         "from tests.unit.prompts.test_outside import installed\n"
-        "from omnireuse.core.stores.disk import DiskTier\n"
+        "from omnireuse.stores.disk import DiskTier\n"
         "pipeline, cache = installed(DiskTier(sys.argv[1], max_bytes=1 << 20))\n"
         "print(json.dumps([pipeline.encode_prompt('abc')[0].tolist(), pipeline.num_encodes]))\n"
     )

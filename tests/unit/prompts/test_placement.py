@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache
-from omnireuse.diffusion.prompts import entry as entry_module
+from omnireuse.prompts import entry as entry_module
 
 from .conftest import Pipeline
 

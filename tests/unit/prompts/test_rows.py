@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from omnireuse.core.stores.disk import DiskTier
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptCacheOptions, install_prompt_embed_cache
-from omnireuse.diffusion.prompts.rows import plan_rows
+from omnireuse.prompts.rows import plan_rows
+from omnireuse.stores.disk import DiskTier
 from tests.helpers.prompt_families import ALL
 from tests.helpers.sweep import sweep
 from tests.models.prompts.test_pipelines import same
@@ -110,15 +110,6 @@ def test_rows_that_depend_on_their_batch_are_never_taken_apart():
     for prompts in (["a", "b"], ["a", "c"], ["a", "b"]):
         same(pipeline.encode_prompt(prompts), twin.encode_prompt(prompts))
     assert cache.details()["row_hits"] == cache.details()["row_misses"] == 0
-
-
-def test_rows_can_be_switched_off():
-    pipeline = Rowwise()
-    install_prompt_embed_cache(pipeline, options=PromptCacheOptions(rows="off"))
-    pipeline.encode_prompt(["a", "b"])
-    pipeline.encode_prompt(["a", "b"])
-    pipeline.encode_prompt(["a"])
-    assert pipeline.num_encodes == 2
 
 
 def test_new_weights_need_new_rows_and_a_new_proof():

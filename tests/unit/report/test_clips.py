@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from omnireuse.errors import ConfigError
-from omnireuse.evaluation.report.clips import FRAME_MILLISECONDS, read_frames, save_clip
-from omnireuse.evaluation.report.page import render_page
+from omnireuse.lab.report.clips import FRAME_MILLISECONDS, read_frames, save_clip
+from omnireuse.lab.report.page import render_page
 from reference.figures import grid_figure
 from tests.helpers.comparisons import PROMPTS, gallery, images, save_clips
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from omnireuse.cli import main
 from omnireuse.errors import ConfigError
-from omnireuse.evaluation.record import write_comparison
-from omnireuse.evaluation.report.page import rebuild
+from omnireuse.lab.record import write_comparison
+from omnireuse.lab.report.page import rebuild
 from tests.helpers import comparisons as make
 from tests.helpers.comparisons import gallery, save_images
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omnireuse.errors import ConfigError
-from omnireuse.evaluation.metrics import IDENTICAL_DB, capped_psnr, psnr, ssim
+from omnireuse.pipelines.closeness import IDENTICAL_DB, capped_psnr, psnr, ssim
 
 GREY = np.full((16, 16, 3), 0.5)
 

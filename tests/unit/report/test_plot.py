@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from omnireuse.evaluation.metrics import Mean, bootstrap
-from omnireuse.evaluation.report.plot import plot_case
-from omnireuse.evaluation.report.runs import curves, runs_of
-from tests.helpers.comparisons import STEPS, gallery, peers, point
+from omnireuse.lab.front import front, is_noise, leading
+from omnireuse.lab.report.plot import plot_case
+from omnireuse.pipelines.closeness import Mean, Spread, bootstrap
+from tests.helpers.comparisons import peers, point
 
 CASE = peers().cases[0]
 
@@ -22,8 +22,8 @@ def test_a_dot_stands_at_its_steps_and_between_the_ends_of_its_interval() -> Non
 
 
 def test_the_front_is_what_nothing_beats_for_as_little() -> None:
-    front = {(dot.point.method, dot.point.computed_steps) for dot in plot_case(CASE).dots if dot.front}
-    assert front == {("omnireuse default", 7), ("peer <one>", 10), ("omnireuse default", 14)}
+    best = {(dot.point.method, dot.point.computed_steps) for dot in plot_case(CASE).dots if dot.front}
+    assert best == {("omnireuse default", 7), ("peer <one>", 10), ("omnireuse default", 14)}
 
 
 def test_a_line_joins_the_best_settings_of_one_method_in_the_order_of_their_steps() -> None:
@@ -61,28 +61,18 @@ def test_the_interval_of_a_mean_narrows_with_more_values_and_repeats() -> None:
     assert bootstrap([7.0]) == Mean(mean=7.0, low=7.0, high=7.0)
 
 
-def test_curves_have_a_value_a_step_on_one_scale_for_all_runs() -> None:
-    (case,) = gallery().cases
-    drift, error = curves(runs_of(case), 0)
-    assert (drift.name, drift.low, drift.high) == ("drift", 0.01, 0.27)
-    assert [(line.run, line.branch) for line in drift.lines] == [
-        ("TeaCache 0.2", 0), ("TeaCache 0.2", 1), ("omnireuse", 0), ("omnireuse", 1)
-    ]  # fmt: skip
-    # Steps 1 to 27 were measured; each stands in the middle of its cell, the least at the bottom.
-    assert drift.lines[0].path.startswith("M1.5 100.0L2.5 ")
-    assert drift.lines[0].path.endswith("L27.5 0.0")
-    assert drift.lines[0].path.count("L") == STEPS - 2
-    # A forecast can only be judged where the truth was computed too.
-    judged = [each for each in case.points[1].samples[0].decisions if each.error is not None and each.branch == "cond"]
-    assert error.lines[2].dots.count("M") == len(judged) == 11
+def test_what_computes_everything_leads_nowhere() -> None:
+    (case,) = peers().cases
+    whole = replace(case.points[0], computed_steps=float(case.steps), psnr=Mean(mean=100.0, low=100.0, high=100.0))
+    case = replace(case, points=(*case.points, whole))
+    assert whole in front(case.points)
+    assert whole not in leading(case)
+    assert not any(dot.front for dot in plot_case(case).dots if dot.point is whole)
 
 
-def test_what_no_run_measured_has_no_curve() -> None:
-    (case,) = gallery().cases
-    point = case.points[0]
-    bare = tuple(
-        replace(sample, decisions=tuple(replace(each, error=None) for each in sample.decisions))
-        for sample in point.samples
-    )
-    runs = runs_of(replace(case, points=(replace(point, samples=bare),), highlight=0))
-    assert [curve.name for curve in curves(runs, 0)] == ["drift"]
+def test_a_clock_that_shows_more_than_steps_can_give_is_noise() -> None:
+    (case,) = peers().cases
+    point = replace(case.points[0], computed_steps=case.steps / 2, loop_speedup=None)
+    for median, noise in ((1.9, False), (2.05, False), (2.3, True)):
+        timed = replace(point, speedup=Spread(median=median, low=median, high=median))
+        assert is_noise(case, timed) == noise

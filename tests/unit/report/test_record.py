@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from omnireuse.errors import ConfigError
-from omnireuse.evaluation.metrics import Mean, Spread
-from omnireuse.evaluation.record import Case, Comparison, FullRun, Point, read_comparison, write_comparison
+from omnireuse.lab.record import Case, Comparison, FullRun, Point, read_comparison, write_comparison
+from omnireuse.pipelines.closeness import Mean, Spread
 from tests.helpers.comparisons import changed, gallery
 
 

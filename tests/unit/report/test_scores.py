@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor
 
 from omnireuse.errors import UnknownNameError
-from omnireuse.evaluation import scores
+from omnireuse.lab import scores
 from reference.load import find_image_pipeline
 
 PICTURE = np.random.default_rng(0).random((32, 32, 3)).astype(np.float32)

@@ -12,7 +12,8 @@ import torch
 from diffusers import FluxPipeline
 
 import omnireuse
-from omnireuse.diffusion.tuning import entries, recording
+from omnireuse.profiles.origin import versions
+from omnireuse.tuning import entries, recording
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import flux as tiny_flux
 from tests.helpers.tiny import wan as tiny_wan
@@ -35,8 +36,9 @@ def failing_at(step: int, error: BaseException) -> Any:
     return callback
 
 
-@pytest.mark.parametrize("error", [ValueError("wrong"), Cancelled(), torch.OutOfMemoryError("full")])
-@pytest.mark.parametrize("before", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("before", "error"), [(0, ValueError("wrong")), (1, torch.OutOfMemoryError("full")), (2, Cancelled())]
+)
 def test_a_picture_that_fails_drops_what_was_measured(flux: Tiny, error: BaseException, before: int) -> None:
     full = flux.run(steps=STEPS)
     with omnireuse.enable(flux.pipe) as handle:
@@ -59,12 +61,35 @@ def test_a_shadow_that_fails_leaves_the_picture(flux: Tiny, monkeypatch: pytest.
             def run_out(*_: object) -> None:
                 raise torch.OutOfMemoryError("full")
 
-            patched.setattr("omnireuse.diffusion.tuning.shadows.Leading.call", run_out)
+            patched.setattr("omnireuse.tuning.shadows.Leading.call", run_out)
             assert torch.equal(flux.run(steps=STEPS), full)
         assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 0)
         for _ in range(3):
             flux.run(steps=STEPS)
         assert handle.tuning.state == "ready"
+
+
+def test_a_plan_that_cannot_be_chosen_leaves_the_picture_and_ends_tuning(
+    flux: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise LookupError("no versions")
+
+    monkeypatch.setattr("omnireuse.profiles.profile.versions", fail)
+    full = flux.run(steps=STEPS)
+    with omnireuse.enable(flux.pipe) as handle:
+        for _ in range(3):
+            assert torch.equal(flux.run(steps=STEPS), full)
+        assert (handle.tuning.state, handle.tuning.reason) == ("failed", "LookupError: no versions")
+        flux.run(steps=STEPS)
+        assert handle.summary().reused_calls > 0
+    assert caplog.text.count("LookupError: no versions") == 1
+
+
+def test_a_source_on_the_path_that_is_not_installed_notes_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("omnireuse.profiles.origin.version", lambda name: asked.append(name) or "1")
+    assert versions() == {"omnireuse": omnireuse.__version__, "torch": "1", "diffusers": "1"}
 
 
 def test_an_interrupt_within_a_shadow_reaches_the_user(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +99,7 @@ def test_an_interrupt_within_a_shadow_reaches_the_user(flux: Tiny, monkeypatch: 
         def cancel(*_: object) -> None:
             raise Cancelled
 
-        monkeypatch.setattr("omnireuse.diffusion.tuning.shadows.Leading.call", cancel)
+        monkeypatch.setattr("omnireuse.tuning.shadows.Leading.call", cancel)
         with pytest.raises(Cancelled):
             flux.run(steps=STEPS)
         assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 0)
@@ -86,7 +111,7 @@ def test_three_failures_in_a_row_end_tuning_with_one_warning(
     def run_out(*_: object) -> None:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr("omnireuse.diffusion.tuning.shadows.Leading.call", run_out)
+    monkeypatch.setattr("omnireuse.tuning.shadows.Leading.call", run_out)
     full = flux.run(steps=STEPS)
     with caplog.at_level(logging.WARNING, logger="omnireuse"), omnireuse.enable(flux.pipe) as handle:
         for _ in range(6):
@@ -105,7 +130,7 @@ def test_a_recording_that_fails_leaves_the_picture(flux: Tiny, monkeypatch: pyte
 
     with omnireuse.enable(flux.pipe) as handle:
         with monkeypatch.context() as patched:
-            patched.setattr("omnireuse.diffusion.tuning.recording.copied", run_out)
+            patched.setattr("omnireuse.tuning.recording.copied", run_out)
             assert torch.equal(flux.run(steps=STEPS), full)
         assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 0)
 

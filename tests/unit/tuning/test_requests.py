@@ -11,11 +11,11 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
-from omnireuse.diffusion.reuse.runtime.calls import Calls
-from omnireuse.diffusion.tuning.snapshot import Snapshot
+from omnireuse.engines.settings import RequestSettings, ServerSettings
+from omnireuse.engines.whole import WholeRequests
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.integrations.settings import RequestSettings, ServerSettings
-from omnireuse.integrations.whole import WholeRequests
+from omnireuse.hooks.call_arguments import Calls
+from omnireuse.tuning.snapshot import Snapshot
 
 STEPS = 24
 
@@ -114,7 +114,7 @@ def test_requests_that_ask_for_something_else_are_not_measured_and_lose_nothing(
     states = []
     for seed in range(3):
         _, figures = server.serve(request(9), {"speedup": 3})
-        assert figures == {"steps_computed": 8, "steps_reused": 16}
+        assert figures == {"strategy": "3x fewer steps", "steps_computed": 8, "steps_reused": 16}
         assert torch.equal(server.serve(request(9), "off")[0], plain(request(9))[0])
         states.append(server.serve(request(seed))[1]["pictures_measured"])
     assert states == [1, 2, 3]
@@ -142,7 +142,7 @@ def test_a_request_that_is_not_to_be_measured_follows_the_untuned_default() -> N
     server = Server()
     server.serve(request(0))
     _, figures = server.serve(request(1, guidance_scale=0.0))
-    assert figures == {"steps_computed": 12, "steps_reused": 12}
+    assert figures == {"strategy": "default", "steps_computed": 12, "steps_reused": 12}
     assert server.serve(request(1))[1]["pictures_measured"] == 2
 
 

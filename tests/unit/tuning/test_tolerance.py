@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import omnireuse
-from omnireuse.diffusion.tuning.tolerance import SLOPE, bounds, count_for, excess
+from omnireuse.tuning.tolerance import SLOPE, bounds, count_for, excess
 from tests.helpers import tiny
 from tests.helpers.tiny import Tiny
 

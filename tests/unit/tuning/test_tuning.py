@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import random
@@ -17,6 +18,8 @@ from diffusers import DDIMScheduler, EulerAncestralDiscreteScheduler
 import omnireuse
 from omnireuse import Profile
 from omnireuse.errors import ConfigError, WrongTypeError
+from omnireuse.profiles.conditions import watch_of
+from omnireuse.tuning.configuration import Configuration
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import flux as tiny_flux
 from tests.helpers.tiny import stable_diffusion as tiny_sd
@@ -169,6 +172,60 @@ def test_the_next_process_reuses_from_its_first_picture_on(flux: Tiny, cache: Pa
     assert Profile.load(path).plans[STEPS // 2].evidence is not None
 
 
+@pytest.mark.slow
+def test_a_process_for_each_picture_comes_to_a_plan(flux: Tiny, cache: Path) -> None:
+    full = pictures(flux, 3)
+    for seed in range(3):
+        tiny = tiny_flux()
+        counted = Counted(tiny.pipe.transformer)
+        with omnireuse.enable(tiny.pipe) as handle:
+            made = tiny.run(steps=STEPS, seed=seed)
+            state, calls = handle.tuning, counted.calls
+        assert torch.equal(made, full[seed])
+        assert (state.state, state.pictures) == (("measuring", seed + 1) if seed < 2 else ("ready", 1))
+        assert calls == 2 * STEPS if seed == 0 else 2 * STEPS < calls <= 4 * STEPS
+    Counted(flux.pipe.transformer)  # a hook is part of the configuration
+    with omnireuse.enable(flux.pipe) as handle:
+        flux.run(steps=STEPS, seed=3)
+        assert handle.tuning.state == "ready"
+        assert len({event.step for event in handle.events if not event.reused}) == STEPS // 2
+    # What is known of the outputs serves another number of steps.
+    with omnireuse.enable(flux.pipe, computed_steps=8) as handle:
+        flux.run(steps=STEPS, seed=4)
+        assert handle.tuning.state == "ready"
+    assert len(list(cache.rglob("*.json"))) == 2
+
+
+def test_a_damaged_record_of_full_runs_is_measured_anew(
+    flux: Tiny, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with omnireuse.enable(flux.pipe):
+        flux.run(steps=STEPS)
+    (file,) = (cache / "measured").glob("*.json")
+    for damage in (file.read_text()[:1000], file.read_text().replace('"shape": [1', '"shape": [7')):
+        file.write_text(damage)
+        caplog.clear()
+        with omnireuse.enable(flux.pipe) as handle:
+            flux.run(steps=STEPS)
+            assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 1)
+        assert "full runs are measured anew" in caplog.text
+
+
+def test_a_failed_picture_drops_what_earlier_processes_measured(flux: Tiny, cache: Path) -> None:
+    with omnireuse.enable(flux.pipe):
+        flux.run(steps=STEPS)
+
+    def fails(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with omnireuse.enable(flux.pipe) as handle:
+        with pytest.raises(KeyboardInterrupt):
+            flux.run(steps=STEPS, callback_on_step_end=fails)
+        assert not list(cache.rglob("*.json"))
+        flux.run(steps=STEPS)
+        assert handle.tuning.pictures == 1
+
+
 def test_other_weights_never_follow_the_plan(flux: Tiny) -> None:
     with omnireuse.enable(flux.pipe):
         pictures(flux, 3)
@@ -189,6 +246,22 @@ def test_each_configuration_is_measured_by_itself(flux: Tiny) -> None:
             assert handle.tuning.state == "measuring", call
         flux.run(steps=STEPS)
         assert handle.tuning.state == "ready"
+
+
+@pytest.mark.parametrize("is_one_process", [True, False])
+def test_a_user_who_changes_guidance_with_every_picture_reuses(flux: Tiny, is_one_process: bool) -> None:
+    states, pipeline = [], flux
+    with contextlib.ExitStack() as enabled:
+        for scale in (2.0, 2.5, 3.0, 3.5, 4.0, 4.0, 3.5):
+            if not states or not is_one_process:
+                pipeline = flux if is_one_process else tiny_flux()
+                enabled.close()
+                handle = enabled.enter_context(omnireuse.enable(pipeline.pipe))
+            pipeline.run(steps=STEPS, true_cfg_scale=scale)
+            states.append((handle.tuning.state, 0.0 in handle.summary().last_run))
+    measured, untuned = ("measuring", False), ("off", True)
+    assert states == [measured] * 3 + [untuned] * 2 + [measured] * 2
+    assert "3 other configurations are measured in part" not in handle.tuning.reason
 
 
 def test_each_target_has_a_plan_of_its_own_in_one_file(flux: Tiny) -> None:
@@ -235,6 +308,9 @@ def test_one_process_measures_at_a_time(flux: Tiny) -> None:
         assert not torch.equal(other.run(steps=STEPS), full), "it reuses untuned"
         assert handle.tuning.state == "off"
         assert "another process" in str(handle.tuning)
+        tuned = [flux.run(steps=STEPS, seed=seed) for seed in (1, 2, 3)][-1]
+        assert torch.equal(other.run(steps=STEPS, seed=3), tuned), "and follows the plan once it is there"
+        assert handle.tuning.state == "ready"
 
 
 def test_short_runs_follow_what_shadows_show(flux: Tiny) -> None:
@@ -302,7 +378,13 @@ def test_the_summary_says_what_is_happening(flux: Tiny, caplog: pytest.LogCaptur
     assert handle.summary().runs == 4, "shadows are counted nowhere"
 
 
-@pytest.mark.parametrize("scheduler", [DDIMScheduler, EulerAncestralDiscreteScheduler])
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        EulerAncestralDiscreteScheduler,
+        pytest.param(DDIMScheduler, marks=pytest.mark.sweep),
+    ],
+)
 def test_solvers_with_and_without_noise_are_tuned(scheduler: Any) -> None:
     tiny = tiny_sd()
     tiny.pipe.scheduler = scheduler.from_config(tiny.pipe.scheduler.config)
@@ -320,6 +402,31 @@ def test_a_copy_of_the_pipeline_is_no_part_of_it(flux: Tiny) -> None:
         twin.run(steps=STEPS)
         assert handle.tuning.pictures == 1
         assert omnireuse.handle_of(twin.pipe) is None
+
+
+def test_the_plan_serves_as_a_profile_too(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    with omnireuse.enable(flux.pipe) as handle:
+        made = pictures(flux, 4)[-1]
+        profile = handle.tuned_profile
+    caplog.clear()
+    with omnireuse.enable(flux.pipe, profile=profile, computed_steps=STEPS // 2) as handle:
+        assert torch.equal(flux.run(steps=STEPS, seed=3), made)
+        assert "fell back" not in str(handle.summary())
+    assert "in place of" not in caplog.text
+
+
+@pytest.mark.parametrize(("scale", "is_guided"), [("3.0", True), ("1.0", False), ("None", False)])
+def test_a_profile_names_a_negative_prompt_where_guidance_acts(flux: Tiny, scale: str, is_guided: bool) -> None:
+    configuration = Configuration(
+        pipeline="FluxPipeline",
+        conditions=watch_of(flux.pipe).now(),
+        scheduler="FlowMatchEulerDiscreteScheduler",
+        noises=(1.0, 0.5),
+        call={"true_cfg_scale": scale},
+        shape=(4, 4),
+    )
+    profile = configuration.profile({}, coordinates=(1.0, 0.5), pictures=3, runs=4.0, command="a test")
+    assert ("negative_prompt" in profile.call) is is_guided
 
 
 def test_ahead_of_time_the_plan_is_found_before_anybody_waits(flux: Tiny) -> None:

@@ -2,8 +2,7 @@
 
 import logging
 
-from omnireuse.core.prefix_cache.cache import OmniTensorPrefixCache
-from omnireuse.core.prefix_cache.options import PrefixCacheOptions
+from omnireuse.core.prefix_cache.cache import OmniTensorPrefixCache, PrefixCacheOptions
 
 __all__ = ["OmniTensorPrefixCache", "PrefixCacheOptions", "logger"]
 

@@ -1,4 +1,4 @@
-"""Read the engine's batch: which request owns which rows, blocks and slots.
+"""Read the engine's batch: which request owns which rows, blocks and slots; split what is not cached over its requests.
 
 The batch is duck-typed as vLLM V1's `InputBatch`: `req_id_to_index`, `num_computed_tokens_cpu` and
 `block_table[0].block_table.cpu`, a tensor of block ids (requests, blocks).
@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from omnireuse.core.prefix_cache.rows import Integers, Mask
 from omnireuse.errors import ConfigError, StateError, UnsupportedModelError, WrongTypeError
 
-__all__ = ["BatchRows", "blocks_of", "cached_blocks", "rows_of", "slots_at"]
+__all__ = ["BatchRows", "blocks_of", "cached_blocks", "rows_of", "slots_at", "split_over"]
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,7 @@ class BatchRows:
 def rows_of(
     query_start_loc: torch.Tensor | Sequence[int], input_batch: Any, num_scheduled_tokens: Mapping[str, int]
 ) -> BatchRows:
-    """Find the rows of every request in the batch.
-
-    Raises:
-        WrongTypeError: `num_scheduled_tokens` is no mapping.
-        ConfigError: `query_start_loc` has no entry for a scheduled request.
-        UnsupportedModelError: the batch has several KV cache groups.
-    """
+    """Find the rows of every request in the batch."""
     if not isinstance(num_scheduled_tokens, Mapping):
         raise WrongTypeError(
             f"num_scheduled_tokens must map request ids to counts, got {type(num_scheduled_tokens).__name__}"
@@ -92,11 +87,7 @@ def rows_of(
 
 
 def cached_blocks(input_batch: Any, batch: BatchRows, is_hit_R: Mask, block_size: int) -> tuple[Integers, Integers]:
-    """Return how many full blocks each request starts on, 0 without a hit, and the ids of all these blocks in a row.
-
-    Raises:
-        StateError: the block table has fewer.
-    """
+    """Return how many full blocks each request starts on, 0 without a hit, and the ids of all these blocks in a row."""
     computed_R = np.asarray(input_batch.num_computed_tokens_cpu, np.int64)[batch.indices_R]
     num_blocks_R = computed_R // block_size * is_hit_R
     most = int(num_blocks_R.max(initial=0))
@@ -136,3 +127,23 @@ def slots_at(blocks_N: Integers, positions_K: Integers, block_size: int) -> Inte
     slots_K[is_known_K] = blocks_N[columns_K[is_known_K]].astype(np.int64) * block_size
     slots_K[is_known_K] += positions_K[is_known_K] % block_size
     return slots_K
+
+
+def split_over(value: object, batch: BatchRows) -> dict[str, object]:
+    """Give each request its part of an uncached output, on the CPU.
+
+    Tensors with one row for each token are sliced, others cloned whole; lists and tuples go whole with their tensors
+    cloned; mappings are split entry by entry; anything else is shared.
+    """
+    # Once for all requests: a copy off the device per request would wait for the device each time.
+    host = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), value)
+    num_tokens = int(batch.counts_R.sum())
+    return {req_id: _part(host, rows, num_tokens) for req_id, _, rows in batch}
+
+
+def _part(value: object, rows: slice, num_tokens: int) -> object:
+    if isinstance(value, torch.Tensor) and value.ndim >= 1 and value.shape[0] == num_tokens:
+        return value[rows].cpu().clone()
+    if isinstance(value, Mapping):
+        return {key: _part(item, rows, num_tokens) for key, item in value.items()}
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu().clone(), value)

@@ -42,11 +42,7 @@ class Chunk:
 
 
 class DeferredOutputs:
-    """What is staged, by request and key, in the order of staging.
-
-    Args:
-        pool, keys, queue: those of the cache.
-    """
+    """What is staged, by request and key, in the order of staging."""
 
     def __init__(self, pool: RowPool, keys: CachedKeys, queue: writer.WriteQueue) -> None:
         self._pool, self._keys, self._queue = pool, keys, queue
@@ -64,10 +60,6 @@ class DeferredOutputs:
             start: the token that the first row belongs to.
             outputs: values by key, none of them None.
             blocks_N: the request's blocks, as far as they are known.
-
-        Raises:
-            StateError: no tensor with a row for each token; rows of another shape or dtype than before; a block outside
-                the pool. Nothing is staged.
         """
         staged = self._by_request.get(req_id, {})
         rows_by_key = {key: self._keys.rows_of_request(key, value, rows) for key, value in outputs.items()}
@@ -85,7 +77,7 @@ class DeferredOutputs:
             self._by_request.setdefault(req_id, {}).setdefault(key, []).append(chunk)
 
     def commit(self, finished_req_ids: Iterable[str], input_batch: Any) -> None:
-        """Write what is staged for these requests at its slots, drop and count the rest."""
+        """Write staged values of these requests at their slots, drop and count the rest."""
         taken = {req_id: self._by_request.pop(req_id, {}) for req_id in dict.fromkeys(finished_req_ids)}
         for req_id, chunks_by_key in taken.items():
             index = input_batch.req_id_to_index.get(req_id)

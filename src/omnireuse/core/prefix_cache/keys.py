@@ -1,4 +1,4 @@
-"""Which multimodal outputs are cached: those declared, or those whose shape follows the token count.
+"""The multimodal outputs to cache: those declared, or those whose shape follows the token count.
 
 A first dimension that equals the token count once may be a coincidence. The key is admitted at once, so that the first
 step's rows are not lost, and stays on probation until it has followed two different token counts.
@@ -35,11 +35,7 @@ def _check_rows(what: str, rows: torch.Tensor, feature_shape: tuple[int, ...], d
 
 
 def hidden_rows(store: RowStore, hidden: torch.Tensor, on_cpu: torch.Tensor | None, num_tokens: int) -> torch.Tensor:
-    """Return the first rows of the hidden states, (num_tokens, width), from their CPU copy if one is given.
-
-    Raises:
-        StateError: either does not fit, or the copy is not contiguous on the CPU.
-    """
+    """Return the first rows of the hidden states, (num_tokens, width), from their CPU copy if one is given."""
     _check_rows("hidden_states", hidden, store.feature_shape, store.dtype, num_tokens if on_cpu is None else 0)
     if on_cpu is None:
         return store.flat(hidden[:num_tokens])
@@ -95,11 +91,7 @@ class CachedKeys:
         return True
 
     def recognise(self, key: str, value: object, num_tokens: int, num_rows: int) -> bool:
-        """Tell whether the key is cached, given its value in a step of `num_tokens`, `num_rows` with padding.
-
-        Raises:
-            StateError: the width or dtype of a cached key changed, or one past its probation lost its rows.
-        """
+        """Tell whether the key is cached, given its value in a step of `num_tokens`, `num_rows` with padding."""
         if key not in self._keys:
             return self._is_open and key not in self._refused and self.admit(key, value, num_rows)
         count = value.shape[0] if isinstance(value, torch.Tensor) and value.ndim >= 2 else None
@@ -116,11 +108,7 @@ class CachedKeys:
         return True
 
     def rows(self, key: str, value: object, num_tokens: int) -> torch.Tensor:
-        """Return the first rows of a cached key's value, (num_tokens, width).
-
-        Raises:
-            StateError: no tensor, another width or dtype than cached, or too few rows.
-        """
+        """Return the first rows of a cached key's value, (num_tokens, width)."""
         store = self._pool.stores[key_name(key)]
         if not isinstance(value, torch.Tensor):
             raise StateError(f"{key_name(key)}: must stay a tensor once cached, got {type(value).__name__}")
@@ -133,11 +121,7 @@ class CachedKeys:
         return store is None or (store.feature_shape, store.dtype) == (tuple(rows.shape[1:]), rows.dtype)
 
     def rows_of_request(self, key: str, value: object, rows: slice) -> torch.Tensor:
-        """Return one request's rows of a deferred key, which need not be cached yet; shaped as the model gave them.
-
-        Raises:
-            StateError: no tensor with a row for each token, or not as cached.
-        """
+        """Return one request's rows of a deferred key, which need not be cached yet; shaped as the model gave them."""
         if not isinstance(value, torch.Tensor) or value.ndim < 2 or value.shape[0] < rows.stop:
             raise StateError(
                 f"{key_name(key)}: a deferred key must be a tensor with a row for each of {rows.stop} tokens, got "

@@ -1,4 +1,4 @@
-"""The rows of all keys together: what may be read, what a write makes stale, what is released.
+"""The rows of all keys together: readable rows, rows that a write makes stale, releases.
 
 A row belongs to (slot, key) and remembers the step that wrote it. A row that was never written is absent. When hidden
 states are written to a slot, rows of other keys that earlier steps wrote there become absent, because the slot now
@@ -43,7 +43,7 @@ class RowPool:
 
     Args:
         num_blocks, block_size: shape of the engine's KV cache.
-        absent: what to do about absent rows, see `PrefixCacheOptions`.
+        absent: the treatment of absent rows, see `PrefixCacheOptions`.
 
     Attributes:
         stores: the row store of each key.
@@ -68,11 +68,7 @@ class RowPool:
         self.stores[name] = RowStore(self.num_blocks, self.block_size, feature_shape, dtype)
 
     def write(self, slots: torch.Tensor, rows_by_name: Mapping[str, torch.Tensor], step: int) -> None:
-        """Write what one step computed for its tokens, rows (tokens, width); padding slots (−1) are left out.
-
-        Raises:
-            StateError: a slot outside the pool; nothing is written.
-        """
+        """Write what one step computed for its tokens, rows (tokens, width); padding slots (−1) are left out."""
         slots_K = slots.numpy().astype(np.int64, copy=False)
         raw_by_name = {name: self.stores[name].raw(rows_KF) for name, rows_KF in rows_by_name.items()}
         if _outside(slots_K, self.num_blocks * self.block_size) is not None:
@@ -124,11 +120,7 @@ class RowPool:
         return dict(zip(blocks_N.tolist(), self._times_released_B[blocks_N].tolist(), strict=True))
 
     def check_blocks(self, block_ids: Iterable[int] | Integers) -> Integers:
-        """Return the block ids as int64 if all lie in the pool.
-
-        Raises:
-            StateError: one does not.
-        """
+        """Return the block ids as int64 if all lie in the pool."""
         blocks_N = block_ids if isinstance(block_ids, np.ndarray) else np.array(list(block_ids), np.int64)
         if (block := _outside(blocks_N, self.num_blocks)) is not None:
             raise StateError(
@@ -141,9 +133,6 @@ class RowPool:
         """Put the cached blocks of each hit before this step's rows; other requests get a copy of theirs.
 
         All requests share one buffer, filled by one gather and one scatter; each gets a view of its own part.
-
-        Raises:
-            StateError: a row is absent and the policy says to raise.
         """
         store, size, counts_R = self.stores[name], self.block_size, batch.counts_R
         num_blocks_R, blocks_N, zero_S = self._readable(name, batch, hits)

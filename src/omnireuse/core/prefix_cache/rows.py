@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from omnireuse.core.sizes import require_size
+from omnireuse.base.sizes import require_size
 
 __all__ = ["Integers", "Mask", "MergeBuffers", "RawRows", "RowStore"]
 
@@ -31,7 +31,6 @@ class RowStore:
     Args:
         num_blocks, block_size: shape of the engine's KV cache.
         feature_shape: shape of one row; stored flat.
-        dtype: dtype of one row.
 
     Attributes:
         rows_BOF: the dense view, (num_blocks, block_size, prod(feature_shape)). Absent rows have no meaning in it.

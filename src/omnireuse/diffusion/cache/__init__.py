@@ -1,4 +1,4 @@
-"""The specified interface of diffusion caches, thin over `omnireuse.diffusion.reuse`.
+"""The specified interface of diffusion caches, thin over `omnireuse.loop`.
 
 The names below are imported when they are first used. The other caches are found by name
 (`omnireuse.diffusion.cache.selector.get_cache_backend`).
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from omnireuse.lazy import lazy_exports
+from omnireuse.base.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from omnireuse.diffusion.cache.base import CacheBackend

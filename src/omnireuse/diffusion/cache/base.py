@@ -9,12 +9,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from omnireuse.diffusion.cache.step_caches import open_step_cache
+from omnireuse.base.validation import field_error, is_whole
 from omnireuse.diffusion.data import DiffusionCacheConfig
-from omnireuse.diffusion.handle import Handle
-from omnireuse.diffusion.reuse.agreement import Agreement
-from omnireuse.diffusion.reuse.validation import field_error, is_whole
 from omnireuse.errors import StateError, WrongTypeError
+from omnireuse.handle import Handle
+from omnireuse.loop.agreement import Agreement
+from omnireuse.named.step_caches import open_step_cache
 
 __all__ = ["CacheBackend", "StepCacheBackend"]
 

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from omnireuse.diffusion.prompts.cache import PromptEmbedCache
-from omnireuse.diffusion.prompts.entry import CACHE_MISS as _CACHE_MISS
-from omnireuse.diffusion.prompts.options import PromptCacheOptions
-from omnireuse.diffusion.prompts.wrapper import CachedEncodePrompt
 from omnireuse.errors import ConfigError, StateError, UnsupportedModelError
+from omnireuse.prompts.cache import PromptCacheOptions, PromptEmbedCache
+from omnireuse.prompts.entry import CACHE_MISS as _CACHE_MISS
+from omnireuse.prompts.wrapper import CachedEncodePrompt
 
 __all__ = [
     "_CACHE_MISS",
@@ -56,7 +55,7 @@ def install_prompt_embed_cache(
         options: everything else.
 
     Returns:
-        The cache; None for a pipeline without a callable ``encode_prompt``.
+        The cache; None, with a warning, for a pipeline without a callable ``encode_prompt``.
 
     Raises:
         ConfigError: a value out of range.
@@ -64,6 +63,11 @@ def install_prompt_embed_cache(
     """
     found = getattr(pipeline, "encode_prompt", None)
     if not callable(found):
+        logger.warning(
+            "no prompt-embedding cache is installed: %s has no callable encode_prompt; install it on the pipeline that "
+            "encodes the prompts",
+            type(pipeline).__name__,
+        )
         return None
     options = options or PromptCacheOptions()
     if max_bytes is not None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from omnireuse.diffusion.cache.base import CacheBackend, StepCacheBackend
 from omnireuse.diffusion.cache.cache_dit_backend import CacheDiTBackend
-from omnireuse.diffusion.cache.magcache.backend import MagCacheBackend
-from omnireuse.diffusion.cache.step_caches import STEP_CACHES
-from omnireuse.diffusion.cache.teacache.backend import TeaCacheBackend
+from omnireuse.diffusion.cache.magcache import MagCacheBackend
+from omnireuse.diffusion.cache.teacache import TeaCacheBackend
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import UnknownNameError
+from omnireuse.named.step_caches import STEP_CACHES
 
 __all__ = ["get_cache_backend"]
 

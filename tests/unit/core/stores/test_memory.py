@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnireuse.core.stores.flight import SingleFlight
-from omnireuse.core.stores.memory import MemoryStore
-from omnireuse.core.stores.trees import compact_copy, flatten, storage_bytes, unflatten
 from omnireuse.errors import ConfigError, WrongTypeError
+from omnireuse.stores.flight import SingleFlight
+from omnireuse.stores.memory import MemoryStore
+from omnireuse.stores.trees import compact_copy, flatten, storage_bytes, unflatten
 
 
 @pytest.mark.parametrize("name", ["max_bytes", "max_entries"])

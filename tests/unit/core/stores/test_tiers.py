@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from omnireuse.core.stores.codec import CorruptValueError, decode, encode
-from omnireuse.core.stores.disk import DiskTier
-from omnireuse.core.stores.redis import RedisTier
-from omnireuse.core.stores.tier import CircuitBreaker
-from omnireuse.core.stores.tiered import TieredStore
 from omnireuse.errors import ConfigError, WrongTypeError
+from omnireuse.stores.codec import CorruptValueError, decode, encode
+from omnireuse.stores.disk import DiskTier
+from omnireuse.stores.redis import RedisTier
+from omnireuse.stores.tier import CircuitBreaker, TieredStore
 
 VALUE = (
     torch.arange(6.0).reshape(2, 3),
@@ -196,7 +195,7 @@ class TestDisk:
     def test_two_processes_share_it(self, tmp_path):
         code = (
             "import sys, torch\n"
-            "from omnireuse.core.stores.disk import DiskTier\n"
+            "from omnireuse.stores.disk import DiskTier\n"
             "tier = DiskTier(sys.argv[1], max_bytes=1 << 20, namespace='n')\n"
             "tier.put('k', torch.arange(5))\n"
         )
@@ -205,6 +204,10 @@ class TestDisk:
 
 
 class TestRedis:
+    @pytest.fixture(autouse=True)
+    def _package(self):
+        pytest.importorskip("redis", reason="the redis package (omnireuse[redis]) is not installed")
+
     def test_a_dead_server_is_a_counted_miss(self):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from omnireuse.core.stores.disk import DiskTier
-from omnireuse.core.stores.write_behind import WriteBehind
 from omnireuse.errors import ConfigError
+from omnireuse.stores.disk import DiskTier
+from omnireuse.stores.write_behind import WriteBehind
 
 
 class GatedTier(DiskTier):

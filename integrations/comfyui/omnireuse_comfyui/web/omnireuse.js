@@ -1,0 +1,45 @@
+// Text of Omnireuse's nodes after a run. ComfyUI's frontend draws the pictures of a node by itself, and no text.
+import { app } from "../../scripts/app.js";
+import { ComfyWidgets } from "../../scripts/widgets.js";
+
+const SHOWN = "told";
+const SEED_CONTROLS = ["fixed", "increment", "decrement", "randomize"];
+
+function show(node, text) {
+  let widget = node.widgets?.find((each) => each.name === SHOWN);
+  if (!widget) {
+    widget = ComfyWidgets.STRING(node, SHOWN, ["STRING", { multiline: true }], app).widget;
+    widget.options.read_only = true;
+    widget.serialize = false; // Neither in saved workflows,
+    widget.options.serialize = false; // nor among the inputs of a run.
+    if (widget.inputEl) widget.inputEl.readOnly = true;
+  }
+  widget.value = text;
+  const [width, height] = node.computeSize();
+  node.setSize?.([Math.max(node.size[0], width, 480), Math.max(node.size[1], height, 360)]);
+  node.setDirtyCanvas?.(true, true);
+}
+
+app.registerExtension({
+  name: "omnireuse.text",
+  beforeRegisterNodeDef(nodeType, nodeData) {
+    if (nodeData.name === "OmnireuseSummary" || nodeData.name === "OmnireuseCalibrate") {
+      const executed = nodeType.prototype.onExecuted;
+      nodeType.prototype.onExecuted = function (message) {
+        executed?.apply(this, arguments);
+        if (message?.text) show(this, message.text.join("\n"));
+      };
+    }
+    if (nodeData.name === "OmnireuseCalibrate") {
+      // Older workflows hold what to do with the seed after a run as a value of its own behind it.
+      const configure = nodeType.prototype.configure;
+      nodeType.prototype.configure = function (saved, ...rest) {
+        const values = saved?.widgets_values;
+        if (Array.isArray(values) && SEED_CONTROLS.includes(values[1])) {
+          saved = { ...saved, widgets_values: values.filter((_, place) => place !== 1) };
+        }
+        return configure.call(this, saved, ...rest);
+      };
+    }
+  },
+});

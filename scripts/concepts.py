@@ -1,0 +1,144 @@
+"""How much of the package someone must know: what the main parts import, and how long the whole is.
+
+    python scripts/concepts.py [--check]
+
+Counts come from the source by `ast`. The closure of a module is the module with all modules of the package that it
+imports at their top level, directly or not; imports for type checkers alone do not count. They do count for circles, of
+which the package's own `__init__`, which names everything, is no part. With ``--check`` a figure above its limit is an
+error. `scripts/hops.py` counts the files that a reused step passes, for it has to run one.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+PACKAGE = "omnireuse"
+
+
+class Row(NamedTuple):
+    """One figure: its limit, which may only go down, and its goal."""
+
+    name: str
+    limit: int
+    goal: int
+
+
+CLOSURES = {
+    "enable": "omnireuse.enabling",
+    "Generation": "omnireuse.loop.generation",
+    "Session": "omnireuse.hooks.session",
+}
+ROWS = (
+    Row("enable, files", 50, 60),
+    Row("enable, lines", 7_500, 7_500),
+    Row("Generation, files", 16, 20),
+    Row("Generation, lines", 2_320, 2_800),
+    Row("Session, files", 31, 35),
+    Row("Session, lines", 4_700, 4_800),
+    Row("circles of imports", 0, 0),
+    Row("lines of src", 34_600, 23_000),
+)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Dotted name -> file."""
+    found = {}
+    for path in sorted((SOURCE / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def lines_of(name: str) -> int:
+    """The lines of a module."""
+    return len(modules()[name].read_text(encoding="utf-8").splitlines())
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _at_top_level(node: ast.AST, with_types: bool) -> Iterator[ast.AST]:
+    yield node
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or (_is_for_types(node) and not with_types):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _at_top_level(child, with_types)
+
+
+@cache
+def imports(name: str, *, with_types: bool = False) -> frozenset[str]:
+    """The modules of the package that a module imports at its top level; with those for type checkers, if asked for."""
+    found = set()
+    for node in _at_top_level(ast.parse(modules()[name].read_text(encoding="utf-8")), with_types):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            wholes = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(whole if whole in modules() else str(node.module) for whole in wholes)
+    return frozenset(found & modules().keys() - {name, PACKAGE})
+
+
+def closure(name: str) -> set[str]:
+    """A module, and all that it imports, directly or not."""
+    found, left = set(), [name]
+    while left:
+        if (each := left.pop()) not in found:
+            found.add(each)
+            left += imports(each)
+    return found
+
+
+def circles() -> list[list[str]]:
+    """The groups of modules that import one another, directly or not; imports for type checkers count."""
+    reach: dict[str, set[str]] = {}
+    for name in modules():
+        found: set[str] = set()
+        left = [*imports(name, with_types=True)]
+        while left:
+            if (each := left.pop()) not in found:
+                found.add(each)
+                left += imports(each, with_types=True)
+        reach[name] = found
+    groups = {frozenset(each for each in reach[name] if name in reach[each]) for name in reach if name in reach[name]}
+    return sorted(sorted(group) for group in groups)
+
+
+def figures() -> dict[str, int]:
+    """Each figure by its name."""
+    found = {}
+    for name, module in CLOSURES.items():
+        reached = closure(module)
+        found[f"{name}, files"], found[f"{name}, lines"] = len(reached), sum(map(lines_of, reached))
+    return {**found, "circles of imports": len(circles()), "lines of src": sum(map(lines_of, modules()))}
+
+
+def over(found: Mapping[str, int]) -> list[str]:
+    """What is above its limit, in words."""
+    return [f"{row.name}: {found[row.name]:,} is above {row.limit:,}" for row in ROWS if found[row.name] > row.limit]
+
+
+def main() -> int:
+    """Print the table; with ``--check``, exit status 1 where a figure is above its limit."""
+    found = figures()
+    print(f"{'':20}{'now':>8}{'limit':>8}{'goal':>8}")
+    for row in ROWS:
+        print(f"{row.name:20}{found[row.name]:8,}{row.limit:8,}{row.goal:8,}")
+    for group in circles():
+        print("a circle: " + ", ".join(group))
+    faults = over(found) if "--check" in sys.argv[1:] else []
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Check the arguments of `enable` before anything happens. An error names the argument and says what to write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from typing import Any, get_args
+
+from omnireuse.arguments.choices import BackendName
+from omnireuse.arguments.targets import check_targets
+from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
+from omnireuse.loop.strategy import REGIONS, Strategy
+from omnireuse.tuning.switch import check_audit, check_tune
+
+__all__ = ["check_arguments"]
+
+
+def check_arguments(
+    pipeline: object,
+    targets: Mapping[str, Any],
+    ways: Mapping[str, Any],
+    *,
+    profile: object,
+    tune: object,
+    audit: object,
+    options: Mapping[str, Any],
+) -> None:
+    """Refuse arguments of the wrong kind or range, unknown names and options, and two ways of choosing at once.
+
+    The options of a backend are left to it, and a profile to what reads it.
+
+    Args:
+        targets: what the result should reach, by parameter.
+        ways: backend, policy, forecaster and axes, by parameter. In both None is left out.
+        options: keywords that are no parameter of `enable`.
+
+    Raises:
+        WrongTypeError: a value is of the wrong kind.
+        UnknownNameError: a name or an option does not exist.
+        ConfigError: a value is out of range, an option belongs somewhere else, or two ways of choosing are given.
+    """
+    backend, region = ways["backend"], ways["region"]
+    if isinstance(pipeline, (str, os.PathLike)):
+        raise WrongTypeError(
+            f"enable({os.fspath(pipeline)!r}): pipeline must be a loaded pipeline, got a name or path; load it first: "
+            "pipeline = DiffusionPipeline.from_pretrained(…)"
+        )
+    if isinstance(backend, str) and backend.endswith(".json"):
+        raise ConfigError(
+            f"enable(pipeline, {backend!r}): the second argument names a cache backend, got a file; "
+            f"write profile={backend!r}"
+        )
+    if backend is not None and not isinstance(backend, (str, Strategy)):
+        from omnireuse.arguments.mistakes import no_backend
+
+        raise no_backend(backend)
+    if isinstance(region, str) and region not in REGIONS:
+        raise UnknownNameError("region", region, REGIONS)
+    check_targets(**targets)
+    for kind in KINDS:
+        _check_name(kind, ways[kind])
+    if options and not isinstance(backend, str):
+        from omnireuse.arguments.mistakes import misplaced
+
+        raise misplaced(*next(iter(options.items())), ways, [*targets, *ways, "profile", "group", "tune", "audit"])
+    check_tune(tune)
+    check_audit(audit)
+    given = {name: value for name, value in ways.items() if value is not None}
+    aims = {name: value for name, value in targets.items() if value is not None}
+    whole = next((name for name in ("backend", "policy") if name in given), None)
+    if audit and whole is not None:
+        raise ConfigError(
+            f"enable(audit={audit!r}): audits go with the default, its targets and a profile, and a {whole} is given; "
+            "leave one of the two out"
+        )
+    fixed = whole or (None if profile is None else "profile")
+    if tune not in (None, False) and fixed is not None:
+        raise ConfigError(
+            f"enable(tune={tune!r}): tuning chooses the plan of the default, speedup=, computed_steps= and tolerance=, "
+            f"and {fixed} has chosen one; leave one of the two out"
+        )
+    if profile is not None and not isinstance(backend, str):
+        aims["profile"] = profile
+    _check_ways(given, aims)
+
+
+KINDS = {"backend": "cache backend", "policy": "policy", "forecaster": "forecaster"}
+"""What is chosen by name: the parameter, and what it is called."""
+
+
+def _names_of(kind: str) -> Collection[str]:
+    if kind == "backend":
+        return get_args(BackendName)
+    if kind == "policy":
+        from omnireuse.policies import POLICIES
+
+        return POLICIES
+    from omnireuse.forecasters import FORECASTERS
+
+    return FORECASTERS
+
+
+def _check_name(kind: str, value: object) -> None:
+    if isinstance(value, type):
+        raise WrongTypeError(
+            f"enable({kind}={value.__name__}): {kind} must be a {kind}, got the class; write {kind}={value.__name__}()"
+        )
+    if not isinstance(value, str) or value in _names_of(kind):
+        return
+    elsewhere = [other for other in KINDS if value in _names_of(other)]
+    if elsewhere:
+        is_one = " or a ".join(KINDS[other] for other in elsewhere)
+        write = " or ".join(f"{other}={value!r}" for other in elsewhere)
+        raise ConfigError(f"enable({kind}={value!r}): {value!r} is a {is_one}, no {KINDS[kind]}; write {write}")
+    hint = "combinations go through policy=, forecaster=, region=" if kind == "backend" else ""
+    raise UnknownNameError(KINDS[kind], value, _names_of(kind), hint=hint)
+
+
+def _check_ways(given: Mapping[str, Any], aims: Mapping[str, Any]) -> None:
+    """Refuse two ways of choosing: a backend, a policy with its axes, and targets exclude each other."""
+    backend, policy = given.get("backend"), given.get("policy")
+    if backend is not None and len(given) > 1:
+        if {"policy", "forecaster"} & {*given}:
+            raise ConfigError(
+                f"enable(backend={backend!r:.60}): give either a backend or a policy with its forecaster, not both"
+            )
+        name, what = [*given][1], "Strategy" if isinstance(backend, Strategy) else f"backend {backend!r}"
+        raise ConfigError(
+            f"enable({name}={given[name]!r:.60}): the {what} chooses its {name} itself; leave it out, or choose all "
+            "yourself: combinations go through policy=, forecaster=, region="
+        )
+    if not aims:
+        if given and backend is None and policy is None:
+            raise ConfigError(
+                f"enable({next(iter(given))}=…): a policy or a backend must be given with it; policy='fixed' is the "
+                "simplest"
+            )
+        return
+    clash, aim = next((name for name in given if name != "region"), None), next(iter(aims))
+    if clash is not None:
+        from omnireuse.arguments.mistakes import aim_beside
+
+        raise aim_beside(clash, aim, aims[aim], policy)
+    if given.get("region", "step") not in ("step", "call"):
+        raise ConfigError(
+            f"enable(region={given['region']!r}): region must be 'step' or 'call' beside a target, "
+            f"got {given['region']!r}"
+        )

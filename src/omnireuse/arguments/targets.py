@@ -1,0 +1,213 @@
+"""From a target, such as a number of steps or a quality, to the strategy that reaches it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import numbers
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from omnireuse.base.validation import kind_of
+from omnireuse.errors import ConfigError, WrongTypeError
+from omnireuse.forecasters.base import Forecaster
+from omnireuse.forecasters.blend import Blend
+from omnireuse.hooks.denoisers import denoisers_of, model_name
+from omnireuse.loop.policy import Policy
+from omnireuse.loop.strategy import Strategy
+from omnireuse.policies.error_control import ErrorControl
+from omnireuse.policies.spread import SHORT_RUN, Spread
+from omnireuse.profiles.guidance import Calibrated
+from omnireuse.summary.summary import Promise
+
+if TYPE_CHECKING:
+    from omnireuse.profiles.profile import Profile
+
+__all__ = [
+    "DEFAULT",
+    "POWER",
+    "SEVERAL_KINDS",
+    "SPREAD",
+    "Chosen",
+    "as_number",
+    "check_targets",
+    "in_fitting_region",
+    "strategy_for",
+    "strategy_of",
+]
+
+logger = logging.getLogger("omnireuse")
+
+POWER = 1.7
+"""The spread of computed steps by number, in runs of unknown noise (``python -m bench step_reuse``)."""
+
+SPREAD: dict[str, Any] = {"by_noise": True, "power": POWER, "compute_last": False}
+"""How computed steps are spread where no profile is given (`Spread`)."""
+
+DEFAULT = Strategy(
+    policy=Spread(speedup=2.0, min_computed=12, min_steps=SHORT_RUN, **SPREAD),
+    forecaster=Blend(),
+)
+"""Half of the steps, but at least 12; runs of fewer than 20 steps compute everything.
+
+All branches of a step are forecast together, as far as the last computed step has shown it to be safe. Computed steps
+are spread evenly in (1 − noise)^0.4, of the noise that the run begins with, so they are closest where guidance bends
+the path, whatever the scheduler's shift. ``python -m bench few_steps`` shows what the constants are worth."""
+
+SEVERAL_KINDS = ("LTX2VideoTransformer3DModel",)
+"""Denoisers that return frames and sound. Others like them are found at the first call of a run."""
+
+_TARGETS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "speedup": ("a number of at least 1 (all steps divided by computed steps)", lambda value: value >= 1),
+    "computed_steps": ("a whole number of at least 1", lambda value: value >= 1 and value == int(value)),
+    "quality": ("a PSNR in dB above 0, such as 40", lambda value: value > 0),
+    "tolerance": (
+        "a relative error of the final latents above 0 and below 1, such as 0.05 for 5 %",
+        lambda value: 0 < value < 1,
+    ),
+}
+"""Each target of `enable`: what it must be, in words and as a test."""
+
+
+def strategy_of(policy: Policy | str, forecaster: Forecaster | str = "hold", **choices: Any) -> Strategy:
+    """A strategy from objects or names; the further choices are fields of `Strategy`.
+
+    Raises:
+        UnknownNameError: a name that does not exist.
+    """
+    if isinstance(policy, str):
+        from omnireuse.policies import policy_named
+
+        policy = policy_named(policy)
+    if isinstance(forecaster, str):
+        from omnireuse.forecasters import forecaster_named
+
+        forecaster = forecaster_named(forecaster)
+    return Strategy(policy=policy, forecaster=forecaster, **choices)
+
+
+def check_targets(**targets: object) -> None:
+    """Refuse a target that is no number or out of range. None is no target.
+
+    Raises:
+        WrongTypeError: a target is no number.
+        ConfigError: a target is out of range.
+    """
+    for name, value in targets.items():
+        if value is None:
+            continue
+        must, is_in_range = _TARGETS[name]
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise WrongTypeError(
+                f"enable({name}={value!r:.60}): {name} must be {must}, got {kind_of(value)}{as_number(name, value)}"
+            )
+        try:
+            is_right = math.isfinite(value) and is_in_range(float(value))
+        except OverflowError:  # a whole number that no float holds
+            is_right = False
+        if not is_right:
+            raise ConfigError(f"enable({name}={value!r:.60}): {name} must be {must}, got {value!r:.60}")
+
+
+class Chosen(NamedTuple):
+    """The strategy for one target.
+
+    Attributes:
+        strategy: that reaches it.
+        name: for logs and the summary.
+        promise: what a profile promises of it; None without a profile.
+        like: the runs that the profile was measured on; None without a profile.
+    """
+
+    strategy: Strategy
+    name: str
+    promise: Promise | None = None
+    like: Calibrated | None = None
+
+
+def strategy_for(
+    pipeline: Any,
+    *,
+    profile: Profile | str | os.PathLike[str] | None,
+    region: str | None = None,
+    speedup: float | None = None,
+    computed_steps: int | None = None,
+    quality: float | None = None,
+    tolerance: float | None = None,
+) -> Chosen:
+    """The strategy for one target; the default without any.
+
+    Args:
+        pipeline: that the strategy is for; None where it is elsewhere: a profile is then not checked against it, and
+            the strategy keeps its region unless one is given.
+        region: "step" or "call"; None for the one that serves the pipeline.
+
+    Raises:
+        ConfigError: two targets are given, no strategy reaches the target, or a quality has no profile.
+        StateError: the profile belongs to another pipeline.
+    """
+    aims = {"tolerance": tolerance, "speedup": speedup, "computed_steps": computed_steps, "quality": quality}
+    given = [name for name, aim in aims.items() if aim is not None]
+    if tolerance is not None and profile is not None:
+        given.append("profile")
+    if len(given) > 1:
+        raise ConfigError(f"enable: give one of {given[0]} and {given[1]}, not both")
+    if profile is None and quality is not None:
+        raise ConfigError(
+            f"enable(quality={quality!r}): a quality can only be promised by a profile of this pipeline; make one with "
+            "omnireuse.calibrate and give it as profile=, or give tolerance=, the share of the final latents that "
+            "reuse may change, which needs none"
+        )
+    if computed_steps == 1:
+        without = " without a profile" if profile is None else ""
+        raise ConfigError(
+            f"enable(computed_steps=1): computed_steps must be at least 2{without}, got 1; all other steps would be "
+            "like the first"
+        )
+    computed_steps = None if computed_steps is None else int(computed_steps)
+    if tolerance is not None:
+        strategy = Strategy(policy=ErrorControl(tolerance=tolerance), forecaster=Blend())
+        return Chosen(in_fitting_region(strategy, pipeline, region), f"tolerance {tolerance:g} of the final latents")
+    if profile is not None:
+        from omnireuse.arguments.profiled import chosen_by
+
+        return chosen_by(
+            profile, pipeline, region=region, speedup=speedup, computed_steps=computed_steps, quality=quality
+        )
+    if not given:
+        return Chosen(in_fitting_region(DEFAULT, pipeline, region), "default")
+    policy = Spread(speedup=speedup, num_computed=computed_steps, **SPREAD)
+    name = f"{speedup:g}x fewer steps" if speedup is not None else f"{computed_steps} computed steps"
+    return Chosen(in_fitting_region(Strategy(policy=policy, forecaster=Blend()), pipeline, region), name)
+
+
+def in_fitting_region(strategy: Strategy, pipeline: Any, region: str | None = None) -> Strategy:
+    """A strategy of region "step" in the given region, or else in the one that serves the pipeline's denoisers.
+
+    Region "step" forecasts what the scheduler receives. Where the denoiser produces sound beside frames, that is one of
+    two outputs, so each call is forecast instead, with both.
+    """
+    if region is not None:
+        return replace(strategy, region=region, shared_cfg_decision=region == "call")
+    if strategy.region == "call" or pipeline is None:
+        return strategy
+    several = next((name for name in map(model_name, denoisers_of(pipeline)) if name in SEVERAL_KINDS), None)
+    if several is None:
+        return strategy
+    logger.info("%s makes several kinds of latents, and its calls are forecast instead of its steps", several)
+    return replace(strategy, region="call", shared_cfg_decision=True)
+
+
+def as_number(name: str, value: object) -> str:
+    """The number that a text means, for an error's advice."""
+    if not isinstance(value, str):
+        return ""
+    text = value.strip().lower()
+    try:
+        number = float(text.removesuffix("x").removesuffix("db").removesuffix("%").strip())
+    except ValueError:
+        return ""
+    number /= 100 if text.endswith("%") else 1
+    return f"; write {name}={number:g}" if math.isfinite(number) else ""

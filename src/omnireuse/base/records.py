@@ -1,0 +1,134 @@
+"""Typed records in JSON files: read strictly, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from omnireuse.errors import ConfigError, StateError
+
+__all__ = ["AnyFloat", "Record", "as_text", "check_writable", "read_record", "write_text"]
+
+_NUMBERS = re.compile(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]")
+
+if TYPE_CHECKING:
+    AnyFloat = float
+else:
+
+    class AnyFloat(float):
+        """Type of a field that may be infinite or NaN. JSON has no such numbers, so the file holds "inf" or "nan".
+        A field of type `float` must be finite."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base class of records in a file, and of the records inside of them.
+
+    Declare ``class Name(Record, frozen=True, kw_only=True)`` with fields as in a dataclass. `__post_init__` may check
+    them, and `msgspec.structs.replace` copies with changes. A file may lack fields that have a default.
+    """
+
+
+R = TypeVar("R", bound=Record)
+
+
+def read_record(
+    kind: type[R],
+    path: str | os.PathLike[str],
+    head: Mapping[str, Any],
+    *,
+    what: str,
+    remedy: str,
+    upgrade: Callable[[dict[str, Any]], None] | None = None,
+) -> R:
+    """Read a file that holds the text of `as_text`.
+
+    Args:
+        upgrade: changes the content of a file of an older format, head included, into that of the present one.
+    """
+    try:
+        document = msgspec.json.decode(Path(path).read_bytes())
+        if not isinstance(document, dict):
+            raise ValueError(f"must be an object, got {document!r:.60}")
+        if upgrade is not None:
+            upgrade(document)
+        for name, expected in head.items():
+            if (found := document.pop(name, None)) != expected:
+                raise ConfigError(f"{path}: {name} of a {what} must be {expected!r}, got {found!r}; {remedy}")
+        return msgspec.convert(document, kind, str_keys=True, dec_hook=_any_float)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); {remedy}") from error
+    except ConfigError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path}: not a whole {what} ({error}); {remedy}") from error
+
+
+def as_text(record: Record, head: Mapping[str, Any]) -> str:
+    """The record as JSON, after the entries of `head`. A list of numbers takes one line."""
+    fields = _without_infinities(msgspec.to_builtins(record, str_keys=True, enc_hook=lambda value: float(value)))
+    msgspec.convert(fields, type(record), str_keys=True, dec_hook=_any_float)
+    text = json.dumps({**head, **fields}, indent=1, ensure_ascii=False)
+    return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+
+
+def _any_float(kind: type, value: Any) -> Any:
+    if kind is AnyFloat and (type(value) in (int, float) or value in ("inf", "-inf", "nan")):
+        return AnyFloat(value)
+    raise ValueError(f"Expected a number, 'inf', '-inf' or 'nan', got {value!r:.60}")
+
+
+def _without_infinities(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_infinities(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_infinities(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file whole or not at all, and make its folder."""
+    target = Path(path)
+    beside = _beside(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with beside.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                # Some file systems say only now that the disk is full.
+                os.fsync(file.fileno())
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise StateError(
+            f"{target}: cannot be written ({error.strerror}); "
+            f"{'the file that was there is untouched' if target.is_file() else 'nothing was left there'}"
+        ) from error
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Check before long work that its result can be written. Makes the folder, and nothing else."""
+    target = Path(path)
+    beside = _beside(target)
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.touch()
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written ({error.strerror}); give another path") from error
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}")

@@ -1,0 +1,55 @@
+"""Things found by name: the package's own, and those that other packages add through entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
+
+from omnireuse.errors import StateError
+
+__all__ = ["Registry"]
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T]):
+    """A mapping from names to values. The package's own come first; an entry point is loaded when it is asked for.
+
+    Args:
+        group: of the entry points, as in ``[project.entry-points."omnireuse.policies"]``.
+        builtin: the package's own.
+    """
+
+    def __init__(self, group: str, builtin: Mapping[str, T]) -> None:
+        self.group = group
+        self.builtin = dict(builtin)
+
+    def __getitem__(self, name: str) -> T:
+        if name in self.builtin:
+            return self.builtin[name]
+        point = self._points()[name]
+        try:
+            value: T = point.load()
+        except Exception as error:
+            raise StateError(
+                f"{name!r} of the entry points {self.group!r} cannot be loaded from {point.value}: {error!r}; mend or "
+                f"uninstall {_package(point)}"
+            ) from error
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.builtin, **self._points()})
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.builtin or name in self._points()
+
+    def _points(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self.group)}
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "its package"

@@ -1,0 +1,150 @@
+"""The checks that frozen configs share, the one form of their errors, and words for kinds and numbers."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable
+from dataclasses import fields
+from functools import cache, partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from omnireuse.errors import ConfigError
+
+__all__ = [
+    "Count",
+    "Index",
+    "Positive",
+    "Share",
+    "Tolerance",
+    "Unlimited",
+    "check_at_least",
+    "check_fields",
+    "check_finite_list",
+    "check_positive",
+    "check_share",
+    "counted",
+    "field_error",
+    "is_number",
+    "is_whole",
+    "kind_of",
+]
+
+_ABSENT = object()
+
+
+def field_error(owner: object, field: str, must: str, got: object = _ABSENT, *, do: str = "") -> ConfigError:
+    """An error of the form *object(field=value): field must …, got …; what to do*."""
+    name = owner if isinstance(owner, str) else type(owner).__name__
+    value = getattr(owner, field, got) if got is _ABSENT else got
+    shown = repr(value) if got is _ABSENT or not isinstance(got, str) else got
+    return ConfigError(f"{name}({field}={shown}): {field} must {must}, got {shown}" + (f"; {do}" if do else ""))
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a finite real number, and no bool."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: object, least: int | None = None) -> bool:
+    """Whether this is an int, and no bool, of at least `least`."""
+    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+
+
+def kind_of(value: object) -> str:
+    """A value in words, for errors: "the class Blend", "the text '2x'", "an int"."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, str):
+        return f"the text {value!r:.60}"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def check_positive(owner: object, field: str) -> None:
+    """Raise unless the field is a finite number above 0."""
+    value: Any = getattr(owner, field)
+    if not (is_number(value) and value > 0):
+        raise field_error(owner, field, "be a finite number above 0")
+
+
+def check_at_least(owner: object, field: str, least: int) -> None:
+    """Raise unless the field is a whole number of at least `least`."""
+    if not is_whole(getattr(owner, field), least):
+        raise field_error(owner, field, f"be a whole number of at least {least}")
+
+
+def check_share(owner: object, field: str) -> None:
+    """Raise unless the field is a number of at least 0 and below 1."""
+    value: Any = getattr(owner, field)
+    if not (is_number(value) and 0 <= value < 1):
+        raise field_error(owner, field, "be at least 0 and below 1")
+
+
+def check_tolerance(owner: object, field: str) -> None:
+    """Raise unless the field is a number above 0 and below 1."""
+    check_positive(owner, field)
+    if getattr(owner, field) >= 1:
+        raise field_error(owner, field, "be below 1", do="it is a share, not a percentage: 0.05 is 5 %")
+
+
+# A field's type carries its range; `check_fields` reads it.
+Positive = Annotated[float, check_positive]
+Share = Annotated[float, check_share]
+Tolerance = Annotated[float, check_tolerance]
+Index = Annotated[int, partial(check_at_least, least=0)]
+Count = Annotated[int, partial(check_at_least, least=1)]
+Unlimited = Annotated[int, partial(check_at_least, least=-1)]
+"""A count, or -1 for no limit."""
+
+
+def check_fields(config: Any) -> None:
+    """Check the fields of a dataclass against their types.
+
+    `bool` and `Literal[…]` are checked as they stand; `Annotated[type, check]` calls `check(config, field)`. None
+    passes where the type allows it. Other types are not checked.
+
+    Raises:
+        ConfigError: a field is out of its range.
+    """
+    kind: Any = type(config)
+    for name, hint in _hints_of(kind).items():
+        value, is_union = getattr(config, name), get_origin(hint) in (Union, UnionType)
+        if value is None and is_union and NoneType in get_args(hint):
+            continue
+        for option in get_args(hint) if is_union else (hint,):
+            if option is bool and not isinstance(value, bool):
+                raise field_error(config, name, "be True or False")
+            if get_origin(option) is Literal and value not in get_args(option):
+                or_none = " or None" if is_union else ""
+                raise field_error(config, name, f"be one of {', '.join(map(repr, get_args(option)))}{or_none}")
+            for check in getattr(option, "__metadata__", ()):
+                check(config, name)
+
+
+@cache
+def _hints_of(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def check_finite_list(
+    owner: object, field: str, values: Iterable[float], *, length: int | None = None
+) -> tuple[float, ...]:
+    """The values as a tuple of floats; raises unless they are finite numbers (and exactly `length` many)."""
+    must = f"be {'exactly ' + str(length) if length else 'a list of'} finite numbers"
+    try:
+        found = tuple(values)
+    except TypeError:
+        raise field_error(owner, field, must) from None
+    if isinstance(values, (str, bytes)) or not all(map(is_number, found)):
+        raise field_error(owner, field, must)
+    if length is not None and len(found) != length:
+        raise field_error(owner, field, must, f"{len(found)} of them")
+    return tuple(map(float, found))
+
+
+def counted(number: int, noun: str) -> str:
+    """The number with its noun, which takes an s unless it is one: "1 run", "2 runs"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

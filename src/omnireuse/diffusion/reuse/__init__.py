@@ -1,1 +1,0 @@
-"""Reuse across the steps of one generation: small independent choices joined by one runtime."""

@@ -1,1 +1,0 @@
-"""The regions: what is skipped, one file each."""

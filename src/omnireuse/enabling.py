@@ -1,0 +1,195 @@
+"""One call for any diffusers pipeline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, overload
+
+import torch.distributed as dist
+
+from omnireuse.arguments.checks import check_arguments
+from omnireuse.arguments.choices import (
+    BackendName,
+    CacheOptions,
+    ForecasterName,
+    PolicyName,
+    Region,
+    StrategyOptions,
+    WholeRegion,
+)
+from omnireuse.arguments.targets import strategy_for, strategy_of
+from omnireuse.handle import Handle
+from omnireuse.hooks.denoisers import denoisers_of
+from omnireuse.hooks.ranks import forward_group
+from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.strategy import Strategy
+from omnireuse.tuning.switch import check_tune, why_untuned
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from omnireuse.forecasters.base import Forecaster
+    from omnireuse.hooks.session import Session
+    from omnireuse.loop.policy import Policy
+    from omnireuse.profiles.profile import Profile
+    from omnireuse.tuning.audit import Auditor
+    from omnireuse.tuning.tuner import Tuner
+
+__all__ = ["enable"]
+
+
+@overload
+def enable(
+    pipeline: Any,
+    backend: None = None,
+    *,
+    speedup: float | None = None,
+    computed_steps: int | None = None,
+    quality: float | None = None,
+    tolerance: float | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    region: WholeRegion | None = None,
+    group: dist.ProcessGroup | None = None,
+    tune: bool | int | None = None,
+    audit: float = 0.0,
+) -> Handle: ...
+@overload
+def enable(
+    pipeline: Any,
+    backend: BackendName,
+    *,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    group: dist.ProcessGroup | None = None,
+    **options: Unpack[CacheOptions],
+) -> Handle: ...
+@overload
+def enable(
+    pipeline: Any,
+    backend: None = None,
+    *,
+    policy: Policy | PolicyName,
+    forecaster: Forecaster | ForecasterName | None = None,
+    region: Region | None = None,
+    group: dist.ProcessGroup | None = None,
+    **options: Unpack[StrategyOptions],
+) -> Handle: ...
+@overload
+def enable(pipeline: Any, backend: Strategy, *, group: dist.ProcessGroup | None = None) -> Handle: ...
+def enable(
+    pipeline: Any,
+    backend: BackendName | Strategy | None = None,
+    *,
+    speedup: float | None = None,
+    computed_steps: int | None = None,
+    quality: float | None = None,
+    tolerance: float | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    policy: Policy | PolicyName | None = None,
+    forecaster: Forecaster | ForecasterName | None = None,
+    region: Region | None = None,
+    group: dist.ProcessGroup | None = None,
+    tune: bool | int | None = None,
+    audit: float = 0.0,
+    **options: Any,
+) -> Handle:
+    """Compute some denoising steps of a pipeline and forecast the others, until `disable`.
+
+    There are four ways to say how many::
+
+        enable(pipe)                                       # the default: half of the steps, at least 12
+        enable(pipe, speedup=2.5)                          # a target; or computed_steps, quality, tolerance, profile
+        enable(pipe, "tea_cache", rel_l1_thresh=0.2)       # a cache backend with its options
+        enable(pipe, policy="fixed", forecaster="blend")   # the main axes of a strategy; all: enable(pipe, Strategy(…))
+
+    Args:
+        pipeline: any diffusers pipeline with a `transformer`, `unet`, `prior` or `decoder`.
+        backend: name of a cache backend; `options` are then fields of `DiffusionCacheConfig`. Or a `Strategy`.
+        speedup: all steps divided by computed steps, ≥ 1. It counts steps, not time: time falls by the denoiser's
+            share of it.
+        computed_steps: how many steps compute, ≥ 1.
+        quality: PSNR in dB to the full run that at least nine of ten pictures shall reach; needs a profile.
+        tolerance: relative L1 error that at least nine of ten final latents stay within, above 0 and below 1: 0.05 is
+            5 %. Needs no profile: the first pictures say how many steps compute, and without `tune` the errors measured
+            on the way do (`ErrorControl`).
+        profile: what `omnireuse.calibrate` found for this pipeline; or its file, its folder, or its id on the Hugging
+            Face Hub, ``owner/name`` or ``owner/name@revision``. It computes half of the steps unless
+            `speedup`, `computed_steps` or `quality` is given. A number of steps that it has no plan for is computed all
+            the same, without a promise. With the backend "tea_cache" or "mag_cache" it gives the
+            measured coefficients or ratios.
+        policy: a policy or its name; `options` may then name the `quantity`, the `signal` and the `axis` of `Strategy`.
+        forecaster: a forecaster or its name; "hold" where a policy is given without one.
+        region: what is skipped. Without a policy "step" or "call"; by default "step", or "call" where the pipeline or
+            the profile needs it.
+        group: the ranks that share the forward's collectives (sequence or tensor parallel) and must decide alike. By
+            default those of diffusers' `enable_parallelism` or of the device mesh of the parameters, so make the model
+            parallel first; none where every rank runs its own model.
+        tune: measure the first pictures of each kind, which are computed in full, and go on with the plan that leaves
+            the least error in them: True, False, or how many pictures at most (3 by default). It goes with the default,
+            `speedup`, `computed_steps` and `tolerance`. Plans are kept on disk (`omnireuse cache list`).
+            OMNIREUSE_TUNE=0 turns it off.
+        audit: share of the pipeline's calls, in 0…1, that are made again in full after their pictures are done;
+            `summary().audits` holds the error of each. It goes with the default, the targets and a profile.
+        options: with a backend, fields of `DiffusionCacheConfig`; with a policy, `quantity`, `signal` and `axis`.
+
+    Returns:
+        The handle: `summary()` says what was reused, `disable()` restores the pipeline. It is a context manager, too.
+        You need not keep it: `omnireuse.handle_of(pipeline)` returns it, `omnireuse.disable(pipeline)` ends reuse.
+
+    Raises:
+        ConfigError: a value is out of range, an option belongs somewhere else, two ways are given at once, or a target
+            cannot be reached; the error says what can be had.
+        WrongTypeError: a value is of the wrong kind.
+        UnknownNameError: a backend, option, policy or forecaster does not exist (the error names the nearest), or the
+            model has no declaration for the region.
+        UnsupportedModelError: the pipeline has no denoiser, or one that the region cannot serve.
+        StateError: reuse is enabled already, or the profile belongs to another pipeline.
+        MissingExtraError: the backend needs a library that is not installed.
+    """
+    axes = {name: options.pop(name) for name in StrategyOptions.__annotations__ if name in options}
+    aims: Any = {"speedup": speedup, "computed_steps": computed_steps, "quality": quality, "tolerance": tolerance}
+    ways = {"backend": backend, "policy": policy, "forecaster": forecaster, "region": region, **axes}
+    check_arguments(pipeline, aims, ways, profile=profile, tune=tune, audit=audit, options=options)
+    if isinstance(backend, str):
+        from omnireuse.named.step_caches import config_given, open_step_cache
+
+        config = config_given(backend, options, pipeline, profile)
+        return open_step_cache(backend, config, pipeline, _agreement(pipeline, group))
+    agreement = _agreement(pipeline, group)
+    if policy is not None:
+        backend = strategy_of(policy, "hold" if forecaster is None else forecaster, region=region or "step", **axes)
+    if backend is not None:
+        decides, forecasts = type(backend.policy).__name__, type(backend.forecaster).__name__
+        return Handle(pipeline, backend, name=f"{decides} × {forecasts} on {backend.region}", agreement=agreement)
+    chosen = strategy_for(pipeline, profile=profile, region=region, **aims)
+    untuned = "a profile" if profile is not None else why_untuned(tune, chosen.strategy.region)
+    return Handle(
+        pipeline,
+        chosen.strategy,
+        name=chosen.name,
+        agreement=agreement,
+        promise=chosen.promise,
+        like=chosen.like,
+        tuner=None if untuned else _tuner(chosen.strategy, check_tune(tune), agreement),
+        untuned=untuned,
+        auditor=_auditor(audit, tolerance) if audit else None,
+        adapts=region is None,
+    )
+
+
+def _agreement(pipeline: Any, group: dist.ProcessGroup | None) -> Agreement:
+    return Agreement(group if group is not None else forward_group(denoisers_of(pipeline)))
+
+
+def _tuner(strategy: Strategy, pictures: int, agreement: Agreement) -> Callable[[Session], Tuner]:
+    from omnireuse.tuning.store import Store
+    from omnireuse.tuning.tuner import Tuner
+
+    store = Store()  # what it refuses, it refuses before anything is attached
+    return lambda session: Tuner(session, strategy, pictures=pictures, store=store, agreement=agreement)
+
+
+def _auditor(share: float, tolerance: float | None) -> Callable[[Session], Auditor]:
+    from omnireuse.tuning.audit import Auditor
+
+    return lambda session: Auditor(session, share, tolerance)

@@ -1,0 +1,76 @@
+"""The engine around: whether reuse was tested in its release, and its log."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from packaging.version import InvalidVersion, Version
+
+from omnireuse.errors import ConfigError
+
+__all__ = ["OVERRIDE", "check_host", "is_tested", "log_through"]
+
+logger = logging.getLogger("omnireuse")
+
+OVERRIDE = "OMNIREUSE_UNTESTED_HOST"
+"""The environment variable that lets reuse into a release that it was not tested in."""
+
+
+def is_tested(present: str, tested: Sequence[str]) -> bool:
+    """Whether this is a final release of a tested series: a patch, a post-release or a local build of it counts, a
+    release candidate, a development version or a source build without a version (0.0.0) does not.
+
+    Args:
+        tested: series, such as "0.30"; the version must begin with all of the numbers.
+    """
+    try:
+        found = Version(present)
+    except InvalidVersion:
+        return False
+    series = [Version(each).release for each in tested]
+    return not found.is_prerelease and any(found.release[: len(each)] == each for each in series)
+
+
+def check_host(package: str, tested: Sequence[str], missing: Sequence[str] = (), *, asked: str) -> None:
+    """Raise unless this release of the engine was tested (`is_tested`) and every hook was applied.
+
+    ``OMNIREUSE_UNTESTED_HOST=1`` allows another release, with one warning, but no missing hook.
+
+    Args:
+        tested: series of releases, such as "0.30".
+        asked: where reuse was asked for, for the error.
+    """
+    try:
+        present = version(package)
+    except PackageNotFoundError:
+        present = "unknown"
+    said = f"{package} {present} is not supported; this release of omnireuse was tested with {', '.join(tested)}"
+    if missing:
+        raise ConfigError(f"{asked}: {said}; not hooked: {', '.join(missing)}")
+    if is_tested(present, tested):
+        return
+    if os.environ.get(OVERRIDE) != "1":
+        raise ConfigError(
+            f"{asked}: {said}; install one of them, or set {OVERRIDE}=1, at the risk that a hook means something else "
+            "there and pictures are wrong without an error"
+        )
+    _warn(f"{said}; {OVERRIDE}=1 lets it in: compare its pictures with those of a server without reuse")
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    logger.warning("%s", text)
+
+
+def log_through(host: str) -> None:
+    """Hand omnireuse's log to the engine's own logger, which has handlers and a level. Idempotent.
+
+    A logger that the user has given handlers of its own stays as it is.
+    """
+    if not logger.handlers:
+        logger.parent = logging.getLogger(host)
+        logger.setLevel(logger.level)  # forgets what was let through under the former parent

@@ -1,0 +1,98 @@
+"""What reuse keeps of one request of an engine, and what the engine's own Prometheus metrics count of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omnireuse.engines.settings import KEY, RequestPlan
+from omnireuse.loop.generation import Generation
+from omnireuse.summary.summary import Promise
+
+__all__ = ["METRICS", "STRATEGY", "RequestReuse", "count_request", "figures_of"]
+
+STRATEGY = f"{KEY}_strategy"
+"""Key of the one figure that is a name and no number."""
+
+
+@dataclass
+class RequestReuse:
+    """The reuse state of one request, in the engine's own state of it: it is freed with the request.
+
+    Attributes:
+        plan: of the request.
+        generation: its state; None where the request computes every step.
+        computed, reused: steps so far.
+        chunk: of a streaming request, whose chunks are denoised one after the other.
+        first: the step that its generation began with.
+        failures: how often something of the request failed, and it went on without reuse.
+    """
+
+    plan: RequestPlan
+    generation: Generation | None
+    computed: int = 0
+    reused: int = 0
+    chunk: int = 0
+    first: int = 0
+    failures: int = 0
+
+    def is_at(self, chunk: int, step: int) -> bool:
+        """Whether this step follows the known ones. An engine may begin a chunk, or go back to an earlier step."""
+        if self.chunk != chunk:
+            return False
+        return self.generation is None or self.first + self.generation.index == step
+
+    def figures(self) -> dict[str, Any]:
+        """The response's figures: numbers, and the strategy's name under `STRATEGY`."""
+        found = figures_of(self.plan.name, self.plan.promise, self.computed, self.reused)
+        if self.plan.tuned:
+            found[f"{KEY}_tuned"] = 1.0
+        if self.failures:
+            found[f"{KEY}_failures"] = float(self.failures)
+        return found
+
+
+def figures_of(name: str, promise: Promise | None, computed: int, reused: int) -> dict[str, Any]:
+    """A response's figures: the strategy's name, numbers of steps, and the mean PSNR in dB that a profile expects."""
+    known: dict[str, Any] = {"strategy": name, "steps_computed": float(computed), "steps_reused": float(reused)}
+    if promise is not None and promise.but is None:
+        known["expected_psnr_db"] = promise.expected
+    return {f"{KEY}_{name}": figure for name, figure in known.items()}
+
+
+METRICS = {
+    f"{KEY}_requests_total": "Finished requests whose steps reuse decided on, by target",
+    f"{KEY}_request_steps_total": "Denoising steps of these requests, by target and by action (computed, reused)",
+    f"{KEY}_request_failures_total": "Times that something of a request failed, and it went on without reuse",
+}
+"""Every metric by its name in the exposition, with its meaning. The label `target` is "server" for a request without
+targets of its own, "off", or the name of its target: never a value, since clients choose the values."""
+
+
+def count_request(figures: Mapping[str, Any], target: str) -> None:
+    """Count a finished request.
+
+    Call this in a process whose metrics the engine exposes. The counters are made at the first call, in the registry
+    and the storage of that process.
+
+    Args:
+        figures: of the request, as `RequestReuse.figures` returns them.
+    """
+    requests, steps, failures = _counters()
+    requests.labels(target).inc()
+    for action in ("computed", "reused"):
+        steps.labels(target, action).inc(figures.get(f"{KEY}_steps_{action}", 0.0))
+    failures.labels(target).inc(figures.get(f"{KEY}_failures", 0.0))
+
+
+@functools.cache
+def _counters() -> tuple[Any, Any, Any]:
+    from prometheus_client import Counter  # an engine that is asked for metrics has it
+
+    labels = (("target",), ("target", "action"), ("target",))
+    requests, steps, failures = (
+        Counter(name, meaning, names) for (name, meaning), names in zip(METRICS.items(), labels, strict=True)
+    )
+    return requests, steps, failures

@@ -1,0 +1,227 @@
+"""The settings of reuse in an engine: what a server was started with, and what one request asks for, checked first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch.distributed as dist
+
+from omnireuse.arguments.targets import DEFAULT, check_targets, strategy_for
+from omnireuse.base.validation import is_number
+from omnireuse.diffusion.data import DiffusionCacheConfig
+from omnireuse.enabling import enable
+from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
+from omnireuse.loop.strategy import Strategy
+from omnireuse.profiles.profile import Profile
+from omnireuse.summary.summary import Promise
+from omnireuse.tuning.switch import check_tune
+
+__all__ = ["KEY", "OFF", "TARGETS", "RequestPlan", "RequestSettings", "ServerSettings"]
+
+KEY = "omnireuse"
+"""Name of a request's settings among its extra arguments, and of the backend where an engine names one."""
+
+CACHE_OPTIONS = tuple(field.name for field in fields(DiffusionCacheConfig))
+"""The keys beside ``"backend"``: the options of the named caches."""
+TARGETS = ("speedup", "computed_steps", "quality", "tolerance")
+LIMITS = ("max_speedup", "request_targets")
+"""An operator's limits."""
+MOST_PLANS = 256
+"""Plans that a server keeps. Requests may ask for more numbers than memory holds."""
+
+
+@dataclass(frozen=True)
+class RequestPlan:
+    """The strategy that one request follows.
+
+    Attributes:
+        strategy: None where the request computes every step.
+        name: for logs and metrics.
+        promise: what the profile says of its quality, if it has one.
+        group: the ranks that decide together; None where each decides alone.
+        tuned: whether the first pictures of a pipeline have chosen it.
+    """
+
+    strategy: Strategy | None
+    name: str
+    promise: Promise | None = None
+    group: dist.ProcessGroup | None = None
+    tuned: bool = False
+
+
+OFF = RequestPlan(strategy=None, name="off")
+
+
+@dataclass(frozen=True)
+class RequestSettings:
+    """One request's wishes in ``{"omnireuse": …}`` among its extra arguments.
+
+    Attributes:
+        off: compute every step.
+        targets: replaces the server's target: one of speedup, computed_steps, quality and tolerance. Empty: the
+            server's own.
+    """
+
+    off: bool = False
+    targets: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def target(self) -> str:
+        """Name of the target, for counters: "off", "server" for the server's own, or one of `TARGETS`."""
+        return "off" if self.off else next((name for name, _ in self.targets), "server")
+
+    @classmethod
+    def of(cls, extras: Mapping[str, Any] | None, *, field: str = "extra_args") -> RequestSettings:
+        """The settings in a request's extra arguments."""
+        if extras is not None and not isinstance(extras, Mapping):
+            raise WrongTypeError(f"{field}={extras!r:.60}: {field} must be a mapping, got {type(extras).__name__}")
+        given = (extras or {}).get(KEY)
+        if given is None or given is True or (isinstance(given, str) and given == "on"):
+            return cls()
+        if given is False or (isinstance(given, str) and given == "off"):
+            return cls(off=True)
+        if not isinstance(given, Mapping):
+            raise WrongTypeError(
+                f'{field}({KEY}={given!r:.60}): {KEY} must be "on", "off" or a mapping with one of '
+                f"{', '.join(TARGETS)}, got {type(given).__name__}"
+            )
+        for name, value in given.items():
+            if name not in TARGETS:
+                raise UnknownNameError(f"setting of {field}[{KEY!r}]", str(name)[:60], TARGETS)
+            if value is None:
+                raise WrongTypeError(
+                    f"{field}({KEY}={{{name!r}: None}}): {name} must be a number, got None; leave it out for the "
+                    "server's own target"
+                )
+        check_targets(**given)
+        if len(given) > 1:
+            raise ConfigError(f"{field}({KEY}={dict(given)!r:.120}): {KEY} must have one target, got {len(given)}")
+        return cls(targets=tuple((name, int(x) if name == "computed_steps" else x) for name, x in given.items()))
+
+
+class ServerSettings:
+    """The settings of a server: a target, a profile, a named cache with its options, or none for the default.
+
+    ``"max_speedup": 4`` is the most that a request may ask for, as `speedup` or as `computed_steps`.
+    ``"request_targets": ["speedup"]`` are the targets that requests may name. Without them requests are free.
+
+    ``"tune": false`` measures nothing, and a number is how many pictures are measured at most (`enable`).
+
+    Args:
+        place: where they were written down, for errors.
+        further: names of options that the engine's own integration reads from `options`.
+    """
+
+    def __init__(self, options: Mapping[str, Any], *, place: str, further: tuple[str, ...] = ()) -> None:
+        cache = ("backend", *CACHE_OPTIONS) if "backend" in options else ("backend",)
+        known = (*TARGETS, "profile", "tune", *LIMITS, *cache, *further)
+        for name in options:
+            if name not in known:
+                raise UnknownNameError(f"option of {place} for omnireuse", name, known)
+        self.options, self.place = dict(options), place
+        check_targets(**{name: self.options.get(name) for name in TARGETS})
+        self._max_speedup, self._targets = (self.options.pop(name, None) for name in LIMITS)
+        self._check_limits()
+        self.tune: bool | int | None = self.options.pop("tune", None)
+        self._check_tune()
+        self._profile: Profile | None = None
+        self._plans: OrderedDict[tuple[tuple[str, float], ...], RequestPlan] = OrderedDict()
+
+    def check_limits(self, request: RequestSettings, *, steps: int | None, field: str = "extra_args") -> None:
+        """Refuse what the operator does not allow.
+
+        Args:
+            steps: its number of steps; None where it names none.
+        """
+        for name, value in request.targets:
+            asked = f"{field}({KEY}={{{name!r}: {value!r}}})"
+            if self._targets is not None and name not in self._targets:
+                allowed = " or ".join(self._targets) or '"on" or "off"'
+                raise ConfigError(f"{asked}: {KEY} must be {allowed} on this server (request_targets), got {name}")
+            if self._max_speedup is None or name not in ("speedup", "computed_steps"):
+                continue
+            if name == "computed_steps" and steps is None:
+                raise ConfigError(
+                    f"{asked}: num_inference_steps must be given with computed_steps on this server, which limits "
+                    "speed-ups (max_speedup)"
+                )
+            speedup = value if steps is None or name == "speedup" else steps / value
+            if speedup > self._max_speedup:
+                raise ConfigError(
+                    f"{asked}: the speed-up must be at most {self._max_speedup:g} on this server (max_speedup), got "
+                    f"{speedup:g}"
+                )
+
+    def _check_tune(self) -> None:
+        check_tune(self.tune)
+        fixed = [name for name in ("backend", "profile", "quality", "tolerance") if name in self.options]
+        if fixed and self.tune not in (None, False):
+            raise ConfigError(
+                f"{self.place}(tune={self.tune!r}): tuning chooses the plan of the default, speedup= and "
+                f"computed_steps=, and {fixed[0]} has chosen one; leave one of the two out"
+            )
+        if fixed:
+            self.tune = False
+
+    def _check_limits(self) -> None:
+        most, targets = self._max_speedup, self._targets
+        if most is not None and not (is_number(most) and most >= 1):
+            raise ConfigError(
+                f"{self.place}(max_speedup={most!r:.60}): max_speedup must be a finite number of at least 1, got "
+                f"{most!r:.60}"
+            )
+        if targets is None:
+            return
+        if not isinstance(targets, (list, tuple)):
+            raise WrongTypeError(
+                f"{self.place}(request_targets={targets!r:.60}): request_targets must be a list of {', '.join(TARGETS)}"
+            )
+        for name in targets:
+            if name not in TARGETS:
+                raise UnknownNameError(f"target in request_targets of {self.place}", name, TARGETS)
+
+    def plan(self, request: RequestSettings, pipeline: Any, *, region: str | None = None) -> RequestPlan:
+        """What a request follows; the plans are kept, since many requests ask for the same.
+
+        Args:
+            pipeline: that serves it; None where it is elsewhere: a profile is then not checked against it.
+            region: "step" or "call"; None for the one that serves the pipeline.
+        """
+        if request.off:
+            return OFF
+        plan = self._plans.pop(request.targets, None)
+        if plan is None:
+            plan = self._made(request, pipeline, region)
+        self._plans[request.targets] = plan
+        if len(self._plans) > MOST_PLANS:
+            self._plans.popitem(last=False)
+        return plan
+
+    def enable_arguments(self, request: RequestSettings) -> dict[str, Any]:
+        """The same as arguments of `omnireuse.enable`."""
+        profile = {} if (known := self.profile) is None else {"profile": known}
+        if not request.targets:
+            return {**self.options, **profile}
+        return {**profile, **dict(request.targets)}
+
+    @property
+    def profile(self) -> Profile | None:
+        """The server's profile, read once."""
+        given = self.options.get("profile")
+        if self._profile is None and given is not None:
+            self._profile = given if isinstance(given, Profile) else Profile.from_pretrained(given)
+        return self._profile
+
+    def _made(self, request: RequestSettings, pipeline: Any, region: str | None) -> RequestPlan:
+        arguments = self.enable_arguments(request)
+        if not arguments:
+            return RequestPlan(DEFAULT, "default")
+        if "backend" in arguments:
+            with enable(pipeline, **arguments) as handle:
+                return RequestPlan(handle.strategy, handle.name)
+        wanted = {name: arguments.get(name) for name in (*TARGETS, "profile")}
+        chosen = strategy_for(pipeline, region=region, **wanted)
+        return RequestPlan(chosen.strategy, chosen.name, chosen.promise)

@@ -1,0 +1,100 @@
+"""Which vLLM the connector is made for, and what `ec_connector_extra_config` says: checked before the engine starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from omnireuse.encoders.eviction import POLICIES
+from omnireuse.engines import host
+from omnireuse.errors import ConfigError, UnknownNameError
+from omnireuse.stores.disk import DiskTier
+from omnireuse.stores.redis import RedisTier
+from omnireuse.stores.tier import Tier, TieredStore
+
+__all__ = ["TESTED", "ConnectorOptions", "check_host"]
+
+_DIGEST = re.compile("[0-9a-fA-F]{32,128}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectorOptions:
+    """The places of encoder outputs beside the device.
+
+    Args:
+        host_bytes: budget of the host tier in bytes, for each worker; 0 for none.
+        policy: which output leaves the host tier first: lru or s3-fifo.
+        disk: directory of the disk tier; needs `disk_bytes`.
+        disk_bytes: quota of the directory in bytes.
+        redis: URL of the Redis tier.
+        weights: digest of the checkpoint with the encoder in hexadecimal, as ``sha256sum`` prints it; needed for disk
+            and Redis, which outlive the engine and may be shared with others.
+        fetch_seconds: how long a request waits for disk or Redis before its inputs are encoded, > 0.
+
+    Raises:
+        ConfigError: a value out of range, or an option without the one that it needs.
+        UnknownNameError: an unknown policy.
+    """
+
+    host_bytes: int = 4 << 30
+    policy: str = "s3-fifo"
+    disk: str | None = None
+    disk_bytes: int | None = None
+    redis: str | None = None
+    weights: str = ""
+    fetch_seconds: float = 1.0
+
+    @classmethod
+    def of(cls, extra: Mapping[str, Any]) -> ConnectorOptions:
+        """The options in a server's configuration."""
+        known = [field.name for field in fields(cls)]
+        for name in extra:
+            if name not in known:
+                raise UnknownNameError("option of ec_connector_extra_config for omnireuse", name, known)
+        return cls(**extra)
+
+    def __post_init__(self) -> None:
+        if type(self.host_bytes) is not int or self.host_bytes < 0:
+            raise _wrong("host_bytes", self.host_bytes, "be a number of bytes ≥ 0", "0 turns the host tier off")
+        if self.policy not in POLICIES:
+            raise UnknownNameError("eviction policy", self.policy, POLICIES)
+        if (self.disk is None) != (self.disk_bytes is None):
+            raise _wrong("disk", self.disk, f"stand beside disk_bytes={self.disk_bytes!r}", "give both or neither")
+        is_kept = self.disk or self.redis
+        if not (isinstance(self.weights, str) and (_DIGEST.fullmatch(self.weights) or not (self.weights or is_kept))):
+            raise _wrong(
+                "weights", self.weights, "be a digest of the encoder's weights in hexadecimal, of 32 digits or more",
+                "cat CHECKPOINT/*.safetensors | sha256sum computes one; under a name that two models share, one would "
+                "be served the outputs of the other",
+            )  # fmt: skip
+        if not isinstance(self.fetch_seconds, (int, float)) or not self.fetch_seconds > 0:
+            raise _wrong("fetch_seconds", self.fetch_seconds, "be > 0", "1.0 is the default")
+
+    def open_tiers(self) -> TieredStore | None:
+        """Disk before Redis; None for neither."""
+        tiers: list[Tier] = []
+        if self.disk is not None:
+            tiers.append(DiskTier(self.disk, max_bytes=self.disk_bytes or 0))
+        if self.redis is not None:
+            tiers.append(RedisTier(self.redis))
+        return TieredStore(tiers) if tiers else None
+
+
+def _wrong(name: str, value: object, must: str, hint: str) -> ConfigError:
+    return ConfigError(f"ec_connector_extra_config({name}={value!r}): field must {must}, got {value!r}; {hint}")
+
+
+TESTED = ("0.33",)
+
+
+def check_host(parallel_config: Any = None) -> None:
+    """Raise unless this vLLM was tested, and its executor reports what every worker did."""
+    host.check_host("vllm", TESTED, asked="EncoderOutputConnector")
+    executor = getattr(parallel_config, "distributed_executor_backend", None)
+    if executor not in (None, "mp", "uni") and parallel_config.world_size > 1:
+        raise ConfigError(
+            f"EncoderOutputConnector(distributed_executor_backend={executor!r}): field must be 'mp' for several "
+            f"workers, got {executor!r}; other executors report what one worker did, and the host tier needs all"
+        )

@@ -1,0 +1,142 @@
+"""The cache backend that vllm-omni's selector returns: whole requests through `enable`, waves through `Waves`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, install_prompt_embed_cache
+from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings
+from omnireuse.engines.vllm_omni.admission import refuse_pipeline, refuse_plan
+from omnireuse.engines.vllm_omni.calls import RequestCalls
+from omnireuse.engines.vllm_omni.ranks import deciding_group, has_ranks, refuse_shared_encoder, refuse_stages
+from omnireuse.engines.vllm_omni.ready import ReadyPlans
+from omnireuse.engines.vllm_omni.settings import OmniSettings
+from omnireuse.engines.vllm_omni.waves import Waves
+from omnireuse.engines.whole import WholeRequests
+from omnireuse.errors import ConfigError
+from omnireuse.prompts.cache import PromptCacheOptions
+from omnireuse.stores.redis import RedisTier
+from omnireuse.tuning.switch import is_off_by_environment
+
+__all__ = ["Backend"]
+
+logger = logging.getLogger("omnireuse")
+
+
+class Backend:
+    """Step reuse on one of vllm-omni's pipelines."""
+
+    def __init__(self, cache_config: Any) -> None:
+        self.config = cache_config
+        self.enabled = False
+        self.settings = OmniSettings(cache_config)
+        self.waves: Waves | None = None
+        self.mixed_batches = 0
+        """Batches of requests that ask for different reuse, and computed every step for that."""
+        self.prompts: PromptEmbedCache | None = None
+        """The cache of prompt embeddings, where the server asked for one."""
+        self._pipeline: Any = None
+        self._whole = WholeRequests(self.settings)
+        self._tunes = True
+        self._ready: ReadyPlans | None = None
+
+    def is_enabled(self) -> bool:
+        """Whether `enable` ran."""
+        return self.enabled
+
+    def enable(self, pipeline: Any) -> None:
+        """Serve this pipeline; called once after loading."""
+        refuse_stages(self.settings.place)
+        self._pipeline = _denoising_pipeline(pipeline)
+        if self._pipeline is pipeline:
+            self._whole = WholeRequests(self.settings, RequestCalls())
+        if has_ranks() and self.settings.tune is not False:
+            self._tunes = False
+            logger.info("tuning is off: ranks share the forward pass")
+        plan = self._plan(RequestSettings())
+        if getattr(getattr(pipeline, "od_config", None), "step_execution", False):
+            refuse_pipeline(pipeline, place=self.settings.place)
+        self._cache_prompts()
+        self.enabled = True
+        logger.info("omnireuse serves %s: %s", type(self._pipeline).__name__, plan.name)
+
+    def refresh(self, pipeline: Any, num_inference_steps: int, verbose: bool = True) -> None:
+        """Nothing to do: a run begins when the pipeline sets its timesteps."""
+
+    def _cache_prompts(self) -> None:
+        if self.settings.prompt_cache is None:
+            return
+        store = self.settings.prompt_store
+        if store is not None:
+            refuse_shared_encoder(self._pipeline, place=self.settings.place)
+        self.prompts = install_prompt_embed_cache(
+            self._pipeline,
+            max_size=self.settings.prompt_cache,
+            model_tag=type(self._pipeline).__name__,
+            options=PromptCacheOptions(outside=None if store is None else RedisTier(store)),
+        )
+        if self.prompts is None:
+            raise ConfigError(
+                f"--cache-config(prompt_cache={self.settings.prompt_cache!r}): {type(self._pipeline).__name__} has no "
+                "encode_prompt to cache; leave prompt_cache out"
+            )
+
+    def begin(self, requests: Sequence[Any]) -> None:
+        """Prepare for a batch of whole requests, which share every step.
+
+        Requests that ask for different reuse compute every step, since one of them would get what another asked for.
+        """
+        asked = {RequestSettings.of(request.sampling_params.extra_args) for request in requests}
+        wanted = asked.pop() if len(asked) == 1 else RequestSettings(off=True)
+        if asked:
+            self.mixed_batches += 1
+            logger.warning(
+                "a batch of %d requests asks for different reuse, and computes every step; batch requests with the "
+                "same extra_args[%r] to reuse",
+                len(requests),
+                KEY,
+            )
+        self._whole.begin(self._pipeline, wanted, group=self._plan(wanted).group, tunes=self._tunes)
+
+    def figures(self) -> dict[str, Any]:
+        """Figures of the last batch of whole requests, for their responses' metrics."""
+        return self._whole.figures()
+
+    def serve_waves(self, pipeline: Any, sub_batch: Any) -> None:
+        """Stand before the pipeline's `denoise_step`. Idempotent."""
+        self._whole.end()
+        if self.waves is None:
+            refuse_pipeline(pipeline, place=self.settings.place)
+            refuse_plan(self._plan(RequestSettings()), place=self.settings.place)
+            self.waves = Waves(pipeline.denoise_step, sub_batch, self._plan_of)
+            pipeline.denoise_step = self.waves.denoise_step
+
+    def _plan_of(self, state: Any) -> RequestPlan:
+        wanted = RequestSettings.of(state.sampling.extra_args)
+        plan = self._plan(wanted)
+        refuse_plan(plan, place=self.settings.place)
+        if wanted.targets or self.settings.tune is False or not self._tunes or is_off_by_environment():
+            return plan
+        if self._ready is None:
+            self._ready = ReadyPlans(self._pipeline)
+        return self._ready.tuned(plan, state)
+
+    def _plan(self, wanted: RequestSettings) -> RequestPlan:
+        plan = self.settings.plan(wanted, self._pipeline)
+        is_native = type(self._pipeline).__module__.startswith("vllm_omni.")
+        if is_native and plan.strategy is not None and plan.strategy.chosen_signal == "modulated_input":
+            raise ConfigError(
+                f"--cache-config: {plan.name} watches the modulated input of the first block, which vllm-omni's "
+                f"{type(self._pipeline).__name__} computes in its own way; use easy_cache, db_cache or a target like "
+                "speedup=, or the diffusers format"
+            )
+        return replace(plan, group=deciding_group(plan, place=self.settings.place))
+
+
+def _denoising_pipeline(pipeline: Any) -> Any:
+    """The diffusers pipeline within the adapter for the diffusers format, or the engine's own."""
+    inner = getattr(pipeline, "_pipeline", None)
+    return pipeline if inner is None else inner

@@ -1,0 +1,52 @@
+"""vllm-omni's calls of a native pipeline: one batch of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omnireuse.base.validation import is_number
+from omnireuse.hooks.call_arguments import Calls
+
+__all__ = ["RequestCalls", "request_scales", "untunable"]
+
+
+class RequestCalls(Calls):
+    """Calls whose argument is vllm-omni's `DiffusionRequestBatch`. Requests of a batch share their guidance."""
+
+    def arguments(self, pipeline: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The guidance scales of the first request, and whether it has a negative prompt."""
+        requests = _requests(args, kwargs)
+        return request_scales(requests[0].sampling_params, requests[0].prompt) if requests else {}
+
+    def untunable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        """A request with an adapter is not measured: shadows run beside later requests, which have others."""
+        requests = _requests(args, kwargs)
+        if not requests:
+            return "the call has no request"
+        return next((why for each in requests if (why := untunable(each.sampling_params)) is not None), None)
+
+
+def request_scales(sampling: Any, prompt: Any) -> dict[str, float]:
+    """The guidance scales of a request, by name, and 1 for a negative prompt or 0 for none."""
+    given = {**vars(sampling), **(sampling.extra_args or {})}
+    if not given.get("guidance_scale_provided", True):
+        given.pop("guidance_scale", None)
+    found = {
+        name: float(value)
+        for name, value in given.items()
+        if name.endswith("_scale") and ("guidance" in name or "cfg" in name) and is_number(value)
+    }
+    negative = prompt.get("negative_prompt") if isinstance(prompt, Mapping) else None
+    return {**found, "negative_prompt": float(negative is not None)}
+
+
+def untunable(sampling: Any) -> str | None:
+    """The reason against measuring a request or knowing it beforehand, or None."""
+    return None if getattr(sampling, "lora_request", None) is None else "requests with an adapter are not tuned"
+
+
+def _requests(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    batch = args[0] if args else next(iter(kwargs.values()), None)
+    found: Sequence[Any] = getattr(batch, "requests", None) or ([batch] if hasattr(batch, "sampling_params") else [])
+    return found

@@ -1,0 +1,231 @@
+"""The hooks of reuse in vllm-omni: a table of the wrapped functions, and a check that each of them is there.
+
+Every wrapper calls the original. It does more only in an engine that was started with ``--cache-backend omnireuse``.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from omnireuse.engines.host import check_host, log_through
+from omnireuse.engines.request import STRATEGY, count_request
+from omnireuse.engines.settings import KEY, RequestSettings
+from omnireuse.engines.vllm_omni.admission import Admission
+from omnireuse.engines.vllm_omni.backend import Backend
+from omnireuse.errors import OmniReuseError
+
+__all__ = ["SEAMS", "TESTED", "install"]
+
+logger = logging.getLogger("omnireuse")
+
+TESTED = ("0.30",)
+"""Releases of vllm-omni that the tests run in."""
+
+_DIFFUSION = "vllm_omni.diffusion"
+_RUNNER = f"{_DIFFUSION}.worker.diffusion_model_runner"
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _is_ours(config: Any) -> bool:
+    return getattr(config, "cache_backend", None) == KEY
+
+
+@contextmanager
+def _without_cache(owner: Any) -> Iterator[None]:
+    """Within it, the owner is configured as in an engine without a cache."""
+    config = owner.od_config
+    owner.od_config = copy.copy(config)
+    owner.od_config.cache_backend = "none"
+    try:
+        yield
+    finally:
+        owner.od_config = config
+
+
+def _select(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Know one more cache backend."""
+
+    def get_cache_backend(cache_backend: str | None, cache_config: Any) -> Any:
+        if cache_backend != KEY:
+            return original(cache_backend, cache_config)
+        check_host("vllm-omni", TESTED, _missing, asked=f"--cache-backend {KEY}")
+        return Backend(cache_config)
+
+    return get_cache_backend
+
+
+def _step_mode(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a wave through that vllm-omni refuses with any cache backend, and serve it."""
+
+    def execute_stepwise(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (_is_ours(self.od_config) and self.cache_backend is not None):
+            return original(self, *args, **kwargs)
+        self.cache_backend.serve_waves(self.pipeline, _sub_batch)
+        with _without_cache(self):
+            return original(self, *args, **kwargs)
+
+    return execute_stepwise
+
+
+def _sub_batch(states: list[Any]) -> Any:
+    return import_module(f"{_DIFFUSION}.worker.input_batch").InputBatch.make_batch(states)
+
+
+def _diffusers_format(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the adapter for the diffusers format through, which refuses every cache backend."""
+
+    def raise_unsupported_features(self: Any) -> Any:
+        if not _is_ours(self.od_config):
+            return original(self)
+        with _without_cache(self):
+            return original(self)
+
+    return raise_unsupported_features
+
+
+def _whole_requests(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Tell the backend which requests are about to run."""
+
+    def refresh_cache_for_requests(self: Any, reqs: list[Any], **kwargs: Any) -> Any:
+        if not _is_ours(kwargs.get("od_config", self.od_config)) or self.cache_backend is None:
+            return original(self, reqs, **kwargs)
+        with _as_client_error():
+            self.cache_backend.begin(reqs)
+        return None
+
+    return refresh_cache_for_requests
+
+
+def _whole_results(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Report the reuse of whole requests."""
+
+    def runner_output_from_outputs(self: Any, reqs: list[Any], outputs: list[Any]) -> Any:
+        if isinstance(self.cache_backend, Backend):
+            for output in outputs:
+                output.stage_durations = {**(output.stage_durations or {}), **self.cache_backend.figures()}
+        return original(self, reqs, outputs)
+
+    return runner_output_from_outputs
+
+
+def _admission(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse a request whose settings cannot be served before it waits for its turn."""
+
+    def add_request(self: Any, request_id: str, request: Any) -> Any:
+        if _is_ours(self.od_config):
+            if self not in _admissions:
+                _admissions[self] = Admission(self.od_config)
+            with _as_client_error():
+                _admissions[self].check(request)
+        elif KEY in (request.sampling_params.extra_args or ()):
+            _warn_of_no_backend()
+        return original(self, request_id, request)
+
+    return add_request
+
+
+@functools.cache
+def _warn_of_no_backend() -> None:
+    """Once in a process: vllm-omni hands extra arguments to pipelines, and a pipeline passes over what it does not
+    know."""
+    logger.warning(
+        "a request asks for %s, and this server serves none: it was started without --cache-backend %s, or vllm-omni "
+        "serves its pipeline without any cache; every step computes",
+        KEY,
+        KEY,
+    )
+
+
+@contextmanager
+def _as_client_error() -> Iterator[None]:
+    """Turn a refusal into the error that vllm-omni's servers answer with status 400 and its sentence."""
+    try:
+        yield
+    except OmniReuseError as error:
+        raise import_module("vllm_omni.errors").OmniClientError(str(error)) from None
+
+
+def _metrics(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Copy the figures of reuse from the timings, which reach every response, to the metrics of the engine's output."""
+
+    def postprocess_output(self: Any, request: Any, output: Any) -> Any:
+        durations = output.stage_durations or {}
+        strategy = durations.pop(STRATEGY, None)
+        ours = {name: figure for name, figure in durations.items() if name.startswith(f"{KEY}_")}
+        results = original(self, request, output)
+        for result in results if ours else ():
+            result.metrics.update(ours)
+            wanted = RequestSettings.of(request.sampling_params.extra_args)
+            result.custom_output = {**result.custom_output, KEY: {**ours, STRATEGY: strategy, "target": wanted.target}}
+        return results
+
+    return postprocess_output
+
+
+def _response(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Count a finished request where the server exposes its metrics, and name the strategy in its response."""
+
+    def process_single_result(self: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(self, result, *args, **kwargs)
+        stage = result.engine_outputs
+        figures = dict((getattr(stage, "custom_output", None) or {}).get(KEY) or {})
+        if figures and stage.finished:
+            count_request(figures, figures.pop("target"))
+            if made is not None:
+                made.metrics.update(figures)
+        return made
+
+    return process_single_result
+
+
+SEAMS: tuple[tuple[str, str, Wrapper], ...] = (
+    (f"{_DIFFUSION}.cache.selector", "get_cache_backend", _select),
+    (_RUNNER, "get_cache_backend", _select),
+    (_RUNNER, "DiffusionModelRunner._execute_stepwise", _step_mode),
+    (_RUNNER, "DiffusionModelRunner._refresh_cache_for_requests", _whole_requests),
+    (_RUNNER, "DiffusionModelRunner._runner_output_from_outputs", _whole_results),
+    (
+        f"{_DIFFUSION}.models.diffusers_adapter.pipeline_diffusers_adapter",
+        "DiffusersAdapterPipeline._raise_unsupported_features",
+        _diffusers_format,
+    ),
+    (f"{_DIFFUSION}.sched.base_scheduler", "BaseScheduler._add_request_with_request_id", _admission),
+    (f"{_DIFFUSION}.diffusion_engine", "DiffusionEngine.postprocess_output", _metrics),
+    ("vllm_omni.entrypoints.omni_base", "OmniBase._process_single_result", _response),
+)
+"""Module, function and its wrapper. The runner binds the selector's function by name, so both places are wrapped."""
+
+_missing: list[str] = []
+_admissions: WeakKeyDictionary[Any, Admission] = WeakKeyDictionary()
+"""By scheduler of this process."""
+
+
+def install() -> None:
+    """Wrap every seam once. What is missing is reported when the backend is chosen, so that an engine that does not use
+    it starts as ever."""
+    log_through("vllm")
+    _missing.clear()
+    for module, path, wrap in SEAMS:
+        try:
+            owner: Any = import_module(module)
+            *outer, name = path.split(".")
+            for each in outer:
+                owner = getattr(owner, each)
+            original = getattr(owner, name)
+        except (ImportError, AttributeError) as error:
+            _missing.append(f"{module}.{path} ({error})")
+            continue
+        if not getattr(original, "omnireuse", False):
+            wrapped = functools.wraps(original)(wrap(original))
+            wrapped.omnireuse = True  # type: ignore[attr-defined]  # the mark that makes this idempotent
+            setattr(owner, name, wrapped)
+    if _missing:
+        logger.error("omnireuse cannot get into this vllm-omni: %s", "; ".join(_missing))

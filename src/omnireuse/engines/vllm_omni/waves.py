@@ -1,0 +1,229 @@
+"""Continuous batching: each request of a wave computes or is forecast, as its own state says.
+
+vllm-omni runs one denoising step of all running requests in a wave. Requests that compute go through the transformer in
+one smaller batch; the others are forecast in one fused operation; the results are put back in the wave's order.
+
+A wave that raises fails every request in it. So nothing that belongs to one request may raise here: that request
+computes every further step, and the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from omnireuse.engines.request import RequestReuse
+from omnireuse.engines.settings import KEY, OFF, RequestPlan
+from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.batch import Row, observe_batch, predict_batch
+from omnireuse.loop.events import Choice
+from omnireuse.loop.generation import Generation, layout_of, warn_given_up
+from omnireuse.noise.parametrization import NoiseLevel
+from omnireuse.noise.schedulers import noise_levels
+
+__all__ = ["Waves", "levels_of"]
+
+logger = logging.getLogger("omnireuse")
+
+
+@dataclass(eq=False)
+class _Entry:
+    """One request of a wave.
+
+    Attributes:
+        state: the engine's.
+        request: its reuse state.
+        choice: the decision at this step; None for a request without reuse, which computes.
+        output: its scheduler's input.
+    """
+
+    state: Any
+    request: RequestReuse
+    choice: Choice | None = None
+    output: torch.Tensor | None = None
+
+    @property
+    def reuses(self) -> bool:
+        return self.choice is not None and self.choice.reuse
+
+    def row(self) -> Row:
+        assert self.request.generation is not None, "only requests with reuse have rows"
+        assert self.choice is not None, "and they have chosen"
+        return Row(
+            generation=self.request.generation, choice=self.choice, sample=self.state.latents, output=self.output
+        )
+
+
+class Waves:
+    """Stands before a pipeline's `denoise_step`.
+
+    Args:
+        denoise: the pipeline's own `denoise_step(input_batch, *, states, **kwargs)`.
+        sub_batch: makes the input batch of some of the wave's requests.
+        plan: of a request.
+    """
+
+    def __init__(
+        self,
+        denoise: Callable[..., Any],
+        sub_batch: Callable[[list[Any]], Any],
+        plan: Callable[[Any], RequestPlan],
+    ) -> None:
+        self._denoise = denoise
+        self._sub_batch = sub_batch
+        self._plan = plan
+        self._warned = False
+        self.computed_whole = 0
+        """Waves whose outputs are no single tensor, and which were computed whole for that."""
+        self.failures = 0
+        """Requests that went on without reuse because something of theirs failed."""
+
+    def denoise_step(self, input_batch: Any, *, states: Sequence[Any] | None = None, **kwargs: Any) -> Any:
+        """One denoising step of a wave.
+
+        Args:
+            states: the engine's state of each, in order; `latents` have shape (rows, …).
+
+        Returns:
+            The outputs of all rows, in the order of the states; None where the pipeline was interrupted.
+        """
+        if not states:
+            return self._denoise(input_batch, states=states, **kwargs)
+        entries = [self._entry(state) for state in states]
+        computing = [entry for entry in entries if not entry.reuses]
+        if computing:
+            is_whole = len(computing) == len(entries)
+            output = self._compute(computing, input_batch if is_whole else None, kwargs)
+            if output is not None or computing[0].output is None:
+                return self._without_reuse(output, input_batch, entries, is_whole, kwargs)
+        # Nothing of any request has changed up to here: a step that raises leaves all of them as they were.
+        reusing = [entry for entry in entries if entry.reuses]
+        if failed := self._served(predict_batch, reusing):
+            for entry in computing:  # a graph of the device may write over its last output
+                entry.output = None if entry.output is None else entry.output.clone()
+            try:
+                output = self._compute(failed, None, kwargs)
+            except BaseException as error:
+                for entry in reusing:
+                    if entry not in failed:  # its forecast is made, and the step is not
+                        self._give_up(entry, "the computation of another request", error)
+                raise
+            if output is not None or failed[0].output is None:
+                return self._without_reuse(output, input_batch, entries, False, kwargs)
+        self._served(observe_batch, [entry for entry in computing if entry.choice is not None])
+        self._count(entries)
+        return torch.cat([entry.output for entry in entries if entry.output is not None])
+
+    def _entry(self, state: Any) -> _Entry:
+        kept: RequestReuse | None = state.extra.get(KEY)
+        entry = _Entry(state, RequestReuse(OFF, None) if kept is None else kept)
+        request = entry.request
+        try:
+            if kept is None:
+                state.extra[KEY] = request
+                request.plan = self._plan(state)
+            if kept is None or not request.is_at(state.chunk_index, state.step_index):
+                request.chunk, request.first = state.chunk_index, state.step_index
+                request.generation = self._start(request.plan, state)
+            if request.generation is not None:
+                latents = state.latents
+                entry.choice = request.generation.decide(layout=layout_of(latents), signal=latents)
+        except Exception as error:  # of this request alone
+            self._give_up(entry, "the decision on a step", error)
+        return entry
+
+    def _start(self, plan: RequestPlan, state: Any) -> Generation | None:
+        if plan.strategy is None:
+            return None
+        levels, total, first = levels_of(state), state.total_steps, state.step_index
+        generation = Generation(plan.strategy, levels, total=total, at=first, agreement=Agreement(plan.group))
+        generation.label = _label(state)
+        return generation
+
+    def _give_up(self, entry: _Entry, doing: str, error: BaseException) -> None:
+        warn_given_up(_label(entry.state), doing, error)
+        self._end_reuse(entry)
+
+    def _end_reuse(self, entry: _Entry) -> None:
+        """Compute every further step of a request. Ranks that share a forward pass must fail alike, or the engine ends
+        them: the error of one rank alone cannot be told to the others in the middle of a step."""
+        request = entry.request
+        request.plan, request.generation, entry.choice = OFF, None, None
+        request.failures += 1
+        self.failures += 1
+
+    def _compute(self, entries: Sequence[_Entry], batch: Any, kwargs: dict[str, Any]) -> Any:
+        """Compute the outputs of some requests; return what the pipeline returned where that is not one row for each
+        row of latents."""
+        states = [entry.state for entry in entries]
+        output = self._denoise(self._sub_batch(states) if batch is None else batch, states=states, **kwargs)
+        rows = [state.latents.shape[0] for state in states]
+        if not isinstance(output, torch.Tensor) or not output.ndim or len(output) != sum(rows):
+            return output
+        for entry, part in zip(entries, output.split(rows), strict=True):
+            entry.output = part
+        return None
+
+    def _served(
+        self, fused: Callable[[list[Row]], Sequence[torch.Tensor | None]], entries: Sequence[_Entry]
+    ) -> list[_Entry]:
+        """Run a fused operation; return the requests that it failed for, whose outputs stay as they were."""
+        rows, failed = [entry.row() for entry in entries], []
+        for entry, row, output in zip(entries, rows, fused(rows), strict=True):
+            if row.generation.failure:
+                self._end_reuse(entry)
+                failed.append(entry)
+            else:
+                entry.output = output
+        return failed
+
+    def _without_reuse(
+        self, output: Any, input_batch: Any, entries: Sequence[_Entry], is_whole: bool, kwargs: dict[str, Any]
+    ) -> Any:
+        """The step of a wave whose output is no tensor: an interrupt, or outputs of several kinds."""
+        if output is None:
+            return None
+        self.computed_whole += 1
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "the pipeline's denoise_step returns %s and not one tensor with a row for each row of latents: every "
+                "step is computed",
+                type(output).__name__,
+            )
+        if not is_whole:
+            output = self._denoise(input_batch, states=[entry.state for entry in entries], **kwargs)
+        for entry in entries:
+            entry.request.generation = entry.choice = None
+        self._count(entries)
+        return output
+
+    def _count(self, entries: Sequence[_Entry]) -> None:
+        for entry in entries:
+            request = entry.request
+            request.computed += not entry.reuses
+            request.reused += entry.reuses
+            try:
+                if request.generation is not None:
+                    request.generation.advance()
+            except Exception as error:  # of this request alone
+                self._give_up(entry, "the end of a step", error)
+            # The one mapping of numbers that travels with a request to its response; `hooks` makes metrics of them.
+            entry.state.stage_durations.update(request.figures())
+
+
+def _label(state: Any) -> str:
+    return f"request {getattr(state, 'request_id', 'without a name')}"
+
+
+def levels_of(state: Any) -> Sequence[NoiseLevel]:
+    """The noise level of each of a request's steps; empty where its scheduler has another number of steps and does not
+    say which of them the request makes: steps are counted then."""
+    known, begin = len(getattr(state.scheduler, "timesteps", ())), 0
+    if known != state.total_steps:
+        begin = getattr(state.scheduler, "begin_index", None) or 0
+    return noise_levels(state.scheduler)[begin:] if 0 < known == begin + state.total_steps else ()

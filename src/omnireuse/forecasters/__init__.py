@@ -1,0 +1,46 @@
+"""The forecasters by name. Each gives the value of a step that is not computed."""
+
+from __future__ import annotations
+
+from omnireuse.base.registry import Registry
+from omnireuse.errors import UnknownNameError
+from omnireuse.forecasters.base import Forecaster, Memory
+from omnireuse.forecasters.best_order import BestOrder
+from omnireuse.forecasters.blend import Blend
+from omnireuse.forecasters.combination import Combination, combine
+from omnireuse.forecasters.fitted import Fitted
+from omnireuse.forecasters.hold import Hold
+from omnireuse.forecasters.polynomial import Polynomial
+
+__all__ = [
+    "FORECASTERS",
+    "BestOrder",
+    "Blend",
+    "Combination",
+    "Fitted",
+    "Forecaster",
+    "Hold",
+    "Memory",
+    "Polynomial",
+    "combine",
+    "forecaster_named",
+]
+
+FORECASTERS: Registry[type[Forecaster]] = Registry(
+    "omnireuse.forecasters",
+    {
+        "best_order": BestOrder,
+        "blend": Blend,
+        "hold": Hold,
+        "polynomial": Polynomial,
+        "taylorseer": Polynomial,
+    },
+)
+"""The package's own, and those of the entry points `omnireuse.forecasters`."""
+
+
+def forecaster_named(name: str) -> Forecaster:
+    """The forecaster of that name with its defaults; an UnknownNameError names the nearest."""
+    if name not in FORECASTERS:
+        raise UnknownNameError("forecaster", name, FORECASTERS)
+    return FORECASTERS[name]()

@@ -1,0 +1,243 @@
+"""The protocol of a forecaster: it gives the value of a step that is not computed.
+
+A forecaster is a frozen config. Its `start()` gives the memory of one branch in one run. Coordinates are noise levels
+or step indices (`Strategy.axis`).
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from omnireuse.base.validation import field_error, is_whole
+from omnireuse.forecasters.combination import Combination, combine
+from omnireuse.forecasters.gap import Gap
+from omnireuse.stores.trees import storage_bytes
+
+__all__ = ["Forecaster", "Memory", "PolynomialMemory", "check_order", "held_bytes", "lagrange_weights"]
+
+Transform = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Memory(ABC):
+    """The values of past computed steps, and the forecast made of them.
+
+    `primed`, `observe` and `predict` must be written. The other methods serve corrections and batches.
+    """
+
+    @property
+    @abstractmethod
+    def primed(self) -> bool:
+        """Whether enough values were observed to predict."""
+
+    @abstractmethod
+    def observe(self, coordinate: float, value: torch.Tensor) -> None:
+        """Remember a computed value. The tensor is kept as it is, so nobody may write to it."""
+
+    @abstractmethod
+    def predict(self, coordinate: float) -> torch.Tensor:
+        """The expected value. May be a kept tensor itself: do not write to it."""
+
+    def combination(self, coordinate: float) -> Combination | None:
+        """`predict` as a weighted sum; None where it is not one, and requests are forecast one by one."""
+        return None
+
+    def correction(self, coordinate: float) -> Combination | None:
+        """A weighted sum that replaces the value just observed; None where that value is used as it is."""
+        return None
+
+    def correct_interval(
+        self, gap: Gap, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None
+    ) -> Combination | None:
+        """`remember` for the first value after reused steps, where the scheduler's step is known.
+
+        Args:
+            gap: the reused steps.
+            coordinate: of the value.
+            value: the computed x0 or velocity.
+            evidence: as in `remember`.
+
+        Returns:
+            What replaces the value; None for this value itself.
+        """
+        self.remember(coordinate, value, evidence)
+        return None
+
+    def candidates(self, coordinate: float) -> Combination | None:
+        """The forecasts that a value at `coordinate` is compared with; None where nothing is learnt from it."""
+        return None
+
+    def evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
+        """Evidence of a computed value on the candidates' forecasts for it, (…, B); None without candidates."""
+        return None
+
+    @staticmethod
+    def evidence_of(forecasts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Evidence of computed values on the candidates' forecasts for them.
+
+        Args:
+            forecasts: shape (R, candidates, B, F); each value's other dimensions are flattened into F.
+            values: shape (R, B, F).
+
+        Returns:
+            Shape (R, …, B), float32.
+        """
+        raise AssertionError("only a memory with candidates has evidence")
+
+    def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
+        """`observe` with evidence that was measured already, (…, B); None where there were no candidates."""
+        self.observe(coordinate, value)
+
+    def transformed(self, change: Transform) -> Memory:
+        """An independent copy in which every tensor is `change(tensor)`."""
+        twin = copy.copy(self)
+        vars(twin).update({name: _transformed(value, change) for name, value in vars(self).items()})
+        return twin
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of tensor storage held."""
+        return held_bytes([self])
+
+
+def held_bytes(holders: Iterable[Any]) -> int:
+    """Bytes of the storages behind all tensors of objects with `transformed`; each storage counts once."""
+    held: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        held.append(tensor)
+        return tensor
+
+    for holder in holders:
+        holder.transformed(note)
+    return storage_bytes(held)
+
+
+def _transformed(value: Any, change: Transform) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Memory):
+        return value.transformed(change)
+    if isinstance(value, deque):
+        return deque((_transformed(each, change) for each in value), value.maxlen)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_transformed(each, change) for each in value)
+    return value
+
+
+class Forecaster(ABC):
+    """A frozen config that starts memories. Only `start` must be written."""
+
+    order: int = 0
+    """Degree of its polynomial: its error grows with the distance to the power order + 1."""
+    quantity: ClassVar[str | None] = None
+    """The only quantity that it forecasts; None takes the region's default."""
+    corrects: bool | None = False
+    """Whether `Memory.correct_interval` corrects what forecasts did to the latents; then it serves region "step" only.
+    None leaves it to `for_run`."""
+
+    @property
+    def follows_path(self) -> bool:
+        """Whether it remembers velocities in place of x0 where it can, so that it can correct."""
+        return self.corrects is not False
+
+    @property
+    def regions(self) -> tuple[str, ...] | None:
+        """The regions that it serves; None for all."""
+        return None
+
+    @property
+    def branches(self) -> int:
+        """The number of guidance branches with a memory of their own kind; 1 where all are alike."""
+        return 1
+
+    def for_run(
+        self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, quantity: str
+    ) -> Forecaster:
+        """The forecaster of `quantity` for a run of `total` steps that computes these; `noises` is the noise fraction
+        at each step, None where it is not known or not what distance is measured in."""
+        return self
+
+    def after_calls(self, step: int, calls: int) -> Forecaster:
+        """The forecaster of the steps after one with so many calls; another one where it cannot serve as many."""
+        return self
+
+    @abstractmethod
+    def start(self, branch: int = 0) -> Memory:
+        """An empty memory for the branch that is called in this place of a step, < `branches` where that is above 1."""
+
+
+class PolynomialMemory(Memory):
+    """The polynomial through the last `order` + 1 values at their true spacing.
+
+    Args:
+        order: degree of the polynomial.
+        weights: gives the weight of each node's value in the forecast at a coordinate.
+    """
+
+    def __init__(self, order: int, weights: Callable[[Sequence[float], float], list[float]] | None = None) -> None:
+        self._weights = weights or lagrange_weights
+        self._nodes: deque[tuple[float, torch.Tensor]] = deque(maxlen=order + 1)
+        """Coordinates and values, oldest first."""
+
+    @property
+    def primed(self) -> bool:
+        return bool(self._nodes)
+
+    @property
+    def last(self) -> torch.Tensor:
+        """The last computed value."""
+        return self._nodes[-1][1]
+
+    @property
+    def last_coordinate(self) -> float:
+        """The coordinate of the last computed value."""
+        return self._nodes[-1][0]
+
+    @property
+    def values(self) -> list[torch.Tensor]:
+        """The known values, oldest first."""
+        return [value for _, value in self._nodes]
+
+    def weights(self, coordinate: float) -> list[float]:
+        """The weight of each known value in the forecast, oldest first."""
+        return [1.0] if len(self._nodes) == 1 else self._weights([node for node, _ in self._nodes], coordinate)
+
+    def observe(self, coordinate: float, value: torch.Tensor) -> None:
+        """Remember a value; a second value at the same coordinate replaces the first."""
+        if self._nodes and self._nodes[-1][0] == coordinate:
+            self._nodes.pop()
+        self._nodes.append((coordinate, value))
+
+    def predict(self, coordinate: float) -> torch.Tensor:
+        if len(self._nodes) == 1:
+            return self.last
+        weights, values = self.weights(coordinate), self.values
+        return combine([weights[-1], *weights[:-1]], [values[-1], *values[:-1]])
+
+    def combination(self, coordinate: float) -> Combination | None:
+        return Combination(values=self.values, table=[self.weights(coordinate)])
+
+
+def lagrange_weights(nodes: Sequence[float], coordinate: float) -> list[float]:
+    """The weight of each node's value in the interpolating polynomial at `coordinate`; they sum to one."""
+    weights = []
+    for i, here in enumerate(nodes):
+        weight = 1.0
+        for j, other in enumerate(nodes):
+            if i != j:
+                weight *= (coordinate - other) / (here - other)
+        weights.append(weight)
+    return weights
+
+
+def check_order(owner: object, *, do: str = "") -> None:
+    """Raise unless the field `order` is 1, 2 or 3."""
+    order: Any = getattr(owner, "order", None)
+    if not is_whole(order, 1) or order > 3:
+        raise field_error(owner, "order", "be 1, 2 or 3", do=do)

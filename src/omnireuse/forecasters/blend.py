@@ -1,0 +1,244 @@
+"""A forecast between holding and extrapolating, weighted by what the last computed step has shown."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from omnireuse.base.validation import field_error, is_number
+from omnireuse.forecasters.base import Forecaster, PolynomialMemory, check_order, lagrange_weights
+from omnireuse.forecasters.combination import Combination
+from omnireuse.forecasters.gap import Gap
+
+__all__ = ["Blend", "BlendMemory", "LearningMemory", "rows"]
+
+EXPONENT = 1.5
+"""`Blend.exponent` for x0. Where the output is straight in noise, x0 is straight in noise²; 1.5 is halfway to noise
+itself (``python -m bench few_steps``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blend(Forecaster):
+    """last + w · (polynomial − last), with w fitted to the last known truth.
+
+    Extrapolation gains much where the path is smooth and explodes where strong guidance bends it. Each computed step
+    gives the best weight for the forecast of that step, w = ⟨truth − last, slope⟩ / ⟨slope, slope⟩ with
+    slope = polynomial − last. Its shortfall 1 − w is the path's bend, which grows with the distance: half of it is
+    expected over half the distance. The expected weight is clamped to [0, 1], and is 0 until the first fit. Each sample
+    of a batch has a weight of its own.
+
+    Cost: two reductions a computed step, no host synchronisation (w stays on the device); order + 1 values kept.
+
+    Args:
+        order: degree of the polynomial, 1 to 3.
+        corrects: at the first computed step after reused ones, integrate those again with the value interpolated, and
+            move the latents to the result. In region "step", where the
+            schedule, the noise and the scheduler's step are known (`NoiseLevel.step`); other runs take computed outputs
+            as they are. Velocities are remembered for it in place of x0 where `NoiseLevel.flow_scale` is known and no
+            quantity was asked for; they are interpolated by the polynomial through all known values, x0 by a line. None
+            is True where it is possible; False remembers x0 in any case.
+        exponent: polynomials and distances are in noise^exponent, in [0.5, 3]. None is 1.5 for x0 in runs whose
+            schedule and noise are known, and 1 elsewhere.
+
+    Raises:
+        ConfigError: `order` or `exponent` out of range, or `corrects` is neither a bool nor None.
+    """
+
+    order: int = 1
+    corrects: bool | None = None
+    exponent: float | None = None
+
+    def __post_init__(self) -> None:
+        check_order(self)
+        if self.corrects is not None and not isinstance(self.corrects, bool):
+            raise field_error(self, "corrects", "be True, False or None")
+        if self.exponent is not None and not (is_number(self.exponent) and 0.5 <= self.exponent <= 3):
+            raise field_error(self, "exponent", "be a number in [0.5, 3] or None")
+
+    @property
+    def regions(self) -> tuple[str, ...] | None:
+        return ("step",) if self.corrects else None
+
+    def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, quantity: str) -> Blend:
+        is_x0 = noises is not None and quantity == "x0"
+        exponent = EXPONENT if is_x0 else None
+        return replace(
+            self,
+            corrects=is_x0 or quantity == "velocity" if self.corrects is None else self.corrects,
+            exponent=exponent if self.exponent is None else self.exponent,
+        )
+
+    def start(self, branch: int = 0) -> BlendMemory:
+        return BlendMemory(self.order, exponent=self.exponent or 1.0)
+
+
+class LearningMemory(PolynomialMemory):
+    """A polynomial memory with several candidate forecasts, and the evidence that chooses between them."""
+
+    least_values = 1
+    """Values that must be known before a computed value is compared with their forecasts."""
+
+    def __init__(self, order: int, weights: Callable[[Sequence[float], float], list[float]] | None = None) -> None:
+        super().__init__(order, weights)
+        self._evidence: torch.Tensor | None = None
+        """Shape (…, B), on the values' device."""
+        self._over = 1.0
+        """The distance over which it was measured."""
+
+    def observe(self, coordinate: float, value: torch.Tensor) -> None:
+        self.remember(coordinate, value, self.evidence_at(coordinate, value))
+
+    def evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
+        return self._evidence_at(coordinate, value) if self._learns_at(coordinate) else None
+
+    def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
+        if evidence is not None:
+            self._evidence, self._over = evidence, self._way(coordinate)
+        super().observe(coordinate, value)
+
+    def candidates(self, coordinate: float) -> Combination | None:
+        if not self._learns_at(coordinate):
+            return None
+        return Combination(values=self.values, table=self._table(coordinate))
+
+    def combination(self, coordinate: float) -> Combination | None:
+        if self._evidence is None:
+            return Combination(values=self.values, table=[self._hold()])
+        return Combination(
+            values=self.values,
+            table=self._table(coordinate)[: len(self._evidence) if self._evidence.ndim > 1 else None],
+            evidence=(self._evidence,),
+            distance=self._distance(coordinate),
+            mix=self._mix,
+        )
+
+    def _learns_at(self, coordinate: float) -> bool:
+        return len(self._nodes) >= self.least_values and coordinate != self.last_coordinate
+
+    def _way(self, coordinate: float) -> float:
+        """Distance of the coordinate from the last value's."""
+        return abs(coordinate - self.last_coordinate)
+
+    def _distance(self, coordinate: float) -> float:
+        return self._way(coordinate) / self._over
+
+    def _hold(self) -> list[float]:
+        return [0.0] * (len(self._nodes) - 1) + [1.0]
+
+    @abstractmethod
+    def _table(self, coordinate: float) -> list[list[float]]:
+        """The weights of each candidate."""
+
+    @abstractmethod
+    def _evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor:
+        """The evidence of one computed value."""
+
+    @staticmethod
+    @abstractmethod
+    def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+        """As `Combination.mix`."""
+
+
+class BlendMemory(LearningMemory):
+    """Holding and the polynomial; the evidence is 1 − w of each sample, 0 at least."""
+
+    least_values = 2
+
+    def __init__(self, order: int, *, exponent: float = 1.0) -> None:
+        super().__init__(order, None if exponent == 1 else partial(_weights_in_power, exponent))
+        self._exponent = exponent
+
+    def _way(self, coordinate: float) -> float:
+        if self._exponent == 1:  # Coordinates of step numbers and unknown noise may be negative.
+            return super()._way(coordinate)
+        return float(abs(coordinate**self._exponent - self.last_coordinate**self._exponent))
+
+    def predict(self, coordinate: float) -> torch.Tensor:
+        last = self.last
+        if self._evidence is None:
+            return last
+        shortfall = self._evidence.reshape(-1, *(1,) * (last.ndim - 1))
+        weight = self._expected(shortfall, self._distance(coordinate)).to(last.dtype)
+        return torch.lerp(last, super().predict(coordinate), weight)
+
+    @staticmethod
+    def _expected(shortfall: torch.Tensor, distance: torch.Tensor | float) -> torch.Tensor:
+        """The weight of the slope."""
+        return (1 - shortfall * distance).clamp_min(0.0)
+
+    @staticmethod
+    def evidence_of(forecasts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        hold, line = (each.flatten(0, 1) for each in forecasts.unbind(1))
+        return _shortfall(hold, line, values.flatten(0, 1)).reshape(values.shape[:2])
+
+    def _evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor:
+        return _shortfall(self.last, super().predict(coordinate), value)
+
+    def _table(self, coordinate: float) -> list[list[float]]:
+        return [self._hold(), self.weights(coordinate)]
+
+    @staticmethod
+    def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+        weight = (1 - evidence[:, 0] * distances[:, None]).clamp_min(0.0)
+        return torch.stack((1 - weight, weight), dim=1)
+
+    def correct_interval(
+        self, gap: Gap, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None
+    ) -> Combination | None:
+        """The gap's correction of the latents: their path with interpolated values, less that of the forecasts."""
+        if evidence is None:
+            self.remember(coordinate, value, None)
+            return None
+        old, held, nodes = self.values, self._hold(), [*(node for node, _ in self._nodes), coordinate]
+        skipped = 0 if gap.quantity == "velocity" else len(nodes) - 2
+        between = [[*[0.0] * skipped, *self._weights(nodes[skipped:], at)] for at in gap.coordinates]
+        moves = [sum(s * row[k] for s, row in zip(gap.shares, between, strict=True)) for k in range(len(nodes))]
+        stays = [*(sum(gap.shares) * weight for weight in held), 0.0]
+        table = [
+            [*(0.0 for _ in old), 1.0],
+            [gap.gain * (move - stay) for move, stay in zip(moves, stays, strict=True)],
+        ]
+        distances: list[float] = []
+        # Before the first evidence the gap's forecasts were the last value.
+        if self._evidence is not None:
+            for at, share in zip(gap.coordinates, gap.shares, strict=True):
+                slope = [weight - hold for weight, hold in zip(self.weights(at), held, strict=True)]
+                table.append([*(-gap.gain * share * each for each in slope), 0.0])
+                distances.append(self._distance(at))
+        before = evidence if self._evidence is None else self._evidence
+        self.remember(coordinate, value, evidence)
+        return Combination(
+            values=[*old, value],
+            table=table,
+            evidence=(before,),
+            distance=distances,
+            mix=self._corrected,
+        )
+
+    @classmethod
+    def _corrected(cls, evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+        """The shares of the value, of the interpolation and of each forecast that was made."""
+        before = evidence[:, :1]
+        forecasts = cls._expected(before, distances[:, :, None])
+        return torch.cat((torch.ones_like(before).expand(-1, 2, -1), forecasts), dim=1)
+
+
+def _weights_in_power(exponent: float, nodes: Sequence[float], coordinate: float) -> list[float]:
+    return lagrange_weights([node**exponent for node in nodes], coordinate**exponent)
+
+
+def _shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """1 − w of each row, at least 0."""
+    slope, change = rows(forecast - last), rows(value - last)
+    # 0/0 where the forecast equals the last value: there is no slope to follow.
+    fitted = (change * slope).sum(1) / slope.square().sum(1)
+    return (1 - torch.nan_to_num(fitted, nan=0.0)).clamp_min(0.0)
+
+
+def rows(value: torch.Tensor) -> torch.Tensor:
+    """One row for each sample, in float32; a value of one dimension is one sample."""
+    return value.float().reshape(value.shape[0] if value.ndim > 1 else 1, -1)

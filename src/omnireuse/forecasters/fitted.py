@@ -1,0 +1,189 @@
+"""Weights that were fitted to a pipeline's own runs, for one schedule."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+
+from omnireuse.base.validation import field_error
+from omnireuse.forecasters.base import Forecaster, Memory
+from omnireuse.forecasters.blend import Blend, BlendMemory
+from omnireuse.forecasters.carrying import Fit, carried_weights
+from omnireuse.forecasters.combination import Combination, value_of
+
+__all__ = ["Fitted"]
+
+logger = logging.getLogger("omnireuse")
+
+SAME_COORDINATE = 1e-4
+"""Greatest distance of two coordinates of one step; steps of a run of 1,000 lie ten times as far apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted(Forecaster):
+    """Each step uses a weighted sum of the last computed outputs, the newest first.
+
+    The weights come from `omnireuse.calibrate`. Computed steps may have weights too: the first output that is computed
+    after a gap shows the error of the forecasts over the gap, and its weights correct that, as the corrector of a
+    multistep solver does. Each branch of guidance may have its own set, for region "call". One set for all branches
+    commutes with guidance, so regions "step" and "call" then give the same. On a run of another number of steps, or at
+    other noise levels, the weights are carried over by noise. Where they cannot be (noise that is not known, other
+    branches, a step that a guard made compute), `Blend` forecasts instead, and a warning says so.
+
+    Args:
+        coordinates: of each step of the runs that the weights were fitted on.
+        weights: of each branch, in the order of its calls, and each step; empty where the computed output is used as
+            it is. One set serves all branches.
+        computed: the steps that computed in these runs.
+        others: further schedules, each with weights of the same branches, that were fitted on such runs; they help to
+            carry the weights over.
+
+    Raises:
+        ConfigError: different lengths, steps that do not exist, or a step whose outputs are fewer than its weights.
+    """
+
+    coordinates: tuple[float, ...]
+    weights: tuple[tuple[tuple[float, ...], ...], ...]
+    computed: tuple[int, ...]
+    others: tuple[tuple[tuple[int, ...], tuple[tuple[tuple[float, ...], ...], ...]], ...] = ()
+
+    quantity: ClassVar[str | None] = "output"
+
+    def __post_init__(self) -> None:
+        total = len(self.coordinates)
+        if not self.weights:
+            raise field_error(self, "weights", "hold a set for at least one branch")
+        if any(len(weights) != len(self.weights) for _, weights in self.others):
+            raise field_error(self, "others", f"have weights for {len(self.weights)} branches each")
+        for each in self.weights:
+            if total != len(each):
+                raise field_error(self, "weights", f"be as many as there are steps, {total}", len(each))
+        if list(self.computed) != sorted(set(self.computed)) or not set(self.computed) <= set(range(total)):
+            raise field_error(self, "computed", f"be steps from 0 to {total - 1} in order")
+        for step in range(total):
+            known = sum(computed <= step for computed in self.computed)
+            for weights in (each[step] for each in self.weights):
+                if len(weights) > known or (not weights and step not in self.computed):
+                    raise field_error(self, "weights", f"have 1 to {known} entries at step {step}", weights)
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        return ("step", "call") if self.branches == 1 else ("call",)
+
+    @property
+    def branches(self) -> int:
+        return len(self.weights)
+
+    def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, quantity: str) -> Fitted:
+        """The same with weights for such a run, where both runs' noise falls from step to step.
+
+        Cost: some milliseconds for the first such run; later ones find the weights in a cache.
+        """
+        if noises is None:
+            return self
+        pairs = zip(noises, self.coordinates, strict=False)
+        if total == len(self.coordinates) and all(abs(a - b) <= SAME_COORDINATE for a, b in pairs):
+            return self
+        falls = all(before > after for each in (noises, self.coordinates) for before, after in pairwise(each))
+        return _carried(self, noises, computed) if falls and noises[-1] > 0 and noises[0] <= 1 else self
+
+    def after_calls(self, step: int, calls: int) -> Forecaster:
+        if self.branches in (1, calls):
+            return self
+        logger.warning(
+            "the weights were fitted for %d branches of guidance; step %d has %d calls, so a blend forecasts instead",
+            self.branches,
+            step,
+            calls,
+        )
+        return Blend()
+
+    def start(self, branch: int = 0) -> _FittedMemory:
+        return _FittedMemory(self, self.weights[branch if self.branches > 1 else 0])
+
+
+class _FittedMemory(Memory):
+    def __init__(self, fit: Fitted, weights: tuple[tuple[float, ...], ...]) -> None:
+        self._fit, self._weights = fit, weights
+        self._known: deque[tuple[float, torch.Tensor]] = deque(maxlen=max(2, *map(len, weights)))
+        """Coordinates and outputs of the last computed steps, the newest first."""
+        self._fallback = Blend().start()
+        self._fits = True
+
+    @property
+    def primed(self) -> bool:
+        return bool(self._known)
+
+    def observe(self, coordinate: float, value: torch.Tensor) -> None:
+        self._known.appendleft((coordinate, value))
+        self._fallback.observe(coordinate, value)
+
+    def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
+        self._known.appendleft((coordinate, value))
+        self._fallback.remember(coordinate, value, evidence)
+
+    def predict(self, coordinate: float) -> torch.Tensor:
+        found = self._fitted_at(coordinate, computed=False)
+        return self._fallback.predict(coordinate) if found is None else value_of(found)
+
+    def combination(self, coordinate: float) -> Combination | None:
+        return self._fitted_at(coordinate, computed=False) or self._fallback.combination(coordinate)
+
+    def correction(self, coordinate: float) -> Combination | None:
+        return self._fitted_at(coordinate, computed=True)
+
+    def candidates(self, coordinate: float) -> Combination | None:
+        return self._fallback.candidates(coordinate)
+
+    evidence_of = staticmethod(BlendMemory.evidence_of)
+
+    def _fitted_at(self, coordinate: float, *, computed: bool) -> Combination | None:
+        """The weighted sum for this step; None where the weights have none for it, or do not fit this run.
+
+        The weights of a computed step take its own output, so the forecast for such a step is the blend's.
+        """
+        distances = [abs(each - coordinate) for each in self._fit.coordinates]
+        step = distances.index(min(distances))
+        if distances[step] > SAME_COORDINATE:
+            self._give_up()
+        weights = self._weights[step]
+        if not self._fits or not weights or (not computed and step in self._fit.computed):
+            return None
+        nodes = [node for node in reversed(self._fit.computed) if node <= step][: len(weights)]
+        known = list(self._known)[: len(weights)]
+        places = [self._fit.coordinates[node] for node in nodes]
+        if len(known) < len(weights) or any(
+            abs(place - found) > SAME_COORDINATE for place, (found, _) in zip(places, known, strict=True)
+        ):
+            self._give_up()
+            return None
+        return Combination(values=[value for _, value in known], table=[weights])
+
+    def _give_up(self) -> None:
+        if self._fits:
+            logger.warning(
+                "the weights were fitted for runs of %d steps that compute %s; this run takes other steps, so a blend "
+                "forecasts instead",
+                len(self._fit.coordinates),
+                self._fit.computed,
+            )
+        self._fits = False
+
+
+@lru_cache(maxsize=32)
+def _carried(fit: Fitted, noises: tuple[float, ...], computed: tuple[int, ...]) -> Fitted:
+    found = []
+    for branch in range(len(fit.weights)):
+        fits: list[Fit] = [(steps, weights[branch]) for steps, weights in ((fit.computed, fit.weights), *fit.others)]
+        weights = carried_weights(fits, fit.coordinates, noises, computed)
+        if weights is None:
+            return fit
+        found.append(weights)
+    logger.info("weights fitted on runs of %d steps are carried over by noise to %d", len(fit.coordinates), len(noises))
+    return replace(fit, coordinates=noises, weights=tuple(found), computed=computed, others=())

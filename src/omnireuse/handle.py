@@ -1,0 +1,260 @@
+"""The handle of enabled reuse: what it does, and how to end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from omnireuse.errors import StateError, WrongTypeError
+from omnireuse.hooks.attachment import RegionFactory
+from omnireuse.hooks.call_arguments import Calls
+from omnireuse.hooks.denoisers import denoisers_of
+from omnireuse.hooks.inert import InertRuns
+from omnireuse.hooks.session import Session, session_of
+from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.events import Decision
+from omnireuse.loop.strategy import Strategy
+from omnireuse.models.regions import make_region
+from omnireuse.profiles.guidance import Calibrated, CalibratedRuns
+from omnireuse.summary.counters import Stats
+from omnireuse.summary.summary import Promise, Summary
+from omnireuse.tuning.state import Tuning
+
+if TYPE_CHECKING:
+    from omnireuse.profiles.profile import Profile
+    from omnireuse.tuning.audit import Auditor
+    from omnireuse.tuning.tuner import Tuner
+
+__all__ = ["Handle", "disable", "handle_of"]
+
+
+class Handle:
+    """Reuse on one pipeline. `omnireuse.enable` returns it; as a context manager it disables reuse at the end.
+
+    Attributes:
+        name: what the summary calls the strategy.
+
+    Args:
+        pipeline: a pipeline with a denoiser.
+        strategy: what is skipped, who decides, and what stands in.
+        name: name of the strategy.
+        region: builds the region; the strategy's own by default.
+        agreement: how ranks agree; by default this rank decides alone.
+        promise: what a profile promises of the strategy's quality.
+        like: the runs that the promise was measured on, which each run is compared with.
+        tuner: makes what measures pictures and tunes the strategy; None for none.
+        untuned: why nothing is tuned, in words.
+        auditor: makes what compares some pictures with full runs; None for none.
+        adapts: go on in region "call" where region "step" meets several kinds of latents; without it that is an error.
+
+    Raises:
+        StateError: reuse is enabled on this pipeline already.
+        UnsupportedModelError: the pipeline has no denoiser, or one that the region cannot serve.
+        UnknownNameError: the model has no declaration for the region.
+    """
+
+    def __init__(
+        self,
+        pipeline: Any,
+        strategy: Strategy,
+        *,
+        name: str,
+        region: RegionFactory | None = None,
+        agreement: Agreement | None = None,
+        promise: Promise | None = None,
+        like: Calibrated | None = None,
+        tuner: Callable[[Session], Tuner] | None = None,
+        untuned: str = "tune=False",
+        auditor: Callable[[Session], Auditor] | None = None,
+        adapts: bool = False,
+    ) -> None:
+        if (present := handle_of(pipeline)) is not None:
+            raise StateError(
+                f"reuse is already enabled on this {type(pipeline).__name__} ({present.name}), so {name} cannot be "
+                "enabled; call omnireuse.disable(pipeline) first"
+            )
+        self.name: str = name
+        self._stats = Stats(name, promise)
+        said = set() if promise is None or promise.but is None else {promise.but}
+        self._session = Session(
+            pipeline,
+            strategy,
+            region or make_region,
+            self._stats,
+            InertRuns(strategy, self._stats),
+            handle=self,
+            agreement=agreement,
+            follows=None if like is None else CalibratedRuns(like=like, stats=self._stats, name=name, said=said),
+            adapts=adapts,
+        )
+        self._tuner = None if tuner is None else tuner(self._session)
+        self._auditor = None if auditor is None else auditor(self._session)
+        self._untuned = Tuning(state="off", reason=untuned)
+        self._enabled = True
+        self._pipeline = type(pipeline).__name__
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy in use."""
+        return self._session.strategy
+
+    @property
+    def enabled(self) -> bool:
+        """Whether reuse is on: False after `disable`."""
+        return self._enabled
+
+    @property
+    def tuning(self) -> Tuning:
+        """The state of tuning, for the configuration of the latest run."""
+        return self._untuned if self._tuner is None else self._tuner.tuning
+
+    @property
+    def tuned_profile(self) -> Profile | None:
+        """The profile with the plan in use; None before tuning is ready, and where it is off."""
+        return None if self._tuner is None else self._tuner.profile
+
+    @property
+    def events(self) -> tuple[Decision, ...]:
+        """The decisions of all runs so far, oldest first; the latest 20,000 are kept."""
+        return self._stats.events
+
+    def subscribe(self, observer: Callable[[Decision], None]) -> Callable[[], None]:
+        """Call `observer` with every decision from now on. The returned function ends it."""
+        return self._stats.subscribe(observer)
+
+    def summary(self) -> Summary:
+        """What reuse has done so far: a record whose `str` is a short text, and which a notebook shows as figures."""
+        return self._stats.summary(
+            kept_bytes=self._session.runs.peak_kept_bytes,
+            calls_outside=self._session.calls_outside,
+            tuning=None if self._tuner is None else self._tuner.tuning,
+            audits=() if self._auditor is None else self._auditor.audits,
+        )
+
+    def expect(self, num_inference_steps: int | None) -> None:
+        """Drop all state and set the step count of the next run, for engines without a diffusers scheduler.
+
+        Args:
+            num_inference_steps: number of steps; None where it is not known.
+        """
+        self._session.expect(num_inference_steps)
+
+    def advance(self, latents: torch.Tensor | None = None) -> None:
+        """End a step, in a sampling loop that does not call its scheduler's `step`.
+
+        Regions "call", "blocks" and "tail" reuse in such a loop. Region "step" computes everything there, because its
+        forecast goes through the scheduler.
+
+        Args:
+            latents: what the next step starts from; needed for quantity "x0" where the denoiser takes more channels
+                than the latents have.
+
+        Raises:
+            StateError: no run is in progress.
+        """
+        self._session.advance(latents)
+
+    def disable(self) -> None:
+        """End reuse: restore the pipeline exactly and drop all state. Idempotent."""
+        if self._tuner is not None:
+            self._tuner.close()
+        self._session.close()
+        self._enabled = False
+
+    def take_calls(self, calls: Calls) -> Callable[..., Any]:
+        """The function for an engine that calls another method of the pipeline than `__call__`.
+
+        Args:
+            calls: reads their arguments.
+
+        Returns:
+            ``handler(proceed, *args, **kwargs)``, where `proceed` is the method.
+        """
+        session = self._session
+        if self._tuner is not None:
+            self._tuner.calls = calls
+
+        def taken(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not self._enabled or session.runs.here.depth:
+                return proceed(*args, **kwargs)
+            return session.called(proceed, *args, **kwargs)
+
+        return taken
+
+    def measure_all(self) -> None:
+        """Tune on as many pictures as are wanted, whatever earlier processes have measured."""
+        if self._tuner is not None:
+            self._tuner.measure_all()
+
+    def renew_promise(self) -> None:
+        """Judge a profile's promise by the runs from now on: an engine whose requests have nothing to do with each
+        other does this before each of them."""
+        self._stats.renew()
+
+    def suspend(self) -> Tuner | None:
+        """As `disable`, but keep what tuning has measured, for `resume`; None where the handle does not tune."""
+        tuner, self._tuner = self._tuner, None
+        self.disable()
+        return tuner
+
+    def resume(self, tuner: Tuner) -> None:
+        """Go on tuning where another handle on the same pipeline, with the same strategy, was suspended."""
+        if self._tuner is not None:
+            self._tuner.close()
+        self._tuner = tuner
+        tuner.serve(self._session)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuse copies and pickles.
+
+        Raises:
+            WrongTypeError: always.
+        """
+        raise WrongTypeError(
+            "a Handle belongs to one pipeline of this process and cannot be copied or pickled; call omnireuse.enable "
+            "where the pipeline is loaded, and pass on handle.summary(), which can be pickled"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Handle on {self._pipeline}{'' if self._enabled else ' (disabled)'}: {self.summary()!r}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from omnireuse.summary.html import summary_html
+
+        summary = self.summary()
+        state = "enabled" if self._enabled else "disabled"
+        return summary_html(summary, f"{summary.name} on {self._pipeline}, {state}")
+
+    def __enter__(self) -> Handle:
+        """The handle itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Disable reuse, also after an exception."""
+        self.disable()
+
+
+def handle_of(pipeline: Any) -> Handle | None:
+    """The handle of this pipeline; None where no reuse is enabled on it."""
+    session = session_of(pipeline)
+    handle: Handle | None = None if session is None else session.handle
+    return handle
+
+
+def disable(pipeline: Any) -> None:
+    """End reuse on this pipeline and restore it exactly. Does nothing where none is enabled.
+
+    Raises:
+        UnsupportedModelError: this is no pipeline with a denoiser.
+    """
+    handle = handle_of(pipeline)
+    if handle is None:
+        denoisers_of(pipeline)
+    else:
+        handle.disable()

@@ -1,0 +1,194 @@
+"""ControlNets, which compute residuals for the denoiser: counted, and left out where nobody reads their output.
+
+In region "step" the denoiser's calls of a reused step are not made, so that nobody reads what a ControlNet has computed
+for them. It is called before them, so a call is left out only where a schedule says beforehand that the step is reused,
+and where the last computed step has handed all its tensors to the denoiser as they were. What is returned instead has
+their shapes. If a call of the denoiser is made nevertheless, as where guidance begins, the ControlNet computes then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from omnireuse.errors import StateError
+from omnireuse.hooks.run import Run
+
+__all__ = ["COMPANIONS", "Companions"]
+
+COMPANIONS = ("controlnet",)
+"""Attributes of a pipeline that hold them."""
+
+
+@dataclass
+class _Output:
+    """The form of a call's results, without the values.
+
+    Attributes:
+        leaves: the tensors' stand-ins of no memory, and all else as it was.
+        structure: of the leaves.
+        tensors: identities of the tensors, to be found in the denoiser's calls of the same step.
+        is_handed_on: whether each of these calls was given all of them.
+    """
+
+    leaves: list[Any]
+    structure: Any
+    tensors: frozenset[int]
+    is_handed_on: bool | None = None
+
+
+@dataclass
+class _Skip:
+    """A call that was left out.
+
+    Attributes:
+        name: of the companion.
+        stand_ins: the leaves that were returned.
+        compute: makes the call.
+        values: the leaves of its result, once it was made after all.
+    """
+
+    name: str
+    stand_ins: list[Any]
+    compute: Callable[[], Any]
+    values: list[Any] | None = None
+
+
+@dataclass
+class _State(threading.local):
+    """State of one thread.
+
+    Attributes:
+        step: the run and the step that the calls belong to; None before a run's first step.
+        order: calls of each companion in this step.
+        outputs: of the last computed step, by companion and order.
+        held: the tensors of this step's outputs, so that no other tensor gets their identity.
+        skipped: calls that were left out at this step.
+        calls: of the run so far, by companion and whether it was made.
+    """
+
+    step: tuple[int, int] | None = None
+    order: Counter[str] = field(default_factory=Counter)
+    outputs: dict[tuple[str, int], _Output] = field(default_factory=dict)
+    held: list[Any] = field(default_factory=list)
+    skipped: list[_Skip] = field(default_factory=list)
+    calls: Counter[tuple[str, bool]] = field(default_factory=Counter)
+
+
+class Companions:
+    """The companions of one session's pipeline."""
+
+    def __init__(self) -> None:
+        self._here = _State()
+
+    def begin(self) -> None:
+        """A run is about to begin."""
+        here = self._here
+        here.calls.clear()
+        here.outputs.clear()
+        self._enter(None)
+
+    def take_calls(self) -> dict[str, tuple[int, int]]:
+        """Made and all calls of the run that ends, by companion."""
+        here = self._here
+        names = dict.fromkeys(name for name, _ in here.calls)
+        found = {name: (here.calls[name, True], here.calls[name, True] + here.calls[name, False]) for name in names}
+        here.calls.clear()
+        here.outputs.clear()
+        self._enter(None)
+        return found
+
+    def _enter(self, step: tuple[int, int] | None) -> None:
+        here = self._here
+        if step is None or step != here.step:
+            here.step = step
+            here.order.clear()
+            here.held.clear()
+            here.skipped.clear()
+
+    def call(
+        self,
+        name: str,
+        run: Run | None,
+        is_reused: bool,
+        proceed: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """One call of a companion.
+
+        Args:
+            run: that it belongs to; None where its run has not begun.
+            is_reused: whether a schedule reuses the present step in region "step".
+        """
+        here = self._here
+        self._enter(None if run is None else (id(run), run.generation.index))
+        key = name, here.order[name]
+        here.order[name] += 1
+        known = here.outputs.get(key)
+        if is_reused and known is not None and known.is_handed_on:
+            here.calls[name, False] += 1
+            leaves = [_stand_in(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in known.leaves]
+            here.skipped.append(_Skip(name, leaves, lambda: proceed(*args, **kwargs)))
+            return pytree.tree_unflatten(leaves, known.structure)
+        here.calls[name, True] += 1
+        result = proceed(*args, **kwargs)
+        leaves, structure = pytree.tree_flatten(result)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        here.held.extend(tensors)
+        stand_ins = [_stand_in(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        here.outputs[key] = _Output(stand_ins, structure, frozenset(map(id, tensors)))
+        return result
+
+    def denoise(
+        self, proceed: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        """The denoiser's call with the companions' values in it.
+
+        Raises:
+            StateError: when it is called and was not given the stand-ins as they were.
+        """
+        here = self._here
+        if here.skipped:
+
+            def computed(*given: Any, **named: Any) -> Any:
+                given, named = self._filled(given, named)
+                return proceed(*given, **named)
+
+            return computed
+        if here.held:
+            given = {id(leaf) for leaf in pytree.tree_leaves((args, dict(kwargs)))}
+            for output in here.outputs.values():
+                output.is_handed_on = output.is_handed_on is not False and output.tensors <= given
+        return proceed
+
+    def _filled(self, given: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, Any]:
+        """The arguments with the values of the calls that were left out at this step, which are made now."""
+        here, values = self._here, dict[int, Any]()
+        for skip in here.skipped:
+            if skip.values is None:
+                skip.values = pytree.tree_leaves(skip.compute())
+                here.calls[skip.name, False] -= 1
+                here.calls[skip.name, True] += 1
+            pairs = zip(skip.stand_ins, skip.values, strict=True)
+            values |= {id(old): new for old, new in pairs if isinstance(old, torch.Tensor)}
+        leaves, structure = pytree.tree_flatten((tuple(given), dict(named)))
+        if not values.keys() <= {id(leaf) for leaf in leaves}:
+            raise StateError(
+                "a step that was to be reused is computed, and its ControlNet's output was changed on the way to the "
+                "denoiser, which it was not before; keep the arguments of the call the same at all steps, or give "
+                "region='call'"
+            )
+        filled = [values.get(id(leaf), leaf) for leaf in leaves]
+        found: tuple[Any, Any] = pytree.tree_unflatten(filled, structure)
+        return found
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_zeros(()).expand(tensor.shape)

@@ -1,0 +1,116 @@
+"""A pipeline's denoisers: their attributes, their wrappers and their device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from omnireuse.base.validation import kind_of
+from omnireuse.errors import UnsupportedModelError, WrongTypeError
+from omnireuse.hooks.interception import compiled_call, is_optimized
+
+__all__ = [
+    "DENOISERS",
+    "denoisers_of",
+    "describe",
+    "device_of",
+    "dtype_of",
+    "is_compiled_whole",
+    "model_name",
+    "unwrapped",
+    "wrapped_modules",
+]
+
+DENOISERS = (
+    "transformer",
+    "transformer_2",
+    "transformer_ref",
+    "unconditional_transformer",
+    "unet",
+    "prior",
+    "decoder",
+)
+"""Attributes of a pipeline that hold a denoiser."""
+
+# By name, because PEFT need not be installed.
+_INSIDE = {
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "module",
+    "OptimizedModule": "_orig_mod",
+    "PeftModel": "base_model",
+    "BaseTuner": "model",
+}
+
+
+def denoisers_of(pipeline: Any) -> list[torch.nn.Module]:
+    """The pipeline's denoisers, in the order of `DENOISERS`.
+
+    Raises:
+        UnsupportedModelError: a pipeline without any, or the denoiser itself.
+        WrongTypeError: None, or a class.
+    """
+    if pipeline is None or isinstance(pipeline, type):
+        got, write = ("None", "FluxPipeline") if pipeline is None else (kind_of(pipeline), pipeline.__name__)
+        raise WrongTypeError(
+            f"reuse is enabled on a pipeline, got {got}; pass a loaded pipeline, as {write}.from_pretrained(…) returns "
+            "it"
+        )
+    # A model may call a part of its own its decoder; engines' pipelines are modules, too.
+    is_module = isinstance(pipeline, torch.nn.Module)
+    found = [getattr(pipeline, name, None) for name in (DENOISERS[:5] if is_module else DENOISERS)]
+    denoisers = [module for module in found if isinstance(module, torch.nn.Module)]
+    if denoisers:
+        return denoisers
+    if is_module:
+        raise UnsupportedModelError(
+            f"{type(unwrapped(pipeline)).__name__} is a model, and reuse is enabled on the pipeline that holds it: "
+            "pass the pipeline, as in omnireuse.enable(pipe)"
+        )
+    raise UnsupportedModelError(
+        f"{type(pipeline).__name__} has no denoiser: looked for a torch module at {', '.join(DENOISERS)}"
+    )
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The model inside wrappers of `torch.compile`, PEFT or data parallelism; a plain module itself."""
+    return wrapped_modules(module)[-1]
+
+
+def model_name(module: torch.nn.Module) -> str:
+    """The name of the model's class, which `fully_shard` exchanges for a subclass of its own."""
+    names = [cls.__name__ for cls in type(unwrapped(module)).__mro__]
+    return names[0].removeprefix("FSDP") if "FSDPModule" in names else names[0]
+
+
+def wrapped_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """A module and all that it wraps, the model itself last."""
+    names = [cls.__name__ for cls in type(module).__mro__]
+    attribute = next((_INSIDE[name] for name in names if name in _INSIDE), None)
+    return [module] if attribute is None else [module, *wrapped_modules(getattr(module, attribute))]
+
+
+def is_compiled_whole(module: torch.nn.Module) -> bool:
+    """Whether `torch.compile` makes one graph of this denoiser, blocks and all."""
+    return any(is_optimized(each) or compiled_call(each) is not None for each in wrapped_modules(module))
+
+
+def device_of(pipeline: Any) -> str:
+    """The device that its denoiser computes on; under accelerate's offloading not where its weights are."""
+    denoiser = denoisers_of(pipeline)[0]
+    hooked = getattr(getattr(denoiser, "_hf_hook", None), "execution_device", None)
+    return str(hooked or next((each.device for each in denoiser.parameters()), "cpu"))
+
+
+def dtype_of(pipeline: Any) -> str:
+    """The dtype that its denoiser computes in, as "bfloat16"."""
+    denoiser = denoisers_of(pipeline)[0]
+    dtype: Any = getattr(denoiser, "dtype", None)
+    if not isinstance(dtype, torch.dtype):
+        dtype = next((each.dtype for each in denoiser.parameters() if each.is_floating_point()), torch.float32)
+    return str(dtype).removeprefix("torch.")
+
+
+def describe(pipeline: Any) -> str:
+    """The pipeline's class, its device and its dtype, in a few words."""
+    return f"{type(pipeline).__name__} on {device_of(pipeline)} in {dtype_of(pipeline)}"

@@ -1,0 +1,1 @@
+"""The regions, skipped parts of a step: one file each."""

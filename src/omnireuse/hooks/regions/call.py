@@ -1,0 +1,164 @@
+"""Region `call`: one call of the denoiser is skipped, each branch with a history of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from omnireuse.hooks.regions.rows import row_of
+from omnireuse.hooks.run import DenoiserCall, Region, Run
+from omnireuse.loop.events import Choice
+from omnireuse.loop.strategy import Strategy
+
+__all__ = ["CallRegion"]
+
+_NEGATED = {
+    "HiDreamImageTransformer2DModel",
+    "Lumina2Transformer2DModel",
+    "LuminaNextDiT2DModel",
+    "NucleusMoEImageTransformer2DModel",
+    "ZImageTransformer2DModel",
+}
+"""Denoisers whose pipelines give the scheduler the negative of what they return."""
+
+
+@dataclass
+class CallState:
+    """The region's state of one run.
+
+    Attributes:
+        structures: of each denoiser's and branch's results: leaves without their data, and how they are nested.
+        undivided: denoisers and branches whose results have no rows, so that their samples cannot be told apart.
+    """
+
+    structures: dict[tuple[int, str], tuple[list[Any], Any]] = field(default_factory=dict)
+    undivided: set[tuple[int, str]] = field(default_factory=set)
+
+
+class CallRegion(Region):
+    """One decision a call for each row of its batch, or for all of them.
+
+    Whatever tensors the denoiser returns, in whatever structure, are forecast one by one.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+
+    def call(self, call: DenoiserCall) -> Any:
+        """The computed output, or one of the same structure made of forecasts, row by row."""
+        key = (call.denoiser, call.branch)
+        state: CallState = call.run.region_state or call.run.begin(CallState())
+        by_row = self._strategy.decides_by_sample and call.batch > 1 and key not in state.undivided
+        signal = None if self._strategy.chosen_signal == "none" else call.watched(self._strategy)
+        choices = [
+            call.decide(row, layout=call.layout, signal=signal) for row in (range(call.batch) if by_row else [None])
+        ]
+        computing = [choice for choice in choices if not choice.reuse]
+        computed: list[torch.Tensor] = []
+        latents: list[torch.Tensor] = []
+        if computing:
+            latents = _latents_before(call)
+            is_partial = len(computing) < len(choices)
+            rows = [choice.sample for choice in computing if choice.sample is not None]
+            result = call.compute_rows(rows) if is_partial else call.compute()
+            leaves, structure = pytree.tree_flatten(result)
+            state.structures[key] = ([_shape_only(leaf) for leaf in leaves], structure)
+            computed = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            if by_row and not is_partial and any(leaf.ndim == 0 or leaf.shape[0] != call.batch for leaf in computed):
+                # Decided again for the batch: what has no rows cannot be put together from some.
+                state.undivided.add(key)
+                choices = computing = [call.decide(None, layout=call.layout, signal=signal)]
+        leaves, structure = state.structures[key]
+        shapes = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        parts, is_result = [], len(computing) == len(choices)
+        for choice in choices:
+            if choice.reuse:
+                parts.append(_predict(call, choice, shapes))
+            else:
+                position = computing.index(choice) if choice.sample is not None else None
+                outputs = computed if position is None else [row_of(leaf, position) for leaf in computed]
+                corrected = _observe(call, choice, outputs, latents)
+                parts.append(outputs if corrected is None else corrected)
+                is_result = is_result and corrected is None
+        if is_result:
+            return result
+        whole = iter(part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
+        leaves = [next(whole) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        return pytree.tree_unflatten(leaves, structure)
+
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """The output as it is; defined here so that a reused step passes one file less."""
+        return output
+
+
+def _predict(call: DenoiserCall, choice: Choice, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    shapes = [leaf.shape if choice.sample is None else torch.Size((1, *leaf.shape[1:])) for leaf in like]
+    dtypes = [leaf.dtype for leaf in like]
+    generation = call.run.generation
+    samples: list[torch.Tensor | None] = [None] * len(shapes)
+    if generation.outputs.quantity != "output":
+        samples = _samples(call, choice, shapes, _unscaled(call))
+    outputs = generation.predict_outputs(choice, samples, dtypes)
+    return [output.neg_() for output in outputs] if _is_negated(call) else outputs
+
+
+def _observe(
+    call: DenoiserCall, choice: Choice, outputs: Sequence[torch.Tensor], latents: Sequence[torch.Tensor]
+) -> list[torch.Tensor] | None:
+    is_negated = _is_negated(call)
+    if is_negated:
+        outputs = [output.neg() for output in outputs]
+    samples = _samples(call, choice, [output.shape for output in outputs], latents)
+    corrected = call.run.generation.observe_outputs(choice, outputs, samples)
+    return [output.neg_() for output in corrected] if corrected is not None and is_negated else corrected
+
+
+def _is_negated(call: DenoiserCall) -> bool:
+    return type(call.module).__name__ in _NEGATED
+
+
+def _latents_before(call: DenoiserCall) -> list[torch.Tensor]:
+    """The latents of a call that will be computed, for `_samples`.
+
+    Copies where they are needed behind the call: the denoiser may use its input as scratch space. Cost: one copy of the
+    latents a computed call.
+    """
+    if call.run.generation.outputs.quantity == "output":
+        return call.latents
+    unscaled = _unscaled(call)
+    return [latent.clone() for latent in unscaled] if unscaled is call.latents else unscaled
+
+
+def _unscaled(call: DenoiserCall) -> list[torch.Tensor]:
+    """The latents of a call as the scheduler knows them."""
+    scale = call.run.generation.level.input_scale
+    return call.latents if scale == 1.0 else [latent / scale for latent in call.latents]
+
+
+def _samples(
+    call: DenoiserCall, choice: Choice, shapes: Sequence[torch.Size], own: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The sample that each output belongs to: the next tensor of its shape among the arguments of the call.
+
+    The call's `own` latents come first, because masks and callbacks may have changed them since the scheduler returned
+    them; then the scheduler's latents, for models that also get conditioning channels; then the other arguments, for
+    models of several kinds of latents, such as frames and sound.
+    """
+    row = choice.sample
+    previous = [] if call.run.latents is None else [call.run.latents]
+    others = [tensor for tensor in call.tensors if tensor is not call.input]
+    left = [row_of(each, row) for each in (*own, *previous, *others) if row is None or each.shape[:1] == (call.batch,)]
+    samples: list[torch.Tensor | None] = []
+    for shape in shapes:
+        index = next((i for i, each in enumerate(left) if each.shape == shape), None)
+        samples.append(None if index is None else left.pop(index))
+    return samples
+
+
+def _shape_only(leaf: Any) -> Any:
+    # Enough to rebuild the structure, without keeping the data alive.
+    return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf

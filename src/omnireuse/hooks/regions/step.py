@@ -1,0 +1,168 @@
+"""Region `step`: all calls of a step are skipped, and the scheduler's input is forecast.
+
+The forecast is made after guidance, so one history serves all branches and its error is the error that matters. On a
+reused step the denoiser's calls return their last outputs: the pipeline's guidance arithmetic runs on them, and its
+result is replaced before the scheduler sees it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from omnireuse.errors import UnsupportedModelError
+from omnireuse.hooks.regions.rows import row_of, with_rows
+from omnireuse.hooks.run import DenoiserCall, Region, Run
+from omnireuse.loop.events import Choice
+from omnireuse.loop.strategy import Strategy
+
+__all__ = ["SeveralOutputsError", "StepRegion", "kinds_of"]
+
+logger = logging.getLogger("omnireuse")
+
+
+class SeveralOutputsError(UnsupportedModelError):
+    """A denoiser that returns several kinds of latents, of which the scheduler is given one."""
+
+
+@dataclass
+class StepState:
+    """The region's state of one run.
+
+    Attributes:
+        step: the step that the choices are for.
+        first_call: of that step; None once the scheduler was given its output.
+        choices: one a sample or one for the batch; none where that must wait for the scheduler.
+        placeholders: the last computed output of each denoiser and branch, returned where only its shape matters.
+        branches_when_computed: the denoiser calls of each sample's last computed step, by branch: guidance that begins
+            or ends changes them.
+        samples: samples of the batch; None before the scheduler was called.
+        layouts: denoisers and layouts of the calls so far, with one of them to stand for all. A step may begin with a
+            call of its own, as the first one of WanAnimate2 does, which reads the driving video.
+    """
+
+    step: int = -1
+    first_call: DenoiserCall | None = None
+    choices: list[Choice] = field(default_factory=list)
+    placeholders: dict[tuple[int, str], Any] = field(default_factory=dict)
+    branches_when_computed: dict[int | None, Counter[tuple[int, str]]] = field(default_factory=dict)
+    samples: int | None = None
+    layouts: dict[Hashable, Hashable] = field(default_factory=dict)
+
+
+class StepRegion(Region):
+    """One decision a step for each sample, or for the batch, taken at the step's first call of a denoiser."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+
+    def call(self, call: DenoiserCall) -> Any:
+        """The computed output; for reused samples the last one, whose values are not used."""
+        index = call.run.generation.index
+        state: StepState = call.run.region_state or call.run.begin(StepState())
+        if state.step != index:
+            state.step, state.first_call = index, call
+            state.choices = self._decide(call, state)
+        key = (call.denoiser, call.branch)
+        reused = [choice.sample for choice in state.choices if choice.reuse]
+        if reused and key not in state.placeholders:
+            # The last computed step did not have this branch, and only computing it shows its shape.
+            logger.info("step %d: branch %s is new and is computed although the step is reused", index, call.branch)
+            reused = []
+        if reused and len(reused) == len(state.choices):
+            return state.placeholders[key]
+        output = self._compute_without(call, state, reused) if reused else call.compute()
+        if (kinds := kinds_of(call, output)) > 1:
+            raise SeveralOutputsError(
+                f"Strategy(region='step'): {type(call.module).__name__} must return one kind of latents, got {kinds}, "
+                f"of which the scheduler is given one; use region='call', which forecasts all of them, or 'blocks'"
+            )
+        if state.layouts and key not in state.placeholders:
+            state.layouts.setdefault((call.denoiser, call.layout), next(iter(state.layouts.values())))
+        state.placeholders[key] = output
+        return output
+
+    def _decide(self, call: DenoiserCall, state: StepState) -> list[Choice]:
+        by_sample = self._strategy.decides_by_sample
+        if by_sample and state.samples is None:
+            # Guidance may have stacked its branches in one call: only the scheduler's call shows how many samples there
+            # are. The first step computes, so it can wait for that.
+            return []
+        count = state.samples or 1
+        divided = by_sample and count > 1 and call.batch % count == 0
+        # Another expert forecasts another sample: outputs of the one before it are of another kind.
+        layout = (call.denoiser, call.layout)
+        if layout not in state.layouts:
+            state.layouts = {layout: layout}
+        signal = None if self._strategy.chosen_signal == "none" else call.watched(self._strategy)
+        choices = []
+        for sample in range(count) if divided else [None]:
+            own = signal if signal is None or sample is None else signal[sample::count]
+            choices.append(call.run.generation.decide("step", sample=sample, layout=state.layouts[layout], signal=own))
+        return choices
+
+    @staticmethod
+    def _compute_without(call: DenoiserCall, state: StepState, reused: list[int | None]) -> Any:
+        last, samples = state.placeholders[call.denoiser, call.branch], state.samples or 1
+        rows = [row for row in range(call.batch) if row % samples not in reused]
+        computed, structure = pytree.tree_flatten(call.compute_rows(rows))
+        whole = [
+            with_rows(before, rows, now) if isinstance(before, torch.Tensor) else now
+            for before, now in zip(pytree.tree_leaves(last), computed, strict=True)
+        ]
+        return pytree.tree_unflatten(whole, structure)
+
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """For reused samples the forecast; computed ones are remembered and used, corrected or as they are."""
+        state: StepState = run.region_state or run.begin(StepState())
+        call, state.first_call = state.first_call, None
+        if call is None:
+            return output
+        choices = state.choices
+        if state.samples is None and self._strategy.decides_by_sample:
+            state.samples = sample.shape[0]
+            choices = self._decide(call, state)
+        parts = [self._replaced(run, state, choice, output, sample) for choice in choices]
+        if all(part is None for part in parts):
+            return output
+        rows = [row_of(output, c.sample) if part is None else part for c, part in zip(choices, parts, strict=True)]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    @staticmethod
+    def _replaced(
+        run: Run, state: StepState, choice: Choice, output: torch.Tensor, sample: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The replacement of a sample's part of the output, or None."""
+        generation = run.generation
+        if choice.sample is not None:
+            output, sample = row_of(output, choice.sample), row_of(sample, choice.sample)
+        # Guidance that begins or ends changes the output: remembered values are of another kind then.
+        is_other_kind = state.branches_when_computed.get(choice.sample, run.branches) != run.branches
+        if choice.reuse:
+            (forecast,) = generation.predict_outputs(choice, [sample], [output.dtype])
+            if is_other_kind:
+                generation.forget(choice)
+            return forecast
+        if is_other_kind:
+            generation.forget(choice)
+        state.branches_when_computed[choice.sample] = run.branches.copy()
+        corrected = generation.observe_outputs(choice, [output], [sample])
+        return None if corrected is None else corrected[0]
+
+
+def kinds_of(call: DenoiserCall, output: Any) -> int:
+    """The number of kinds of latents in a call's output."""
+    # Entries with tensors: one may be a list of one tensor an image. What was handed in, such as a cache of keys and
+    # values, is no output.
+    entries = tuple(output.values()) if isinstance(output, Mapping) else output
+    if not isinstance(entries, tuple):
+        return 1
+    given = {id(leaf) for leaf in pytree.tree_leaves((call.args, call.kwargs))}
+    leaves = [pytree.tree_leaves(entry) for entry in entries]
+    return sum(any(isinstance(leaf, torch.Tensor) and id(leaf) not in given for leaf in each) for each in leaves)

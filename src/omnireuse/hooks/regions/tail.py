@@ -1,0 +1,103 @@
+"""Region `tail`: the first blocks run and show the change, the middle of the stack is skipped, the last blocks run.
+
+Additions between blocks (ControlNet, VACE) before the middle enter it, those within it are part of its residual, and
+those behind it are made by the model as ever: on a reused step each counts once.
+
+Source: DBCache of cache-dit (https://github.com/vipshop/cache-dit): its Fn and Bn are `first_blocks` and `last_blocks`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from omnireuse.errors import ConfigError
+from omnireuse.hooks.denoisers import unwrapped
+from omnireuse.hooks.regions.blocks import BlocksRegion
+from omnireuse.hooks.regions.stack import Block, Stack
+from omnireuse.hooks.regions.stack_pass import StackPass
+from omnireuse.hooks.run import DenoiserCall
+from omnireuse.loop.generation import layout_of
+
+__all__ = ["TailRegion"]
+
+logger = logging.getLogger("omnireuse")
+
+
+class TailRegion(BlocksRegion):
+    """One decision a denoiser call, taken behind the first blocks.
+
+    The signal "first_residual" is the output of the first blocks minus their input, of the stream that becomes the
+    model's output.
+
+    Raises:
+        ConfigError: more first and last blocks than a stack has, or last blocks that read skipped ones.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._whole: list[torch.nn.Module] = []
+        super().__init__(*args, **kwargs)
+
+    def _attach(self, denoiser: torch.nn.Module, stack: Stack) -> None:
+        # Blocks that only feed others (the control blocks of VACE) run at every step, as the last blocks read them.
+        blocks = [block for block in stack.blocks_of(denoiser) if block.bypass is None]
+        first, last = self._strategy.kept_blocks
+        name = type(denoiser).__name__
+        if first + last > len(blocks):
+            raise ConfigError(
+                f"Strategy(first_blocks={first}, last_blocks={last}): together they must be at most the "
+                f"{len(blocks)} blocks of {name}, got {first + last}"
+            )
+        if stack.has_long_skips and last > first:
+            raise ConfigError(
+                f"Strategy(first_blocks={first}, last_blocks={last}): last_blocks must be at most first_blocks, for "
+                f"the last blocks of {name} read what as many of the first put out"
+            )
+        middle = blocks[first : len(blocks) - last]
+        if not middle:
+            logger.warning("%s: all %d blocks always run, so nothing is reused", name, len(blocks))
+            self._whole.append(denoiser)
+            return
+        self._skip(middle)
+        self._watch(blocks, stack)
+
+    def _watch(self, blocks: Sequence[Block], stack: Stack) -> None:
+        if self._strategy.chosen_signal != "first_residual":
+            super()._watch(blocks, stack)
+            return
+        first, _ = self._strategy.kept_blocks
+        self._intercept(blocks[first - 1], self._behind_the_first(blocks[first - 1], stack))
+        self._intercept(blocks[0], self._before_the_first(blocks[0]))
+
+    def _before_the_first(self, block: Block) -> Callable[..., Any]:
+        def handler(current: StackPass, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            # Copied, because blocks may write in place.
+            current.start = [stream.clone() for stream in block.entering(block.arguments(args, kwargs))]
+            return proceed(*args, **kwargs)
+
+        return handler
+
+    def _behind_the_first(self, block: Block, stack: Stack) -> Callable[..., Any]:
+        def handler(current: StackPass, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            result = proceed(*args, **kwargs)
+            # A stack that is joined from its first block on has one stream.
+            main = stack.main_stream if len(current.start) > 1 else 0
+            after = block.leaving(result, current.start)[main]
+            assert after is not None, "the main stream goes through every block"
+            current.signal = after - current.start[main]
+            current.start = ()
+            return result
+
+        return handler
+
+    def call(self, call: DenoiserCall) -> Any:
+        """Runs the denoiser, whose blocks ask this region."""
+        if not any(unwrapped(call.module) is each for each in self._whole):
+            return super().call(call)
+        choice = call.decide(None, layout=layout_of(*call.tensors), signal=None)
+        result = call.compute()
+        call.run.generation.pass_by(choice)
+        return result

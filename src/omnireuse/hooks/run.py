@@ -1,0 +1,248 @@
+"""One run of a pipeline, its denoiser calls, and the protocol of a region, which takes them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from omnireuse.errors import StateError
+from omnireuse.hooks.finite import Magnitudes
+from omnireuse.hooks.regions.rows import row_of, rows_of
+from omnireuse.hooks.timesteps import NAMES
+from omnireuse.loop.events import Choice
+from omnireuse.loop.generation import GRADIENT_ERROR, Generation, layout_of
+from omnireuse.loop.strategy import Strategy
+from omnireuse.noise.parametrization import NoiseLevel, told_level
+from omnireuse.noise.signals import filtered, grid_of
+
+__all__ = ["Chooser", "Chosen", "DenoiserCall", "Region", "Run", "RunStart"]
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStart:
+    """A run that begins.
+
+    Attributes:
+        total: number of steps; None where it is not known.
+        levels: noise level of each step; empty where unknown.
+        scheduler: the pipeline's scheduler, with its timesteps; None where nobody watches one.
+        shape: of the denoiser's latents, with the batch; empty where they are not one tensor.
+    """
+
+    total: int | None
+    levels: Sequence[NoiseLevel]
+    scheduler: Any
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The plan of a run.
+
+    Attributes:
+        strategy: decides and forecasts.
+        region: takes its calls in place of the session's region; None for that one.
+        kind: "reuse"; "measured" for a full run that is measured; "shadow" for a run of its own beside a picture, which
+            is counted nowhere.
+    """
+
+    strategy: Strategy
+    region: Region | None = None
+    kind: Literal["reuse", "measured", "shadow"] = "reuse"
+
+
+Chooser = Callable[[RunStart], Chosen]
+
+
+class Run:
+    """A generation, and which call of the current step is under way. The session keeps it up to date.
+
+    Attributes:
+        generation: decides, and remembers.
+        latents: the sample that the scheduler returned last, which the current step starts from.
+        step: the step that the following counts belong to.
+        calls: denoiser calls.
+        orders: calls of each denoiser.
+        branches: calls of each branch of each denoiser.
+        region_state: the region's state of this run, a dataclass; None before its first call.
+        told: the step that `cache_context` has named last; None where it names none.
+        is_stepped: whether somebody ends its steps: the scheduler's `step`, or a user.
+        chosen: the strategy, and the region where it is not the session's.
+        given: arguments of the scheduler's step that is under way, by name.
+        magnitudes: of the latents after each step.
+        grids: how the tokens of the latents unfold, by the layout of the call: reading positions waits for the device.
+    """
+
+    def __init__(self, generation: Generation, chosen: Chosen) -> None:
+        self.generation, self.chosen = generation, chosen
+        self.given: Mapping[str, Any] = {}
+        self.latents: torch.Tensor | None = None
+        self.step = self.calls = 0
+        self.orders: Counter[int] = Counter()
+        self.branches: Counter[tuple[int, str]] = Counter()
+        self.told: int | None = None
+        self.is_stepped = False
+        self.grids: dict[Hashable, tuple[int, ...] | None] = {}
+        self._first_sigma: float | None = None
+        self.region_state: Any = None
+        self.magnitudes = Magnitudes()
+
+    def sigma_told(self, sigma: float) -> None:
+        """`cache_context` has named the noise level of this step, and the scheduler's algebra is not known."""
+        if self._first_sigma is None:
+            self._first_sigma = sigma
+        self.generation.call_at(told_level(sigma, self._first_sigma))
+
+    @property
+    def is_reused_by_schedule(self) -> bool:
+        """Whether a schedule says before any call that the present step is reused."""
+        schedule = self.generation.schedule
+        is_scheduled = schedule is not None and self.generation.index not in schedule
+        return is_scheduled and self.is_stepped and self.chosen.kind == "reuse"
+
+    def begin(self, state: S) -> S:
+        """The region's state of this run, from its first call on."""
+        self.region_state = state
+        return state
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of tensor storage that this run holds beyond what the pipeline holds itself."""
+        kept = [] if self.region_state is None else pytree.tree_leaves(vars(self.region_state))
+        tensors = [leaf for leaf in kept if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta"]
+        return self.generation.kept_bytes + sum(tensor.nbytes for tensor in tensors)
+
+    def close(self) -> None:
+        """Drop everything that was kept."""
+        self.generation.finish()
+        self.region_state = self.latents = None
+
+
+class Region(ABC):
+    """The part that is skipped. It gets every denoiser call and every scheduler step of a run."""
+
+    @abstractmethod
+    def call(self, call: DenoiserCall) -> Any:
+        """The result of a denoiser call, computed or not."""
+
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """The scheduler's input in place of `output`."""
+        return output
+
+    def stepped(self, run: Run, latents: torch.Tensor | None) -> None:  # noqa: B027  # most have seen all they need
+        """The scheduler's step has returned these latents."""
+
+    def undo(self) -> None:  # noqa: B027  # most put nothing
+        """Take back whatever this region put between objects."""
+
+
+@dataclass(frozen=True)
+class DenoiserCall:
+    """One call of a denoiser within a run: `proceed(*args, **kwargs)` computes it.
+
+    Attributes:
+        run: which it belongs to.
+        module: the denoiser.
+        denoiser: its place among the pipeline's denoisers.
+        branch: its name among the calls of the step.
+        order: its number among the step's calls of this denoiser, from 0.
+    """
+
+    run: Run
+    module: Any
+    denoiser: int
+    branch: str
+    order: int
+    proceed: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def decide(self, row: int | None, *, layout: Hashable, signal: torch.Tensor | None) -> Choice:
+        """Compute or reuse one row of the batch, or all of it for None? `signal` is that of the whole batch."""
+        return self.run.generation.decide(
+            self.branch,
+            denoiser=self.denoiser,
+            order=self.order,
+            sample=row,
+            layout=layout,
+            signal=None if signal is None else row_of(signal, row),
+        )
+
+    def compute(self) -> Any:
+        """The denoiser's output."""
+        return self.proceed(*self.args, **self.kwargs)
+
+    def compute_rows(self, rows: Sequence[int]) -> Any:
+        """The denoiser's output for some rows of the batch alone."""
+        index = torch.tensor(rows)
+        args = [rows_of(value, index, self.batch) for value in self.args]
+        return self.proceed(*args, **rows_of(self.kwargs, index, self.batch))
+
+    @cached_property
+    def latents(self) -> list[torch.Tensor]:
+        """The latents that the denoiser was called with: its first argument, or the one named as such. Most get one
+        tensor, Z-Image and Cosmos 3 a list of one an image or clip."""
+        first = [*self.args[:1], *(self.kwargs.get(name) for name in ("hidden_states", "sample", "x", "vision_tokens"))]
+        lists = [each if isinstance(each, list) else [each] for each in first]
+        candidates = [*lists, *([value] for value in self.kwargs.values())]
+        return next((each for each in candidates if each and all(map(_is_latent, each))), [])
+
+    @cached_property
+    def input(self) -> torch.Tensor | None:
+        """The latents as one tensor, to be watched."""
+        if len(self.latents) > 1:
+            return torch.cat([each.flatten() for each in self.latents])
+        return self.latents[0] if self.latents else None
+
+    @cached_property
+    def batch(self) -> int:
+        """Rows of the input; 1 where it has none, or is a list."""
+        given = self.input
+        is_one_tensor = given is not None and any(given is tensor for tensor in self.tensors)
+        return given.shape[0] if given is not None and is_one_tensor and given.ndim else 1
+
+    @cached_property
+    def layout(self) -> Hashable:
+        """Arguments that a reuse needs unchanged: all but timesteps, of which frames and sound may share one."""
+        return layout_of(*self.args, *(value for name, value in self.kwargs.items() if name not in NAMES))
+
+    def watched(self, strategy: Strategy) -> torch.Tensor | None:
+        """The signal, as seen from outside; None where there is none."""
+        if self.input is not None and strategy.chosen_signal == "filtered_latents":
+            grids, layout = self.run.grids, self.layout
+            if layout not in grids:
+                grids[layout] = grid_of(self.input, self.kwargs)
+            return filtered(self.input, self.run.generation.level.noise, grids[layout])
+        return self.input
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors among the arguments."""
+        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, torch.Tensor)]
+
+    def refuse_gradients(self) -> None:
+        """Raise where autograd is on and the output would carry gradients, whether it will be computed or not.
+
+        Asked before anything runs, because a reused call has no output to look at, and reentrant checkpointing hides
+        the graph from the blocks.
+
+        Raises:
+            StateError: a parameter or an input requires a gradient.
+        """
+        given = (leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor))
+        if any(tensor.requires_grad for tensor in chain(given, self.module.parameters())):
+            raise StateError(GRADIENT_ERROR)
+
+
+def _is_latent(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

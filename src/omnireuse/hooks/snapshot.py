@@ -1,0 +1,209 @@
+"""The watched parts of a pipeline at one moment, without keeping any of them alive; and what tells of a change."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as registration
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+__all__ = ["Snapshot", "autocast_state", "is_adapter", "plain_tensors", "sampled", "when_suspected"]
+
+_NUM_SAMPLES = 64
+# These are process-wide: they say that some module gained a part, or that some optimizer stepped. A fused step changes
+# weights without a new tensor version (torch 2.13).
+_REGISTER: tuple[Callable[[Any], Any], ...] = (
+    registration.register_module_module_registration_hook,
+    registration.register_module_parameter_registration_hook,
+    registration.register_module_buffer_registration_hook,
+    register_optimizer_step_post_hook,
+)
+_AUTOCAST = ("cpu", "cuda", "mps", "xpu")
+
+
+def when_suspected(suspect: Callable[..., None]) -> Callable[[], None]:
+    """Call `suspect` whenever a module of this process gains a part or an optimizer has stepped, until the returned
+    function is called."""
+    handles = [register(suspect) for register in _REGISTER]
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return end
+
+
+def autocast_state() -> tuple[tuple[str, str], ...]:
+    """The kinds of devices on which this thread computes under autocast, each with its dtype."""
+    on = [kind for kind in _AUTOCAST if torch.is_autocast_enabled(kind)]
+    return tuple([(kind, str(torch.get_autocast_dtype(kind)).removeprefix("torch.")) for kind in on])
+
+
+class Snapshot:
+    """Identity, version counters, storages and sampled values of all parts.
+
+    Weights of a wrapper subclass, such as quantised ones, are known by the plain tensors inside. The modules in a list,
+    a dict or the attributes of another object count as well.
+
+    Args:
+        parts: the watched attributes by name.
+        suspect: called when a submodule or a storage is freed: it was replaced, moved or dropped.
+
+    Cost: about 10 us for each tensor, and one transfer to the host for each device.
+    """
+
+    def __init__(self, parts: Mapping[str, object], suspect: Callable[..., None]) -> None:
+        owners = [owner for part in parts.values() for owner in _owners(part)]
+        roots = [owner for owner in owners if isinstance(owner, nn.Module)]
+        modules = [module for root in roots for module in root.modules()]
+        weights = [weight for root in roots for weight in (*root.parameters(), *root.buffers())]
+        weights += [owner for owner in owners if isinstance(owner, torch.Tensor)]
+        drawing = [module for module in modules if _draws_in_training(module)]
+        self._names, self._parts = list(parts), [_reference(part) for part in parts.values()]
+        self._modules = [weakref.ref(module, suspect) for module in modules]
+        self._adapters = [weakref.ref(module) for module in modules if is_adapter(module)]
+        self._drawing = [weakref.ref(m) for m in (*roots, *(m for m in drawing if m.training)) if drawing]
+        with torch._C.DisableTorchFunctionSubclass():
+            tensors = [tensor for weight in weights for tensor in plain_tensors(weight)]
+            stored = [(tensor, storage) for tensor in tensors if (storage := _storage(tensor)) is not None]
+            counted = [tensor for tensor, _ in stored if not tensor.is_inference()]
+            self.num_uncounted = len(tensors) - len(counted)
+            with torch.inference_mode(False):
+                self._counters = [_counter(tensor) for tensor in counted]
+            self._sum = self._sum_of_versions()
+            # The Python object of a storage lives as long as the storage, so this tells of `tensor.data = other`.
+            self._storages = [weakref.ref(storage, suspect) for _, storage in stored]
+            self._content = [(tensor.dtype, tensor.shape) for tensor in tensors], sampled(tensors)
+            # Where modules are moved by swapping, torch refuses to swap a tensor that has weak references.
+            swaps = torch.__future__.get_swap_module_params_on_conversion()
+            self._tensors: list[Any] = self._storages if swaps else [weakref.ref(tensor) for tensor in tensors]
+            self._places = [] if swaps else [(weakref.ref(tensor), tensor.data_ptr()) for tensor, _ in stored]
+
+    def has_parts_of(self, pipeline: object) -> bool:
+        """Whether the attributes of ``pipeline`` are the same objects."""
+        pairs = zip(self._names, self._parts, strict=True)
+        return all([part() is getattr(pipeline, name, None) for name, part in pairs])  # noqa: C419  # half the time
+
+    def has_weights(self) -> bool:
+        """Whether no version counter moved and every tensor has its storage still. Cost: 0.1 us for each tensor."""
+        if self._sum_of_versions() != self._sum:
+            return False
+        for reference, address in self._places:
+            tensor = reference()
+            if tensor is None or tensor.data_ptr() != address:
+                return False
+        return True
+
+    def continues(self, old: Snapshot) -> bool:
+        """Whether nothing changed since ``old``. Another storage alone is a move between devices: not a change."""
+        return (
+            self._names == old._names
+            and _same(self._parts, old._parts)
+            and _same(self._modules, old._modules)
+            and _same(self._tensors, old._tensors)
+            and self._sum == old._sum
+            and self._content == old._content
+        )
+
+    def is_training(self) -> bool:
+        """Whether an encoder with dropout or batch statistics is in training mode now."""
+        return any(module.training for reference in self._drawing if (module := reference()) is not None)
+
+    def adapters(self) -> tuple[Any, ...]:
+        """Names, scales, merges and the switch of every LoRA layer (PEFT's ``BaseTunerLayer``)."""
+        layers: list[Any] = [layer for reference in self._adapters if (layer := reference()) is not None]
+        return tuple(
+            [
+                (*layer.active_adapters, *sorted(layer.scaling.items()), *layer.merged_adapters, layer.disable_adapters)
+                for layer in layers
+            ]
+        )
+
+    def device(self) -> torch.device | None:
+        """The device of the first weight now; None without weights."""
+        first = self._tensors[0]() if self._tensors else None
+        return None if first is None else torch.device(first.device)
+
+    def _sum_of_versions(self) -> int:
+        """Counters only grow: equal sums are equal counters."""
+        return sum([counter._version for counter in self._counters])
+
+
+def _counter(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without data that shares the version counter: ``detach`` shares it, and the storage is let go of."""
+    counter = tensor.detach()
+    counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return counter
+
+
+def _owners(part: Any) -> list[Any]:
+    """The modules and the lone tensor of one part."""
+    if isinstance(part, (nn.Module, torch.Tensor)):
+        return [part]
+    inside = part.values() if isinstance(part, dict) else getattr(part, "__dict__", {}).values()
+    return [value for value in (part if isinstance(part, (list, tuple)) else inside) if isinstance(value, nn.Module)]
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """``tensor`` itself, or the plain ones in a wrapper subclass. Torch swaps the wrapper when its module moves."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+    else:
+        for name in flatten()[0]:
+            yield from plain_tensors(getattr(tensor, name))
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:  # a sparse or packed layout has none; the tensor is then among `num_uncounted`
+        return None
+
+
+def sampled(tensors: list[torch.Tensor]) -> bytes:
+    """At most 64 evenly spaced values of every tensor, in the order of ``tensors``; none of those that are on the meta
+    device or not strided."""
+    pieces: dict[int, torch.Tensor] = {}
+    with torch.inference_mode():
+        for i, tensor in enumerate(tensors):
+            if tensor.layout is torch.strided and tensor.numel() and tensor.device.type != "meta":
+                values = tensor.int_repr() if tensor.is_quantized else tensor.detach()
+                step = -(-tensor.numel() // _NUM_SAMPLES)
+                pieces[i] = values.reshape(-1)[::step].contiguous().view(torch.uint8)
+        for device in {piece.device for piece in pieces.values()}:  # one transfer each
+            here = {i: piece for i, piece in pieces.items() if piece.device == device}
+            joined = torch.cat(list(here.values())).cpu()
+            pieces |= zip(here, joined.split([piece.numel() for piece in here.values()]), strict=True)
+        return torch.cat([*pieces.values(), torch.empty(0, dtype=torch.uint8)]).numpy().tobytes()
+
+
+def _draws_in_training(module: nn.Module) -> bool:
+    """Whether training mode makes the output of this module random, or dependent on the batch."""
+    if isinstance(module, (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)):
+        return getattr(module, "p", 1.0) > 0
+    # Not by attribute: models of diffusers warn of names that their configuration has.
+    rates = [vars(module).get(name) for name in ("dropout", "attention_dropout", "dropout_rate", "dropout_p")]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
+def is_adapter(module: nn.Module) -> bool:
+    """Whether it is a layer with adapters (PEFT's ``BaseTunerLayer``)."""
+    kind = type(module)
+    return hasattr(kind, "active_adapters") and hasattr(kind, "disable_adapters") and hasattr(module, "scaling")
+
+
+def _reference(part: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(part)
+    except TypeError:
+        return lambda: part
+
+
+def _same(new: list[Any], old: list[Any]) -> bool:
+    """Whether two lists refer to the same living objects."""
+    return len(new) == len(old) and all(a() is b() is not None for a, b in zip(new, old, strict=True))

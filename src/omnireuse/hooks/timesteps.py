@@ -1,0 +1,95 @@
+"""The timestep of a denoiser call, and the steps that follow from it where no scheduler tells them."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+
+from omnireuse.hooks.denoisers import unwrapped
+
+__all__ = ["NAMES", "StepsByTimestep", "timestep_of", "warn_without_timestep"]
+
+logger = logging.getLogger("omnireuse")
+
+NAMES = ("timestep", "timesteps", "t", "sigma", "noise_level")
+"""Names of the argument, the first found counts."""
+
+
+def timestep_of(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
+    """The timestep that a denoiser is called with, by position or by name; None where there is none.
+
+    Of several (one for each sample or token) it is the largest: tokens that are given and not denoised have 0.
+    """
+    # The class's own signature counts: hooks replace that of an instance.
+    places = _places(type(unwrapped(module)).forward)
+    for name in NAMES:
+        given = kwargs.get(name)
+        if given is None and places.get(name, len(args)) < len(args):
+            given = args[places[name]]
+        if isinstance(given, torch.Tensor) and given.numel():
+            return float(given.max())
+        if isinstance(given, numbers.Real) and not isinstance(given, bool):
+            return float(given)
+    return None
+
+
+@lru_cache(maxsize=256)
+def _places(forward: Callable[..., Any]) -> dict[str, int]:
+    """The position of each argument of a method that can be given by position, `self` not counted."""
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {each.name: place for place, each in enumerate(parameters) if each.kind in by_position}
+
+
+@lru_cache(maxsize=256)
+def warn_without_timestep(model: str) -> None:
+    """Warn once for each class that nothing is reused, because its steps are not known."""
+    logger.warning(
+        "%s is called without a timestep (looked for %s), and no scheduler tells the steps: nothing is reused; "
+        "enable reuse on a pipeline with its scheduler, or name the argument in the signature of forward",
+        model,
+        ", ".join(NAMES),
+    )
+
+
+class StepsByTimestep:
+    """Tells steps and runs apart by the timesteps of the calls, in one thread.
+
+    Within a run timesteps change in one direction, and a run begins where they jump back. They fall as a rule. The
+    first change after an announcement shows the direction. Without one, two changes in a row against the assumed
+    direction reverse it.
+    """
+
+    def __init__(self) -> None:
+        self.last: float | None = None
+        """Timestep of the last call; None before the first of a run."""
+        self._rises = False
+        self._is_announced = False
+        self._against = 0
+
+    def announce(self) -> None:
+        """The next call begins a run."""
+        self.last, self._is_announced = None, True
+
+    def see(self, now: float) -> Literal["same step", "next step", "next run"]:
+        """The place of a call with this timestep."""
+        before, self.last = self.last, now
+        if before is None:
+            return "next run"
+        if now == before:
+            return "same step"
+        if self._is_announced:
+            self._rises, self._is_announced = now > before, False
+        if (now > before) == self._rises:
+            self._against = 0
+            return "next step"
+        self._against += 1
+        if self._against == 2:
+            self._rises, self._against = not self._rises, 0
+        return "next run"

@@ -1,0 +1,375 @@
+"""Run a method at one of its settings on a workload, and compare it with the workload's full run."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+from omnireuse.base.journal import Journal
+from omnireuse.base.records import Record
+from omnireuse.calibration.options import call_texts
+from omnireuse.errors import ConfigError, OmniReuseError, StateError
+from omnireuse.handle import disable
+from omnireuse.hooks.denoisers import describe
+from omnireuse.lab.compare.count import Work, now
+from omnireuse.lab.compare.methods.base import Kept, Method, Setting, unchanged
+from omnireuse.lab.compare.restore import restored
+from omnireuse.lab.compare.workload import Workload
+from omnireuse.lab.front import targets
+from omnireuse.lab.record import Case, FullRun, Point, environment
+from omnireuse.lab.report.clips import save_pair
+from omnireuse.lab.scores import Score
+from omnireuse.pipelines.closeness import Mean, bootstrap, capped_psnr, spread, ssim
+from omnireuse.pipelines.pictures import Picture
+
+__all__ = ["Harness", "Measured", "Turn"]
+
+logger = logging.getLogger("omnireuse")
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+PROBE_STEPS = 3
+"""Steps of the short run that must give equal bits after every setting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What one call of the pipeline gave.
+
+    Attributes:
+        pictures: one for each prompt.
+        seconds, loop_seconds: wall-clock of the call, and of its loop: from the denoiser's first call to the end of the
+            last step. They are equal where the pipeline does not report its steps.
+        flops: executed by the blocks, for all prompts together.
+        calls: of the denoiser.
+        kept_bytes: the most that was kept between steps, for one sample.
+        peak_bytes: the most that CUDA had allocated; None without CUDA.
+    """
+
+    pictures: tuple[Picture, ...]
+    seconds: float
+    loop_seconds: float
+    flops: float
+    calls: int
+    kept_bytes: int
+    peak_bytes: int | None
+
+
+SAME_DB = 60.0
+"""PSNR at which the short runs of two processes count as those of one pipeline."""
+TURNS = 3
+"""Runs of each prompt that is timed. The fastest counts, because whatever else runs only adds time."""
+
+
+class _Row(Record, frozen=True, kw_only=True):
+    """The figures of one picture, as in `Point`."""
+
+    psnr: float
+    ssim: float
+    attributes: float | None
+    scores: dict[str, float | None]
+    flops: float
+    kept_bytes: int
+
+
+class Turn(Record, frozen=True, kw_only=True):
+    """The fastest of some runs of one prompt."""
+
+    seconds: float
+    loop_seconds: float
+    peak_bytes: int | None
+
+
+class Harness:
+    """Measures settings on one workload, and compares them with its full run.
+
+    Args:
+        workload: its runs.
+        scores: by name, beside PSNR and SSIM; None where one could not be loaded.
+        journal: its figures are not measured again.
+
+    Attributes:
+        full: pictures of the full run.
+        flops: of the full run of one prompt.
+        calls_per_step: calls of the denoiser in a step: 2 where branches come one after the other.
+
+    Raises:
+        ConfigError: a journal that was made with another pipeline or other arguments.
+        StateError: a full run that is not finite or whose work cannot be counted.
+    """
+
+    def __init__(
+        self, workload: Workload, *, scores: Mapping[str, Score | None] | None = None, journal: Journal | None = None
+    ) -> None:
+        self.workload = workload
+        self._scores, self._journal = dict(scores or {}), journal or Journal()
+        self.full: list[Picture] = []
+
+    def __enter__(self) -> Self:
+        self._work = Work(self.workload.pipeline)
+        try:
+            self.probe = self.workload.pictures([0], PROBE_STEPS, strict=True)[0]
+            self._begin()
+        except BaseException:
+            self._work.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._work.close()
+
+    def _begin(self) -> None:
+        workload, journal = self.workload, self._journal
+        self._part = f"{workload.name}, {workload.steps} steps, guidance {workload.guidance:g}"
+        if journal.path is not None:
+            journal.check_setup(self._part, self._setup())
+        earlier = journal.picture(self._part, "probe", 0)
+        if earlier is not None and capped_psnr(self.probe, earlier) < SAME_DB:
+            raise ConfigError(
+                f"journal({self._part}): must be of this pipeline, got other pictures; choose another --out"
+            )
+        journal.add(self._part, "probe", {0: self.probe})
+        self._full_rows = self._rows("full run", None)
+        if not all(np.isfinite(picture).all() for picture in self.full):
+            raise StateError(f"{workload.name}: the full run is not finite; nothing can be compared with it")
+        one = journal.find(self._part, "one", 0, list[float])
+        if one is None:
+            run = self.run(None, [0])
+            one = [run.flops, run.calls]
+            journal.add(self._part, "one", {0: one})
+        if not one[0]:
+            raise StateError(f"{workload.name}: no block of its denoiser runs, so its work cannot be counted")
+        self.flops, self.calls_per_step = one[0], round(one[1] / workload.steps)
+
+    def _setup(self) -> dict[str, str]:
+        """Influences on figures beside the setting."""
+        workload = self.workload
+        return {
+            "pipeline": describe(workload.pipeline),
+            "call": str(call_texts(workload.call)),
+            "list of prompts": str(workload.prompts),
+            "list of calibration prompts": str(workload.calibration),
+            "seed": f"{workload.seed}, {workload.calibration_seed}",
+            "batch size": str(workload.batch_size),
+            "set of scores": str({name: score is not None for name, score in self._scores.items()}),
+            "environment": str(environment()),
+        }
+
+    def _rows(self, name: str, setting: Setting | None) -> list[_Row]:
+        """The figures of every prompt; only what the journal lacks is run, and written there call by call.
+
+        The full run fills `full`.
+        """
+        journal, part, strict = self._journal, self._part, setting is None
+        size = 1 if setting is not None and setting.alone else self.workload.batch_size
+        rows, count, measure = list[_Row](), len(self.workload.prompts), None
+        with ExitStack() as stack:
+            for start in range(0, count, size):
+                batch = range(start, min(start + size, count))
+                known = [row for number in batch if (row := journal.find(part, name, number, _Row))]
+                if len(known) == len(batch):
+                    stored = [journal.picture(part, "picture", number) for number in batch] if strict else []
+                    self.full += [picture for picture in stored if picture is not None]
+                    rows += known
+                    continue
+                measure = measure or stack.enter_context(self.enabled(setting))
+                measured = measure(batch, strict=strict, watch=not rows and not strict)
+                if strict:
+                    self.full += measured.pictures
+                    journal.add(part, "picture", dict(zip(batch, measured.pictures, strict=True)))
+                made = [self._row(*each, measured) for each in zip(batch, measured.pictures, strict=True)]
+                journal.add(part, name, dict(zip(batch, made, strict=True)))
+                rows += made
+                worst = min(range(len(rows)), key=lambda each: rows[each].psnr)
+                if worst in batch and (path := self._worst(name)) is not None and not strict:
+                    save_pair(self.full[worst], measured.pictures[worst - start], path)
+        return rows
+
+    def _worst(self, name: str) -> Path | None:
+        """The file of a setting's picture that differs most, beside the journal."""
+        if self._journal.path is None:
+            return None
+        folder = Path(self._journal.path).with_suffix("")
+        return folder / f"{hashlib.sha256(f'{self._part} {name}'.encode()).hexdigest()[:16]}.png"
+
+    def _row(self, number: int, picture: Picture, measured: Measured) -> _Row:
+        full, prompt, checks = self.full[number], self.workload.prompts[number], self.workload.checks
+        return _Row(
+            psnr=capped_psnr(picture, full),
+            ssim=ssim(picture, full) if np.isfinite(picture).all() else 0.0,
+            attributes=statistics.fmean(checks[number](picture).values()) if checks else None,
+            scores={name: score and score(picture, full, prompt) for name, score in self._scores.items()},
+            flops=measured.flops / len(measured.pictures),
+            kept_bytes=measured.kept_bytes,
+        )
+
+    @contextmanager
+    def enabled(self, setting: Setting | None) -> Iterator[Callable[..., Measured]]:
+        """A context that gives `measure` with this setting; None is the full run. Then the pipeline is restored."""
+        steps = self.workload.steps if setting is None or setting.steps is None else setting.steps
+        with ExitStack() as stack:
+            if setting is not None:
+                stack.enter_context(restored(self.workload.pipeline))
+                # Before that: reuse which a setting has left enabled holds on to what is restored.
+                stack.callback(disable, self.workload.pipeline)
+            kept_now = stack.enter_context((setting.enable if setting else unchanged)(self.workload.pipeline))
+            yield partial(self.measure, steps, kept_now)
+
+    def run(self, setting: Setting | None, numbers: Sequence[int]) -> Measured:
+        """Run these prompts with a setting, or in full."""
+        with self.enabled(setting) as measure:
+            return measure(numbers)
+
+    def measure(
+        self, steps: int, kept_now: Kept, numbers: Sequence[int], *, strict: bool = False, watch: bool = False
+    ) -> Measured:
+        """Run these prompts in one call, with whatever is enabled.
+
+        Args:
+            watch: read what is kept after every step, which takes time.
+        """
+        work, kept, ended, on_cuda = self._work, 0, math.nan, torch.cuda.is_initialized()
+
+        def after_step(_: Any, index: int, ___: Any, given: dict[str, Any]) -> dict[str, Any]:
+            nonlocal kept, ended
+            ended = now(wait=index >= steps - 1)
+            if watch:
+                kept = max(kept, kept_now() or 0)
+            return given
+
+        extra = {"callback_on_step_end": after_step} if self.workload.accepts("callback_on_step_end") else {}
+        # What a method does once, such as a calibration, is no part of a run.
+        work.reset()
+        if on_cuda:
+            torch.cuda.reset_peak_memory_stats()
+        begun = now()
+        made = self.workload.pictures(numbers, steps, strict=strict, **extra)
+        seconds = now() - begun
+        known = work.began is not None and not math.isnan(ended)
+        return Measured(
+            # The order in memory decides the last bits of a mean, and files do not keep every order.
+            pictures=tuple(map(np.ascontiguousarray, made)),
+            seconds=seconds,
+            loop_seconds=ended - (work.began or 0.0) if known else seconds,
+            flops=work.flops,
+            calls=work.calls,
+            kept_bytes=max(kept, kept_now() or 0) // len(numbers),
+            peak_bytes=torch.cuda.max_memory_allocated() if on_cuda else None,
+        )
+
+    def check_restored(self, method: Method, setting: Setting) -> None:
+        """Run the pipeline shortly."""
+        if not np.array_equal(self.workload.pictures([0], PROBE_STEPS)[0], self.probe):
+            raise StateError(
+                f"{method.name} ({setting.call}) left the pipeline changed; nothing after it can be judged"
+            )
+
+    def computed_steps(self, flops: float) -> float:
+        """The work for one prompt as steps of the full run."""
+        return flops / self.flops * self.workload.steps
+
+    def point(self, method: Method, setting: Setting) -> Point:
+        """The figures of a setting, or its error."""
+        try:
+            rows = self._rows(_name(method, setting), setting)
+            each, worst = tuple(row.psnr for row in rows), self._worst(_name(method, setting))
+            point = Point(
+                method=method.name,
+                family=method.family,
+                settings=dict(setting.settings),
+                computed_steps=self.computed_steps(statistics.fmean(row.flops for row in rows)),
+                psnr=bootstrap(each),
+                each=each,
+                ssim=bootstrap([row.ssim for row in rows]),
+                attributes=_mean([row.attributes for row in rows]),
+                scores=_means(rows),
+                kept_bytes=max(row.kept_bytes for row in rows),
+                call=setting.call,
+                worst=f"{worst.parent.name}/{worst.name}" if worst is not None and worst.exists() else "",
+            )
+        except Exception as error:
+            point = self.failed(method, error, setting)
+        self.check_restored(method, setting)
+        return point
+
+    def failed(self, method: Method, error: Exception, setting: Setting | None = None) -> Point:
+        """The point of a method that gave no figures."""
+        logger.warning("%s: %s failed: %s", self.workload.name, method.name, error)
+        text = str(error) if isinstance(error, OmniReuseError) else f"{type(error).__name__}: {error}"
+        settings, call = ({}, method.name) if setting is None else (dict(setting.settings), setting.call)
+        return Point(method=method.name, family=method.family, settings=settings, call=call, error=text)
+
+    def timed(self, point: Point, method: Method, setting: Setting, prompts: int) -> tuple[Point, list[Turn]]:
+        """The point with its times by the clock, and the full run's turns: both take turns on so many prompts."""
+        run, turns = f"clock, {_name(method, setting)}", list[list[Turn]]()
+        for number in range(min(prompts, len(self.workload.prompts))):
+            pair = self._journal.find(self._part, run, number, list[Turn])
+            if pair is None:
+                if not turns:  # to warm up
+                    self.run(setting, [number])
+                runs = [(self.run(None, [number]), self.run(setting, [number])) for _ in range(TURNS)]
+                pair = [_fastest(each) for each in zip(*runs, strict=True)]
+                self._journal.add(self._part, run, {number: pair})
+            turns.append(pair)
+        ratios = [(full.seconds / own.seconds, full.loop_seconds / own.loop_seconds) for full, own in turns]
+        whole, loop = zip(*ratios, strict=True)
+        return replace(
+            point,
+            speedup=spread(whole),
+            loop_speedup=spread(loop),
+            seconds=spread([own.seconds for _, own in turns]),
+            peak_bytes=_most([own for _, own in turns]),
+        ), [full for full, _ in turns]
+
+    def case(self, points: Iterable[Point], turns: Sequence[Turn] = ()) -> Case:
+        """The record of these points."""
+        workload, rows = self.workload, self._full_rows
+        attributes = _mean([row.attributes for row in rows])
+        full = FullRun(
+            seconds=spread([turn.seconds for turn in turns]) if turns else None,
+            attributes=None if attributes is None else attributes.mean,
+            scores=_means(rows),
+            peak_bytes=_most(turns),
+        )
+        same = {name: getattr(workload, name) for name in ("steps", "guidance", "prompts", "seed")}
+        case = Case(pipeline=workload.name, **same, full=full, points=tuple(points))
+        return replace(case, targets=targets(case))
+
+
+def _name(method: Method, setting: Setting) -> str:
+    return f"{method.name}: {setting.call} {setting.version}"
+
+
+def _fastest(runs: Sequence[Measured]) -> Turn:
+    return Turn(
+        seconds=min(run.seconds for run in runs),
+        loop_seconds=min(run.loop_seconds for run in runs),
+        peak_bytes=_most(runs),
+    )
+
+
+def _most(runs: Sequence[Measured | Turn]) -> int | None:
+    return max((run.peak_bytes for run in runs if run.peak_bytes is not None), default=None)
+
+
+def _mean(values: Sequence[float | None]) -> Mean | None:
+    known = [value for value in values if value is not None]
+    return bootstrap(known) if known else None
+
+
+def _means(rows: Sequence[_Row]) -> dict[str, Mean | None]:
+    return {name: _mean([row.scores[name] for row in rows]) for name in rows[0].scores}

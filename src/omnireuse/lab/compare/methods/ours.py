@@ -1,0 +1,147 @@
+"""This library's own strategies, with and without a profile of the pipeline, and its named caches."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import omnireuse
+from omnireuse.lab.compare.methods.base import Method, Setting, Subject, call_text, reuse
+from omnireuse.lab.compare.workload import GUIDANCE, Workload
+from omnireuse.named.step_caches import STEP_CACHES
+from omnireuse.profiles.profile import Profile
+
+__all__ = ["NAMED", "OURS", "profile_method", "warn_of_unused"]
+
+logger = logging.getLogger("omnireuse")
+
+
+def _setting(options: dict[str, Any], **settings: Any) -> Setting:
+    return reuse("", options, call=call_text("omnireuse.enable", "pipe", **options), **settings)
+
+
+def _policy(policy: omnireuse.Policy, forecaster: str, **settings: Any) -> Setting:
+    return _setting({"policy": policy, "forecaster": forecaster}, **settings, forecaster=forecaster)
+
+
+def _best_order(subject: Subject) -> Iterator[Setting]:
+    for share in (0.64, 0.5, 0.36, 0.25):
+        chosen: dict[str, Any] = {"num_computed": max(round(share * subject.workload.steps), 2), "power": 1.7}
+        yield _policy(omnireuse.Spread(**chosen), "best_order", **chosen)
+
+
+_GRIDS: dict[str, tuple[str, Callable[[Subject], Iterable[Setting]]]] = {
+    "default": (", default", lambda _: [_setting({"tune": False})]),
+    "default-call": (
+        ", default by call",
+        lambda _: [_setting({"speedup": 2.0, "region": "call", "tune": False}, region="call")],
+    ),
+    "speedup": (
+        ", speedup=…",
+        lambda _: [_setting({"speedup": n, "tune": False}, speedup=n) for n in (1.4, 1.6, 2.5, 3.0, 4.0)],
+    ),
+    "error-control": (
+        " ErrorControl",
+        lambda _: [
+            _policy(omnireuse.ErrorControl(tolerance=tolerance), forecaster, tolerance=tolerance)
+            for forecaster in ("blend", "best_order")
+            for tolerance in (0.01, 0.02, 0.05, 0.1, 0.2)
+        ],
+    ),
+    "sea-cache": (
+        " SeaCache",
+        lambda _: [
+            _policy(omnireuse.SeaCache(threshold=threshold), "blend", threshold=threshold)
+            for threshold in (0.05, 0.1, 0.2, 0.4)
+        ],
+    ),
+    "best-order": (" best order", _best_order),
+}
+OURS = tuple(Method(key=key, name=f"omnireuse{name}", family="ours", grid=grid) for key, (name, grid) in _GRIDS.items())
+
+
+Place = str | os.PathLike[str]
+
+
+def profile_method(places: Sequence[Place]) -> Method:
+    """Every plan of the profiles that were searched on the very case that is compared."""
+    profiles = [(_name(place), Profile.from_pretrained(place)) for place in places]
+
+    def grid(subject: Subject) -> Iterator[Setting]:
+        for name, profile in profiles:
+            for count in sorted(profile.plans, reverse=True) if _fits(name, profile, subject.workload) else ():
+                chosen: dict[str, Any] = {"profile": name, "computed_steps": count}
+                call = call_text("omnireuse.enable", "pipe", **chosen)
+                setting = reuse("", {**chosen, "profile": profile}, call=call, **chosen)
+                yield replace(setting, version=hashlib.sha256(profile.as_text().encode()).hexdigest())
+
+    return Method(key="profile", name="omnireuse, calibrated", family="ours", grid=grid)
+
+
+def warn_of_unused(places: Sequence[Place], workloads: Sequence[Workload]) -> None:
+    """Log a warning for each profile that serves none of the cases, so that nobody looks for it in the table."""
+    for place in places:
+        profile = Profile.from_pretrained(place)
+        if not any(_fits(_name(place), profile, workload) for workload in workloads):
+            logger.warning(
+                "%s is not compared: it was searched at %d steps and serves none of the cases, by their steps and "
+                "guidance",
+                place,
+                profile.num_inference_steps,
+            )
+
+
+def _name(place: Place) -> str:
+    """Name of a file or folder, or an id on the hub."""
+    return Path(place).name if Path(place).exists() else str(place)
+
+
+def _fits(name: str, profile: Profile, workload: Workload) -> bool:
+    """Whether a profile was searched at these steps and this guidance; logged where not."""
+    here, searched = ({k: float(v) for k, v in each.call.items() if k in GUIDANCE} for each in (workload, profile))
+    unlike = next((key for key in here if here[key] != searched.get(key, here[key])), None)
+    if profile.num_inference_steps == workload.steps and unlike is None:
+        return True
+    reason = f"{profile.num_inference_steps} steps" if unlike is None else f"{unlike} {searched[unlike]:g}"
+    logger.info("%s: left out of %s at %d steps, searched at %s", name, workload.name, workload.steps, reason)
+    return False
+
+
+_DECIDING: dict[str, tuple[str, tuple[float, ...]]] = {
+    "cache_dit": ("residual_diff_threshold", (0.06, 0.12, 0.24)),
+    "db_cache": ("residual_diff_threshold", (0.06, 0.12, 0.24)),
+    "easy_cache": ("easy_thresh", (0.02, 0.05, 0.1, 0.2)),
+    "error_control": ("error_tolerance", (0.02, 0.05, 0.1, 0.2)),
+    "first_block_cache": ("residual_diff_threshold", (0.06, 0.12, 0.24)),
+    "mag_cache": ("mag_threshold", (0.06, 0.12, 0.24)),
+    "sea_cache": ("sea_thresh", (0.05, 0.1, 0.2, 0.4)),
+    "taylorseer": ("taylorseer_interval", (2, 3, 4)),
+    "tea_cache": ("rel_l1_thresh", (0.1, 0.2, 0.4, 0.6)),
+}
+"""Of each backend the option that decides between speed and quality, and its values."""
+
+
+def _named(name: str, _: Subject) -> Iterator[Setting]:
+    option, values = _DECIDING.get(name, ("", ()))
+    for options in [{option: value} for value in values] or [{}]:
+        call = call_text("omnireuse.enable", "pipe", repr(name), **options)
+        yield reuse("", {"backend": name, **options}, call=call, **options)
+
+
+NAMED = {
+    name: Method(
+        key=name,
+        name=f"omnireuse, {name}",
+        family="peer",
+        grid=partial(_named, name),
+        extra="cache-dit" if name == "cache_dit" else "",
+    )
+    for name in STEP_CACHES
+}
+"""By the name of the backend."""

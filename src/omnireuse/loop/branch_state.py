@@ -1,0 +1,206 @@
+"""The memory of one branch of one generation between its steps, and measurements on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from omnireuse.errors import ConfigError
+from omnireuse.forecasters.base import Forecaster, Memory
+from omnireuse.forecasters.combination import value_of
+from omnireuse.forecasters.gap import Gap
+from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.strategy import Strategy
+from omnireuse.noise.signals import change_of, magnitude
+
+__all__ = ["BranchState", "Scales", "measures_errors"]
+
+Scales = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+"""Gives the mean magnitudes of the output and of x0, in the units of what is remembered."""
+
+
+def measures_errors(strategy: Strategy, value: torch.Tensor) -> bool:
+    """Whether forecast errors are measured: where needed, or where reading one back stalls no device."""
+    return strategy.measure_errors or strategy.policy.needs_error or value.device.type == "cpu"
+
+
+@dataclass(kw_only=True, eq=False)
+class BranchState:
+    """The state of one branch.
+
+    Attributes:
+        strategy: what to do.
+        forecaster: starts its memories.
+        agreement: how ranks agree.
+        order: place of its call among the step's calls of the denoiser.
+        policy: state of the policy.
+        memories: of each remembered value; empty before the first.
+        dtypes, shapes: of the values as they were computed.
+        output_dtype: of the model's last computed output.
+        layout: of the inputs that the memories belong to.
+        signal: what was watched at the step that drift is measured from.
+        computed: signal and values of the last computed step, where the output's change is estimated from the signal's.
+        rate: relative change of the values over that of the signal between the last two computed steps.
+        error: of the last forecast that was compared with the truth.
+        consecutive: reused steps since the last computed one.
+    """
+
+    strategy: Strategy
+    forecaster: Forecaster
+    agreement: Agreement
+    order: int
+    policy: Any = None
+    memories: list[Memory] = field(default_factory=list)
+    dtypes: list[torch.dtype] = field(default_factory=list)
+    shapes: list[torch.Size] = field(default_factory=list)
+    output_dtype: torch.dtype = torch.float32
+    layout: Hashable = None
+    signal: torch.Tensor | None = None
+    computed: tuple[torch.Tensor, Sequence[torch.Tensor]] | None = None
+    rate: float | None = None
+    error: float | None = None
+    consecutive: int = 0
+
+    def __post_init__(self) -> None:
+        if self.policy is None:
+            self.policy = self.strategy.policy.start()
+
+    def forget(self) -> None:
+        """Drop every tensor and start anew, as after a change of layout or of guidance."""
+        self.policy, self.memories, self.signal, self.computed = self.strategy.policy.start(), [], None, None
+        self.rate = self.error = None
+        self.consecutive = 0
+
+    def transformed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> BranchState:
+        """An independent copy in which every tensor is `change(tensor)`."""
+        computed = self.computed
+        return replace(
+            self,
+            memories=[memory.transformed(change) for memory in self.memories],
+            signal=None if self.signal is None else change(self.signal),
+            computed=None if computed is None else (change(computed[0]), [change(value) for value in computed[1]]),
+        )
+
+    def drift(self, signal: torch.Tensor) -> float | None:
+        """Relative change of the signal since it was remembered; None where there is nothing to compare it with."""
+        before = self.signal
+        if before is None or (before.shape, before.dtype, before.device) != (signal.shape, signal.dtype, signal.device):
+            return None
+        if self.strategy.chosen_signal != "expected_output":
+            return self.agreement.ratio(change_of(signal, before))
+        # The output is not known before it is computed: its change is expected from that of the latents.
+        return None if self.rate is None else self.agreement.ratio(change_of(signal, before)) * self.rate
+
+    def observe(
+        self,
+        coordinate: float,
+        values: Sequence[torch.Tensor],
+        signal: torch.Tensor | None,
+        scales: Scales | None,
+        gap: Gap | None = None,
+    ) -> tuple[float | None, list[torch.Tensor] | None]:
+        """Compare the forecast for computed values with them, and remember them.
+
+        Args:
+            coordinate: of the values.
+            values: what was computed.
+            signal: what was watched at this step; None where nothing was.
+            scales: what errors are relative to; the values' own magnitude by default.
+            gap: the reused steps that these values end, where what they did is to be corrected.
+
+        Returns:
+            The forecast's error relative to the output, where it was measured; what replaces the values, or None for
+            these values themselves.
+        """
+        error = None
+        if self.primed and measures_errors(self.strategy, values[0]):
+            error = self._measure_error(coordinate, values, scales)
+        self.start_memories(values)
+        dtype = self.strategy.history_dtype
+        if isinstance(dtype, torch.dtype):
+            values = [value.to(dtype) if value.is_floating_point() else value for value in values]
+        signal = self.signal if signal is None else signal
+        if signal is not None and self.strategy.chosen_signal == "expected_output":
+            self._measure_rate(signal, values)
+        if gap is None:
+            for memory, value in zip(self.memories, values, strict=True):
+                memory.observe(coordinate, value)
+            found = [memory.correction(coordinate) for memory in self.memories]
+        else:
+            found = [
+                memory.correct_interval(gap, coordinate, value, memory.evidence_at(coordinate, value))
+                for memory, value in zip(self.memories, values, strict=True)
+            ]
+        corrected = [value_of(each) for each in found if each is not None]
+        # All of them or none: they were observed together, at the same steps.
+        pairs = zip(corrected, self.dtypes, strict=True)
+        return error, [value.to(dtype) for value, dtype in pairs] if corrected else None
+
+    @property
+    def primed(self) -> bool:
+        """Whether every value can be forecast."""
+        return bool(self.memories) and all(memory.primed for memory in self.memories)
+
+    def forecasts(self, coordinate: float) -> list[torch.Tensor]:
+        """The forecast of each value, in the dtype it was computed in.
+
+        Raises:
+            ConfigError: the forecaster returns another shape.
+        """
+        found = [memory.predict(coordinate) for memory in self.memories]
+        for forecast, shape in zip(found, self.shapes, strict=True):
+            self.check_shape(forecast, shape)
+        return [forecast.to(dtype) for forecast, dtype in zip(found, self.dtypes, strict=True)]
+
+    def check_shape(self, forecast: torch.Tensor, shape: Sequence[int]) -> None:
+        """Refuse a forecast of another shape, which arithmetic would broadcast.
+
+        Raises:
+            ConfigError: it has another shape.
+        """
+        if getattr(forecast, "shape", None) == shape:
+            return
+        got = tuple(forecast.shape) if isinstance(forecast, torch.Tensor) else type(forecast).__name__
+        raise ConfigError(
+            f"{type(self.forecaster).__name__}: a forecast must have the shape of the values that were observed, "
+            f"{tuple(shape)}, got {got}; omnireuse.testing.check_forecaster finds such faults"
+        )
+
+    def start_memories(self, values: Sequence[torch.Tensor]) -> None:
+        """Start the memory of each value where there is none."""
+        if len(self.memories) != len(values):
+            branch = self.order if self.order < self.forecaster.branches else 0
+            self.memories = [self.forecaster.start(branch) for _ in values]
+        self.dtypes, self.shapes = [value.dtype for value in values], [value.shape for value in values]
+
+    def _measure_error(self, coordinate: float, values: Sequence[torch.Tensor], scales: Scales | None) -> float | None:
+        """Keep the forecasts' error relative to x0 for the policy, and return that relative to the output; None where
+        forecasts and values do not fit."""
+        forecasts = self.forecasts(coordinate)
+        if [forecast.shape for forecast in forecasts] != [value.shape for value in values]:
+            return None
+        of_output, of_x0 = (magnitude(*values),) * 2 if scales is None else scales()
+        off = magnitude(*(f.float() - v.float() for f, v in zip(forecasts, values, strict=True)))
+        if self.strategy.policy.needs_error and not self.agreement.is_alone:
+            # Equal on all ranks, whatever the sizes of their shards.
+            count = sum(value.numel() for value in values)
+            self.error = self.agreement.ratio(torch.stack((off, of_x0)) * count)
+            numerator, denominator = torch.stack((off, of_output)).tolist()
+        else:
+            # One read for both, for each waits for the device.
+            numerator, denominator, x0 = torch.stack((off, of_output, of_x0)).tolist()
+            self.error = numerator / x0 if x0 else math.inf if numerator else 0.0
+        return numerator / denominator if denominator else None
+
+    def _measure_rate(self, signal: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
+        """Keep by how much the values change for a change of the signal."""
+        if self.computed is not None:
+            before, computed = self.computed
+            moved = self.agreement.ratio(change_of(signal, before))
+            changed = torch.stack([change_of(now, old) for now, old in zip(values, computed, strict=True)]).sum(0)
+            self.rate = self.agreement.ratio(changed) / moved if moved else None
+        self.computed = (signal, values)

@@ -1,0 +1,85 @@
+"""A generation's decision (`Choice`), and its execution (`Decision`)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from omnireuse.loop.policy import StepView
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Choice", "Decision"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Choice:
+    """The decision for one branch at one step, with its reason. Not carried out yet.
+
+    Attributes:
+        reuse: forecast instead of computing.
+        reason: "policy", "together", or the guard that made the step compute ("first", "last", "unprimed", …).
+        branch, denoiser, sample: what it is for; sample is a row of the batch, or None for all rows.
+        order: place of the call among the step's calls of its denoiser.
+        view: what the policy saw.
+        layout: of the inputs.
+        is_changed: whether the layout differs from that of what is remembered, which is dropped then.
+        signal: a copy of what was watched.
+        host_seconds: time that the decision took.
+    """
+
+    reuse: bool
+    reason: str
+    branch: str
+    denoiser: int
+    sample: int | None
+    order: int
+    view: StepView
+    layout: Hashable
+    is_changed: bool
+    signal: torch.Tensor | None
+    host_seconds: float
+
+    @property
+    def key(self) -> tuple[int, str, int | None]:
+        """Identifies the branch within its generation."""
+        return self.denoiser, self.branch, self.sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One decision that was carried out. Counters, summaries and charts are built on these events.
+
+    Attributes:
+        run: number of the run in this handle, counted from 1.
+        step: denoising step, counted from 0.
+        total: steps of the run; None where it is not known.
+        branch: which call of the step: "cond", "uncond", "0", "1", …; "step" where one decision covers the whole step.
+        sample: row of the batch that was decided on; None where one decision covers the batch.
+        reused: what was done.
+        corrected: on a computed step, whether its output was corrected for the forecasts before it.
+        reason: what decided: "policy", or the guard that made the step compute ("first", "last", "unprimed", …).
+        sigma: the scheduler's noise level; None where it has none.
+        noise: noise fraction in the latents, in [0, 1]; None where the scheduler's algebra is not known.
+        drift: relative L1 change of the signal since the previous step; None where it was not measured.
+        measured: what the policy compared with its threshold; None where it measured nothing.
+        error: on a computed step, the relative L1 error that the forecast for it would have had; None where unknown.
+        host_seconds: time spent on the decision and on the forecast, without the model's own computation.
+    """
+
+    run: int
+    step: int
+    total: int | None
+    branch: str
+    sample: int | None = None
+    reused: bool
+    corrected: bool = False
+    reason: str
+    sigma: float | None
+    noise: float | None = None
+    drift: float | None
+    measured: float | None = None
+    error: float | None
+    host_seconds: float

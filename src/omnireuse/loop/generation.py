@@ -1,0 +1,306 @@
+"""One generation of one request: it decides at each step, forecasts missing outputs, and learns from computed ones.
+
+It knows nothing of pipelines, hooks or threads. A sampling loop, an engine or a region of a pipeline uses it like this:
+
+    generation = Generation(strategy, noise_levels(scheduler))
+    for each step:
+        choice = generation.decide(layout=layout_of(latents))
+        if choice.reuse:
+            output = generation.predict(choice, latents)
+        else:
+            output = generation.observe(choice, model(latents), latents)
+        latents = solver(output, latents)
+        generation.advance()
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+
+import torch
+
+from omnireuse.base.validation import is_whole
+from omnireuse.errors import ConfigError, OmniReuseError, StateError
+from omnireuse.forecasters.base import held_bytes
+from omnireuse.forecasters.gap import Gap
+from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.branch_state import BranchState, Scales
+from omnireuse.loop.deciding import Decider, layout_of
+from omnireuse.loop.events import Choice, Decision
+from omnireuse.loop.strategy import Strategy
+from omnireuse.noise.parametrization import NoiseLevel
+
+__all__ = ["GRADIENT_ERROR", "Emit", "Generation", "layout_of", "warn_given_up"]
+
+logger = logging.getLogger("omnireuse")
+
+GRADIENT_ERROR = (
+    "reuse would cut the gradient of what it stands in for; sample under torch.no_grad(), or disable reuse while "
+    "gradients are needed"
+)
+
+Emit = Callable[[Decision], None]
+
+
+class Generation(Decider):
+    """The state of one generation under a strategy. No tensors at first.
+
+    It can be kept in an engine's own request, copied, moved between devices and freed. One thread at a time uses it;
+    different generations share nothing.
+
+    Args:
+        strategy: decides and forecasts.
+        levels: noise level of each step (`noise_levels(scheduler)`); empty where unknown.
+        total: number of steps, ≥ 1; that of the levels by default, unknown without any.
+        at: the first step that is made, where a run begins in the middle, as image-to-image and resumed requests do,
+            ≥ 0 and below `total`. That part is a run of its own: the generation counts its steps from 0, its first step
+            computes, and computed steps are spread over it.
+        agreement: how ranks agree; alone by default.
+        number: names the generation in its events.
+        emit: takes an event for each decision that was carried out.
+
+    Raises:
+        ConfigError: `at` is no step of the run, or the number of steps is not known.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        levels: Sequence[NoiseLevel] = (),
+        *,
+        total: int | None = None,
+        at: int = 0,
+        agreement: Agreement | None = None,
+        number: int = 1,
+        emit: Emit | None = None,
+    ) -> None:
+        steps = total if total is not None else len(levels) or None
+        if at:
+            if steps is None or not is_whole(at, 1) or at >= steps:
+                known = "the number of steps is not known" if steps is None else f"the run has {steps} steps"
+                raise ConfigError(
+                    f"Generation(at={at!r:.60}): at must be a step of the run, counted from 0, and {known}; give the "
+                    "levels of all steps, or total="
+                )
+            levels, steps = levels[at:], steps - at
+        super().__init__(strategy, levels, steps, agreement or Agreement())
+        self.number, self.emit = number, emit or _ignore
+        self.label = f"generation {number}"
+        """Names it in warnings."""
+        self._done: dict[tuple[int, str], None] = {}
+        """Denoisers and branches whose choices were carried out at this step, in order."""
+
+    def predict(self, choice: Choice, sample: torch.Tensor) -> torch.Tensor:
+        """The forecast of the model's output, for a choice to reuse.
+
+        Args:
+            choice: made at this step.
+            sample: the latents that the model would have been called with, shape (B, …).
+
+        Returns:
+            A new tensor, of the shape and dtype of the last computed output.
+        """
+        return self.predict_outputs(choice, [sample], [self.state_of(choice).output_dtype])[0]
+
+    def observe(self, choice: Choice, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """Learn from a computed output.
+
+        Args:
+            choice: made at this step.
+            output: of the model, shape (B, …); kept only as a copy.
+            sample: the latents that it was called with.
+
+        Returns:
+            What to give to the solver: the output itself, or one that corrects the forecasts before it.
+        """
+        corrected = self.observe_outputs(choice, [output], [sample])
+        return output if corrected is None else corrected[0]
+
+    def advance(self) -> None:
+        """The step is over."""
+        before = self.forecaster
+        self.forecaster = before.after_calls(self.index, len(self._done))
+        if self.forecaster is not before:
+            self._states.clear()
+        self.index += 1
+        self._done.clear()
+        self._leads.clear()
+        self._locate()
+
+    def begin_at(self, step: int, remembered: Generation | None = None) -> None:
+        """Begin in the midst of a run whose earlier steps another generation has made.
+
+        Args:
+            step: the first that is made here, counted from 0; it computes unless there is enough to forecast it from.
+            remembered: the generation before, under an equal strategy; None where nothing is known of those steps.
+        """
+        self.index = step
+        self._locate()
+        if remembered is not None:
+            known = remembered.copy()
+            self._states, self.outputs = known._states, known.outputs
+
+    def finish(self) -> None:
+        """Drop everything that is kept."""
+        self._states.clear()
+        self._done.clear()
+        self._leads.clear()
+
+    def give_up(self, doing: str, error: Exception) -> None:
+        """Compute every further step, with a warning: something of this generation has failed."""
+        self.finish()
+        self.failure = warn_given_up(self.label, doing, error)
+
+    def predict_values(self, choice: Choice) -> list[torch.Tensor]:
+        """The forecast of values that are no outputs, in the dtypes they were computed in; read-only."""
+        started, state = perf_counter(), self.state_of(choice)
+        values = state.forecasts(self.coordinate)
+        self.conclude(choice, state, started)
+        return values
+
+    def predict_outputs(
+        self, choice: Choice, samples: Sequence[torch.Tensor | None], dtypes: Sequence[torch.dtype]
+    ) -> list[torch.Tensor]:
+        """As `predict`, where the model has several outputs."""
+        started, state = perf_counter(), self.state_of(choice)
+        outputs = self.outputs.outputs(self.level, samples, state.forecasts(self.coordinate), dtypes)
+        self.conclude(choice, state, started)
+        return outputs
+
+    def observe_outputs(
+        self, choice: Choice, outputs: Sequence[torch.Tensor], samples: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor] | None:
+        """As `observe`, where the model has several outputs; None where they are used as they are."""
+        started, level, algebra = perf_counter(), self.level, self.outputs
+        values = algebra.values(level, samples, outputs)
+        if self.failure or not values:
+            self.pass_by(choice)
+            return None
+        scales = partial(algebra.scales, level, samples[0], outputs[0], values[0])
+        gap = self.gap_before(self.state_of(choice))
+        corrected = self.observe_values(choice, values, scales=scales, started=started, gap=gap)
+        self._states[choice.key].output_dtype = outputs[0].dtype
+        if corrected is None:
+            return None
+        return algebra.outputs(level, samples, corrected, [output.dtype for output in outputs])
+
+    def observe_values(
+        self,
+        choice: Choice,
+        values: Sequence[torch.Tensor],
+        *,
+        scales: Scales | None = None,
+        started: float | None = None,
+        gap: Gap | None = None,
+    ) -> list[torch.Tensor] | None:
+        """Compare the forecast for computed values with them, and remember them.
+
+        Args:
+            choice: made at this step.
+            values: the computed ones; the tensors are kept, so nobody may write to them.
+            scales: units of errors; the values' own magnitude by default.
+            started: `perf_counter` when the host's work on the values began, for the event; now by default.
+            gap: as `BranchState.observe`.
+
+        Returns:
+            What replaces the values; None for these values themselves.
+        """
+        started = perf_counter() if started is None else started
+        if torch.is_grad_enabled() and any(value.requires_grad for value in values):
+            raise StateError(GRADIENT_ERROR)
+        state = self.state_of(choice)
+        error, corrected = state.observe(self.coordinate, values, choice.signal, scales, gap)
+        self.conclude(choice, state, started, error=error, corrected=corrected is not None)
+        return corrected
+
+    def pass_by(self, choice: Choice) -> None:
+        """Say that a step was computed of which nothing is remembered."""
+        self.forget(choice)
+        self.conclude(choice, self.state_of(choice), perf_counter())
+
+    def forget(self, choice: Choice) -> None:
+        """Drop this branch's memory, as where guidance begins or ends and outputs are of another kind."""
+        if (state := self._states.get(choice.key)) is not None:
+            state.forget()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of tensor storage held; storage held twice counts once."""
+        return held_bytes(self._states.values())
+
+    def copy(self) -> Generation:
+        """A generation that goes on independently; remembered tensors, which nobody writes to, are shared."""
+        return self._transformed(lambda tensor: tensor)
+
+    def to(self, device: torch.device | str) -> Generation:
+        """A copy whose tensors are on a device. Inputs must move along: their layout is taken anew at the next
+        computed step."""
+        moved = self._transformed(lambda tensor: tensor.to(device))
+        for state in moved._states.values():
+            state.layout = None
+        return moved
+
+    def _transformed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Generation:
+        twin = copy.copy(self)
+        twin.outputs = copy.copy(self.outputs)
+        twin._states = {key: state.transformed(change) for key, state in self._states.items()}
+        twin._done, twin._leads = dict(self._done), dict(self._leads)
+        return twin
+
+    def state_of(self, choice: Choice) -> BranchState:
+        """The state that a choice is carried out on, without values of another layout."""
+        state = self._states.get((choice.denoiser, choice.branch, choice.sample))
+        if state is None:
+            state = self._states[choice.key] = self._new_state(choice.order)
+        if choice.is_changed and state.layout != choice.layout:
+            state.forget()
+        state.layout = choice.layout
+        return state
+
+    def conclude(
+        self, choice: Choice, state: BranchState, started: float, *, error: float | None = None, corrected: bool = False
+    ) -> None:
+        """Tell the policy the decision and the time since `started` (`perf_counter`); emit the event."""
+        seconds, policy, view, measured = perf_counter() - started, self.strategy.policy, choice.view, None
+        if self.schedule is None and not self.failure:
+            measured = policy.measured(state.policy, view)
+            state.policy = policy.after(state.policy, view, choice.reuse)
+        state.consecutive = state.consecutive + 1 if choice.reuse else 0
+        if choice.signal is not None and not (choice.reuse and policy.drift_since_computed):
+            state.signal = choice.signal
+        self._done[choice.denoiser, choice.branch] = None
+        self._leads.setdefault((choice.denoiser, choice.sample), choice.reuse)
+        self.emit(
+            Decision(
+                run=self.number,
+                step=view.index,
+                total=view.total,
+                branch=choice.branch,
+                sample=choice.sample,
+                reused=choice.reuse,
+                corrected=corrected,
+                reason=choice.reason,
+                sigma=view.sigma,
+                noise=view.noise,
+                drift=view.drift,
+                measured=measured,
+                error=error,
+                host_seconds=choice.host_seconds + seconds,
+            )
+        )
+
+
+def warn_given_up(label: str, doing: str, error: BaseException) -> str:
+    """Warn that something has failed and every further step is computed; return why."""
+    failure = f"{doing} failed: {type(error).__name__}: {error!s:.300}"
+    trace = None if isinstance(error, OmniReuseError) else error
+    logger.warning("%s computes every further step: %s", label, failure, exc_info=trace)
+    return failure
+
+
+def _ignore(decision: Decision) -> None:
+    """Drop a decision."""

@@ -1,0 +1,156 @@
+"""The protocol of a policy: it answers "compute or reuse?" from scalars and touches no tensor.
+
+A policy is a frozen, keyword-only dataclass. The scalars that it sees are equal on all ranks, so all ranks answer
+alike. The generation applies the guards that all policies share, and tells the policy what was really done.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from omnireuse.errors import ConfigError
+
+__all__ = ["SAME_NOISE", "Limit", "Policy", "StepView", "ThresholdPolicy", "check_reserved_names"]
+
+SAME_NOISE = 1e-3
+"""Shares of noise that differ by less are taken for the same."""
+
+
+class Limit(NamedTuple):
+    """An argument of a policy that can keep it from reusing: its name and its value."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepView:
+    """A policy's knowledge of one decision.
+
+    Attributes:
+        index: denoising step, counted from 0.
+        total: number of steps of this run; None where it is not known.
+        sigma: the scheduler's noise level at this step; None where it has none.
+        drift: relative L1 change of the signal since the previous step, or since the last computed one
+            (`Policy.drift_since_computed`); None without a signal or at the first step.
+        branch: order of this call among the step's calls of its denoiser; 0 where one decision covers the step.
+        error: relative L1 error of the last forecast that was compared with the truth: of x0 where the scheduler's
+            algebra is known, else of the remembered quantity; None before that.
+        noise: noise fraction in the latents, σ/(α+σ), in [0, 1]; None where the scheduler's algebra is not known.
+        noises: `noise` at every step of this run; None where it is not known.
+        coordinate: what forecasters measure distance in; the step index where nothing else is known.
+        order: degree of the forecaster's polynomial; 0 where it has none.
+    """
+
+    index: int
+    total: int | None = None
+    sigma: float | None = None
+    drift: float | None = None
+    error: float | None = None
+    branch: int = 0
+    noise: float | None = None
+    noises: tuple[float, ...] | None = None
+    coordinate: float | None = None
+    order: int = 0
+
+
+class Policy(ABC):
+    """Compute or reuse? Only `wants_reuse` must be written; the defaults are those of a policy without a state."""
+
+    needs_drift: ClassVar[bool] = False
+    """Whether `StepView.drift` is measured: one host synchronisation a decision."""
+    needs_error: ClassVar[bool] = False
+    """Whether `StepView.error` is measured: one host synchronisation a computed step."""
+    drift_since_computed: ClassVar[bool] = False
+    """Whether drift is measured since the last computed step, and not since the previous one."""
+    signal: ClassVar[str | None] = None
+    """The signal that this policy watches; None takes the region's default."""
+
+    @property
+    def expects_reuse(self) -> bool:
+        """Whether a run without any reuse deserves a warning."""
+        return True
+
+    @property
+    def compute_last(self) -> bool:
+        """Whether the last step of a run computes whatever the policy says."""
+        return True
+
+    @property
+    def limit(self) -> Limit | None:
+        """The argument that `measured` is compared with; None where nothing is measured."""
+        return None
+
+    def warmup_limit(self, total: int | None) -> Limit | None:
+        """The argument that makes the first steps compute, and their number in a run of `total` steps."""
+        return None
+
+    def measured(self, state: Any, view: StepView) -> float | None:
+        """The value compared with the limit at this step; None where unknown."""
+        return None
+
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int] | None:
+        """The steps that compute in a run of `total` ≥ 1 steps; None where that depends on what is measured.
+
+        A policy with a schedule is asked nothing else in such a run. `noises` is the noise fraction at each step.
+        """
+        return None
+
+    def caution(self, total: int, noises: tuple[float, ...] | None = None) -> str | None:
+        """A note to the user on this policy in runs of `total` steps; logged once for each handle."""
+        return None
+
+    def start(self) -> Any:
+        """The state before the first decision of a branch in a run. The caller keeps it."""
+        return None
+
+    @abstractmethod
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        """Whether this policy would reuse at this step. Pure."""
+
+    def after(self, state: Any, view: StepView, reused: bool) -> Any:
+        """The next state, given what was really done."""
+        return state
+
+
+_RESERVED = ("limit", "warmup_limit", "measured", "schedule", "caution", "start", "wants_reuse", "after")
+"""Attributes of every policy. A field of the same name would hide one."""
+
+
+def check_reserved_names(policy: Policy) -> None:
+    """Refuse a policy with a field that hides a part of the protocol.
+
+    Raises:
+        ConfigError: a field has such a name.
+    """
+    name = type(policy).__name__
+    taken = (
+        next((each.name for each in fields(policy) if each.name in _RESERVED), None) if is_dataclass(policy) else None
+    )
+    if taken is not None:
+        raise ConfigError(f"{name}.{taken}: a field must not hide Policy.{taken}; give the field another name")
+
+
+class ThresholdPolicy(Policy):
+    """Reuse while what is measured stays below a threshold, behind a warm-up."""
+
+    threshold_name: ClassVar[str]
+    """The field with the threshold."""
+    warmup_name: ClassVar[str | None] = None
+    """The field with the number of first steps that always compute."""
+
+    @property
+    def limit(self) -> Limit:
+        """The threshold."""
+        return Limit(self.threshold_name, getattr(self, self.threshold_name))
+
+    def warmup_limit(self, total: int | None) -> Limit | None:
+        """The warm-up, where there is one."""
+        return None if self.warmup_name is None else Limit(self.warmup_name, getattr(self, self.warmup_name))
+
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        """Whether this step's value is known and below the threshold."""
+        measured = self.measured(state, view)
+        return measured is not None and measured < self.limit.value

@@ -1,0 +1,193 @@
+"""One choice on each axis: region, quantity, signal, policy, forecaster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from omnireuse.base.validation import check_at_least, field_error
+from omnireuse.errors import UnknownNameError, WrongTypeError
+from omnireuse.forecasters.base import Forecaster, Memory
+from omnireuse.forecasters.hold import Hold
+from omnireuse.loop.policy import Policy, check_reserved_names
+from omnireuse.noise.signals import SIGNALS
+
+__all__ = ["AXES", "QUANTITIES", "REGIONS", "Strategy"]
+
+AXES = {
+    "noise": "the noise level, in [0, 1]; the step index where the scheduler's is not known",
+    "steps": "the step index",
+}
+
+QUANTITIES = {
+    "output": "the tensor itself",
+    "residual": "what the block stack added to its input",
+    "x0": "the denoised sample, from the output, the latents and the noise level",
+}
+
+REGIONS = {
+    "step": "every call of a step; what the scheduler is handed, after guidance, is forecast",
+    "call": "one call of the denoiser, each branch for itself",
+    "blocks": "the block stack; embedders and output layers still run",
+    "tail": "the block stack but its first and last blocks",
+}
+# Values to remember and to watch in a region, the default first. A residual needs a region whose input and output
+# live in one space; x0 needs the denoiser's whole output.
+_QUANTITIES_OF = {
+    "step": ("x0", "output"),
+    "call": ("x0", "output"),
+    "blocks": ("residual", "output"),
+    "tail": ("residual", "output"),
+}
+_WHOLE = ("latents", "filtered_latents", "expected_output", "none")
+_SIGNALS_OF = {
+    "step": _WHOLE,
+    "call": _WHOLE,
+    "blocks": ("modulated_input", "none"),
+    "tail": ("first_residual", "modulated_input", "none"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """A step cache: what is skipped, remembered, watched, who decides, and what stands in.
+
+    Args:
+        policy: decides between compute and reuse.
+        forecaster: gives what stands in for a value that was not computed.
+        region: "step", "call", "blocks" or "tail".
+        quantity: "x0", "output" or "residual"; None takes the region's default. "x0" asked for by name is a promise:
+            where the scheduler's algebra is unknown the run raises. As the default it falls back to "output", and
+            says so.
+        signal: a name in `SIGNALS`; None takes what the policy and the region need.
+        first_blocks: region "tail": blocks at the start of the stack that always run, ≥ 0, and ≥ 1 where their
+            residual is watched; None is 1.
+        last_blocks: region "tail": blocks at its end that always run, ≥ 0; None is 0.
+        axis: what forecasters measure distance in: "noise" (level) or "steps".
+        history_dtype: the dtype in which computed values are remembered, "bfloat16" say; None keeps their own.
+            Forecasts come back in the values' dtype.
+        max_consecutive: longest run of reused steps, ≥ 1; None leaves it to the policy.
+        per_sample: let a policy that measures decide for each sample of a batch by itself, so that it gets the picture
+            it would get alone, and compute only the samples that need it; False decides for the batch as a whole. A
+            schedule decides for all alike in any case.
+        shared_cfg_decision: let the first branch of a step (conditional, as a rule) decide for the others. Guidance
+            magnifies differences of branches, such as a computed one beside a reused one.
+        measure_errors: compare every forecast with the truth once it is known, also where reading the figure back
+            stalls an accelerator (one host synchronisation a computed step). On the CPU it is always done.
+
+    Raises:
+        UnknownNameError: a name that does not exist.
+        ConfigError: a quantity or signal that the region does not have; a policy that measures, without a signal;
+            numbers of blocks out of range or in another region than "tail"; `shared_cfg_decision` in region "step"; a
+            dtype that holds no fractions; a policy with a field that hides a part of `Policy`.
+    """
+
+    policy: Policy
+    forecaster: Forecaster = field(default_factory=Hold)
+    region: str = "step"
+    quantity: str | None = None
+    signal: str | None = None
+    first_blocks: int | None = None
+    last_blocks: int | None = None
+    axis: str = "noise"
+    history_dtype: torch.dtype | str | None = None
+    max_consecutive: int | None = None
+    per_sample: bool = True
+    shared_cfg_decision: bool = False
+    measure_errors: bool = False
+
+    def __post_init__(self) -> None:
+        is_forecaster = isinstance(self.forecaster, Forecaster) and not isinstance(self.forecaster, type)
+        for name, fits in (
+            ("policy", isinstance(self.policy, Policy) and not isinstance(self.policy, type)),
+            ("forecaster", is_forecaster and isinstance(self.forecaster.start(), Memory)),
+        ):
+            if not fits:
+                value = getattr(self, name)
+                raise WrongTypeError(f"Strategy({name}={value!r}): {name} must be a {name}, got {type(value).__name__}")
+        check_reserved_names(self.policy)
+        if self.region not in REGIONS:
+            raise UnknownNameError("region", self.region, REGIONS)
+        for axis, known, fitting in (("quantity", QUANTITIES, _QUANTITIES_OF), ("signal", SIGNALS, _SIGNALS_OF)):
+            chosen = getattr(self, axis)
+            if chosen is None:
+                continue
+            if chosen not in known:
+                raise UnknownNameError(axis, chosen, known)
+            if chosen not in fitting[self.region]:
+                raise field_error(self, axis, f"be {' or '.join(fitting[self.region])} in region {self.region!r}")
+        own = self.forecaster.quantity
+        if own is not None and self.quantity not in (None, own):
+            raise field_error(self, "quantity", f"be {own} with the forecaster {type(self.forecaster).__name__}")
+        if self.forecaster.corrects and self.quantity not in (None, "x0"):
+            raise field_error(self, "quantity", f"be x0 with {self.forecaster}, which corrects the latents")
+        if self.region not in (self.forecaster.regions or REGIONS):
+            fitting_regions = " or ".join(self.forecaster.regions or REGIONS)
+            raise field_error(self, "region", f"be {fitting_regions} with {type(self.forecaster).__name__}")
+        if self.chosen_signal not in _SIGNALS_OF[self.region]:
+            fitting_regions = " or ".join(region for region, has in _SIGNALS_OF.items() if self.chosen_signal in has)
+            raise field_error(self, "region", f"be {fitting_regions} with {type(self.policy).__name__}")
+        if self.axis not in AXES:
+            raise UnknownNameError("axis", self.axis, AXES)
+        if self.history_dtype is not None:
+            named = self.history_dtype
+            dtype = getattr(torch, named.removeprefix("torch."), None) if isinstance(named, str) else named
+            if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
+                raise field_error(self, "history_dtype", "be a floating-point dtype of 16 bits at least, or its name")
+            object.__setattr__(self, "history_dtype", dtype)
+        if self.policy.needs_drift and self.signal == "none":
+            raise field_error(
+                self, "signal", f"not be 'none' with a policy that measures ({type(self.policy).__name__})"
+            )
+        if self.max_consecutive is not None:
+            check_at_least(self, "max_consecutive", 1)
+        if self.shared_cfg_decision and self.region == "step":
+            raise field_error(self, "shared_cfg_decision", "be left out in region 'step', which has one decision")
+        for name in ("first_blocks", "last_blocks"):
+            if getattr(self, name) is not None:
+                check_at_least(self, name, 0)
+                if self.region != "tail":
+                    raise field_error(self, name, f"be left out in region {self.region!r}", do="region 'tail' has it")
+        if self.first_blocks == 0 and self.chosen_signal == "first_residual":
+            raise field_error(self, "first_blocks", "be at least 1 where their residual is watched")
+
+    @classmethod
+    def where_it_fits(cls, policy: Policy, forecaster: Forecaster) -> Strategy:
+        """In region "step", or else in the first that the forecaster can serve."""
+        regions = forecaster.regions or tuple(REGIONS)
+        region = "step" if "step" in regions else regions[0]
+        return cls(policy=policy, forecaster=forecaster, region=region, shared_cfg_decision=region != "step")
+
+    @cached_property
+    def decides_by_sample(self) -> bool:
+        """Whether the samples of a batch may be decided on differently."""
+        return self.per_sample and (self.policy.needs_drift or self.policy.needs_error)
+
+    @cached_property
+    def chosen_quantity(self) -> str:
+        """The quantity to be remembered: what was asked for, else the forecaster's own, else the region's."""
+        return self.quantity or self.forecaster.quantity or _QUANTITIES_OF[self.region][0]
+
+    @property
+    def follows_path(self) -> bool:
+        """Whether velocities stand in for x0 where the schedule, the noise and the solver's step are known."""
+        is_free = self.quantity is None and self.chosen_quantity == "x0"
+        return is_free and self.region == "step" and self.forecaster.follows_path
+
+    @cached_property
+    def chosen_signal(self) -> str:
+        """The signal to be watched: what was asked for, else the policy's own, else the region's where the policy
+        measures, else none."""
+        chosen = self.signal or self.policy.signal
+        if chosen is not None:
+            return chosen
+        return _SIGNALS_OF[self.region][0] if self.policy.needs_drift else "none"
+
+    @property
+    def kept_blocks(self) -> tuple[int, int]:
+        """Numbers of blocks at the stack's start and end that always run."""
+        if self.region != "tail":
+            return 0, 0
+        return 1 if self.first_blocks is None else self.first_blocks, self.last_blocks or 0

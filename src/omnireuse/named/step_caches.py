@@ -1,0 +1,292 @@
+"""The step caches by name: which options each reads, and which strategy they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args
+
+from omnireuse.arguments.choices import Region, WholeRegion
+from omnireuse.arguments.profiled import profile_for
+from omnireuse.arguments.targets import as_number
+from omnireuse.base.validation import field_error
+from omnireuse.calibration.mag_cache import MagnitudeRecorder
+from omnireuse.diffusion.data import (
+    CacheDiTOptions,
+    DBCacheOptions,
+    DiffusionCacheConfig,
+    EasyCacheOptions,
+    ErrorControlOptions,
+    MagCacheOptions,
+    SeaCacheOptions,
+    StepCountOptions,
+    TaylorSeerOptions,
+    TeaCacheOptions,
+)
+from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from omnireuse.forecasters import Blend, Hold, Polynomial
+from omnireuse.handle import Handle
+from omnireuse.hooks.attachment import RegionFactory
+from omnireuse.hooks.denoisers import denoisers_of, model_name
+from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.policy import Policy
+from omnireuse.loop.strategy import Strategy
+from omnireuse.models import UNSUPPORTED, block_stack_for
+from omnireuse.models.extractors import has_extractor
+from omnireuse.named.cache_dit import cache_dit_region
+from omnireuse.named.published import checkpoint_of, published_coefficients, published_ratios
+from omnireuse.policies import (
+    EasyCache,
+    ErrorControl,
+    EveryNth,
+    MagCache,
+    Never,
+    ResidualDiff,
+    SeaCache,
+    StepMask,
+    TeaCache,
+)
+from omnireuse.policies.mag_cache import by_branch
+
+__all__ = ["STEP_CACHES", "StepCache", "config_given", "config_of", "open_step_cache"]
+
+
+@dataclass(frozen=True)
+class StepCache:
+    """A named step cache.
+
+    Attributes:
+        strategy: builds the strategy from the config, for a pipeline.
+        reads: the dataclasses of its options.
+        skips: the region of its strategy.
+        region: builds the region, where another library does the work; by default the strategy's own is taken.
+    """
+
+    strategy: Callable[[DiffusionCacheConfig, Any], Strategy]
+    reads: tuple[type, ...]
+    skips: Region
+    region: Callable[[DiffusionCacheConfig, Agreement], RegionFactory] | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of its options."""
+        return tuple(each.name for group in self.reads for each in fields(group))
+
+
+def tea_cache(config: DiffusionCacheConfig, pipeline: Any) -> Strategy:
+    """TeaCache, with the published coefficients of the pipeline's checkpoint unless the config has some.
+
+    A polynomial that is flat somewhere would reuse without end there, so at most ten steps are reused in a row.
+    """
+    coefficients = config.coefficients or published_coefficients(_model_of(pipeline), checkpoint_of(pipeline))
+    policy = TeaCache(rel_l1_thresh=config.rel_l1_thresh, coefficients=tuple(coefficients))
+    return Strategy(policy=policy, region="blocks", max_consecutive=10)
+
+
+def mag_cache(config: DiffusionCacheConfig, pipeline: Any) -> Strategy:
+    """MagCache, with the published ratios of the pipeline's checkpoint unless the config has some; or a measurement.
+
+    Raises:
+        UnsupportedModelError: a measurement on several denoisers, or on a model that an extractor serves.
+        UnknownNameError: a measurement on a model without a declaration.
+    """
+    model = _model_of(pipeline)
+    if not config.mag_calibrate:
+        ratios = config.mag_ratios
+        if ratios is None:
+            ratios = published_ratios(model, checkpoint_of(pipeline))
+        policy = MagCache(
+            threshold=config.mag_threshold,
+            max_skip_steps=config.mag_max_skip_steps,
+            retention_ratio=config.mag_retention_ratio,
+            ratios=by_branch(ratios),
+        )
+        return Strategy(policy=policy, region="blocks")
+    if len(denoisers_of(pipeline)) > 1:
+        raise UnsupportedModelError("MagCache calibration measures one denoiser; this pipeline has several")
+    if has_extractor(model):
+        raise UnsupportedModelError(
+            "MagCache calibration needs a declared model; models with extractors take mag_ratios"
+        )
+    stack = block_stack_for(model)
+    recorder = MagnitudeRecorder(num_streams=len(stack.streams), stream=stack.main_stream)
+    return Strategy(policy=Never(), forecaster=recorder, region="blocks")
+
+
+def db_cache(config: DiffusionCacheConfig, _pipeline: Any = None) -> Strategy:
+    """DBCache with SCM and TaylorSeer.
+
+    With a step mask and `scm_steps_policy="static"` the mask decides alone; with "dynamic" a step is reused where mask,
+    threshold, warm-up and limits all allow it. The branches of a step decide together, which under guidance is closer
+    to the full run at as many computed steps.
+
+    Source: cache-dit (https://github.com/vipshop/cache-dit), whose fields these are.
+
+    Raises:
+        ConfigError: the order of the forecast is above 3, or `force_refresh_step_hint` is given.
+    """
+    if config.force_refresh_step_hint is not None:
+        raise field_error(config, "force_refresh_step_hint", "be None with 'db_cache'", do="'cache_dit' has it")
+    if config.enable_taylorseer and config.taylorseer_order > 3:
+        raise field_error(config, "taylorseer_order", "be 1, 2 or 3", do="'cache_dit' takes higher ones")
+    policy: Policy = ResidualDiff(
+        residual_diff_threshold=config.residual_diff_threshold,
+        max_warmup_steps=config.max_warmup_steps,
+        max_cached_steps=config.max_cached_steps,
+        max_continuous_cached_steps=config.max_continuous_cached_steps,
+    )
+    if config.scm_steps_mask_policy is not None:
+        dynamic = policy if config.scm_steps_policy == "dynamic" else None
+        policy = StepMask(mask=config.scm_steps_mask_policy, dynamic=dynamic)
+    return Strategy(
+        policy=policy,
+        forecaster=Polynomial(order=config.taylorseer_order) if config.enable_taylorseer else Hold(),
+        region="tail",
+        first_blocks=config.Fn_compute_blocks,
+        last_blocks=config.Bn_compute_blocks,
+        shared_cfg_decision=True,
+    )
+
+
+def first_block_cache(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
+    """DBCache whose first block alone always runs: Fn is 1 and Bn is 0."""
+    for field, value in (("Fn_compute_blocks", 1), ("Bn_compute_blocks", 0)):
+        if getattr(config, field) != value:
+            raise field_error(config, field, f"be {value} with 'first_block_cache'", do="'db_cache' takes others")
+    return db_cache(config)
+
+
+def cache_dit(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
+    """The native strategy with the same fields, for the handle; its polynomial is of order 3 at most."""
+    order = min(config.taylorseer_order, 3)
+    return db_cache(replace(config, taylorseer_order=order, force_refresh_step_hint=None))
+
+
+def easy_cache(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
+    """EasyCache on all calls of a step. `Blend` was better than holding at every threshold (`bench strategies`)."""
+    return Strategy(policy=EasyCache(threshold=config.easy_thresh, warmup=config.easy_warmup_steps), forecaster=Blend())
+
+
+def sea_cache(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
+    """SeaCache on all calls of a step: the branches start from the same latents and would decide alike."""
+    return Strategy(policy=SeaCache(threshold=config.sea_thresh, warmup=config.sea_warmup_steps), forecaster=Blend())
+
+
+def taylorseer(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
+    """TaylorSeer on the whole output of each branch: one step of each interval computes after the warm-up.
+
+    Source: "From Reusing to Forecasting", arXiv 2503.06923, which forecasts the output of every layer.
+
+    Raises:
+        ConfigError: the order is above 3.
+    """
+    if config.taylorseer_order > 3:
+        raise field_error(config, "taylorseer_order", "be 1, 2 or 3 for backend 'taylorseer'")
+    policy = EveryNth(every=config.taylorseer_interval, warmup=config.taylorseer_warmup_steps)
+    forecaster = Polynomial(order=config.taylorseer_order)
+    return Strategy(policy=policy, forecaster=forecaster, region="call", quantity="output")
+
+
+def error_control(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
+    """Error control of the value that the scheduler receives; `Blend` leaves the fewest outliers."""
+    policy = ErrorControl(tolerance=config.error_tolerance, max_gap=config.error_max_gap)
+    return Strategy(policy=policy, forecaster=Blend())
+
+
+STEP_CACHES: dict[str, StepCache] = {
+    "cache_dit": StepCache(cache_dit, (DBCacheOptions, CacheDiTOptions), "tail", cache_dit_region),
+    "db_cache": StepCache(db_cache, (DBCacheOptions,), "tail"),
+    "easy_cache": StepCache(easy_cache, (EasyCacheOptions,), "step"),
+    "error_control": StepCache(error_control, (ErrorControlOptions,), "step"),
+    "first_block_cache": StepCache(first_block_cache, (DBCacheOptions,), "tail"),
+    "mag_cache": StepCache(mag_cache, (MagCacheOptions, StepCountOptions), "blocks"),
+    "sea_cache": StepCache(sea_cache, (SeaCacheOptions,), "step"),
+    "taylorseer": StepCache(taylorseer, (TaylorSeerOptions,), "call"),
+    "tea_cache": StepCache(tea_cache, (TeaCacheOptions,), "blocks"),
+}
+"""Every step cache by its name. `enable`, the selector and the specified backends all read this table."""
+
+
+def config_of(name: str, options: Mapping[str, Any]) -> DiffusionCacheConfig:
+    """The config with options that a user named one by one: naming an order of TaylorSeer turns it on.
+
+    Raises:
+        ConfigError: an option is out of range.
+        UnknownNameError: this cache does not read an option.
+    """
+    known = STEP_CACHES[name].options
+    for option in options:
+        if option not in known:
+            readers = [repr(other) for other, cache in STEP_CACHES.items() if option in cache.options]
+            hint = f"{' or '.join(readers)} has it" if readers else ""
+            raise UnknownNameError(f"option of {name!r}", option, (*known, "profile"), hint=hint)
+    turned_on = {"enable_taylorseer": True} if {"taylorseer_order", "enable_taylorseer"} <= {*known} else {}
+    return DiffusionCacheConfig.from_dict({**(turned_on if "taylorseer_order" in options else {}), **options})
+
+
+def config_given(name: str, options: Mapping[str, Any], pipeline: Any, profile: Any = None) -> DiffusionCacheConfig:
+    """The config of what a user gave to `enable`, in whose words errors are, beside what a profile has measured.
+
+    Raises:
+        ConfigError: an option is out of range, or the profile has no measurements for this cache.
+        UnknownNameError: this cache does not read an option.
+        StateError: the profile belongs to another pipeline.
+    """
+    with _words_of_enable({"DiffusionCacheConfig(": "enable("}, options):
+        config = config_of(name, options)
+    if profile is None:
+        return config
+    return config_of(name, {**profile_for(pipeline, profile).options_for(name), **options})
+
+
+def open_step_cache(name: str, config: DiffusionCacheConfig, pipeline: Any, agreement: Agreement) -> Handle:
+    """Enable a step cache on a pipeline.
+
+    Raises:
+        ConfigError: an option does not fit the model or the cache.
+        MissingExtraError: the library of 'cache_dit' is not installed.
+        UnsupportedModelError: the cache cannot serve the pipeline's denoiser.
+        StateError: reuse is enabled on this pipeline already.
+    """
+    cache = STEP_CACHES[name]
+    _check_serves(name, pipeline)
+    region = None if cache.region is None else cache.region(config, agreement)
+    strategy = cache.strategy(config, pipeline)
+    own = {"Strategy(": "enable(", "first_blocks": "Fn_compute_blocks", "last_blocks": "Bn_compute_blocks"}
+    with _words_of_enable(own):
+        handle = Handle(pipeline, strategy, name=name, region=region, agreement=agreement)
+    if config.num_inference_steps is not None:
+        handle.expect(config.num_inference_steps)
+    return handle
+
+
+@contextmanager
+def _words_of_enable(words: Mapping[str, str], options: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Raise errors on options in the words of `enable`, with a number for a text that means one."""
+    try:
+        yield
+    except ConfigError as error:
+        if type(error) is not ConfigError:
+            raise
+        text = str(error)
+        for inner, given in words.items():
+            text = text.replace(inner, given)
+        hints = (as_number(name, value) for name, value in (options or {}).items() if f"({name}=" in text)
+        raise ConfigError(text + next(hints, "")) from error
+
+
+def _check_serves(name: str, pipeline: Any) -> None:
+    """Refuse a model whose blocks are no stack before anything is looked up for it."""
+    model, cache = _model_of(pipeline), STEP_CACHES[name]
+    needs_blocks = cache.skips not in get_args(WholeRegion) and cache.region is None
+    if needs_blocks and model in UNSUPPORTED and not has_extractor(model):
+        others = ", ".join(repr(each) for each, other in STEP_CACHES.items() if other.skips in get_args(WholeRegion))
+        raise UnsupportedModelError(
+            f"{name!r} cannot serve {model}: {UNSUPPORTED[model]}; enable(pipeline) serves any model, and so do "
+            f"{others}"
+        )
+
+
+def _model_of(pipeline: Any) -> str:
+    return model_name(denoisers_of(pipeline)[0])

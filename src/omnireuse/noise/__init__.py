@@ -1,0 +1,1 @@
+"""Noise levels, schedulers, what is forecast of an output, and the signals between steps."""

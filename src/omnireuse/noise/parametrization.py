@@ -1,0 +1,188 @@
+"""A noise level, and the algebra between a model's output and what is remembered of it.
+
+Every prediction type is linear: x0 = a · sample + b · output with scalars a and b that follow from the noise level.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from omnireuse.errors import UnsupportedModelError
+from omnireuse.noise.signals import magnitude
+
+__all__ = ["NoiseLevel", "Parametrization", "told_level"]
+
+logger = logging.getLogger("omnireuse")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseLevel:
+    """One step of a schedule.
+
+    Attributes:
+        sigma: the noise level in the scheduler's own scale; None where it has none.
+        coordinate: what forecasters measure distance in: σ/(α+σ), in [0, 1] for every parametrisation and equal to σ
+            for flow matching; the step index where the scheduler's noise is unknown.
+        sample_weight: a of x0 = a · sample + b · output; None where the algebra is unknown.
+        output_weight: b of the same; never 0 where `sample_weight` is known, except at zero noise.
+        input_scale: what the scheduler multiplies the sample with before the denoiser sees it.
+        step: (c, r) where the scheduler goes from x to c · x0 + r · x, as DDIM does, and solvers of higher order but
+            for what they take from earlier steps; None for solvers that add noise or call the model more than once.
+        flow_scale: 1/(α+σ): latents times this are (1 − t) · clean + t · noise, with t the coordinate. Known where
+            `step` is and velocities can stand in for x0: not under UniPC and DEIS, where that lost with guidance
+            (bench/notes/2026-11-23-corrections.md).
+    """
+
+    sigma: float | None
+    coordinate: float
+    sample_weight: float | None = None
+    output_weight: float | None = None
+    input_scale: float = 1.0
+    step: tuple[float, float] | None = None
+    flow_scale: float | None = None
+
+    @property
+    def noise(self) -> float | None:
+        """Noise fraction in the latents, in [0, 1]; None where the scheduler's algebra is not known."""
+        return None if self.sample_weight is None else self.coordinate
+
+    @property
+    def velocity_step(self) -> tuple[float, float] | None:
+        """(c, r) where the scheduler goes from x to c · velocity + r · x; None where that is not known."""
+        if self.step is None or self.flow_scale is None or self.step[0] <= 0 or self.step[1] < 0:
+            return None
+        return -self.step[0] * self.coordinate, self.step[1] + self.step[0] * self.flow_scale
+
+    def can_denoise(self, sample: torch.Tensor | None, output: torch.Tensor) -> bool:
+        """Whether x0 is defined here: a known algebra, noise left, and a sample of the output's shape."""
+        is_known = self.sample_weight is not None and bool(self.output_weight)
+        return is_known and sample is not None and sample.shape == output.shape and output.is_floating_point()
+
+    def weights_of(self, quantity: str) -> tuple[float, float]:
+        """a and b of a · sample + b · output: of "x0", or of "velocity" = (flow_scale · sample − x0) / coordinate."""
+        assert self.sample_weight is not None
+        assert self.output_weight is not None
+        if quantity == "x0":
+            return self.sample_weight, self.output_weight
+        assert self.flow_scale is not None
+        return (self.flow_scale - self.sample_weight) / self.coordinate, -self.output_weight / self.coordinate
+
+    def value_of(self, sample: torch.Tensor, output: torch.Tensor, quantity: str = "x0") -> torch.Tensor:
+        """x0 or the velocity, in float32 at least: their differences are small beside the terms."""
+        of_sample, of_output = self.weights_of(quantity)
+        dtype = torch.promote_types(output.dtype, torch.float32)
+        return torch.add(sample.to(dtype) * of_sample, output.to(dtype), alpha=of_output)
+
+    def output_of(
+        self, sample: torch.Tensor, value: torch.Tensor, dtype: torch.dtype, quantity: str = "x0"
+    ) -> torch.Tensor:
+        """The model output that `value_of` would turn into `value`: (value − a · sample) / b."""
+        of_sample, of_output = self.weights_of(quantity)
+        return value.sub(sample.to(value.dtype), alpha=of_sample).div_(of_output).to(dtype)
+
+
+class Parametrization:
+    """Turns the outputs of one generation into what is remembered of them, and back.
+
+    Args:
+        quantity: what shall be remembered, "x0", "velocity" or "output".
+        is_required: whether a run in which x0 is not defined is refused.
+    """
+
+    def __init__(self, quantity: str, *, is_required: bool) -> None:
+        self.quantity: str | None = None
+        """The remembered quantity; None until a computed output has shown whether x0 is defined."""
+        self._wanted, self._is_required = quantity, is_required
+        self.said: set[str] = set()
+        """Messages logged so far."""
+        self.fell_back = False
+        """Whether the output is remembered in place of what was wanted."""
+
+    def settle(self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor) -> None:
+        """Choose the quantity at the first computed output: the wanted one where x0 is defined.
+
+        Raises:
+            UnsupportedModelError: x0 is required and is not defined.
+        """
+        if self.quantity is not None:
+            return
+        self.quantity = self._wanted
+        if self._wanted == "output" or level.can_denoise(sample, output):
+            return
+        is_unknown = level.sample_weight is None
+        why = "the noise of its scheduler is not known" if is_unknown else "the output does not have the latents' shape"
+        if self._is_required:
+            raise UnsupportedModelError(
+                f"Strategy(quantity={self._wanted!r}) is not defined for this run: {why}; use quantity='output'"
+            )
+        self.quantity, self.fell_back = "output", True
+        if why not in self.said:
+            self.said.add(why)
+            logger.warning("reuse remembers the raw output instead of %s in this run: %s", self._wanted, why)
+
+    def value(self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor) -> torch.Tensor | None:
+        """The value to remember of an output; None where it is not defined at this step."""
+        if self.quantity == "output":
+            # A copy: whoever receives the output may write to it.
+            return output.clone()
+        if sample is None or self.quantity is None or not level.can_denoise(sample, output):
+            return None
+        return level.value_of(sample.detach(), output, self.quantity)
+
+    def values(
+        self, level: NoiseLevel, samples: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The values to remember of several outputs; empty where any is not defined at this step.
+
+        Raises:
+            UnsupportedModelError: as `settle`.
+        """
+        pairs = list(zip(samples, outputs, strict=True))
+        for sample, output in pairs:
+            self.settle(level, sample, output)
+        found = [self.value(level, sample, output) for sample, output in pairs]
+        values = [value for value in found if value is not None]
+        return values if len(values) == len(found) else []
+
+    def outputs(
+        self,
+        level: NoiseLevel,
+        samples: Sequence[torch.Tensor | None],
+        values: Sequence[torch.Tensor],
+        dtypes: Sequence[torch.dtype],
+    ) -> list[torch.Tensor]:
+        """The outputs that remembered or forecast values stand for; new tensors."""
+        if self.quantity is None or self.quantity == "output":
+            return [value.clone() for value in values]
+        outputs = []
+        for sample, value, dtype in zip(samples, values, dtypes, strict=True):
+            assert sample is not None, "x0 was chosen with a sample"
+            outputs.append(level.output_of(sample.detach(), value, dtype, self.quantity))
+        return outputs
+
+    def scales(
+        self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean magnitudes of the output and of x0, in the units of the value. Where x0 is not defined the output stands
+        for it."""
+        share = abs(level.output_weight or 1.0)
+        if self.quantity == "x0":
+            return magnitude(output) * share, magnitude(value)
+        if sample is None or not level.can_denoise(sample, output):
+            return magnitude(output), magnitude(output)
+        unit = level.coordinate if self.quantity == "velocity" else share
+        return magnitude(output) * (share / unit), magnitude(level.value_of(sample.detach(), output)) / unit
+
+
+def told_level(sigma: float, first: float) -> NoiseLevel:
+    """The noise level of a σ that a pipeline names, where the scheduler's algebra is not known.
+
+    Args:
+        sigma: at this step.
+        first: at the first step of the run: above 1, σ is the noise beside unscaled latents, else its share.
+    """
+    return NoiseLevel(sigma=sigma, coordinate=sigma / (1 + sigma) if first > 1 else sigma)

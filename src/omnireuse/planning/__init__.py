@@ -1,0 +1,1 @@
+"""From the outputs of full runs to schedules and weights."""

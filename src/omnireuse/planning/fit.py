@@ -1,0 +1,152 @@
+"""Weights for one schedule, fitted step by step on runs that follow it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+from omnireuse.errors import UnsupportedModelError
+from omnireuse.forecasters import combine
+
+__all__ = ["LedRun", "WeightFit"]
+
+KEPT = 4
+"""Computed outputs that a weighted sum takes, and that a run therefore keeps."""
+RIDGE = 1e-9
+"""Share of the trace that is added to the diagonal: outputs of neighbouring steps are nearly the same."""
+PRIOR = 0.2
+"""Share of the error that a fit leaves which is added to the diagonal: a direction whose outputs differ by less than
+that error keeps the newest output. With one to three pictures the tail gains most (``python -m bench tune``)."""
+DIGITS = 6
+"""Of a weight, so that what is written down is what was judged."""
+
+
+class WeightFit:
+    """Fits weights of the last computed outputs for each reused step, and for the first computed step after a gap.
+
+    The runs that it is fitted on follow the schedule themselves. At each step the target is the output with which the
+    scheduler would arrive at the full run's latents. The weights are solved for it by least squares, and the run goes
+    on with what they give, so later steps know the errors of earlier ones. Each further run adds its sums. Every sample
+    counts by its relative error, as in PSNR. Branches of guidance have weights of their own where guidance sums them
+    with the same shares at every step.
+
+    Source: fitting a solver's coefficients to its own fine runs, as in "Bespoke Solvers", arXiv 2310.19075; correcting
+    a past step with an output that is computed anyway, as UniPC does, arXiv 2302.04867.
+
+    Args:
+        computed: the steps that compute.
+        total: steps of a run.
+        kept: number of outputs of each branch in a sum.
+    """
+
+    def __init__(self, computed: Sequence[int], total: int, *, kept: int = KEPT) -> None:
+        self._computed = frozenset(computed)
+        self._kept = kept
+        self._sums: list[list[_Sums]] = [[] for _ in range(total)]
+        self._weights: list[tuple[tuple[float, ...], ...]] = [() for _ in range(total)]
+        self._branches = 1
+
+    @property
+    def weights(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        """For each branch and each step so far, the newest output first; empty where the computed output is used."""
+        return tuple(tuple(sets[branch] if sets else () for sets in self._weights) for branch in range(self._branches))
+
+    @property
+    def first_gap(self) -> int:
+        """The first step that is not computed; 0 where all are."""
+        return next((step for step in range(len(self._weights)) if step not in self._computed), 0)
+
+    def begin(self, shares: Sequence[float]) -> LedRun:
+        """A further run that follows the schedule; `shares` as in `Path`."""
+        self._branches = len(shares)
+        return LedRun(self, shares)
+
+
+class LedRun:
+    """A run that goes on, at each step, with what the weights so far give.
+
+    Attributes:
+        index: of the step to come.
+    """
+
+    def __init__(self, fit: WeightFit, shares: Sequence[float]) -> None:
+        self._fit, self._shares = fit, shares
+        self._known: deque[list[torch.Tensor]] = deque(maxlen=fit._kept)
+        self.index = 0
+        self._after_gap = False
+
+    @property
+    def computes(self) -> bool:
+        """Whether the step to come is computed."""
+        return self.index in self._fit._computed
+
+    def step(
+        self, made: list[torch.Tensor] | None, output: torch.Tensor, target: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """What the solver is to get at this step.
+
+        Args:
+            made: outputs of the branches, which are changed; None where they are not known, or nothing was computed.
+            output: after guidance; only its shape counts where nothing was computed.
+            target: finds the output with which the solver arrives at the full run's latents.
+        """
+        fit, here, computes = self._fit, self.index, self.computes
+        self.index += 1
+        if computes:
+            self._known.appendleft(_parts(made, self._shares, output))
+            if not self._after_gap:
+                return output
+        self._after_gap = not computes
+        by_branch = list(zip(*self._known, strict=True))
+        fit._sums[here] += _sums(by_branch, target())
+        fit._weights[here] = _solve(fit._sums[here], len(by_branch))
+        return torch.stack(
+            [combine(weights, each) for weights, each in zip(fit._weights[here], by_branch, strict=True)]
+        ).sum(0)
+
+
+def _parts(outputs: list[torch.Tensor] | None, shares: Sequence[float], handed: torch.Tensor) -> list[torch.Tensor]:
+    """The part of each branch in what the scheduler gets."""
+    if len(shares) == 1:
+        return [handed.clone()]
+    if outputs is None or len(outputs) != len(shares):
+        raise UnsupportedModelError(
+            f"no weights can be fitted: the full run has {len(shares)} branches a step, the run after it others"
+        )
+    return [output.mul_(share) for output, share in zip(outputs, shares, strict=True)]
+
+
+_Sums = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""⟨basis, basis⟩ (k, k), ⟨basis, target⟩ (k,) and ⟨target, target⟩ () of one sample, float64."""
+
+
+def _sums(by_branch: Sequence[Sequence[torch.Tensor]], target: torch.Tensor) -> list[_Sums]:
+    basis = []
+    left = target.to("cpu", torch.float64).flatten(1)
+    for known in by_branch:
+        # Seen from the newest output: neighbours differ in the last digits of their inner products.
+        newest, *others = (value.to("cpu", torch.float64).flatten(1) for value in known)
+        basis += [newest, *(other - newest for other in others)]
+        left = left - newest
+    values = torch.stack(basis, dim=1)
+    products, towards = values @ values.transpose(1, 2), (values @ left[:, :, None])[..., 0]
+    return list(zip(products, towards, left.square().sum(1), strict=True))
+
+
+def _solve(sums: Sequence[_Sums], branches: int) -> tuple[tuple[float, ...], ...]:
+    products, towards, sizes = (torch.stack(each) for each in zip(*sums, strict=True))
+    share, left = torch.ones(len(sums), dtype=torch.float64), 0.0
+    for _ in range(6):
+        matrix = torch.einsum("n,nij->ij", share, products)
+        matrix += (RIDGE * matrix.trace() + PRIOR * left) * torch.eye(len(matrix), dtype=torch.float64)
+        found = torch.linalg.solve(matrix, torch.einsum("n,ni->i", share, towards))
+        errors = sizes - 2 * towards @ found + torch.einsum("nij,i,j->n", products, found, found)
+        # Each sample by its relative error, but none without bound.
+        share = 1 / (errors.clamp_min(0) + 0.1 * errors.mean().clamp_min(1e-12))
+        left = float((share * errors.clamp_min(0)).mean())
+    return tuple(
+        tuple(round(weight, DIGITS) for weight in (1 + float(newest - sum(others)), *others))
+        for newest, *others in found.view(branches, -1).tolist()
+    )

@@ -1,0 +1,61 @@
+"""The policies by name. Each answers "compute or reuse?" from scalars alone and imports without torch."""
+
+from __future__ import annotations
+
+from omnireuse.base.registry import Registry
+from omnireuse.errors import UnknownNameError
+from omnireuse.loop.policy import Policy
+from omnireuse.policies.accumulated import EasyCache, SeaCache
+from omnireuse.policies.error_control import ErrorControl
+from omnireuse.policies.every_nth import EveryNth
+from omnireuse.policies.fixed import FixedSchedule
+from omnireuse.policies.mag_cache import MagCache
+from omnireuse.policies.never import Never
+from omnireuse.policies.residual_diff import ResidualDiff
+from omnireuse.policies.spread import Spread
+from omnireuse.policies.step_mask import StepMask, scm_mask
+from omnireuse.policies.steps import Steps
+from omnireuse.policies.tea_cache import TeaCache
+
+__all__ = [
+    "POLICIES",
+    "EasyCache",
+    "ErrorControl",
+    "EveryNth",
+    "FixedSchedule",
+    "MagCache",
+    "Never",
+    "ResidualDiff",
+    "SeaCache",
+    "Spread",
+    "StepMask",
+    "Steps",
+    "TeaCache",
+    "policy_named",
+    "scm_mask",
+]
+
+POLICIES: Registry[type[Policy]] = Registry(
+    "omnireuse.policies",
+    {
+        "easy_cache": EasyCache,
+        "error_control": ErrorControl,
+        "fixed": EveryNth,
+        "never": Never,
+        "residual_diff": ResidualDiff,
+        "scm": StepMask,
+        "sea_cache": SeaCache,
+        "tea_cache": TeaCache,
+    },
+)
+"""The package's own, and those of the entry points `omnireuse.policies`."""
+
+
+def policy_named(name: str) -> Policy:
+    """The policy of that name with its defaults; an UnknownNameError names the nearest.
+
+    `MagCache` has no name here: without its model's ratios it means nothing. The backend "mag_cache" finds them.
+    """
+    if name not in POLICIES:
+        raise UnknownNameError("policy", name, POLICIES)
+    return POLICIES[name]()

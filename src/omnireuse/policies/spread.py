@@ -1,0 +1,198 @@
+"""A schedule of so many computed steps, spread by number or by noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnireuse.base.validation import Count, Index, check_fields, field_error, is_number, is_whole
+from omnireuse.loop.policy import Limit
+from omnireuse.policies.schedule import Schedule
+
+__all__ = ["SHORT_RUN", "Spread", "check_amount", "nearest", "spread_by_noise"]
+
+SHORT_RUN = 20
+"""Runs of fewer steps gain nothing from reuse: as many computed steps of a shorter run of the same solver are as close
+to the full run (``python -m bench few_steps``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread(Schedule):
+    """Compute so many steps, with the first and the last, spread over the run. Give `num_computed` or `speedup`.
+
+    Args:
+        num_computed: how many steps compute in all, above `warmup` and at least 2; the first and the last step are
+            among them. A shorter run computes all of its steps.
+        speedup: steps divided by computed steps, ≥ 1. The number of computed steps is rounded to the nearest, halves
+            up, and never below what the warm-up and the last step need.
+        warmup: steps at the start that always compute, ≥ 0; they count as computed steps.
+        power: spreads the steps by number: the k-th of n gaps ends at (k / n)^power of the way, ≥ 1. 1 spreads them
+            evenly; above 1 they are closest at the beginning.
+        by_noise: spread them by noise instead, as a share of the run's first noise, evenly in (1 − noise)^0.4. Runs
+            whose noise is not known, or does not fall from step to step, go by `power`.
+        min_computed: with `speedup`, the least number of steps that compute, ≥ 2.
+        min_steps: with `speedup`, the least number of steps of a run that reuses; shorter runs compute everything, ≥ 2.
+        compute_last: whether the last step computes although `by_noise` has a better use for so little noise.
+
+    Raises:
+        ConfigError: both ways of choosing or none, or a value out of range.
+        StateError: at the first decision of a run whose step count is unknown.
+    """
+
+    num_computed: Count | None = None
+    speedup: float | None = None
+    warmup: Index = 1
+    power: float = 1.0
+    by_noise: bool = False
+    min_computed: int | None = None
+    min_steps: int | None = None
+    compute_last: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.num_computed is None) == (self.speedup is None):
+            raise field_error(self, "speedup", "be given, or num_computed, and not both")
+        check_fields(self)
+        check_amount(self, self.num_computed, self.speedup, self.warmup)
+        for name in ("min_computed", "min_steps"):
+            least = getattr(self, name)
+            if least is not None and (self.speedup is None or not is_whole(least, 2)):
+                raise field_error(self, name, "be a whole number of at least 2, given with speedup")
+        if not (is_number(self.power) and self.power >= 1):
+            raise field_error(self, "power", "be a finite number of at least 1")
+        if not (self.compute_last or self.by_noise):
+            raise field_error(self, "compute_last", "be True unless by_noise is given")
+
+    @property
+    def expects_reuse(self) -> bool:
+        """Whether anything but a schedule of every step was asked for."""
+        return self.speedup != 1
+
+    def warmup_limit(self, total: int | None) -> Limit | None:
+        return Limit("warmup", self.warmup)
+
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
+        return _schedule(self, total, noises if self.by_noise else None)
+
+    def caution(self, total: int, noises: tuple[float, ...] | None = None) -> str | None:
+        if self.num_computed is not None and self.num_computed >= total > 2:
+            return (
+                f"{self.num_computed} computed steps are asked for and the run has {total}, so all are computed; ask "
+                "for fewer to reuse some"
+            )
+        computed = len(self.schedule(total, noises))
+        if self.speedup is not None:
+            asked = nearest(total, self.speedup)
+            if computed == total and self.min_steps is not None and total < self.min_steps and asked < total:
+                return (
+                    f"all {total} steps are computed: in runs of fewer than {self.min_steps} steps plain fewer steps "
+                    "are better than reuse; to save time, take fewer steps"
+                )
+            if self.min_computed is None and computed > asked:
+                return (
+                    f"speedup={self.speedup:g} asks for {asked} of {total} steps, but {computed} compute: the first "
+                    f"{max(self.warmup, 1)} (warmup) and the last always do"
+                )
+        if self.min_steps is None and total < SHORT_RUN and computed < total:
+            return (
+                f"{computed} of {total} steps are computed; in runs of fewer than {SHORT_RUN} steps plain fewer steps "
+                f"are often better than reuse: compare with a run of {computed} steps"
+            )
+        return None
+
+    def budget(self, total: int) -> int:
+        """How many steps of a run compute."""
+        if self.speedup is None:
+            return min(self.num_computed or 0, total)
+        if self.min_steps is not None and total < self.min_steps:
+            return total
+        always = max(self.warmup, 1) + 1
+        return min(max(nearest(total, self.speedup), self.min_computed or 0, always), total)
+
+
+def check_amount(owner: object, num_computed: int | None, speedup: float | None, warmup: int = 1) -> None:
+    """Raise a ConfigError for fewer computed steps than the warm-up and the last, or a speed-up below 1."""
+    least = max(warmup, 1) + 1
+    if num_computed is not None and num_computed < least:
+        first = "step" if least == 2 else f"{warmup} steps (warmup)"
+        raise field_error(
+            owner, "num_computed", f"be at least {least}, for the first {first} and the last always compute"
+        )
+    if speedup is not None and not (is_number(speedup) and speedup >= 1):
+        raise field_error(owner, "speedup", "be a finite number of at least 1")
+
+
+def nearest(total: int, speedup: float) -> int:
+    """How many computed steps a speed-up asks for, halves rounded up."""
+    return math.floor(total / speedup + 0.5)
+
+
+@lru_cache(maxsize=256)
+def _schedule(policy: Spread, total: int, noises: tuple[float, ...] | None) -> frozenset[int]:
+    warmup, budget = max(policy.warmup, 1), policy.budget(total)
+    if budget >= total:
+        return frozenset(range(total))
+    if noises is not None and all(a > b for a, b in pairwise(noises)):
+        return spread_by_noise(noises, budget, warmup, compute_last=policy.compute_last)
+    return _spread_by_number(total, budget, warmup, policy.power)
+
+
+def _spread_by_number(total: int, count: int, warmup: int, power: float) -> frozenset[int]:
+    """The warm-up, then gaps of which the k-th of n ends at (k / n)^power of the way; `count` < `total` steps."""
+    computed, gaps = list(range(warmup)), count - warmup
+    for gap in range(1, gaps + 1):
+        aimed = warmup - 1 + round((total - warmup) * (gap / gaps) ** power)
+        # Never a step twice, and never so late that the others have no room.
+        computed.append(min(max(aimed, computed[-1] + 1), total - 1 - (gaps - gap)))
+    return frozenset({*computed, total - 1})
+
+
+EXPONENT = 0.4
+"""Computed steps are even in (1 − noise)^0.4, of the noise that the run begins with."""
+END = 2.5
+"""Weight of the gap after the last computed step: no later step corrects its forecasts (``python -m bench rules``)."""
+
+
+def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compute_last: bool) -> frozenset[int]:
+    """The warm-up, then `count` < all steps whose gaps have the least sum of squares, measured in (1 − noise)^0.4.
+
+    Noise counts as a share of what the run begins with: schedulers of Stable Diffusion begin a little below pure noise.
+
+    Args:
+        noises: noise fraction at each step, falling.
+        compute_last: whether the last step computes. Otherwise the gap from the last computed step to no noise counts
+            too, 2.5 times: where the last step has little noise left, it is better spent earlier.
+    """
+    # Rounding may leave a shifted scheduler's first noise fraction above 1.
+    places = (1 - np.minimum(noises, 1.0)[warmup - 1 :] / min(noises[0], 1.0)) ** EXPONENT
+    if not compute_last:
+        places = np.append(places, 1.0)
+    squares = np.square(places[None, :] - places[:, None])
+    if not compute_last:
+        squares[:, -1] *= END
+    squares[np.tril_indices(len(places))] = np.inf
+    chosen = _cheapest_path(squares, count - warmup + (not compute_last))
+    return frozenset({*range(warmup), *(warmup - 1 + step for step in chosen)} - {len(noises)})
+
+
+def _cheapest_path(costs: NDArray[np.float64], gaps: int) -> list[int]:
+    """The nodes of the cheapest path from the first node to the last over so many gaps; ties go to the earlier node.
+
+    Args:
+        costs: (nodes, nodes) of the gap from one node to another; ∞ where there is none.
+    """
+    cheapest = np.full(len(costs), np.inf)
+    cheapest[0] = 0.0
+    before = []
+    for _ in range(gaps):
+        totals = cheapest[:, None] + costs
+        before.append(totals.argmin(0))
+        cheapest = totals.min(0)
+    chosen = [len(costs) - 1]
+    for each in reversed(before):
+        chosen.append(int(each[chosen[-1]]))
+    return chosen[::-1]

@@ -1,0 +1,1 @@
+"""Profiles: files with plans, what they promise, and under which conditions."""

@@ -1,0 +1,87 @@
+"""The pipeline that a profile was made with: its classes and configuration, its name, and its weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import omnireuse
+from omnireuse.base.records import Record
+from omnireuse.hooks.denoisers import denoisers_of, model_name
+from omnireuse.profiles.holding import held_by
+
+__all__ = ["Origin", "fingerprint", "versions"]
+
+_SNAPSHOT = re.compile(r"[/\\]snapshots[/\\]([0-9a-f]{40})([/\\]|$)")
+
+
+class Origin(Record, frozen=True, kw_only=True):
+    """Where a pipeline comes from, and which weights it has.
+
+    Attributes:
+        name: id on the hub, or name of the folder, that it was loaded from; "" where it is not known.
+        revision: commit of the repository; None where it is not known.
+        weights: digest of values of the denoisers' weights, without adapters, in their own dtype and as they are held;
+            None where they are sharded or not in memory.
+        adapters: LoRA adapters in use, each with a digest of its weights and its scales.
+        holding: how weights are held: "plain tensors", or the classes and dtypes of quantised ones; None in a file of a
+            version that did not note it.
+    """
+
+    name: str = ""
+    revision: str | None = None
+    weights: str | None = None
+    adapters: tuple[str, ...] = ()
+    holding: str | None = None
+
+    @classmethod
+    def of(cls, pipeline: Any) -> Origin:
+        """The origin of a loaded pipeline.
+
+        Cost: reads 64 values of each weight, and waits once for an accelerator.
+        """
+        name = str(getattr(getattr(pipeline, "config", None), "_name_or_path", "") or "")
+        denoisers = denoisers_of(pipeline)
+        paths = (getattr(getattr(each, "config", None), "_name_or_path", None) for each in denoisers)
+        commits = [match[1] for match in (_SNAPSHOT.search(str(path)) for path in (name, *paths)) if match]
+        is_local = bool(name) and Path(name).exists()
+        held = held_by(denoisers)
+        return cls(
+            # The folder of a user is nobody else's business.
+            name=Path(name).resolve().name if is_local else name,
+            revision=commits[0] if commits else None,
+            weights=held.weights,
+            adapters=held.adapters,
+            holding=held.kinds,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name or 'an unnamed pipeline'}{f' at revision {self.revision[:7]}' if self.revision else ''}"
+
+
+def versions() -> dict[str, str]:
+    """The versions of the libraries that a profile notes. This one may be on the path and not installed."""
+    return {"omnireuse": omnireuse.__version__, **{name: version(name) for name in ("torch", "diffusers")}}
+
+
+def fingerprint(pipeline: Any) -> tuple[str, str, str]:
+    """Class of the denoiser, digest of its configuration and the scheduler's, class of the scheduler.
+
+    Settings that shift the scheduler's noise levels are left out: a plan serves other shifts too.
+    """
+    denoiser = denoisers_of(pipeline)[0]
+    scheduler = getattr(pipeline, "scheduler", None)
+    parts = [
+        {
+            key: value
+            for key, value in dict(getattr(each, "config", {})).items()
+            if not key.startswith("_") and "shift" not in key
+        }
+        for each in (denoiser, scheduler)
+    ]
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return model_name(denoiser), hashlib.sha256(text.encode()).hexdigest()[:16], type(scheduler).__name__

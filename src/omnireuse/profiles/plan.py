@@ -1,0 +1,103 @@
+"""A plan of a profile: one schedule, what forecasts the other steps, and the quality that it has shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import pairwise
+
+from omnireuse.base.records import Record
+from omnireuse.forecasters import Fitted, forecaster_named
+from omnireuse.loop.strategy import Strategy
+from omnireuse.policies import Steps
+from omnireuse.profiles.coverage import FEWEST, lower_bound
+
+__all__ = ["FEWEST_HELD_OUT", "Evidence", "Plan"]
+
+FEWEST_HELD_OUT = FEWEST
+"""Held-out prompts that a promise needs."""
+
+
+class Evidence(Record, frozen=True, kw_only=True):
+    """What tuning has seen of a plan.
+
+    Attributes:
+        errors: relative L1 error of the final latents of each measured picture.
+        untuned: the same with the untuned default; empty where that computes every step.
+        runs: work of full runs and shadows, in full runs of one call.
+    """
+
+    errors: tuple[float, ...]
+    untuned: tuple[float, ...]
+    runs: float
+
+
+class Plan(Record, frozen=True, kw_only=True):
+    """One schedule and its quality.
+
+    Attributes:
+        steps: the steps that compute, with the first.
+        forecaster: name of the forecaster for the others, or "fitted".
+        weights: of a "fitted" one, for each branch of guidance and each step of the run; one set serves all branches.
+        psnr: mean PSNR to the full run in dB on the prompts for the search; None after tuning, which compares latents.
+        held_out: PSNR of each held-out prompt; empty where an interrupt came before.
+        evidence: what tuning has seen of it; None after a calibration.
+    """
+
+    steps: tuple[int, ...]
+    forecaster: str
+    weights: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    psnr: float | None
+    held_out: tuple[float, ...]
+    evidence: Evidence | None = None
+
+    def strategy(self, coordinates: tuple[float, ...], plans: Iterable[Plan] = (), **amount: float) -> Strategy:
+        """The strategy that follows the plan.
+
+        Args:
+            coordinates: those of the profile.
+            plans: the other plans of the profile, which help to carry this one over to other runs.
+            amount: `num_computed` or `speedup`, to say how many steps of other runs compute; by default as large a
+                share.
+        """
+        total = len(coordinates)
+        noises = coordinates if all(before >= after for before, after in pairwise(coordinates)) else None
+        others = [plan for plan in plans if plan != self and plan.weights and len(plan.weights) == len(self.weights)]
+        policy = Steps(
+            steps=self.steps,
+            made_for=total,
+            made_for_noises=noises,
+            shorter=tuple(plan.steps for plan in others if len(plan.steps) < len(self.steps)),
+            compute_last=False,
+            **amount,  # type: ignore[arg-type]  # one of two fields
+        )
+        forecaster = (
+            Fitted(
+                coordinates=coordinates,
+                weights=self.weights,
+                computed=self.steps,
+                others=tuple((plan.steps, plan.weights) for plan in others),
+            )
+            if self.weights
+            else forecaster_named(self.forecaster)
+        )
+        return Strategy.where_it_fits(policy, forecaster)
+
+    @property
+    def promised(self) -> float:
+        """PSNR in dB that at least nine of ten new pictures reach, at a confidence of 95 %: `lower_bound` of the
+        held-out prompts; −∞ with fewer of them than `FEWEST_HELD_OUT`."""
+        return lower_bound(self.held_out)
+
+    @property
+    def expected(self) -> float:
+        """Mean PSNR in dB of the held-out prompts; NaN without any."""
+        return math.fsum(self.held_out) / len(self.held_out) if self.held_out else math.nan
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """`expected` and `promised` as tables have them."""
+        return (
+            f"{self.expected:.1f} dB" if self.held_out else "not judged",
+            f"{self.promised:.1f} dB" if math.isfinite(self.promised) else "none",
+        )

@@ -1,0 +1,341 @@
+"""A profile: what a calibration has found for one pipeline, as a file that a person can read."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omnireuse.base.records import Record, as_text, read_record, write_text
+from omnireuse.errors import ConfigError, StateError
+from omnireuse.hooks.call_arguments import arguments_of, read_argument
+from omnireuse.loop.strategy import Strategy
+from omnireuse.profiles.conditions import OTHER_WEIGHTS, UNKNOWN, Conditions, watch_of
+from omnireuse.profiles.measurements import Measurements
+from omnireuse.profiles.origin import Origin, fingerprint, versions
+from omnireuse.profiles.plan import FEWEST_HELD_OUT, Plan
+from omnireuse.profiles.sharing import FILE, found, upload
+from omnireuse.summary.summary import Promise
+
+__all__ = ["FEWEST_HELD_OUT", "Plan", "Profile", "fingerprint"]
+
+logger = logging.getLogger("omnireuse")
+
+HEAD = {"format": 6}
+
+
+class Profile(Record, frozen=True, kw_only=True):
+    """The best schedules that were found for a pipeline, one for each number of computed steps, and their use.
+
+    Attributes:
+        model: class of the denoiser.
+        config_digest: of its configuration and its scheduler's.
+        scheduler: class of the scheduler.
+        num_inference_steps: denoising steps of the runs that were searched.
+        coordinates: of each step, as forecasters see it ("at" in the file): the noise fraction in the latents, or the
+            step's index where the scheduler's noise is not known.
+        call: what the pipeline was called with beside the prompts, as text.
+        prompts_digest: of all prompts.
+        num_prompts: how many were searched with, or how many runs were learnt from, and how many held out.
+        seed: of noise and search.
+        created: date.
+        versions: of the libraries.
+        cost_in_runs: cost of the search in full runs of one prompt.
+        complete: False where the search was interrupted; each plan is then the best so far.
+        plans: by number of computed steps.
+        measured: what else the full runs have shown; None where they were not looked at.
+        dtype: what the denoiser computed in, as "bfloat16"; None in a file of a version that did not note it.
+        origin: name, revision and weights of the pipeline, and how it held them; None likewise.
+        autocast, hooks, guider: the further `Conditions` of the runs.
+        command: the call that made it; None likewise.
+    """
+
+    model: str
+    config_digest: str
+    scheduler: str
+    num_inference_steps: int
+    coordinates: tuple[float, ...] = msgspec.field(name="at")
+    call: Mapping[str, str]
+    prompts_digest: str
+    num_prompts: tuple[int, int]
+    seed: int
+    created: str
+    versions: Mapping[str, str]
+    cost_in_runs: float
+    complete: bool
+    plans: Mapping[int, Plan]
+    measured: Measurements | None
+    dtype: str | None = None
+    origin: Origin | None = None
+    autocast: str | None = None
+    hooks: tuple[str, ...] = ()
+    guider: str | None = None
+    command: str | None = None
+
+    @property
+    def conditions(self) -> Conditions | None:
+        """Under which conditions it was measured; None where the file does not say it all."""
+        if self.dtype is None or self.origin is None or self.origin.holding is None:
+            return None
+        return Conditions(
+            model=self.model,
+            config_digest=self.config_digest,
+            scheduler=self.scheduler,
+            weights=self.origin.weights,
+            adapters=self.origin.adapters,
+            dtype=self.dtype,
+            holding=self.origin.holding,
+            autocast=self.autocast,
+            hooks=self.hooks,
+            guider=self.guider,
+        )
+
+    @classmethod
+    def of(cls, conditions: Conditions, origin: Origin, **found: Any) -> Profile:
+        """A new profile, made today under these conditions; `found` has the other attributes."""
+        return cls(
+            model=conditions.model,
+            config_digest=conditions.config_digest,
+            scheduler=conditions.scheduler,
+            dtype=conditions.dtype,
+            origin=origin,
+            autocast=conditions.autocast,
+            hooks=conditions.hooks,
+            guider=conditions.guider,
+            created=datetime.date.today().isoformat(),
+            versions=versions(),
+            **found,
+        )
+
+    def best(
+        self, *, computed_steps: int | None = None, speedup: float | None = None, quality: float | None = None
+    ) -> Plan:
+        """The plan for one target: at most so many computed steps, at least so many times fewer, or at least this PSNR
+        in dB. Without a target it is at least 2 times fewer, or else as few steps as the profile has.
+
+        Raises:
+            ConfigError: two targets, or one that no plan reaches; the message lists the plans.
+        """
+        targets = {"computed_steps": computed_steps, "speedup": speedup, "quality": quality}
+        total = self.num_inference_steps
+        given = [(name, value) for name, value in targets.items() if value is not None]
+        (name, target), *rest = given or [("speedup", 2.0)]
+        if rest:
+            raise ConfigError(f"profile: give one of {name} and {rest[0][0]}, not both")
+        if not isinstance(target, (int, float)) or isinstance(target, bool) or not math.isfinite(target) or target <= 0:
+            raise ConfigError(f"profile({name}={target!r}): {name} must be a finite number above 0")
+        if name == "quality":
+            judged = max((len(plan.held_out) for plan in self.plans.values()), default=0)
+            if judged < FEWEST_HELD_OUT:
+                raise ConfigError(
+                    f"profile(quality={target:g}): a promise takes at least {FEWEST_HELD_OUT} held-out prompts, and "
+                    f"this profile was judged on {judged}; calibrate with more prompts, or ask for speedup= or "
+                    "computed_steps="
+                )
+            chosen = min((count for count, plan in self.plans.items() if plan.promised >= target), default=None)
+        else:
+            most = target if name == "computed_steps" else total / target
+            fewest = None if given else min(self.plans, default=None)
+            chosen = max((count for count in self.plans if count <= most), default=fewest)
+        if chosen is None:
+            plans = ", ".join(
+                f"{count} computed steps ({total / count:.2f}x) with "
+                f"{f'{plan.promised:.1f} dB' if math.isfinite(plan.promised) else 'no promise'}"
+                for count, plan in sorted(self.plans.items())
+            )
+            raise ConfigError(f"profile({name}={target:g}): no plan grants it; {self.model} has {plans}")
+        return self.plans[chosen]
+
+    def strategy(
+        self, *, speedup: float | None = None, computed_steps: int | None = None, quality: float | None = None
+    ) -> Strategy:
+        """The strategy for one target, for a `Generation` in a loop of your own; `enable` takes the profile itself.
+        Nothing checks that the loop has the profile's model, steps and guidance.
+
+        Args:
+            speedup: all steps divided by computed steps, ≥ 1; 2 by default.
+            computed_steps: exactly so many steps compute.
+            quality: PSNR in dB that at least nine of ten pictures reach.
+
+        Raises:
+            ConfigError: two targets, one out of range, or a quality that no plan promises.
+        """
+        from omnireuse.arguments.profiled import chosen_for
+
+        if sum(target is not None for target in (speedup, computed_steps, quality)) > 1:
+            raise ConfigError("profile: give one of speedup, computed_steps and quality")
+        return chosen_for(self, speedup=speedup, computed_steps=computed_steps, quality=quality).strategy
+
+    def promise(self, plan: Plan, pipeline: Any = None) -> Promise:
+        """What is known of the plan's quality, and for which runs. Nothing is promised of a pipeline that computes
+        under other conditions now, nor where the profile does not say its own."""
+        unknown = f"{UNKNOWN} (calibrate anew)" if self.conditions is None else None
+        return Promise(
+            tenth=plan.promised,
+            expected=plan.expected,
+            prompts=len(plan.held_out),
+            coordinates=self.coordinates,
+            but=unknown if pipeline is None else self.unlike(pipeline),
+        )
+
+    def arguments(self, pipeline: Any) -> dict[str, Any]:
+        """The arguments of its runs as `arguments_of` returns them; those that its call leaves out are the pipeline's
+        defaults."""
+        return arguments_of(pipeline, **{name: read_argument(text) for name, text in self.call.items()})
+
+    def unlike(self, pipeline: Any) -> str | None:
+        """How the conditions of the pipeline differ at this moment from those of the profile, in words; None where they
+        do not."""
+        own = self.conditions
+        if own is None:
+            return f"{UNKNOWN} (calibrate anew)"
+        found = own.unlike(watch_of(pipeline).now())
+        if found != OTHER_WEIGHTS:
+            return found
+        given = Origin.of(pipeline)
+        return f"{found}{'' if str(given) == str(self.origin) else f': it is {given}, the profile is of {self.origin}'}"
+
+    def options_for(self, backend: str) -> dict[str, Any]:
+        """The measured options of a cache backend, "tea_cache" or "mag_cache".
+
+        Raises:
+            ConfigError: nothing was measured for it.
+        """
+        if self.measured is None:
+            raise ConfigError(f"profile(backend={backend!r}): it holds no measurements; calibrate anew")
+        return self.measured.options_for(backend)
+
+    def check(self, pipeline: Any, *, quality: float | None = None) -> None:
+        """Refuse a pipeline that this profile was not made for; warn of other conditions, under which it promises
+        nothing.
+
+        Raises:
+            StateError: another model, configuration or scheduler; or other conditions and a `quality` in dB.
+        """
+        model, digest, scheduler = fingerprint(pipeline)
+        for what, own, given in (
+            ("denoiser", self.model, model),
+            ("scheduler", self.scheduler, scheduler),
+            ("configuration", self.config_digest, digest),
+        ):
+            if own != given:
+                name = getattr(getattr(pipeline, "config", None), "_name_or_path", None) or "unnamed"
+                raise StateError(
+                    f"this profile was made for {what} {own}, but the pipeline has {given}; calibrate this pipeline "
+                    f"(the profile: {self.origin or 'an unnamed pipeline'}; this one: {type(pipeline).__name__}, "
+                    f"{name})"
+                )
+        unlike = self.unlike(pipeline)
+        if unlike is None:
+            return
+        if quality is not None:
+            raise StateError(
+                f"profile(quality={quality:g}): nothing is promised, for {unlike}; calibrate this pipeline, or ask for "
+                "speedup= or computed_steps="
+            )
+        logger.warning("%s: the profile's schedules are used, and nothing is promised", unlike)
+
+    def __repr__(self) -> str:
+        counts = " or ".join(map(str, sorted(self.plans))) or "no"
+        return (
+            f"<Profile of {self.model}: {self.num_inference_steps} steps, plans for {counts} computed"
+            f"{'' if self.complete else ', search not finished'}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from omnireuse.profiles.html import profile_html
+
+        return profile_html(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile as JSON, whole or not at all.
+
+        Raises:
+            StateError: it cannot be written; an earlier file stays as it is.
+        """
+        write_text(path, self.as_text())
+
+    def as_text(self) -> str:
+        """What `save` writes."""
+        return as_text(self, HEAD)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Read a profile.
+
+        Raises:
+            ConfigError: no such file, or not a whole profile of this format.
+        """
+        return read_record(cls, path, HEAD, what="profile", remedy="calibrate anew", upgrade=_upgrade)
+
+    @classmethod
+    def from_pretrained(cls, place: str | os.PathLike[str], *, revision: str | None = None) -> Profile:
+        """Read a shared profile.
+
+        Args:
+            place: ``owner/name`` or ``owner/name@revision`` on the Hugging Face Hub, a folder that `save_pretrained`
+                has written, or the file itself.
+            revision: branch, tag or commit of a repository.
+
+        Raises:
+            ConfigError: nothing there, the hub refuses, or no whole profile of this format.
+        """
+        return cls.load(found(place, revision))
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``profile.json`` and a page about it, ``README.md``; with a picture where matplotlib is installed.
+
+        Raises:
+            StateError: a file cannot be written.
+        """
+        from omnireuse.profiles.card import write_card
+
+        self.save(Path(folder) / FILE)
+        write_card(self, Path(folder))
+
+    def push_to_hub(
+        self, repository: str, *, private: bool | None = None, revision: str | None = None, token: str | None = None
+    ) -> str:
+        """Put what `save_pretrained` writes into a repository of the Hugging Face Hub.
+
+        Args:
+            repository: ``owner/name``; made where it is missing.
+            private: whether a new repository is private; None for the owner's default.
+            revision: branch, made where it is missing; None for the main branch.
+            token: of the hub; None for the one of `hf auth login`.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            StateError: the hub refuses or cannot be reached.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return upload(Path(folder), repository, private=private, revision=revision, token=token)
+
+
+def _upgrade(document: dict[str, Any]) -> None:
+    """Format 3: MagCache ratios begin at the second step. Format 4: conditions are not noted, and digests of weights
+    are of other values. Format 5: changes of signals and errors of forecasts are noted."""
+    if document.get("format") == 3:
+        document["format"] = 4
+        if (measured := document.get("measured")) and measured["mag_ratios"] is not None:
+            measured["mag_ratios"] = [[1.0, *branch] for branch in measured["mag_ratios"]]
+    if document.get("format") == 4:
+        document["format"] = 5
+        if document.get("origin"):
+            document["origin"]["weights"] = None
+    if document.get("format") == 5:
+        document["format"] = 6
+        if measured := document.get("measured"):
+            measured.pop("changes", None)
+            measured.pop("forecast_errors", None)

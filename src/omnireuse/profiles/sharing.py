@@ -1,0 +1,97 @@
+"""Profiles in folders and on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from omnireuse.base.hub import why_refused
+from omnireuse.errors import ConfigError, StateError
+
+__all__ = ["FILE", "check_place", "found", "upload"]
+
+FILE = "profile.json"
+"""Name of the profile in a folder or repository. Nothing else of it is read."""
+_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+NO_PROFILE = f"the repository holds no {FILE}; a profile is put there with Profile.push_to_hub"
+
+
+def check_place(place: str | os.PathLike[str]) -> None:
+    """Refuse, without asking the hub, what is neither a file, a folder with a profile, nor like an id on the hub.
+
+    Raises:
+        ConfigError: none of them.
+    """
+    path = Path(place)
+    if path.is_dir():
+        if not (path / FILE).is_file():
+            others = sorted(each.name for each in path.glob("*.json"))
+            do = "write one with Profile.save_pretrained"
+            if others:
+                more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+                do = f"it has {', '.join(others[:4])}{more}: give one of them, such as {str(path / others[0])!r}"
+            raise ConfigError(f"{path}: a folder of a profile must hold {FILE}; {do}")
+    elif not path.is_file() and (path.suffix == ".json" or not _ID.fullmatch(str(place))):
+        raise ConfigError(
+            f"{path}: cannot be read (No such file or directory); give the file of a profile, its folder, or its id on "
+            "the hub (owner/name or owner/name@revision)"
+        )
+
+
+def found(place: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """The file of the profile in this place; downloaded, or taken from the hub's cache, where it is an id.
+
+    Args:
+        place: a file, a folder with `FILE`, ``owner/name`` or ``owner/name@revision``.
+        revision: branch, tag or commit; None for what the id says, else the main branch.
+
+    Raises:
+        ConfigError: nothing there, a revision of something that has none, or the hub refuses; one sentence says why.
+    """
+    check_place(place)
+    path = Path(place)
+    if path.exists():
+        if revision is not None:
+            raise ConfigError(
+                f"Profile(revision={revision!r}): revision must be left out, for {path} is no repository of the hub"
+            )
+        return path / FILE if path.is_dir() else path
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    match = _ID.fullmatch(str(place))
+    assert match is not None, "checked above"
+    try:
+        # The client's errors are OSErrors and ValueErrors; those of the connection depend on its version.
+        return Path(hf_hub_download(match["id"], FILE, revision=revision or match["revision"]))
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        raise ConfigError(f"profile {str(place)!r}: {why_refused(error, NO_PROFILE)}") from error
+
+
+def upload(folder: Path, repository: str, *, private: bool | None, revision: str | None, token: str | None) -> str:
+    """Put the files of a folder into a repository of the hub, which is made where it is missing.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        StateError: the hub refuses; one sentence says why.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        api = HfApi(token=token)
+        api.create_repo(repository, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(repository, branch=revision, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=repository, folder_path=folder, revision=revision, commit_message="Add a profile of omnireuse"
+        )
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        raise StateError(
+            f"Profile.push_to_hub({repository!r}): {why_refused(error, NO_PROFILE)}; nothing is lost: "
+            "Profile.save_pretrained writes the same files to a folder"
+        ) from error
+    return str(done.commit_url)

@@ -1,0 +1,120 @@
+"""One stored result of `encode_prompt`: its own tensors, and where they are kept."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from omnireuse.stores.trees import compact_copy, flatten, storage_bytes, unflatten
+
+__all__ = ["CACHE_MISS", "Entry"]
+
+
+class _Miss:
+    """The one value that no encode can return."""
+
+    def __repr__(self) -> str:
+        return "_CACHE_MISS"
+
+    def __reduce__(self) -> str:
+        return "CACHE_MISS"  # pickled by name: there is only one
+
+
+CACHE_MISS: Final = _Miss()
+
+
+class Entry:
+    """A value in storage of its own.
+
+    Args:
+        value: what ``encode_prompt`` returned; its tensors are copied, detached and compacted. Parts that nobody can
+            look into are kept as they are: neither their bytes nor changes to them are noticed.
+        label: names the entry in messages (the start of its prompt).
+        target: the device that the call asked for: tensors that are there follow a later call to another device.
+    """
+
+    def __init__(self, value: object, label: str, target: torch.device | None) -> None:
+        self.label, self._target = label, target
+        self._structure, leaves = flatten(value, opaque=True)
+        self.opaque_kinds = self._structure.opaque_kinds
+        # A tuple of tensors is handed out as it is; other containers are built anew, so that a caller may change them.
+        self._is_fixed = _is_fixed(value)
+        self._homes = [leaf.device if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+        self._lock = threading.Lock()
+        self._keep([compact_copy(leaf) for leaf in leaves], is_home=True)
+        self.num_bytes = storage_bytes(self._leaves)
+
+    def value(self, target: torch.device | None = None) -> Any:
+        """The stored value: fresh containers, and the stored tensors (read-only by contract).
+
+        Tensors that followed the device of the first call follow ``target``. What was released comes back and stays.
+        """
+        is_usual = target is None or target == self._target
+        if self._is_home and is_usual:
+            return unflatten(self._structure, self._leaves) if self._value is None else self._value
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            leaves = [
+                leaf if home is None else leaf.to(target if target and home == self._target else home)
+                for leaf, home in zip(self._leaves, self._homes, strict=True)
+            ]
+            if is_usual and not self._is_home:
+                self._keep(leaves, is_home=True)
+        return unflatten(self._structure, leaves)
+
+    def copy(self, target: torch.device | None = None) -> Any:
+        """The value with tensors of its own."""
+        structure, leaves = flatten(self.value(target), opaque=True)
+        return unflatten(structure, [compact_copy(leaf) for leaf in leaves])
+
+    def release(self) -> int:
+        """Move the value to the host until it is asked for; the bytes freed. Cost: one copy, and a wait for it."""
+        with self._lock:
+            freed = self.device_bytes
+            if freed:
+                self._keep([_to_host(leaf) for leaf in self._leaves], is_home=False)
+            return freed
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes held on an accelerator now."""
+        return storage_bytes([leaf for leaf in self._leaves if is_on_accelerator(leaf)]) if self._is_home else 0
+
+    def find_mutation(self) -> str | None:
+        """The tensor that was changed in place since it was stored, in words, or None."""
+        leaves, versions = self._leaves, self._versions
+        for i, leaf in enumerate(leaves):
+            if versions[i] is not None and leaf._version != versions[i]:
+                return f"tensor {i} {tuple(leaf.shape)} has version {leaf._version} instead of {versions[i]}"
+        return None
+
+    def _keep(self, leaves: list[Any], *, is_home: bool) -> None:
+        for leaf in leaves:
+            if isinstance(leaf, np.ndarray):
+                leaf.flags.writeable = False
+        self._versions = [leaf._version if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+        self._leaves, self._is_home = leaves, is_home
+        self._value: Any = unflatten(self._structure, leaves) if self._is_fixed else None
+
+
+def is_on_accelerator(leaf: Any) -> bool:
+    """Whether ``leaf`` takes memory of a device other than the CPU."""
+    return isinstance(leaf, torch.Tensor) and leaf.device.type not in ("cpu", "meta")
+
+
+def _to_host(leaf: Any) -> Any:
+    """A copy in host memory, pinned where an accelerator can read it faster so."""
+    if not is_on_accelerator(leaf):
+        return compact_copy(leaf)
+    with torch.inference_mode(False), torch.no_grad():
+        host = leaf.detach().to("cpu", copy=True)
+        return host.pin_memory() if torch.cuda.is_available() else host
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a holder of the value can change its tensors alone."""
+    if isinstance(value, tuple):
+        return all(map(_is_fixed, value))
+    return value is None or isinstance(value, (torch.Tensor, np.ndarray))

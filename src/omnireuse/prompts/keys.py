@@ -1,0 +1,157 @@
+"""Turn the arguments of a call into a key that is equal exactly when types and values are."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["Frozen", "PromptKey", "UnkeyableError", "as_key", "digest_of", "freeze", "is_embeds_name"]
+
+Frozen = Any
+"""None, a str, or a pair of a type and its spelling: hashable, and equal only to the same type and value."""
+
+_MAX_CONTENT_BYTES = 64 << 20  # of one array or image
+_LONG_TEXT = 1024
+_MAX_NODES = 20_000
+_MAX_DEPTH = 100
+_EMBEDS = re.compile(r"_embeds(_|$)")
+
+
+class UnkeyableError(Exception):
+    """No key can be made. Never leaves the cache.
+
+    Args:
+        reason: ``embeds`` (the caller brought embeddings), ``type`` (an argument that no key can be made of),
+            ``recursive`` (one that contains itself), ``float_tensor`` (most likely computed anew for every call),
+            ``large_content`` (an array or image of more than 64 MiB), ``large_key`` (more than 20,000 nested values) or
+            ``training`` (an encoder is in training mode). Counted without this error: ``signature`` (arguments that
+            ``encode_prompt`` refuses) and ``result`` (it returned something that can be read once).
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class PromptKey(tuple[Any, ...]):
+    """A key that is already frozen. Its first element is the state of the encoders."""
+
+    __slots__ = ()
+
+
+def as_key(key: Hashable) -> PromptKey:
+    """``key`` told apart by type as well as value; an object with its own equality stays as it is."""
+    if type(key) is PromptKey:
+        return key
+    try:
+        return PromptKey((None, freeze(key)))
+    except UnkeyableError:
+        return PromptKey((None, type(key), key))
+
+
+def is_embeds_name(name: str) -> bool:
+    """Whether an argument of this name carries ready embeddings or their mask."""
+    return _EMBEDS.search(name) is not None
+
+
+def digest_of(*parts: bytes) -> bytes:
+    """128-bit BLAKE2b over length-prefixed parts. Source: RFC 7693."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def freeze(value: object) -> Frozen:
+    """The key part of one argument. Long texts and large containers become digests, so that a key stays small.
+
+    Cost: linear in the size of ``value``; an integer tensor on an accelerator is copied to the host (one sync).
+    """
+    kind = type(value)
+    if value is None or (kind is str and len(value) <= _LONG_TEXT):  # type: ignore[arg-type]  # kind is str
+        return value
+    if kind is bool or (kind is int and value.bit_length() < 64):  # type: ignore[attr-defined]  # kind is int
+        return (kind, value)
+    text = _Speller().spell(value)
+    return (kind, text if len(text) <= _LONG_TEXT else digest_of(text.encode()))
+
+
+class _Speller:
+    """Spells one argument as a text that no other type or value has."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+        self._num_nodes = 0
+
+    def spell(self, value: Any) -> str:
+        self._num_nodes += 1
+        if self._num_nodes > _MAX_NODES:
+            raise UnkeyableError("large_key")
+        kind = type(value)
+        if value is None or kind is bool or (kind is str and len(value) <= _LONG_TEXT):
+            return repr(value)
+        if kind is str:
+            return _content("str", value.encode("utf-8", "surrogatepass"))
+        if kind is int:
+            return hex(value)  # the decimal form of a huge int is quadratic, and limited by the interpreter
+        if kind is float:
+            return f"float {value.hex()}"  # tells 0.0 from -0.0, and NaN equals NaN
+        if kind is bytes:
+            return _content("bytes", value)
+        if kind in (torch.dtype, torch.device):
+            return f"{kind.__name__} {value}"
+        if isinstance(value, np.generic) and not value.dtype.hasobject:
+            is_nan = value.dtype.kind in "fc" and np.isnan(value)
+            return f"numpy {value.dtype.str} {'nan' if is_nan else value.tobytes().hex()}"
+        if kind in (list, tuple, torch.Size, dict):
+            return self._container(kind, value)
+        return self._large(value)
+
+    def _container(self, kind: type, value: Any) -> str:
+        if id(value) in self._open or len(self._open) >= _MAX_DEPTH:
+            raise UnkeyableError("recursive")
+        self._open.add(id(value))
+        if kind is dict:  # equal dicts are equal whatever the order of insertion
+            inner = sorted(f"{self.spell(name)}: {self.spell(item)}" for name, item in value.items())
+        else:
+            inner = [self.spell(item) for item in value]
+        self._open.discard(id(value))
+        return f"{kind.__name__}({', '.join(inner)})"
+
+    def _large(self, value: Any) -> str:
+        """A token tensor, an array or an image, by its content."""
+        image = sys.modules.get("PIL.Image")
+        if type(value) is torch.Tensor and value.device.type != "meta":
+            is_whole = not (value.is_floating_point() or value.is_complex() or value.is_quantized)
+            if value.layout is not torch.strided or not is_whole:
+                raise UnkeyableError("float_tensor")
+            _check_size(value.nbytes)
+            array = value.detach().cpu().numpy()
+        elif type(value) is np.ndarray and not value.dtype.hasobject:
+            _check_size(value.nbytes)
+            array = value
+        elif image is not None and isinstance(value, image.Image):
+            _check_size(value.width * value.height * len(value.getbands()) * 4)
+            palette = value.getpalette() if value.mode in ("P", "PA") else None
+            about = f"image {value.mode} {value.size} {palette} {value.info.get('transparency')}"
+            return _content(about, value.tobytes())
+        else:
+            raise UnkeyableError("type")
+        about = f"{type(value).__name__} {array.dtype.str} {array.shape}"
+        return _content(about, np.ascontiguousarray(array).tobytes())
+
+
+def _check_size(num_bytes: int) -> None:
+    if num_bytes > _MAX_CONTENT_BYTES:
+        raise UnkeyableError("large_content")
+
+
+def _content(about: str, content: bytes) -> str:
+    return f"{about} {digest_of(content).hex()}"

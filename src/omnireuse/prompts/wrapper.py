@@ -1,0 +1,120 @@
+"""The callable that stands in for a pipeline's `encode_prompt`."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import threading
+import weakref
+from typing import Any
+
+from omnireuse.prompts.cache import PromptCacheOptions, PromptEmbedCache
+from omnireuse.prompts.call import EncodeCall, own_function
+from omnireuse.prompts.entry import CACHE_MISS
+from omnireuse.prompts.keys import UnkeyableError
+from omnireuse.prompts.request import Request
+
+__all__ = ["CachedEncodePrompt"]
+
+logger = logging.getLogger("omnireuse")
+
+
+class CachedEncodePrompt:
+    """Looks like the pipeline's ``encode_prompt`` and encodes what its cache does not hold."""
+
+    def __init__(
+        self,
+        pipeline: object,
+        original: Any,
+        max_size: int,
+        enabled: bool,
+        model_tag: str | None,
+        options: PromptCacheOptions,
+    ) -> None:
+        self._pipeline = weakref.ref(pipeline)
+        self.original, self.model_tag = original, model_tag
+        self.cache = PromptEmbedCache(max_size, enabled, options=options)
+        self._call: EncodeCall | None = None
+        self._reading = threading.Lock()
+        function = own_function(pipeline) if original is None else original
+        self.__wrapped__ = getattr(function, "__func__", function)  # a bound method would keep the pipeline alive
+        self.__name__, self.__doc__ = "encode_prompt", function.__doc__
+        self.__signature__ = inspect.signature(function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of ``encode_prompt(*args, **kwargs)``, from the cache if held. A hit is read-only."""
+        pipeline, call, cache = self.pipeline, self.call, self.cache
+        if not cache.enabled:
+            return call.function(*args, **kwargs)
+        try:
+            bound = call.bind(*args, **kwargs)
+            key = call.key(bound, call.watch.state(pipeline))
+            target = call.target(pipeline, bound)
+        except UnkeyableError as error:
+            cache.bypass(error.reason)
+            return call.function(*args, **kwargs)
+        except (TypeError, RuntimeError):
+            cache.bypass("signature")
+            return call.function(*args, **kwargs)  # raises its own error, or knows better
+        value = cache.find(key, target)
+        if value is CACHE_MISS:
+            request = Request(call, args, kwargs, bound, target)
+            return request.run_async() if call.is_async else request.run()
+        cache.add("hits")
+        for attribute, parameter in call.echoes:
+            if bound[parameter] is not None and hasattr(pipeline, attribute):
+                setattr(pipeline, attribute, bound[parameter])
+        return _ready(value) if call.is_async else value
+
+    @property
+    def pipeline(self) -> Any:
+        """The pipeline this stands in for."""
+        pipeline = self._pipeline()
+        if pipeline is None:
+            raise ReferenceError("encode_prompt was called after its pipeline was freed")
+        return pipeline
+
+    @property
+    def call(self) -> EncodeCall:
+        """The signature of the pipeline's ``encode_prompt``; read anew if the class has another one."""
+        call, pipeline = self._call, self.pipeline
+        if call is not None and call.is_current(pipeline):
+            return call
+        with self._reading:
+            call = self._call
+            if call is None or not call.is_current(pipeline):  # else another thread was first
+                if call is not None:
+                    name = type(pipeline).__name__
+                    logger.info("encode_prompt of %s was replaced; its cached embeddings are dropped", name)
+                    self.close()
+                self._call = call = EncodeCall(pipeline, self.original, self.cache, self.model_tag)
+            return call
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As given to ``install_prompt_embed_cache``, with what was assigned to the cache since."""
+        cache = self.cache
+        names = {"max_size": cache.max_size, "enabled": cache.enabled, "model_tag": self.model_tag}
+        return names | {"options": cache.options}
+
+    @property
+    def __self__(self) -> Any:
+        return self.pipeline
+
+    def close(self) -> None:
+        """Stop watching; the cache is emptied."""
+        if self._call is not None:
+            self._call.watch.close()
+        self.cache.clear()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CachedEncodePrompt:
+        # A copy serves the copied pipeline, from an empty cache: its encoders are now its own.
+        return CachedEncodePrompt(*copy.deepcopy((self.pipeline, self.original, *self.arguments.values()), memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CachedEncodePrompt, (self.pipeline, self.original, *self.arguments.values())
+
+
+async def _ready(value: Any) -> Any:
+    return value

@@ -1,0 +1,1 @@
+"""What reuse has done: counters, words, HTML and Prometheus."""

@@ -1,0 +1,213 @@
+"""The counters of a session, built on its events."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from omnireuse.loop.events import Decision
+from omnireuse.summary.summary import Audit, Promise, Summary
+from omnireuse.summary.tally import RunRecord, Tally
+
+if TYPE_CHECKING:
+    from omnireuse.tuning.state import Tuning
+
+__all__ = ["Stats"]
+
+logger = logging.getLogger("omnireuse")
+
+KEPT_EVENTS = 20_000
+CONCURRENT_RUNS = 256
+
+
+class Stats:
+    """Counts decisions. They are put into `inbox` and counted when a figure is asked for or a run ends.
+
+    Args:
+        name: of the strategy, for the summary.
+        promise: a profile's knowledge of it.
+    """
+
+    def __init__(self, name: str, promise: Promise | None = None) -> None:
+        self.inbox: deque[Decision] = deque()
+        """Takes decisions, in any thread."""
+        self.observers: tuple[Callable[[Decision], None], ...] = ()
+        """Called with every decision by whoever puts it into the inbox."""
+        self._name, self._promise, self._given = name, promise, promise
+        self._events: deque[Decision] = deque(maxlen=KEPT_EVENTS)
+        self._lock = threading.RLock()
+        self._records: dict[int, RunRecord] = {}
+        self._ended = Tally()
+        """Counts of whole runs."""
+        self._apart = Tally()
+        """Counts of aborted and broken runs."""
+        self._fallbacks: Counter[str] = Counter()
+        self._beside: dict[str, tuple[int, int]] = {}
+        self._is_carried_over = self._has_warned = False
+        self._runs = self._aborted = self._broken = 0
+
+    @property
+    def events(self) -> tuple[Decision, ...]:
+        """The latest decisions, at most 20,000."""
+        with self._lock:
+            self._count()
+            return tuple(self._events)
+
+    def subscribe(self, observer: Callable[[Decision], None]) -> Callable[[], None]:
+        """Call `observer` with every decision from now on; the function returned ends it."""
+        self.observers = (*self.observers, observer)
+
+        def unsubscribe() -> None:
+            self.observers = tuple(each for each in self.observers if each is not observer)
+
+        return unsubscribe
+
+    def end_run(self, number: int, *, is_whole: bool = True) -> RunRecord | None:
+        """The record of a run that has ended; None where nothing was decided in it. One that is not whole, or broken,
+        is counted apart."""
+        with self._lock:
+            self._count()
+            record = self._records.pop(number, None)
+            if record is not None:
+                self._settle(record, is_whole)
+            return record
+
+    def _settle(self, record: RunRecord, is_whole: bool) -> None:
+        is_apart = record.is_broken or not is_whole
+        self._runs += 1
+        self._broken += record.is_broken
+        self._aborted += not record.is_broken and not is_whole
+        (self._apart if is_apart else self._ended).add(record.tally)
+
+    def mark_broken(self, number: int) -> None:
+        """The latents of this run, which is about to end, are NaN or infinite."""
+        with self._lock:
+            self._count()
+            if number in self._records:
+                self._records[number].is_broken = True
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether held-out prompts have shown a quality that can be promised."""
+        return self._promise is not None and math.isfinite(self._promise.tenth)
+
+    def withdraw(self, but: str) -> None:
+        """Promise nothing from now on; `but` says why. The first reason stays."""
+        with self._lock:
+            if self._promise is not None and self._promise.but is None:
+                self._promise = replace(self._promise, but=but)
+
+    def renew(self) -> None:
+        """Renew the first promise: the runs so far count no more, those from now on do."""
+        with self._lock:
+            self._count()
+            self._promise, self._is_carried_over = self._given, False
+
+    def fell_back(self, on: str) -> None:
+        """Count a fallback, by its strategy."""
+        with self._lock:
+            self._fallbacks[on] += 1
+
+    def count_beside(self, calls: Mapping[str, tuple[int, int]]) -> None:
+        """Count calls of the denoiser's companions, by name: those made, and all."""
+        with self._lock:
+            for name, (made, every) in calls.items():
+                before = self._beside.get(name, (0, 0))
+                self._beside[name] = before[0] + made, before[1] + every
+
+    def _count(self) -> None:
+        while self.inbox:
+            self._count_one(self.inbox.popleft())
+
+    def _count_one(self, decision: Decision) -> None:
+        self._events.append(decision)
+        record = self._records.get(decision.run)
+        if record is None:
+            if len(self._records) == CONCURRENT_RUNS:
+                self._settle(self._records.pop(next(iter(self._records))), is_whole=True)
+            record = self._records[decision.run] = RunRecord(total=decision.total)
+        record.tally.steps += record.step != decision.step
+        record.step = decision.step
+        record.tally.count(decision)
+        if decision.reused:
+            record.has_reused = True
+        else:
+            record.computed[decision.reason] += 1
+            if decision.measured is not None and decision.reason == "policy":
+                known = decision.measured if record.smallest is None else record.smallest
+                record.smallest = min(known, decision.measured)
+        promise = self._promise
+        if promise is not None and not self._is_carried_over and not promise.covers(decision):
+            self._is_carried_over = True
+            is_as_long = decision.total in (None, len(promise.coordinates))
+            differ = "other noise levels" if is_as_long else f"{decision.total} steps"
+            but = f"a run has {differ}, the profile was measured on runs of {len(promise.coordinates)} steps"
+            self.withdraw(but)
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "%s: %s: its steps and weights are carried over by noise, and nothing is promised", self._name, but
+                )
+
+    def summary(
+        self,
+        *,
+        kept_bytes: int,
+        calls_outside: int = 0,
+        audits: tuple[Audit, ...] = (),
+        tuning: Tuning | None = None,
+    ) -> Summary:
+        """What happened so far, with what others know."""
+        with self._lock:
+            self._count()
+            whole, every = Tally(), Tally()
+            for tally in (self._ended, *(record.tally for record in self._records.values())):
+                whole.add(tally)
+            for tally in (whole, self._apart):
+                every.add(tally)
+            runs = self._runs + len(self._records)
+            calls, decided = every.computed + every.reused, whole.computed + whole.reused
+            mean_steps = whole.steps / max(runs - self._aborted - self._broken, 1)
+            compared, errors, worst = whole.errors
+            return Summary(
+                name=self._name,
+                runs=runs,
+                steps=every.steps,
+                calls=calls,
+                computed_calls=every.computed,
+                reused_calls=every.reused,
+                computed_steps=mean_steps * whole.computed / decided if decided else 0.0,
+                step_ratio=decided / whole.computed if whole.computed else 1.0,
+                reasons=dict(every.reasons),
+                mean_error=errors / compared if compared else None,
+                worst_error=worst if compared else None,
+                promise=self._promise,
+                promise_holds=self._promise is None or self._promise.but is None,
+                host_seconds=every.host_seconds / calls if calls else 0.0,
+                kept_bytes=kept_bytes,
+                calls_outside=calls_outside,
+                fallbacks=dict(self._fallbacks),
+                last_run=self._last_run(),
+                mean_steps=mean_steps,
+                aborted=self._aborted,
+                broken=self._broken,
+                beside=dict(self._beside),
+                audits=audits,
+                tuning=tuning,
+            )
+
+    def _last_run(self) -> tuple[float | None, ...]:
+        latest = self._events[-1].run if self._events else None
+        computed: dict[int, list[bool]] = {}
+        for event in self._events:
+            if event.run == latest:
+                computed.setdefault(event.step, []).append(not event.reused)
+        return tuple(
+            sum(computed[step]) / len(computed[step]) if step in computed else None
+            for step in range(max(computed, default=-1) + 1)
+        )

@@ -1,0 +1,65 @@
+"""Decisions of the step caches, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from omnireuse.handle import Handle
+from omnireuse.summary.collector import Collector
+
+__all__ = ["METRICS", "StepReuseCollector"]
+
+_PREFIX = "omnireuse_step_reuse"
+
+METRICS = {
+    f"{_PREFIX}_runs_total": "Generations with at least one decision",
+    f"{_PREFIX}_steps_total": "Denoising steps",
+    f"{_PREFIX}_decisions_total": "Decisions, by strategy, by what was done (computed, reused) and by who decided",
+    f"{_PREFIX}_calls_outside_total": "Denoiser calls that belonged to no run and were passed on",
+    f"{_PREFIX}_fallbacks_total": "Fallbacks, by strategy and by what reuse went on with",
+    f"{_PREFIX}_host_seconds_total": "Host time of decisions and forecasts",
+    f"{_PREFIX}_step_ratio": "Decisions divided by computed ones: what reuse can give at most",
+    f"{_PREFIX}_forecast_error": "Mean relative L1 error of the forecasts that could be compared with the truth",
+    f"{_PREFIX}_audit_error": "Largest relative L1 error of the final latents among the latest audits",
+    f"{_PREFIX}_audited_pictures": "Pictures among the latest audits",
+    f"{_PREFIX}_audits_broken": "Pictures among the latest audits beyond the tolerance",
+    f"{_PREFIX}_kept_bytes": "Most bytes of tensors that one run held",
+}
+"""Every metric by its name in the exposition, with its meaning."""
+
+
+class StepReuseCollector(Collector[Handle]):
+    """Reports the summary of each handle of :func:`omnireuse.enable`; see :class:`Collector`."""
+
+    metrics: ClassVar[Mapping[str, str]] = METRICS
+    labels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        f"{_PREFIX}_decisions_total": ("strategy", "action", "reason"),
+        f"{_PREFIX}_fallbacks_total": ("strategy", "to"),
+    }
+
+    def samples(self, source: Handle) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        """The counters of ``source.summary()``."""
+        summary = source.summary()
+        values = {
+            "runs_total": summary.runs,
+            "steps_total": summary.steps,
+            "calls_outside_total": summary.calls_outside,
+            "host_seconds_total": summary.host_seconds * summary.calls,
+            "step_ratio": summary.step_ratio,
+            "kept_bytes": summary.kept_bytes,
+        }
+        for name, value in values.items():
+            yield f"{_PREFIX}_{name}", (), value
+        if summary.mean_error is not None:
+            yield f"{_PREFIX}_forecast_error", (), summary.mean_error
+        errors = [error for audit in summary.audits for error in audit.errors]
+        yield f"{_PREFIX}_audited_pictures", (), len(errors)
+        yield f"{_PREFIX}_audits_broken", (), sum(audit.broken for audit in summary.audits)
+        if errors:
+            yield f"{_PREFIX}_audit_error", (), max(errors)
+        for words, count in sorted(summary.reasons.items()):
+            action, reason = words.rstrip(")").split(" (", 1)
+            yield f"{_PREFIX}_decisions_total", (summary.name, action, reason), count
+        for what, count in summary.fallbacks.items():
+            yield f"{_PREFIX}_fallbacks_total", (summary.name, what), count

@@ -1,0 +1,244 @@
+"""The results of reuse: a record, its words, and its HTML for notebooks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from omnireuse.base.validation import counted
+from omnireuse.loop.events import Decision
+from omnireuse.loop.policy import SAME_NOISE
+
+if TYPE_CHECKING:
+    from omnireuse.tuning.state import Tuning
+
+__all__ = ["Audit", "Promise", "Summary", "share_of_steps", "summary_lines"]
+
+_REASONS = {
+    "policy": "as the policy chose",
+    "together": "as the first branch of the step did",
+    "first": "at the first step",
+    "last": "at the last step",
+    "layout": "where the shape of the latents changed",
+    "unprimed": "before there was enough to forecast from",
+    "nonfinite": "where the measured change was not finite",
+    "longest": "after as many reused steps as max_consecutive allows",
+    "noiseless": "where no noise was left",
+    "failed": "after something of the generation had failed",
+    "measuring": "while the pipeline was measured",
+    "cfg++": "as the sampler steps from a part of guidance (CFG++)",
+    "cache-dit": "as the cache-dit library chose",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What a profile knows of the quality of its plan, and for which runs.
+
+    Attributes:
+        tenth: PSNR in dB to the full run that at least nine of ten new pictures reach, by what the held-out prompts
+            have shown; −inf where they were too few to say.
+        expected: mean on the held-out prompts; NaN without any.
+        prompts: how many those were.
+        coordinates: of the steps of the runs that it was measured on, as forecasters see them.
+        but: why nothing is promised, if so.
+    """
+
+    tenth: float
+    expected: float
+    prompts: int
+    coordinates: tuple[float, ...]
+    but: str | None = None
+
+    @property
+    def quality(self) -> float:
+        """PSNR in dB that at least nine of ten new pictures reach; −inf where nothing is promised."""
+        return self.tenth if self.but is None else -math.inf
+
+    def covers(self, decision: Decision) -> bool:
+        """Whether the decision belongs to a run like those."""
+        if decision.total is not None and decision.total != len(self.coordinates):
+            return False
+        return decision.noise is None or abs(decision.noise - self.coordinates[decision.step]) <= SAME_NOISE
+
+    def __str__(self) -> str:
+        if not self.prompts:
+            return f"not promised: {self.but or 'the plan was not judged on held-out prompts'}"
+        mean = f"mean {self.expected:.1f} on {counted(self.prompts, 'held-out prompt')}"
+        if not math.isfinite(self.tenth):
+            return f"not promised: {self.but or 'too few held-out prompts'} ({mean})"
+        shown = f"nine of ten reach {self.tenth:.1f} dB; {mean}"
+        return f"promised: {shown}" if self.but is None else f"not promised: {self.but} (the profile: {shown})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """A call that was made again in full after its pictures were done.
+
+    Attributes:
+        call: number of the call on this handle, from 1.
+        errors: relative L1 error of the final latents of each picture.
+        tolerance: that was promised; None where none was.
+    """
+
+    call: int
+    errors: tuple[float, ...]
+    tolerance: float | None = None
+
+    @property
+    def broken(self) -> int:
+        """Pictures beyond the tolerance."""
+        return 0 if self.tolerance is None else sum(error > self.tolerance for error in self.errors)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Summary:
+    """The results of reuse so far.
+
+    Attributes:
+        name: of the strategy.
+        runs: generations with at least one decision. Means and ratios leave out those that `aborted` and `broken`
+            count; numbers of steps, calls and reasons do not.
+        steps: denoising steps of all runs.
+        calls: decisions: one a step in region "step", one a denoiser call elsewhere.
+        computed_calls, reused_calls: how they were decided.
+        computed_steps: denoising steps computed in a mean run; fractions where branches decided differently.
+        mean_steps: denoising steps of a mean run.
+        step_ratio: decisions divided by computed ones. It is no speed-up: time falls by the denoiser's share of it.
+        reasons: how often each reason decided, computing and reusing apart.
+        mean_error: mean relative L1 distance, at computed steps, between the forecast for the step and what was
+            computed and used; None where none could be compared. Not the error of the result.
+        worst_error: the largest of them, as a rule at an early step, where x0 is hardly known yet.
+        promise: what the profile that gave the plan knows of its quality; None without a profile.
+        promise_holds: whether nothing has withdrawn it: the pipeline and all runs so far were like those that it was
+            measured on.
+        host_seconds: mean host time of a decision with its forecast.
+        kept_bytes: most bytes of tensors that one run held.
+        calls_outside: denoiser calls that belonged to no run and were passed on.
+        fallbacks: how often reuse went on in another way than was asked for, by what it went on with.
+        last_run: for each step of the latest run, the share of its decisions that computed; None for a step without
+            any.
+        aborted: runs that ended before their last step.
+        broken: runs whose final latents were NaN or infinite.
+        beside: of what computes beside the denoiser, such as a ControlNet: calls made, and all calls.
+        audits: of the latest calls, oldest first; at most 1,000.
+        tuning: what tuning has come to for runs like the latest one; None where it is off.
+    """
+
+    name: str
+    runs: int
+    steps: int
+    calls: int
+    computed_calls: int
+    reused_calls: int
+    computed_steps: float
+    step_ratio: float
+    reasons: dict[str, int] = field(default_factory=dict)
+    mean_error: float | None = None
+    worst_error: float | None = None
+    promise: Promise | None = None
+    promise_holds: bool = True
+    host_seconds: float = 0.0
+    kept_bytes: int = 0
+    calls_outside: int = 0
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    last_run: tuple[float | None, ...] = ()
+    mean_steps: float = 0.0
+    aborted: int = 0
+    broken: int = 0
+    beside: dict[str, tuple[int, int]] = field(default_factory=dict)
+    audits: tuple[Audit, ...] = ()
+    tuning: Tuning | None = None
+
+    def __str__(self) -> str:
+        """A few lines for a person."""
+        return f"{self.name}: " + "\n  ".join(summary_lines(self))
+
+    def __repr__(self) -> str:
+        share = share_of_steps(self) if self.mean_steps else "no whole run"
+        done = f"{share}, {counted(self.runs, 'run')}" if self.calls else "nothing decided yet"
+        return f"<Summary of {self.name}: {done}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from omnireuse.summary.html import summary_html
+
+        return summary_html(self)
+
+
+def share_of_steps(summary: Summary) -> str:
+    """The computed part of a mean run: "14 of 28 steps computed (2.00x fewer)"."""
+    fewer = f"{summary.step_ratio:.2f}x fewer" if summary.step_ratio > 1 else "none reused"
+    return f"{_short(summary.computed_steps)} of {_short(summary.mean_steps)} steps computed ({fewer})"
+
+
+def summary_lines(summary: Summary) -> Iterator[str]:
+    """What was done, then what each figure means."""
+    outside = counted(summary.calls_outside, "denoiser call")
+    fallbacks = [
+        f"fell back to {what} {counted(number, 'time')}; the log says why" for what, number in summary.fallbacks.items()
+    ]
+    apart = [
+        f"{counted(number, 'run')} {what}; no mean includes {'it' if number == 1 else 'them'}"
+        for number, what in (
+            (summary.aborted, "ended before the last step"),
+            (summary.broken, "ended in latents that are NaN or infinite"),
+        )
+        if number
+    ]
+    if not summary.calls:
+        yield "nothing was decided yet" + (f" ({outside} belonged to no run)" if summary.calls_outside else "")
+        yield from (*apart, *fallbacks)
+        return
+    whole = summary.runs - summary.aborted - summary.broken
+    if whole:
+        yield f"{share_of_steps(summary)} in {counted(whole, 'run')}{', on average' if whole > 1 else ''}"
+    yield from apart
+    for action in ("reused", "computed"):
+        yield from _reasons(summary, action)
+    for name, (made, every) in summary.beside.items():
+        yield f"{made} of {counted(every, 'call')} of {name} made"
+    yield (
+        f"a decision and its forecast took {summary.host_seconds * 1e3:.3f} ms; values kept for forecasts took "
+        f"{summary.kept_bytes / 2**20:.2f} MiB at most"
+    )
+    if summary.mean_error is not None:
+        yield (
+            "computed steps show how far forecasts for them would have been off: "
+            f"{summary.mean_error:.1%} on average\n"
+            "    (the computed values were used, so this is not the error of the result)"
+        )
+    if summary.calls_outside:
+        yield f"{outside} belonged to no run and passed unchanged"
+    yield from fallbacks
+    if summary.audits:
+        errors = [error for audit in summary.audits for error in audit.errors]
+        broken = sum(audit.broken for audit in summary.audits)
+        kept = f"; {counted(broken, 'picture')} beyond the tolerance" if broken else ""
+        yield (
+            f"{counted(len(errors), 'picture')} audited: {sum(errors) / len(errors):.2%} error of the final latents on "
+            f"average, {max(errors):.2%} at most{kept}"
+        )
+    if summary.tuning is not None:
+        yield str(summary.tuning)
+    if summary.promise is not None:
+        yield str(summary.promise)
+
+
+def _reasons(summary: Summary, action: str) -> Iterator[str]:
+    counts = {
+        words.removeprefix(f"{action} (")[:-1]: number
+        for words, number in sorted(summary.reasons.items(), key=lambda each: -each[1])
+        if words.startswith(action)
+    }
+    parts = [f"{number:,} {_REASONS.get(reason, f'for {reason!r}')}" for reason, number in counts.items()]
+    if len(parts) == 1:
+        parts = [parts[0].split(" ", 1)[1]]
+    if parts:
+        yield f"{action} {counted(sum(counts.values()), 'time')}: {', '.join(parts)}"
+
+
+def _short(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")

@@ -1,0 +1,99 @@
+"""Audits: some delivered pictures are compared with full runs, so that a fleet knows what reuse leaves."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from omnireuse.errors import StateError
+from omnireuse.hooks.run import Chosen, RunStart
+from omnireuse.hooks.session import Session
+from omnireuse.summary.summary import Audit
+from omnireuse.tuning.full_run import relative_errors
+from omnireuse.tuning.recording import FULL, Recording
+from omnireuse.tuning.replay import Replay
+from omnireuse.tuning.shadows import called_again
+
+__all__ = ["Auditor"]
+
+logger = logging.getLogger("omnireuse")
+
+KEPT = 1000
+"""Latest audits that are kept."""
+
+
+class Auditor:
+    """Makes a share of the pipeline's calls again in full, after their pictures are done.
+
+    Args:
+        session: at work on the pipeline.
+        share: of the calls, above 0.
+        tolerance: relative L1 error that is promised; None where none is.
+    """
+
+    def __init__(self, session: Session, share: float, tolerance: float | None) -> None:
+        self._session, self._share, self._tolerance = session, share, tolerance
+        self._inner = session.around or session.call
+        self._lock, self._owed, self._calls = threading.Lock(), 0.0, 0
+        self._audits: deque[Audit] = deque(maxlen=KEPT)
+        session.around = self.around
+
+    @property
+    def audits(self) -> tuple[Audit, ...]:
+        """The latest audits, oldest first."""
+        with self._lock:
+            return tuple(self._audits)
+
+    def around(self, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Make one call of the pipeline, and audit it where one is due."""
+        with self._lock:
+            self._calls += 1
+            number = self._calls
+            self._owed += self._share
+            # The sum of many shares is a little below their number.
+            is_due = self._owed >= 1 - 1e-9
+            self._owed -= is_due
+        if not is_due:
+            return self._inner(proceed, args, kwargs)
+        try:
+            replay = Replay(args, kwargs)
+        except Exception as error:  # a call that cannot be made again is not audited, and that is said
+            self._miss(f"a call cannot be made again: {error}")
+            return self._inner(proceed, args, kwargs)
+        result = self._inner(proceed, args, kwargs)
+        here = self._session.runs.here
+        made = here.final
+        try:
+            if made is None:
+                raise StateError("the call has given the scheduler no step")
+            self._compare(number, made, replay, proceed)
+        except Exception as error:  # the picture is done, and must not fail because its audit does
+            self._miss(f"{type(error).__name__}: {error}")
+        return result
+
+    def _compare(self, number: int, made: torch.Tensor, replay: Replay, proceed: Callable[..., Any]) -> None:
+        session, made = self._session, made.clone()
+
+        def choose(start: RunStart) -> Chosen:
+            return Chosen(strategy=FULL, region=Recording(None, 0, keeps=False), kind="shadow")
+
+        called_again(session, replay, proceed, choose)
+        full = session.runs.here.final
+        if full is None or full.shape != made.shape:
+            raise StateError("a second call with the same arguments has other latents")
+        errors = tuple(relative_errors(made, full))
+        is_broken = self._tolerance is not None and max(errors) > self._tolerance
+        with self._lock:
+            self._audits.append(Audit(call=number, errors=errors, tolerance=self._tolerance))
+        level = logging.WARNING if is_broken else logging.INFO
+        promised = f", above the tolerance of {self._tolerance:g}" if is_broken else ""
+        logger.log(level, "audit of call %d: %.2f%% error of the final latents%s", number, 100 * max(errors), promised)
+
+    def _miss(self, why: str) -> None:
+        self._session.stats.fell_back("no audit")
+        logger.warning("a picture was not audited: %s", why)

@@ -1,0 +1,124 @@
+"""What tuning needs of a full run: its path, the inner products of its outputs, its final latents."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omnireuse.planning.branches import branches_of
+from omnireuse.planning.path import OutputProducts, Path
+from omnireuse.planning.solver import Arithmetic, next_latents
+from omnireuse.tuning.recording import Recording
+
+__all__ = ["FullRun", "decibels", "relative_errors", "replayed_steps"]
+
+
+def replayed_steps(total: int) -> int:
+    """How many first steps of a full run of `total` steps are kept, so that shadows need not compute them."""
+    return total // 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullRun:
+    """One measured call.
+
+    Attributes:
+        path: latents before the first and after each step; the calls of the first half of the steps.
+        products: of the outputs.
+        calls: how many calls of the denoisers a step has at most.
+    """
+
+    path: Path
+    products: OutputProducts
+    calls: int
+
+    @property
+    def final(self) -> torch.Tensor:
+        """The final latents, one row for each picture."""
+        return self.path.latents[-1]
+
+    @property
+    def pictures(self) -> int:
+        """How many pictures the call has made."""
+        return len(self.final)
+
+    @classmethod
+    def of(cls, recording: Recording) -> FullRun:
+        """From a whole recording, whose values are taken over. Random states stay as they are.
+
+        Raises:
+            UnsupportedModelError: no weights can be fitted for the scheduler.
+            ArithmeticError: the final latents are not finite.
+        """
+        steps = recording.steps
+        final = steps[-1].latents
+        assert final is not None, "the recording is whole"
+        if not final.isfinite().all():
+            raise ArithmeticError("the final latents are not finite")
+        assert steps[0].sample is not None
+        with torch.random.fork_rng(devices=_devices(final)):
+            _check_arithmetic(recording)
+            effects = _effects(recording, final)
+        outputs = [(each.output, branches_of(each.calls, each.output)) for each in steps if each.output is not None]
+        products, shares = OutputProducts.of(outputs, final, effects)
+        path = Path(
+            latents=[steps[0].sample, *(each.latents for each in steps if each.latents is not None)],
+            shares=shares,
+            calls=[[output for _, output in step.calls] for step in steps[: replayed_steps(len(steps))]],
+        )
+        recording.steps = []
+        return cls(path=path, products=products, calls=max(len(step.calls) for step in steps))
+
+
+def _check_arithmetic(recording: Recording) -> None:
+    """Refuse solvers that no weights can be fitted for, at the first, the middle and the last step.
+
+    Raises:
+        UnsupportedModelError: what a step makes of its output is not one factor of it.
+    """
+    twin, last = copy.deepcopy(recording.scheduler), len(recording.steps) - 1
+    for number, step in enumerate(recording.steps):
+        given = {**step.given, "generator": None} if "generator" in step.given else dict(step.given)
+        given |= {"model_output": step.output, "sample": step.sample}
+        if number in (0, last // 2, last):
+            Arithmetic.of(twin, given)
+        twin.step(**given)
+
+
+def _effects(recording: Recording, like: torch.Tensor) -> NDArray[np.float64]:
+    """How far an output of 1 at each step moves the final latents, with all other outputs unchanged; what multistep
+    solvers make of it at later steps counts too. One row of a batch for each step."""
+    total = len(recording.steps)
+    moved, still = (torch.zeros(total, *(1,) * (like.ndim - 1), device=like.device) for _ in range(2))
+    impulses, zeros = torch.eye(total, device=like.device).view(total, *moved.shape), torch.zeros_like(moved)
+    twins = copy.deepcopy(recording.scheduler), copy.deepcopy(recording.scheduler)
+    for number, step in enumerate(recording.steps):
+        given = {**step.given, "generator": None} if "generator" in step.given else dict(step.given)
+        # The same noise for both, where the solver adds some.
+        with torch.random.fork_rng(devices=_devices(like)):
+            moved = next_latents(twins[0].step(**{**given, "model_output": impulses[number], "sample": moved}))
+        still = next_latents(twins[1].step(**{**given, "model_output": zeros, "sample": still}))
+    return (moved - still).double().flatten(1).mean(1).cpu().numpy()
+
+
+def relative_errors(latents: torch.Tensor, full: torch.Tensor) -> list[float]:
+    """Relative L1 error of each row; infinite where it is not finite."""
+    given, true = (each.to("cpu", torch.float64).flatten(1) for each in (latents, full))
+    errors = (given - true).abs().sum(1) / true.abs().sum(1).clamp_min(1e-30)
+    return [float(each) for each in torch.nan_to_num(errors, nan=float("inf"), posinf=float("inf"))]
+
+
+def decibels(latents: torch.Tensor, full: torch.Tensor) -> list[float]:
+    """PSNR of each row of latents in dB, at a range of six times their root mean square; at most 100, at least 0."""
+    given, true = (each.to("cpu", torch.float64).flatten(1) for each in (latents, full))
+    ratio = 36 * true.square().mean(1) / (given - true).square().mean(1).clamp_min(1e-30)
+    return [min(max(float(each), 0.0), 100.0) for each in torch.nan_to_num(10 * ratio.log10(), nan=0.0, neginf=0.0)]
+
+
+def _devices(tensor: torch.Tensor) -> list[Any]:
+    return [tensor.device] if tensor.device.type == "cuda" else []

@@ -1,0 +1,149 @@
+"""A call of a pipeline that can be made again: its arguments, and the random states that it began with."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from omnireuse.errors import StateError
+from omnireuse.hooks.interception import intercept
+from omnireuse.pipelines.bars import without_bar
+from omnireuse.tuning.snapshot import Snapshot, is_mutable
+
+__all__ = ["Replay", "unchanged_random_states"]
+
+_RESULTS = ("encode_prompt",)
+"""Methods whose results are kept: no shadow encodes a prompt again."""
+
+
+class Replay:
+    """The arguments of one call, taken before it is made.
+
+    Callbacks are left out, since they belong to the picture alone. Tensors and requests of an engine are copied, so
+    that nobody's change reaches a later shadow.
+
+    Raises:
+        StateError: an argument that can be read only once, or a request that cannot be copied.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._args = pytree.tree_map(_kept, args)
+        self._kwargs = {
+            name: pytree.tree_map(_kept, value) for name, value in kwargs.items() if not name.startswith("callback")
+        }
+        leaves = pytree.tree_leaves((args, dict(kwargs)))
+        if once := [each for each in leaves if isinstance(each, Iterator)]:
+            raise StateError(f"an argument can be read only once ({type(once[0]).__name__})")
+        requests = [each for each in pytree.tree_leaves((self._args, self._kwargs)) if isinstance(each, Snapshot)]
+        leaves += [generator for request in requests for generator in request.generators]
+        generators = {id(each): each for each in leaves if isinstance(each, torch.Generator)}
+        self._generators = [(each, each.get_state()) for each in generators.values()]
+        self._states = _states()
+        self._results: dict[str, list[Any]] = {name: [] for name in _RESULTS}
+
+    @contextmanager
+    def noting(self, pipeline: Any) -> Iterator[None]:
+        """Note the results of the methods that shadows need not call again, while the picture is made."""
+
+        def noted(name: str) -> Callable[..., Any]:
+            def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+                result = proceed(*args, **kwargs)
+                self._results[name].append(pytree.tree_map(_copied, result))
+                return result
+
+            return called
+
+        with _handling(pipeline, self, noted):
+            yield
+
+    def again(self, pipeline: Any, proceed: Callable[..., Any]) -> Any:
+        """Make the call again. All random states are afterwards as they were before.
+
+        Args:
+            pipeline: the pipeline.
+            proceed: makes a call whose run is a shadow.
+
+        Returns:
+            What the call returns, with pictures as floats where it would make images of Pillow.
+        """
+        results = {name: iter(kept) for name, kept in self._results.items()}
+
+        def replayed(name: str) -> Callable[..., Any]:
+            def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+                kept = next(results[name], None)
+                return proceed(*args, **kwargs) if kept is None else pytree.tree_map(_copied, kept)
+
+            return called
+
+        kwargs = {name: pytree.tree_map(_copied, value) for name, value in self._kwargs.items()}
+        if kwargs.get("output_type", _default(pipeline, "output_type")) == "pil":
+            kwargs["output_type"] = "np"
+        before = _states(), [(each, each.get_state()) for each, _ in self._generators]
+        try:
+            _set_states(self._states, self._generators)
+            with without_bar(pipeline), _handling(pipeline, self, replayed):
+                return proceed(*pytree.tree_map(_copied, self._args), **kwargs)
+        finally:
+            _set_states(*before)
+
+
+def _default(pipeline: Any, name: str) -> Any:
+    """The default of an argument of the pipeline's call; None where it has none."""
+    try:
+        parameter = inspect.signature(type(pipeline).__call__).parameters.get(name)
+    except (TypeError, ValueError):
+        return None
+    return None if parameter is None else parameter.default
+
+
+@contextmanager
+def unchanged_random_states() -> Iterator[None]:
+    """The random numbers that need no generator go on afterwards as if nothing had been drawn meanwhile."""
+    before = _states()
+    try:
+        yield
+    finally:
+        _set_states(before, [])
+
+
+@contextmanager
+def _handling(pipeline: Any, owner: object, handler: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name in _RESULTS:
+            if callable(getattr(type(pipeline), name, None)) and name not in vars(pipeline):
+                stack.callback(intercept(pipeline, owner, {name: handler(name)}).undo)
+        yield
+
+
+def _kept(leaf: Any) -> Any:
+    return Snapshot(leaf) if is_mutable(leaf) else _copied(leaf)
+
+
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, Snapshot):
+        return leaf.restored()
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _states() -> tuple[Any, ...]:
+    """The states of the random numbers that a pipeline may draw from without a generator."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()
+
+
+def _set_states(states: tuple[Any, ...], generators: list[tuple[torch.Generator, torch.Tensor]]) -> None:
+    cpu, cuda, python, numbers = states
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
+    random.setstate(python)
+    np.random.set_state(numbers)
+    for generator, state in generators:
+        generator.set_state(state)

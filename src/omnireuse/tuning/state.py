@@ -1,0 +1,56 @@
+"""What tuning has come to, as a record for users."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from omnireuse.base.validation import counted
+
+__all__ = ["OFF", "Tuning"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What tuning has come to for runs like the latest one.
+
+    Attributes:
+        state: "off"; "measuring" while pictures are computed in full; "ready" once a plan is frozen; "failed" where the
+            pipeline cannot be tuned. The untuned default serves where the state is "off" or "failed".
+        pictures: measured so far.
+        wanted: how many are measured at most.
+        runs: work spent on full runs and shadows, in full runs of one call.
+        expected: relative L1 error of the final latents that the plan in use left in the measured pictures, on average;
+            None where nothing was measured, and for the untuned default.
+        path: file that keeps the plan; None where it is in memory only.
+        reason: why the state is as it is, in a sentence.
+    """
+
+    state: Literal["off", "measuring", "ready", "failed"]
+    pictures: int = 0
+    wanted: int = 0
+    runs: float = 0.0
+    expected: float | None = None
+    path: str | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.state == "measuring":
+            is_next = self.pictures >= self.wanted
+            begins = "next" if is_next else _ordinal(self.wanted + 1)
+            computed = f"{self.pictures} of {counted(self.wanted, 'picture')} computed in full"
+            return f"measuring: {computed}; reuse begins with the {begins}"
+        if self.state == "off":
+            return f"tuning is off: {self.reason}"
+        if self.state == "failed":
+            return f"not tuned, the untuned default serves: {self.reason}"
+        kept = f"; kept in {self.path}" if self.path is not None else "; kept in memory only"
+        return f"tuned: {self.reason}{kept}"
+
+
+OFF = Tuning(state="off", reason="tune=False")
+
+
+def _ordinal(number: int) -> str:
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else endings.get(number % 10, 'th')}"

@@ -1,0 +1,249 @@
+"""The shadows of one configuration: candidates are tried on the measured calls, and evidence decides."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from omnireuse.forecasters import Blend
+from omnireuse.loop.strategy import Strategy
+from omnireuse.pipelines.closeness import capped_psnr
+from omnireuse.pipelines.pictures import Picture
+from omnireuse.planning.candidate import FITTED, Candidate
+from omnireuse.planning.fit import WeightFit
+from omnireuse.planning.path import OutputProducts
+from omnireuse.planning.planner import Planner
+from omnireuse.policies import Steps
+from omnireuse.profiles.plan import Evidence, Plan
+from omnireuse.tuning.full_run import FullRun, decibels, relative_errors
+
+__all__ = ["Leader", "MeasuredCall", "Shadow", "Shadows", "Trial", "Trials", "Trying"]
+
+GROWTHS = (0.0, 2.0)
+"""What plans assume of errors on their way to the picture (`Planner`): trials decide (``python -m bench tune``)."""
+LEAST_GAIN = 5.0
+"""dB over the root of the number of pictures, by which a fitted plan must be closer than the untuned default in the
+pictures that it was fitted on. On other pictures it loses up to 5 dB of its gain there (``python -m bench tune``)."""
+MOST_WORK = 1.0
+"""Work of the shadows of one measured call, in full runs."""
+SHORT_ERROR = 0.05
+"""Largest error that a plan may leave in a measured picture where the untuned default computes every step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredCall:
+    """A call whose run was measured, and that can be made again.
+
+    Attributes:
+        replay: from which the host makes the call again.
+        full: what was measured.
+    """
+
+    replay: Any
+    full: FullRun
+
+
+class Shadow(NamedTuple):
+    """What a shadow has made.
+
+    Attributes:
+        computed: calls of the denoisers that were made.
+        latents: the final latents, one row for each picture.
+        pictures: as floats in 0…1; None where the call returns none.
+    """
+
+    computed: int
+    latents: torch.Tensor
+    pictures: Sequence[Picture] | None = None
+
+
+FullPictures = Sequence[Sequence[Picture] | None]
+"""For each measured call its pictures; None where they are not known."""
+
+
+class Leader(Protocol):
+    """Makes measured calls again to fit weights. Calls before the first reused step are known of the full run."""
+
+    def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Shadow:
+        """Fit weights for the steps of a policy along the full run's path, and follow them."""
+
+
+class Shadows(Leader, Protocol):
+    """Makes measured calls again beside the pictures."""
+
+    def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Shadow:
+        """Follow a strategy of region "step", whose first step that is not computed is given."""
+
+    def arrive(self, call: MeasuredCall) -> Shadow:
+        """The full run once more, without a call of the denoisers."""
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """A candidate and what its shadows have shown.
+
+    Attributes:
+        candidate: a schedule with its forecaster.
+        fit: of the weights; None for a forecaster with a name.
+        errors: relative L1 error of the final latents of each picture.
+        closeness: PSNR of each picture to the full run's in dB; of its final latents where no pictures are known.
+        calls: how many of the measured calls it has followed.
+    """
+
+    candidate: Candidate
+    fit: WeightFit | None
+    errors: list[float] = field(default_factory=list)
+    closeness: list[float] = field(default_factory=list)
+    calls: int = 0
+
+    @classmethod
+    def of_fit(cls, steps: tuple[int, ...], total: int) -> Trial:
+        """A schedule of a run of `total` steps, whose weights are fitted."""
+        return cls(candidate=Candidate(steps=steps, forecaster=FITTED), fit=WeightFit(steps, total))
+
+    def follow(self, calls: Sequence[MeasuredCall], shadows: Shadows, total: int, pictures: FullPictures = ()) -> float:
+        """Let the schedule follow the calls that it has not followed, with the blend; as `lead`."""
+        strategy = Strategy(policy=self.candidate.policy(total), forecaster=Blend())
+        work = 0.0
+        for call in calls[self.calls :]:
+            made = shadows.follow(call, strategy, self.candidate.steps_before_gap)
+            work += self._note(made, call, pictures) / total
+        return work
+
+    def lead(self, calls: Sequence[MeasuredCall], leader: Leader, total: int, pictures: FullPictures = ()) -> float:
+        """Fit weights on the calls that the candidate has not followed.
+
+        Args:
+            total: steps of a run.
+            pictures: of the full runs; empty where latents are compared.
+
+        Returns:
+            The work that was done, in full runs of one call.
+        """
+        assert self.fit is not None, "its weights are fitted"
+        tells_branches = len({len(call.full.path.shares) for call in calls}) == 1
+        policy, work = self.candidate.policy(total), 0.0
+        for call in calls[self.calls :]:
+            # Branches that one call could not tell apart are not told apart at all.
+            full = call.full if tells_branches else replace(call.full, path=replace(call.full.path, shares=(1.0,)))
+            made = leader.lead(replace(call, full=full), self.fit, policy)
+            work += self._note(made, call, pictures) / total
+        return work
+
+    def _note(self, made: Shadow, call: MeasuredCall, pictures: FullPictures) -> float:
+        """Note what a shadow has made; return its work in steps."""
+        true = pictures[self.calls] if pictures else None
+        self.calls += 1
+        self.errors += relative_errors(made.latents, call.full.final)
+        if made.pictures is None or true is None:
+            self.closeness += decibels(made.latents, call.full.final)
+        else:
+            self.closeness += [capped_psnr(*pair) for pair in zip(made.pictures, true, strict=True)]
+        return made.computed / call.full.calls
+
+    @property
+    def weights(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        """As `WeightFit.weights`; empty for a forecaster with a name."""
+        return () if self.fit is None else self.fit.weights
+
+    def plan(self, untuned: Sequence[float] = ()) -> Plan:
+        """The plan of a fit, with its evidence; `untuned` has the errors of the untuned default."""
+        return Plan(
+            steps=self.candidate.steps,
+            forecaster=FITTED,
+            weights=self.weights,
+            psnr=None,
+            held_out=(),
+            evidence=Evidence(errors=tuple(self.errors), untuned=tuple(untuned), runs=0.0),
+        )
+
+
+class Trying:
+    """Tries candidates on the measured calls.
+
+    Args:
+        noises: noise fraction at each step.
+        earlier: what is known of calls of other processes, for plans.
+    """
+
+    def __init__(self, noises: tuple[float, ...], earlier: Sequence[OutputProducts]) -> None:
+        self._noises, self._total, self._earlier = noises, len(noises), earlier
+        self.runs = 0.0
+        """Work of the shadows so far, in full runs."""
+
+    def _planned(self, calls: Sequence[MeasuredCall], budget: int, growth: float) -> tuple[int, ...]:
+        """The schedule of so many computed steps with the least error expected (`Planner`)."""
+        products = OutputProducts.joined([*self._earlier, *(call.full.products for call in calls)])
+        return Planner(products, self._noises, fewest=budget, growth=growth).best(budget)
+
+    def _cost(self, steps: tuple[int, ...], replayed: int) -> float:
+        """Work of one shadow of a schedule, in full runs."""
+        return Candidate(steps=steps, forecaster=FITTED).cost(self._total, replayed)
+
+
+class Trials(Trying):
+    """The candidates for one number of computed steps: the untuned default, and schedules whose weights are fitted.
+
+    Args:
+        steps: computed steps as the untuned default spreads them.
+        reuses: whether the untuned default follows them; it computes every step of a short run.
+        noises: noise fraction at each step.
+        calls: measured so far, at least one; schedules are planned from them.
+        earlier: what is known of calls of other processes.
+    """
+
+    def __init__(
+        self,
+        steps: tuple[int, ...],
+        *,
+        reuses: bool,
+        noises: tuple[float, ...],
+        calls: Sequence[MeasuredCall],
+        earlier: Sequence[OutputProducts] = (),
+    ) -> None:
+        super().__init__(noises, earlier)
+        self.untuned = Trial(candidate=Candidate(steps=steps, forecaster="blend"), fit=None) if reuses else None
+        self.fitted: list[Trial] = []
+        self._pictures = list[Sequence[Picture] | None]()
+        """Of the full runs."""
+        replayed = min(len(call.full.path.calls) for call in calls)
+        left = MOST_WORK - (self._cost(steps, replayed) if reuses else 0.0)
+        for planned in (*(self._planned(calls, len(steps), growth) for growth in GROWTHS), steps):
+            cost = self._cost(planned, replayed)
+            if cost <= left and all(planned != trial.candidate.steps for trial in self.fitted):
+                left -= cost
+                self.fitted.append(Trial.of_fit(planned, self._total))
+
+    def run(self, calls: Sequence[MeasuredCall], shadows: Shadows, *, is_whole: bool) -> None:
+        """Try all candidates on the calls that they have not followed; `is_whole` says that no more will come."""
+        for call in calls[len(self._pictures) :]:
+            self._pictures.append(shadows.arrive(call).pictures)
+        if self.untuned is not None:
+            self.runs += self.untuned.follow(calls, shadows, self._total, self._pictures)
+        for trial in self.fitted:
+            self.runs += trial.lead(calls, shadows, self._total, self._pictures)
+
+    def default_evidence(self) -> Evidence:
+        """What is known of the untuned default."""
+        errors = () if self.untuned is None else tuple(self.untuned.errors)
+        return Evidence(errors=errors, untuned=errors, runs=0.0)
+
+    def plan(self) -> Plan | None:
+        """The plan that evidence is for; None where the untuned default stays."""
+        if not self.fitted:
+            return None
+        best = max(self.fitted, key=lambda trial: statistics.fmean(trial.closeness))
+        untuned = [] if self.untuned is None else self.untuned.errors
+        if self.untuned is None:
+            if max(best.errors) > SHORT_ERROR:
+                return None
+        else:
+            gain = statistics.fmean(best.closeness) - statistics.fmean(self.untuned.closeness)
+            if gain < LEAST_GAIN / math.sqrt(len(best.closeness)):
+                return None
+        return best.plan(untuned)

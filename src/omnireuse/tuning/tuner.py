@@ -1,0 +1,222 @@
+"""Tuning at work on one pipeline: each call is measured, followed by shadows, or served by a frozen plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from omnireuse.errors import UnsupportedModelError
+from omnireuse.hooks.call_arguments import Calls
+from omnireuse.hooks.run import Chosen, RunStart
+from omnireuse.hooks.session import Session
+from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.strategy import Strategy
+from omnireuse.profiles.profile import Profile
+from omnireuse.tuning.budget import budget_for
+from omnireuse.tuning.configuration import Configuration
+from omnireuse.tuning.entries import Entries, Entry
+from omnireuse.tuning.full_run import FullRun
+from omnireuse.tuning.recording import FULL, Recording
+from omnireuse.tuning.replay import Replay
+from omnireuse.tuning.shadows import SessionShadows
+from omnireuse.tuning.state import Tuning
+from omnireuse.tuning.store import Store
+from omnireuse.tuning.trials import MeasuredCall
+
+__all__ = ["Tuner"]
+
+
+class _Attempt:
+    """One call of the pipeline: what its run belongs to, and the recording of it."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.entry: Entry | None = None
+        self.recording: Recording | None = None
+
+
+class Tuner:
+    """Measures the first pictures of each configuration, and serves the others with the plan that suits them.
+
+    Calls of one pipeline in several threads measure one at a time; the others compute every step meanwhile.
+
+    Args:
+        session: at work on the pipeline.
+        strategy: the untuned default, in region "step" with a schedule.
+        pictures: how many are measured at most, ≥ 1.
+        store: keeps plans.
+        agreement: of ranks that share a forward pass.
+
+    Attributes:
+        calls: reads the arguments of the pipeline's calls.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        strategy: Strategy,
+        *,
+        pictures: int,
+        store: Store,
+        agreement: Agreement | None = None,
+    ) -> None:
+        self._strategy, self.calls = strategy, Calls()
+        self._entries = Entries(pictures=pictures, store=store, command="omnireuse.enable(pipe)", agreement=agreement)
+        self._lock = self._entries.lock
+        self._latest: Entry | None = None
+        self._elsewhere = Tuning(state="measuring", wanted=pictures, reason="no run has begun yet")
+        """Holds where the latest run has no configuration."""
+        self._is_closed = False
+        self.serve(session)
+
+    def serve(self, session: Session) -> None:
+        """Go on with another session on the same pipeline."""
+        self._session = session
+        session.around = self.around
+
+    @property
+    def tuning(self) -> Tuning:
+        """What tuning has come to for the configuration of the latest run."""
+        with self._lock:
+            return self._elsewhere if self._latest is None else self._latest.tuning
+
+    @property
+    def profile(self) -> Profile | None:
+        """A profile with the one plan of the latest run's target; None before it is ready."""
+        with self._lock:
+            entry = self._latest
+            if entry is None or entry.profile is None:
+                return None
+            plan = entry.budget.plan_of(entry.profile.plans)
+            plans = {count: each for count, each in entry.profile.plans.items() if each is plan}
+            return msgspec.structs.replace(entry.profile, plans=plans)
+
+    def measure_all(self) -> None:
+        """Measure as many pictures as are wanted, whatever earlier processes have measured."""
+        self._entries.goes_on = False
+
+    def close(self) -> None:
+        """Drop what was measured, and let other processes measure."""
+        with self._lock:
+            self._is_closed = True
+            self._entries.close()
+
+    def around(self, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Make one call of the pipeline."""
+        if (why := self.calls.untunable(args, kwargs)) is not None:
+            with self._lock:
+                self._latest = None
+                self._elsewhere = Tuning(state="off", wanted=self._entries.pictures, reason=why)
+            return self._session.call(proceed, args, kwargs)
+        self._finish_pending(proceed)
+        pipeline, attempt = self._session.pipeline, _Attempt()
+        replay = self._replay(args, kwargs)
+        arguments = self.calls.arguments(pipeline, args, kwargs)
+
+        def choose(start: RunStart) -> Chosen:
+            return self._choose(attempt, start, arguments, replay)
+
+        try:
+            if isinstance(replay, Replay) and self._may_measure():
+                with replay.noting(pipeline):
+                    result = self._session.call(proceed, args, kwargs, choose)
+            else:
+                result = self._session.call(proceed, args, kwargs, choose)
+            self._measured(attempt, replay, proceed)
+        except BaseException as error:
+            if attempt.recording is not None and attempt.entry is not None:
+                self._broken_off(attempt.entry, error)
+            raise
+        finally:
+            if attempt.recording is not None and attempt.entry is not None:
+                attempt.entry.is_busy = False
+        return result
+
+    @staticmethod
+    def _replay(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replay | str:
+        try:
+            return Replay(args, kwargs)
+        except Exception as error:  # a call that cannot be made again is not measured, and that is said
+            return str(error)
+
+    def _may_measure(self) -> bool:
+        with self._lock:
+            return self._latest is None or self._latest.tuning.state != "ready"
+
+    def _choose(self, attempt: _Attempt, start: RunStart, arguments: Mapping[str, Any], replay: Replay | str) -> Chosen:
+        attempt.runs += 1
+        if attempt.runs > 1:
+            if attempt.recording is not None:
+                attempt.recording.fail("a call has several runs", is_permanent=True)
+                return Chosen(strategy=FULL, region=Recording(None, 0, keeps=False), kind="measured")
+            return Chosen(strategy=self._strategy)
+        with self._lock:
+            entry = self._entry(start, arguments)
+            self._latest = entry
+            if entry is None:
+                return Chosen(strategy=self._strategy)
+            attempt.entry = entry
+            if entry.tuning.state != "measuring":
+                return Chosen(strategy=entry.strategy or self._strategy)
+            if isinstance(replay, str):
+                self._entries.end(entry, "failed", f"a call cannot be made again: {replay}")
+                return Chosen(strategy=self._strategy)
+            recording = Recording(start.scheduler, start.total or 0, keeps=not entry.is_busy)
+            if not entry.is_busy:
+                self._entries.start(entry)
+                attempt.recording = recording
+            return Chosen(strategy=FULL, region=recording, kind="measured")
+
+    def _entry(self, start: RunStart, arguments: Mapping[str, Any]) -> Entry | None:
+        pipeline = self._session.pipeline
+        budget = budget_for(self._strategy.policy, start)
+        if isinstance(budget, str):
+            self._elsewhere = Tuning(state="off", wanted=self._entries.pictures, reason=budget)
+            return None
+        configuration = Configuration.of(pipeline, start, arguments)
+        if configuration.conditions.weights is None:
+            reason = "weights cannot be told apart, because they are sharded or not in memory"
+            self._elsewhere = Tuning(state="off", wanted=self._entries.pictures, reason=reason)
+            return None
+        return self._entries.find(configuration, budget)
+
+    def _measured(self, attempt: _Attempt, replay: Replay | str, proceed: Callable[..., Any]) -> None:
+        entry, recording = attempt.entry, attempt.recording
+        if entry is None or recording is None or not isinstance(replay, Replay) or self._is_closed:
+            return
+        if not recording.is_whole:
+            self._entries.failed(entry, recording.failure or "a run ended before its last step", recording.is_permanent)
+            return
+        try:
+            full = FullRun.of(recording)
+        except UnsupportedModelError as error:
+            self._entries.failed(entry, str(error), is_permanent=True)
+            return
+        except Exception as error:  # the picture is done, and must not fail because measuring it does
+            self._entries.failed(entry, f"{type(error).__name__}: {error}")
+            return
+        self._entries.add(entry, MeasuredCall(replay=replay, full=full))
+        if self._entries.is_due(entry):
+            self._entries.go_on(entry, SessionShadows(self._session, proceed))
+
+    def _broken_off(self, entry: Entry, error: BaseException) -> None:
+        """A picture or its shadows have ended with an error, which goes on to the user."""
+        if isinstance(error, Exception):
+            self._entries.failed(entry, f"a picture has failed ({type(error).__name__})")
+        else:
+            # An interrupt says nothing about the pipeline.
+            self._entries.begin_anew(entry, "it was interrupted")
+
+    def _finish_pending(self, proceed: Callable[..., Any]) -> None:
+        """Finish what the first call alone has measured wholly: its shadows come before the second call."""
+        with self._lock:
+            due = self._entries.whole()
+            for entry in due:
+                entry.is_busy = True
+        for entry in due:
+            try:
+                self._entries.go_on(entry, SessionShadows(self._session, proceed))
+            finally:
+                entry.is_busy = False

@@ -1,0 +1,141 @@
+"""SGLang's own HTTP server with ``OMNIREUSE_SGLANG``: what clients and operators get of it."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.hosts.serving import Server, documented, keeps_no_more, picture, running_server
+from tests.hosts.sglang import beside
+from tests.hosts.sglang.conftest import IN_SGLANG, SHAPES_FLUX
+
+pytestmark = IN_SGLANG
+
+IMAGES = "/v1/images/generations"
+REQUESTS = int(os.environ.get("REQUESTS", "40"))
+"""Of all clients together."""
+KINDS: tuple[tuple[int, int, object], ...] = (
+    (0, 20, None),
+    (1, 12, "off"),
+    (2, 12, {"speedup": 3}),
+    (1, 20, {"computed_steps": 6}),
+    (0, 20, {"tolerance": 0.2}),
+)
+"""Seed, steps and what is asked for."""
+WRONG: tuple[tuple[object, str], ...] = (
+    ({"sped": 2}, "did you mean 'speedup'"),
+    ({"speedup": 0.5}, "speedup must be a number of at least 1"),
+    ({"speedup": 2, "tolerance": 0.1}, "must have one target"),
+    ("half", 'must be "on", "off" or a mapping'),
+    ({"quality": 40}, "can only be promised by a profile"),
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    site = folder / "site"
+    site.mkdir()
+    environment = {"PYTHONPATH": f"{beside.announce(site)}:.", "OMNIREUSE_SGLANG": '{"speedup": 2}'}
+    command = ["-m", "sglang.multimodal_gen.runtime.entrypoints.cli.main", "serve", "--model-path", str(SHAPES_FLUX)]
+    command += ["--model-id", "FLUX.1-dev", "--backend", "sglang", "--port", "{port}", "--host", "127.0.0.1"]
+    command += ["--dit-precision", "fp32", "--vae-precision", "fp32", "--text-encoder-precisions", "fp32", "fp32"]
+    command += ["--warmup-mode", "off", "--enable-metrics", "--num-gpus", "1"]
+    with running_server(command, environment, folder / "log") as server:
+        yield server
+
+
+def body(seed: int = 0, steps: int = 24, *, reuse: object = None, **further: Any) -> dict[str, Any]:
+    asked = {} if reuse is None else {"diffusers_kwargs": {"omnireuse": reuse}}
+    prompt = {"prompt": f"a large {('red', 'green', 'blue')[seed % 3]} circle", "negative_prompt": "", "seed": seed}
+    sizes = {"size": "64x64", "num_inference_steps": steps, "true_cfg_scale": 6.0, "generator_device": "cpu"}
+    return {**prompt, **sizes, "response_format": "b64_json", **asked, **further}
+
+
+def ask(server: Server, request: dict[str, Any]) -> np.ndarray[Any, Any]:
+    status, answer = server.post(IMAGES, request)
+    assert status == 200, answer
+    return picture(answer["data"][0]["b64_json"])
+
+
+def steps_counted(server: Server) -> dict[str, float]:
+    found = server.samples("omnireuse_")
+    return {name: each for name, each in found.items() if "_created" not in name}
+
+
+def grown(server: Server, before: dict[str, float]) -> dict[str, float]:
+    after = steps_counted(server)
+    return {name: each - before.get(name, 0) for name, each in after.items() if each != before.get(name, 0)}
+
+
+def test_the_log_of_the_server_names_the_strategy_once(server: Server) -> None:
+    assert server.said().count("omnireuse serves every request of FluxPipeline: speedup=2") == 1
+    ask(server, body(reuse={"speedup": 3}))
+    assert "omnireuse computed 8 of 24 steps: 3x fewer steps" in server.said()
+
+
+def test_each_documented_request_reaches_the_plugin(server: Server) -> None:
+    requests = documented("SGLang diffusion")
+    assert [path for path, _ in requests] == [IMAGES]
+    for _, example in requests:
+        before = steps_counted(server)
+        ask(server, {**body(), **example})
+        assert grown(server, before)['omnireuse_request_steps_total{action="computed",target="speedup"}'] == 8
+
+
+@pytest.mark.parametrize(("reuse", "message"), WRONG)
+def test_wrong_settings_are_answered_with_400_and_the_sentence(server: Server, reuse: object, message: str) -> None:
+    status, answer = server.post(IMAGES, body(reuse=reuse))
+    assert (status, message in answer["detail"]) == (400, True), answer
+
+
+def test_the_server_counts_steps_among_its_own_metrics(server: Server) -> None:
+    before = steps_counted(server)
+    for reuse in (None, {"speedup": 3}, {"speedup": 3.01}, "off"):
+        ask(server, body(reuse=reuse))
+    assert grown(server, before) == {
+        'omnireuse_requests_total{target="server"}': 1,
+        'omnireuse_requests_total{target="speedup"}': 2,
+        'omnireuse_request_steps_total{action="computed",target="server"}': 12,
+        'omnireuse_request_steps_total{action="reused",target="server"}': 12,
+        'omnireuse_request_steps_total{action="computed",target="speedup"}': 16,
+        'omnireuse_request_steps_total{action="reused",target="speedup"}': 32,
+    }
+
+
+def test_many_clients_at_once_get_their_solo_pictures_and_leave_nothing(server: Server) -> None:
+    alone = [ask(server, body(seed, steps, reuse=reuse)) for seed, steps, reuse in KINDS]
+    before = kept(server)
+
+    def one(number: int) -> bool:
+        """Whether a good request was served."""
+        chance = random.Random(number)
+        if number % 10 == 3:
+            server.leave(IMAGES, body(1, 24), after=chance.random())
+            return False
+        if number % 10 == 7:
+            wrong, message = WRONG[chance.randrange(len(WRONG))]
+            status, answer = server.post(IMAGES, body(reuse=wrong))
+            assert (status, message in answer["detail"]) == (400, True), answer
+            return False
+        place = chance.randrange(len(KINDS))
+        seed, steps, reuse = KINDS[place]
+        assert np.array_equal(ask(server, body(seed, steps, reuse=reuse)), alone[place]), KINDS[place]
+        return True
+
+    with ThreadPoolExecutor(6) as clients:
+        served = list(clients.map(one, range(REQUESTS)))
+    assert sum(served) == REQUESTS * 8 // 10
+    assert keeps_no_more(lambda: kept(server), before), (before, kept(server))
+
+
+def kept(server: Server) -> dict[str, float]:
+    """Runs with reuse and bytes of tensors in the server's worker, right after a request without reuse."""
+    ask(server, body(0, beside.COUNTED, reuse="off"))
+    return server.samples("test_")

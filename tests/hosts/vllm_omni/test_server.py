@@ -1,0 +1,191 @@
+"""vllm-omni's own HTTP server with ``--cache-backend omnireuse`` in step mode: what clients and operators get of it."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.hosts.serving import Server, documented, keeps_no_more, picture, running_server
+from tests.hosts.vllm_omni import cpu_platform
+from tests.hosts.vllm_omni.conftest import ENVIRONMENT, IN_VLLM_OMNI
+
+pytestmark = IN_VLLM_OMNI
+
+IMAGES, CHAT = "/v1/images/generations", "/v1/chat/completions"
+NOISE = 2
+"""Steps of 255 by which a picture may differ from its solo run: batches add up in another order."""
+REQUESTS = int(os.environ.get("REQUESTS", "60"))
+"""Of all clients together."""
+SETTINGS: tuple[object, ...] = (None, "on", "off", {"speedup": 3}, {"computed_steps": 9}, {"tolerance": 0.2})
+WRONG: tuple[tuple[object, str], ...] = (
+    ({"sped": 2}, "did you mean 'speedup'"),
+    ({"speedup": 0.5}, "speedup must be a number of at least 1"),
+    ({"speedup": 2, "tolerance": 0.1}, "must have one target"),
+    ("half", 'must be \\"on\\", \\"off\\" or a mapping'),
+    ({"quality": 40}, "a quality can only be promised by a profile"),
+)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    site = folder / "site"
+    site.mkdir()
+    path = f"{cpu_platform.announce(site)}:."
+    command = ["-m", "vllm.entrypoints.cli.main", "serve", str(tiny_qwen), "--omni", "--port", "{port}"]
+    command += ["--dtype", "float32", "--enforce-eager", "--step-execution", "--max-num-seqs", "4"]
+    command += ["--cache-backend", "omnireuse"]
+    with running_server(command, {**ENVIRONMENT, "PYTHONPATH": path}, folder / "log") as server:
+        yield server
+
+
+def body(which: int = 0, steps: int = 24, *, reuse: object = None, **further: Any) -> dict[str, Any]:
+    """Of the images API."""
+    asked = {} if reuse is None else {"extra_params": {"omnireuse": reuse}}
+    sizes = {"size": "64x64", "num_inference_steps": steps, "true_cfg_scale": 4.0}
+    prompt = {"prompt": f"a {('red', 'green', 'blue')[which % 3]} square", "negative_prompt": "blurry", "seed": which}
+    return {**prompt, **sizes, "response_format": "b64_json", **asked, **further}
+
+
+def chat_body(which: int = 0, steps: int = 24, **further: Any) -> dict[str, Any]:
+    of_images = body(which, steps)
+    kept = {name: of_images[name] for name in ("negative_prompt", "seed", "num_inference_steps", "true_cfg_scale")}
+    return {
+        "messages": [{"role": "user", "content": of_images["prompt"]}],
+        "height": 64,
+        "width": 64,
+        **kept,
+        **further,
+    }
+
+
+def figures(answer: dict[str, Any]) -> dict[str, float]:
+    """What every response says of its steps."""
+    if "data" in answer:
+        durations = answer["metrics"]["stage_durations"]
+    else:
+        durations = answer["choices"][0]["message"]["content"][0]["stage_durations"]
+    return {name.removeprefix("omnireuse_"): each for name, each in durations.items() if name.startswith("omnireuse_")}
+
+
+def drawn(answer: dict[str, Any]) -> np.ndarray[Any, Any]:
+    if "data" in answer:
+        return picture(answer["data"][0]["b64_json"])
+    return picture(answer["choices"][0]["message"]["content"][0]["image_url"]["url"])
+
+
+def ask(server: Server, request: dict[str, Any], path: str = IMAGES) -> dict[str, Any]:
+    status, answer = server.post(path, request)
+    assert status == 200, answer
+    return dict(answer)
+
+
+def test_the_log_of_the_server_names_the_strategy_once(server: Server) -> None:
+    assert server.said().count("omnireuse serves QwenImagePipeline: default") == 1
+
+
+def test_each_documented_request_reaches_the_plugin(server: Server) -> None:
+    requests = documented("vllm-omni")
+    assert [path for path, _ in requests] == [IMAGES, CHAT]
+    for path, example in requests:
+        size = {"size": "64x64"} if path == IMAGES else {"height": 64, "width": 64}
+        answer = ask(server, {**example, **size, "num_inference_steps": 24, "seed": 1}, path)
+        assert figures(answer) == {"steps_computed": 8, "steps_reused": 16}, path
+
+
+def test_settings_under_another_name_reach_nobody(server: Server) -> None:
+    dropped = ask(server, body(extra_args={"omnireuse": "off"}))
+    assert figures(dropped) == {"steps_computed": 12, "steps_reused": 12}
+    taken = ask(server, chat_body(extra_params={"omnireuse": "off"}), CHAT)
+    assert figures(taken) == {"steps_computed": 24, "steps_reused": 0}
+
+
+def test_images_and_chat_make_the_same_picture(server: Server) -> None:
+    for reuse in ("off", {"speedup": 3}):
+        of_images = ask(server, body(reuse=reuse))
+        of_chat = ask(server, chat_body(extra_args={"omnireuse": reuse}), CHAT)
+        assert np.array_equal(drawn(of_images), drawn(of_chat))
+        assert figures(of_images) == figures(of_chat)
+
+
+@pytest.mark.parametrize(("reuse", "message"), WRONG)
+def test_wrong_settings_are_answered_with_400_and_the_sentence(server: Server, reuse: object, message: str) -> None:
+    for path, request in (
+        (IMAGES, body(reuse=reuse)),
+        (CHAT, chat_body(extra_args={"omnireuse": reuse})),
+    ):
+        status, answer = server.post(path, request)
+        assert (status, message.replace("\\", "") in str(answer)) == (400, True), (path, answer)
+
+
+def test_detailed_metrics_name_the_strategy(server: Server) -> None:
+    answer = ask(server, body(reuse={"speedup": 3}, return_stage_metrics=True))
+    metrics = answer["metrics"]
+    assert (metrics["omnireuse_strategy"], metrics["omnireuse_steps_computed"]) == ("3x fewer steps", 8)
+
+
+def test_the_server_counts_steps_among_its_own_metrics(server: Server) -> None:
+    before = server.samples("omnireuse_")
+    for reuse in (None, {"speedup": 3}, {"speedup": 3.01}, "off"):
+        ask(server, body(reuse=reuse))
+    after = server.samples("omnireuse_")
+    grown = {name: after[name] - before.get(name, 0) for name in after if "_created" not in name}
+    assert {name: each for name, each in grown.items() if each} == {
+        'omnireuse_requests_total{target="server"}': 1,
+        'omnireuse_requests_total{target="speedup"}': 2,
+        'omnireuse_requests_total{target="off"}': 1,
+        'omnireuse_request_steps_total{action="computed",target="server"}': 12,
+        'omnireuse_request_steps_total{action="reused",target="server"}': 12,
+        'omnireuse_request_steps_total{action="computed",target="speedup"}': 16,
+        'omnireuse_request_steps_total{action="reused",target="speedup"}': 32,
+        'omnireuse_request_steps_total{action="computed",target="off"}': 24,
+    }
+
+
+def test_many_clients_at_once_get_their_solo_pictures_and_leave_nothing(server: Server) -> None:
+    kinds = [(which, steps, reuse) for which, steps in ((0, 24), (1, 30), (2, 12)) for reuse in SETTINGS]
+    solo = random.Random(0).sample(kinds, 6)
+    alone = [ask(server, body(which, steps, reuse=reuse)) for which, steps, reuse in solo]
+    before, beside = kept(server), []
+
+    def one(number: int) -> bool:
+        """Whether a good request was served."""
+        chance = random.Random(number)
+        if number % 10 == 3:
+            server.leave(IMAGES, body(1, 60), after=chance.random())
+            return False
+        if number % 10 == 5:
+            beside.append(server.samples("test_"))
+        if number % 10 == 7:
+            wrong, message = WRONG[chance.randrange(len(WRONG))]
+            status, answer = server.post(IMAGES, body(reuse=wrong))
+            assert (status, message.replace("\\", "") in str(answer)) == (400, True), answer
+            return False
+        place = chance.randrange(len(solo))
+        which, steps, reuse = solo[place]
+        answer = ask(server, body(which, steps, reuse=reuse))
+        assert np.abs(drawn(answer) - drawn(alone[place])).max() <= NOISE, solo[place]
+        assert figures(answer) == figures(alone[place])
+        return True
+
+    with ThreadPoolExecutor(6) as clients:
+        served = list(clients.map(one, range(REQUESTS)))
+    assert sum(served) == REQUESTS * 8 // 10
+    assert max(sample["test_live_generations"] for sample in beside) > before["test_live_generations"]
+    assert max(sample["test_request_states"] for sample in beside) > before["test_request_states"]
+    assert keeps_no_more(lambda: kept(server), before), (before, kept(server))
+    assert list(server.samples("vllm_omni:num_requests_running").values()) == [0]
+
+
+def kept(server: Server) -> dict[str, float]:
+    """States of requests, runs with reuse, and bytes of tensors in the server's process, after a request that computes
+    every step: the engine tells its worker of a finished request with the next wave."""
+    ask(server, body(0, 4, reuse="off"))
+    return server.samples("test_")

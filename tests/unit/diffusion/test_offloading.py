@@ -1,0 +1,91 @@
+"""Weights that live on the host and move to an accelerator for a call. The accelerator has shapes and no data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from accelerate import cpu_offload, cpu_offload_with_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import omnireuse
+from bench._fake_device import FakeSampler, HostReads, fake_device
+from bench._true_size import MODELS
+from omnireuse import FixedSchedule
+from tests.helpers.sweep import sweep
+
+CPU, STEPS = torch.device("cpu"), 5
+REUSED = {"policy": FixedSchedule(steps=(0, 1, 4)), "forecaster": "hold"}
+REGIONS = sweep(["step", "call", "blocks", "tail"], quick=["step", "blocks"])
+
+
+def model_offload(sampler: FakeSampler) -> None:
+    sampler.transformer, _ = cpu_offload_with_hook(sampler.transformer, sampler.device)
+
+
+def sequential_offload(sampler: FakeSampler) -> None:
+    cpu_offload(sampler.transformer, sampler.device)
+
+
+def group_offload(sampler: FakeSampler) -> None:
+    sampler.transformer.enable_group_offload(sampler.device, CPU, offload_type="block_level", num_blocks_per_group=1)
+
+
+def leaf_offload(sampler: FakeSampler) -> None:
+    sampler.transformer.enable_group_offload(sampler.device, CPU, offload_type="leaf_level")
+
+
+class Loads(TorchDispatchMode):
+    """Counts copies from the host to the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ == "_to_copy" and args[0].device == CPU != result.device:
+            self.count += 1
+        return result
+
+
+def run(sampler: FakeSampler, **reuse: Any) -> tuple[int, int]:
+    """Copies to the device and reads of it in a run."""
+    loads, reads = Loads(), HostReads()
+    with omnireuse.enable(sampler, **reuse) as handle, loads, reads:
+        assert sampler.run(STEPS, lambda _: nullcontext()).device == sampler.device
+    assert (handle.summary().reused_calls > 0) == ("forecaster" in reuse)
+    return loads.count, reads.count
+
+
+@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize(
+    "offload", sweep([sequential_offload, group_offload, leaf_offload], quick=[sequential_offload, group_offload])
+)
+def test_a_forecast_step_moves_no_weights(offload: Callable[[FakeSampler], None], region: str) -> None:
+    with fake_device() as device:
+        sampler = FakeSampler(MODELS["flux.1"], tiny=True, device=device, dtype=torch.float32)
+        sampler.transformer.to(CPU)
+        offload(sampler)
+        home = {each.device for each in sampler.transformer.parameters()}
+        assert device not in home
+        full, _ = run(sampler, policy="never", region=region)
+        reused, _ = run(sampler, **REUSED, region=region)
+        assert {each.device for each in sampler.transformer.parameters()} == home
+    least = full * 3 // STEPS
+    assert reused == least if region in ("step", "call") else least < reused < full
+
+
+@pytest.mark.parametrize("region", sweep(["step", "call", "blocks", "tail"], quick=["step"]))
+@pytest.mark.parametrize("offload", sweep([model_offload, sequential_offload], quick=[model_offload]))
+def test_offloading_adds_no_read_of_the_device(offload: Callable[[FakeSampler], None], region: str) -> None:
+    found = []
+    for change in (lambda _: None, offload):
+        with fake_device() as device:
+            sampler = FakeSampler(MODELS["flux.1"], tiny=True, device=device, dtype=torch.float32)
+            if change is offload:
+                sampler.transformer.to(CPU)
+            change(sampler)
+            found.append(run(sampler, **REUSED, region=region)[1])
+    assert found[0] == found[1]

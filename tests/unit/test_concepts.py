@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import runpy
+from typing import Any
+
+import pytest
+
+from tests import TOP
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(TOP / "scripts" / "concepts.py"))
+
+
+def test_no_part_imports_more_than_it_may(script: dict[str, Any]) -> None:
+    found = script["figures"]()
+    assert script["over"](found) == []
+    assert script["over"]({**found, "circles of imports": 99})[0].startswith("circles of imports: 99 is above")
+
+
+def test_a_closure_goes_through_what_is_imported(script: dict[str, Any]) -> None:
+    found = script["closure"]("omnireuse.loop.events")
+    assert {"omnireuse.loop.events", "omnireuse.loop.policy", "omnireuse.errors"} <= found
