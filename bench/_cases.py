@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import omnireuse
+from omnireuse.arguments.targets import strategy_of
+from omnireuse.calibration.tea_cache import fit_tea_cache
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
-from omnireuse.diffusion.calibration.tea_cache import fit_tea_cache
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from reference.case import CLIPS, IMAGES
 from reference.drawing import Array
@@ -52,7 +53,7 @@ class Player:
     def tune(self, *, steps: int, guided: bool) -> Tuning:
         """TeaCache's polynomial and MagCache's ratios for runs of this kind."""
         watch: dict[str, Any] = {"policy": "never", "region": "blocks", "signal": "modulated_input"}
-        with omnireuse.enable(self.pipe, **watch, measure_errors=True) as handle:
+        with omnireuse.enable(self.pipe, strategy_of(**watch, measure_errors=True)) as handle:
             self.run(steps=steps, guided=guided, which=self._unjudged)
             coefficients = fit_tea_cache(handle.events)
         backend = MagCacheBackend(DiffusionCacheConfig(mag_calibrate=True))

@@ -8,8 +8,8 @@ from typing import Any
 
 from bench._cases import Tuning
 from omnireuse import BestOrder, Blend, EasyCache, ErrorControl, FixedSchedule, Hold, Polynomial, SeaCache
-from omnireuse.diffusion.reuse.policies import MagCache, ResidualDiff, StepMask, TeaCache
-from omnireuse.diffusion.targets import POWER
+from omnireuse.arguments.targets import POWER, strategy_of
+from omnireuse.policies import MagCache, ResidualDiff, StepMask, TeaCache
 
 Choice = dict[str, Any]
 """What `omnireuse.enable` is called with beside the pipeline: axes, or `backend` with its options."""
@@ -105,14 +105,15 @@ def _tail(threshold: float, *, first_blocks: int) -> Choice:
         "policy": ResidualDiff(residual_diff_threshold=threshold),
         "region": "tail",
         "first_blocks": first_blocks,
-        "together": True,
+        "shared_cfg_decision": True,
     }
 
 
 def choice(name: str, forecaster: str, setting: Any, tuning: Tuning) -> Choice:
     """What to call `omnireuse.enable` with."""
     strategy = STRATEGIES[name]
-    return strategy.at(setting, tuning) | strategy.forecasters[forecaster]
+    options = strategy.at(setting, tuning) | strategy.forecasters[forecaster]
+    return {"backend": strategy_of(**options)} if "policy" in options else options
 
 
 def settings(name: str, num: int) -> tuple[Any, ...]:

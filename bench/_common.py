@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,16 @@ def new_table(title: str, *headings: str) -> Table:
 
 
 def write_record(record: dict[str, Any], folder: Path, name: str, *, quiet: bool = False) -> None:
-    """Write ``record`` to ``NAME.json`` in ``folder``, created where missing, and say so unless `quiet`."""
+    """Write ``record`` to ``NAME.json`` in ``folder``, created where missing, and say so unless `quiet`.
+
+    Its entry "run" has the day in UTC and the revision, with "+" after it where the checkout has changes of its own.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{name}.json"
-    target.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    command = ("git", "describe", "--always", "--exclude=*", "--dirty=+")
+    revision = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+    run = {"day": f"{datetime.now(timezone.utc):%Y-%m-%d}", "revision": revision or "unknown"}
+    target.write_text(json.dumps({**record, "run": run}, indent=1), encoding="utf-8")
     if not quiet:
         print(f"wrote {target}")
 

@@ -7,6 +7,7 @@ import logging
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +43,7 @@ class Instance:
     def __init__(self, name: str, extra: dict[str, Any]) -> None:
         transfer = ECTransferConfig(
             ec_connector=name, ec_role="ec_both", ec_connector_extra_config=extra,
-            ec_connector_module_path="omnireuse.integrations.vllm",
+            ec_connector_module_path="omnireuse.engines.vllm",
         )  # fmt: skip
         config = SimpleNamespace(
             ec_transfer_config=transfer, device_config=SimpleNamespace(device_type="cpu"),
@@ -133,15 +134,15 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     current_platform.device_type = "cpu"  # the example connector asks vLLM's platform, which names no device here
     result: dict[str, Any] = {"python": sys.version.split()[0], "seconds": {}, "idle_seconds": {}}
     with tempfile.TemporaryDirectory(dir=options["folder"]) as folder:
-        disk = {"disk": folder, "disk_bytes": 1 << 30, "weights": "w"}
+        disk = {"disk": folder, "disk_bytes": 1 << 30, "weights": "0" * 64}
         for place, name, extra in (("example", EXAMPLE, {"shared_storage_path": folder}), ("ours", OURS, disk)):
             result["idle_seconds"][place] = [idle(name, extra) for _ in range(options["rounds"])]
     for num_embeds in options["embeds"]:
         outputs = {f"item {k}": torch.randn(num_embeds, options["width"]).bfloat16() for k in range(options["items"])}
-        for round_ in range(options["rounds"]):
+        for _ in range(options["rounds"]):
             with tempfile.TemporaryDirectory(dir=options["folder"]) as folder:
                 Path(folder, "example").mkdir()
-                weights = {"weights": f"{num_embeds} {round_} {time.time()}", "fetch_seconds": 60.0}
+                weights = {"weights": uuid.uuid4().hex, "fetch_seconds": 60.0}
                 disk = {"disk": f"{folder}/ours", "disk_bytes": 1 << 36, "host_bytes": 0, **weights}
                 places = {
                     "example, disk": (EXAMPLE, {"shared_storage_path": f"{folder}/example"}, True),

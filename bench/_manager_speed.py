@@ -17,9 +17,9 @@ from itertools import accumulate
 from typing import Any
 
 from omnireuse.core.encoder_cache_manager import EncoderCacheManager
-from omnireuse.core.shared_encoder_cache import EncoderKey, Outcome, SharedEncoderCacheConfig, SharedEncoderCacheManager
-from omnireuse.core.shared_encoder_cache.policies import POLICIES
-from omnireuse.core.vllm_encoder_cache import VllmEncoderCacheManager
+from omnireuse.encoders import EncoderKey, Outcome, SharedEncoderCacheConfig, SharedEncoderCacheManager
+from omnireuse.encoders.eviction import POLICIES
+from omnireuse.encoders.vllm_manager import VllmEncoderCacheManager
 
 try:
     from vllm.v1.core.encoder_cache_manager import EncoderCacheManager as VllmOwn

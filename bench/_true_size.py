@@ -6,7 +6,7 @@ decoder: every branch through the transformer, guidance, the scheduler's step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -148,19 +148,28 @@ class Sampler:
             tokens, width = model.tiny_text if tiny else model.text
             self._texts = [torch.randn(1, tokens, width) for _ in range(1 if model.guidance is None else 2)]
         self._arguments = model.arguments(self._start, self.transformer.config, tokens)
-        self.scheduler = FlowMatchEulerDiscreteScheduler()
+        self.scheduler = self.new_scheduler()
 
-    def run(self, steps: int, around: Callable[[int], Any]) -> None:
-        """One generation; `around(step)` gives a context that each step runs in."""
+    def new_scheduler(self) -> FlowMatchEulerDiscreteScheduler:
+        """A scheduler without timesteps."""
+        return FlowMatchEulerDiscreteScheduler()
+
+    def run(self, steps: int, around: Callable[[int], Any]) -> torch.Tensor:
+        """The latents of one generation; `around(step)` gives a context that each step runs in."""
         self.scheduler.set_timesteps(steps, device=self.device)
+        return self.denoise(self.scheduler.timesteps, around)
+
+    def denoise(self, timesteps: Iterable[torch.Tensor], around: Callable[[int], Any]) -> torch.Tensor:
+        """The loop of `run`, for a scheduler that knows its timesteps."""
         latents = self._start
-        for step, timestep in enumerate(self.scheduler.timesteps):
+        for step, timestep in enumerate(timesteps):
             with around(step), torch.no_grad():
                 outputs = [self._call(latents, timestep, text) for text in self._texts]
                 output = outputs[0]
                 if self._model.guidance is not None:
                     output = outputs[1] + self._model.guidance * (outputs[0] - outputs[1])
                 latents = self.scheduler.step(output, timestep, latents, return_dict=False)[0]
+        return latents
 
     def _call(self, latents: torch.Tensor, timestep: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
         time = (timestep / self._model.time_unit).expand(1)

@@ -13,53 +13,44 @@ anew.
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 import omnireuse
-from bench._common import new_table, no_warnings, write_record
+from bench._common import new_table
+from bench._resumable import Row, Rows, parser_of, record_of
 from omnireuse import Profile
-from omnireuse.diffusion.handle import Handle
-from omnireuse.diffusion.reuse.forecasters import Blend, Fitted, Forecaster
-from omnireuse.diffusion.reuse.forecasters.carrying import carried_weights
-from omnireuse.diffusion.reuse.policies import FixedSchedule
-from omnireuse.diffusion.reuse.strategy import Strategy
-from omnireuse.diffusion.targets import SPREAD
-from omnireuse.evaluation.metrics import psnr
-from omnireuse.evaluation.record import environment
-from reference.case import CASES, Case
+from omnireuse.arguments.targets import SPREAD
+from omnireuse.forecasters import Blend, Fitted, Forecaster
+from omnireuse.forecasters.carrying import carried_weights
+from omnireuse.handle import Handle
+from omnireuse.loop.strategy import Strategy
+from omnireuse.pipelines.closeness import psnr
+from omnireuse.policies import Spread
+from reference.case import CASES, FACES, Case
 
 SEED, STEPS = 7100, 28
 BUDGETS = (7, 9, 14)
 COUNTS = (6, 8, 10, 12, 13, 16, 18, 20, 23)
 """Numbers of computed steps without a plan."""
 
-Row = dict[str, Any]
-
 
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing; write ``between.json`` and show a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench between", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--prompts", type=int, default=24)
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
-    options = parser.parse_args(arguments)
-    kept = options.out / "between.json"
-    record: Row = json.loads(kept.read_text()) if kept.is_file() else {"rows": []}
-    record |= {"command": "python -m bench between", "environment": environment()}
-    with no_warnings():
-        for name in options.case:
-            for guided in (True, False):
-                if any((row["case"], row["guided"]) == (name, guided) for row in record["rows"]):
-                    continue
-                record["rows"] += measured(CASES[name], options.prompts, guided=guided)
-                write_record(record, options.out, "between", quiet=True)
-    show(record["rows"], Console())
+    parser = parser_of("between", __doc__, CASES, prompts=24, guidance=False)
+    parser.set_defaults(case=[name for name in CASES if name != FACES.name])
+    show(record_of("between", parser.parse_args(arguments), measure)["rows"], Console())
+
+
+def measure(rows: Rows, options: argparse.Namespace) -> None:
+    """Run what is missing."""
+    for name, guided in itertools.product(options.case, (True, False)):
+        if not rows.like({"case": name, "guided": guided}):
+            rows.add(*measured(CASES[name], options.prompts, guided=guided))
 
 
 def measured(case: Case, prompts: int, *, guided: bool) -> list[Row]:
@@ -77,7 +68,7 @@ def measured(case: Case, prompts: int, *, guided: bool) -> list[Row]:
     for count in (each for each in COUNTS if each not in profile.plans):
         is_between = min(profile.plans) < count < max(profile.plans)
         row: Row = {"case": case.name, "guided": guided, "computed": count, "between": is_between}
-        policy = FixedSchedule(num_computed=count, **SPREAD)
+        policy = Spread(num_computed=count, **SPREAD)
         ways: dict[str, Forecaster] = {"blend": Blend(), "carried": carried(profile, policy)}
         for way, forecaster in ways.items():
             with Handle(pipeline, Strategy.where_it_fits(policy, forecaster), name=way):
@@ -86,7 +77,7 @@ def measured(case: Case, prompts: int, *, guided: bool) -> list[Row]:
     return rows
 
 
-def carried(profile: Profile, policy: FixedSchedule) -> Fitted:
+def carried(profile: Profile, policy: Spread) -> Fitted:
     """The weights of all plans, carried over to the steps that the policy computes."""
     computed, plans = tuple(sorted(policy.schedule(STEPS, profile.coordinates))), list(profile.plans.values())
     weights = []

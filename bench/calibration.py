@@ -3,32 +3,31 @@
     python -m bench calibration [--case shapes-flux …] [--guidance 6 1] [--prompts 24] [--judged 24] [--out FOLDER]
     python -m bench calibration --plot
 
-Captions to calibrate on, and captions to judge on that no search saw. Full runs and trials that two settings share are
-made once, and count for both. Writes ``calibration.json`` and draws ``docs/images/calibration.png`` from it.
+Captions to calibrate on, and captions to judge on that no search saw. Writes ``calibration.json`` and
+draws ``docs/images/calibration.png`` from it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench._common import write_record
-from omnireuse.diffusion.calibration.candidate import Candidate
-from omnireuse.diffusion.calibration.jobs import Describe, Local, RunInFull, Score, Trial
-from omnireuse.diffusion.calibration.journal import Journal
-from omnireuse.diffusion.calibration.options import Options
-from omnireuse.diffusion.calibration.profile import Plan, Profile
-from omnireuse.diffusion.calibration.progress import Tracker
-from omnireuse.diffusion.calibration.runner import PipelineRunner
-from omnireuse.diffusion.calibration.search import Search
-from omnireuse.diffusion.calibration.workers import InProcess
-from omnireuse.evaluation.metrics import bootstrap
-from omnireuse.evaluation.record import environment
+from omnireuse.calibration.options import Options
+from omnireuse.calibration.progress import Tracker
+from omnireuse.calibration.results import Results
+from omnireuse.calibration.runner import PipelineRunner
+from omnireuse.calibration.runs import full_run, score
+from omnireuse.calibration.search import Search
+from omnireuse.lab.record import environment
+from omnireuse.pipelines.closeness import bootstrap
+from omnireuse.planning.candidate import Candidate
+from omnireuse.profiles.profile import Plan, Profile
 from reference.case import CLIPS, IMAGES
 from reference.workload import load_quietly
 
@@ -44,26 +43,6 @@ SETTINGS = (
 """The default first."""
 BATCH = 5
 """Prompts in a call: the default's trials take one call."""
-
-
-class Sharing(InProcess):
-    """Does no job twice."""
-
-    def __init__(self, runner: PipelineRunner) -> None:
-        super().__init__(runner)
-        self._known: dict[Any, Any] = {}
-
-    def run(self, jobs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        """As `InProcess`, with the paths of all recorded runs."""
-        for place, job in enumerate(jobs):
-            key: Any = job
-            if isinstance(job, RunInFull):
-                key, job = job.places, RunInFull(places=job.places, record=job.record, keep_path=job.record)
-            elif isinstance(job, Trial):
-                key = job.candidate, tuple(job.batches)
-            if key not in self._known:
-                ((_, self._known[key]),) = super().run([job])
-            yield place, self._known[key]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -105,19 +84,18 @@ def case_rows(name: str, guidance: float, prompts: int, judged: int) -> list[dic
         return PipelineRunner(pipeline, texts, call=full_call, seed=seed, batch_size=batch)
 
     judge = runner(judged, SEED_OF_JUDGED, judged)
-    full = Local(value=RunInFull(places=range(judged)).run(judge).pictures)
+    full = full_run(judge, range(judged)).pictures
 
-    def score(plan: Plan, coordinates: tuple[float, ...]) -> list[float]:
+    def scores(plan: Plan, coordinates: tuple[float, ...]) -> list[float]:
         candidate = Candidate(steps=plan.steps, forecaster=plan.forecaster)
         forecaster = plan.strategy(coordinates).forecaster
-        return Score(candidate=candidate, places=range(judged), forecaster=forecaster, full=full).run(judge)
+        return score(judge, candidate, range(judged), forecaster, full)
 
     kind = "guided" if guidance > 1 else "unguided"
     long = Profile.load(case.find(None) / "profiles" / f"{name}-{STEPS}-{kind}.json")
-    reached = {budget: score(long.plans[budget], long.coordinates) for budget in BUDGETS}
+    reached = {budget: scores(long.plans[budget], long.coordinates) for budget in BUDGETS}
     searched = runner(prompts, SEED, BATCH)
-    workers = Sharing(searched)
-    ((_, about),) = workers.run([Describe(content=False)])
+    about = searched.describe(content=False)
     rows = []
     for setting in SETTINGS:
         options = Options(
@@ -128,21 +106,20 @@ def case_rows(name: str, guidance: float, prompts: int, judged: int) -> list[dic
             seconds=None,
             batch_size=BATCH,
             seed=SEED,
-            workers=0,
             pictures=None,
             call=call,
             **setting,
         )
-        journal = Journal(None, {})
-        search = Search(options, workers, journal, Tracker("", journal, options.most_runs, lambda _: None))
+        results = Results(None, {})
+        search = Search(options, searched, results, Tracker("", results, options.most_runs, lambda _: None))
         search.run_in_full()
         search.find_best()
         profile = search.profile(about)
         # What judging the plans on the held-out prompts costs; it changes none of them.
-        runs = journal.runs + options.held_out * sum(BUDGETS) / STEPS
+        runs = results.runs + options.held_out * sum(BUDGETS) / STEPS
         for budget in BUDGETS:
             plan = profile.plans[budget]
-            psnr = score(plan, profile.coordinates)
+            psnr = scores(plan, profile.coordinates)
             gains = [new - old for new, old in zip(psnr, reached[budget], strict=True)]
             mean, gain = bootstrap(psnr), bootstrap(gains)
             rows.append(

@@ -2,9 +2,10 @@
 
     scripts/comfyui_venv.sh /tmp/comfyui
     COMFYUI=/tmp/comfyui/ComfyUI /tmp/comfyui/bin/python -m bench comfyui
+    COMFYUI=/tmp/comfyui/ComfyUI /tmp/comfyui/bin/python -m bench comfyui --samplers all --cfg 1.5 6
 
-Held-out captions on the small Flux, guidance 6, PSNR in dB of the decoded image to the full run of the same sampler and
-noise. Counted are the calls of the model, each with both parts of guidance in one batch.
+Held-out captions on the small Flux, guidance 6 by default, PSNR in dB of the decoded image to the full run of the same
+sampler and noise. Counted are the calls of the model, each with both parts of guidance in one batch.
 
 EasyCache adds to the model's input in place. Where the model computes in half precision, that input is a copy. In
 float32, as here, it is the solver's own latents, which would be spoiled, so EasyCache is handed a copy.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ import torch
 from rich.console import Console
 
 from bench._common import new_table, write_record
+from omnireuse.engines.comfyui import attach, plan_for
 from omnireuse.errors import StateError
-from omnireuse.evaluation.metrics import capped_psnr
-from omnireuse.evaluation.record import environment
-from omnireuse.integrations.comfyui import attach, plan_for
+from omnireuse.lab.record import environment
+from omnireuse.pipelines.closeness import capped_psnr
 from reference.case import IMAGES
 
 SAMPLERS = ("euler", "dpmpp_2m", "heun", "euler_ancestral", "dpmpp_sde")
+CFG = 6.0
 SPEEDUPS = (1.6, 2.5)
 EASY_CACHE = (0.05, 0.1, 0.3)
 LAZY_CACHE = (0.1, 0.3)
@@ -42,15 +44,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench comfyui", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--steps", type=int, default=28)
+    parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), help="names, or all")
+    parser.add_argument("--cfg", nargs="+", type=float, default=[CFG])
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     if "COMFYUI" not in os.environ:
         raise StateError("bench comfyui: COMFYUI must name ComfyUI's folder; scripts/comfyui_venv.sh makes one")
-    record = {
-        "command": f"python -m bench comfyui --prompts {options.prompts} --steps {options.steps}",
-        "environment": environment(),
-        "samplers": Bench(options.prompts, options.steps).measure(),
-    }
+    given = f"--prompts {options.prompts} --steps {options.steps}"
+    if options.samplers != list(SAMPLERS) or options.cfg != [CFG]:
+        given += f" --samplers {' '.join(options.samplers)} --cfg {' '.join(f'{cfg:g}' for cfg in options.cfg)}"
+    bench = Bench(options.prompts, options.steps)
+    names = bench.host.comfy.samplers.SAMPLER_NAMES if options.samplers == ["all"] else options.samplers
+    found: dict[str, Any] = {}
+    for cfg in options.cfg:
+        at = f" at {cfg:g}" if len(options.cfg) > 1 else ""
+        found |= {f"{name}{at}": rows for name, rows in bench.measure(names, cfg).items()}
+    record = {"command": f"python -m bench comfyui {given}", "environment": environment(), "samplers": found}
     show(record["samplers"], Console())
     write_record(record, options.out, "comfyui")
 
@@ -73,14 +82,16 @@ class Bench:
             tokens, pooled, _ = pipe.encode_prompt(prompt, prompt, max_sequence_length=20)
         return [[tokens, {"pooled_output": pooled}]]
 
-    def measure(self) -> dict[str, Any]:
+    def measure(self, samplers: Sequence[str], cfg: float) -> dict[str, Any]:
         """For each sampler and variant: calls of the model, and PSNR of each prompt."""
         found: dict[str, Any] = {}
-        for sampler in SAMPLERS:
-            full = [self._run(self.model, sampler, self.steps, which) for which in range(len(self.conditions))]
+        for sampler in samplers:
+            full = [self._run(self.model, sampler, cfg, self.steps, which) for which in range(len(self.conditions))]
             found[sampler] = {"full": {"calls": full[0][1]}}
             for name, change, steps in self._variants():
-                runs = [self._run(change(self.model), sampler, steps, which) for which in range(len(self.conditions))]
+                runs = [
+                    self._run(change(self.model), sampler, cfg, steps, which) for which in range(len(self.conditions))
+                ]
                 found[sampler][name] = {
                     "calls": statistics.mean(calls for _, calls in runs),
                     "psnr": [capped_psnr(image, truth) for (image, _), (truth, _) in zip(runs, full, strict=True)],
@@ -112,7 +123,7 @@ class Bench:
         for speedup in sorted((2.0, *SPEEDUPS)):
             yield f"{round(self.steps / speedup)} steps", lambda model: model, round(self.steps / speedup)
 
-    def _run(self, model: Any, sampler: str, steps: int, which: int) -> tuple[np.ndarray, int]:
+    def _run(self, model: Any, sampler: str, cfg: float, steps: int, which: int) -> tuple[np.ndarray, int]:
         """The image, and how often the model was called."""
         counted = model.clone()
         counter = self.host.CallCounter(counted)
@@ -120,6 +131,7 @@ class Bench:
             counted,
             sampler,
             steps=steps,
+            cfg=cfg,
             seed=which,
             positive=self.conditions[which],
             negative=self.negative,

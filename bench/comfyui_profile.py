@@ -23,8 +23,8 @@ from rich.console import Console
 from bench._common import new_table, no_warnings, write_record
 from omnireuse import Profile
 from omnireuse.errors import StateError
-from omnireuse.evaluation.metrics import bootstrap, capped_psnr
-from omnireuse.evaluation.record import environment
+from omnireuse.lab.record import environment
+from omnireuse.pipelines.closeness import bootstrap, capped_psnr
 
 STEPS, SPEEDUPS = 28, (2.0, 3.0, 4.0)
 SEED, SEED_OF_JUDGED = 5, 77

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.peers import peers_among
 from omnireuse.errors import StateError
-from omnireuse.evaluation.compare.methods import chosen_methods
-from omnireuse.evaluation.compare.run import compare_all, merged, results_file, show
-from omnireuse.evaluation.compare.workload import Workload
+from omnireuse.lab.compare.methods import chosen_methods, own_methods
+from omnireuse.lab.compare.run import compare_all, merged, results_file, show
+from omnireuse.lab.compare.workload import Workload
 from reference.case import CASES, CLIPS, IMAGES
 from reference.workload import load_quietly, reference_workload
 
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         comparison = compare_all(
             workloads(options),
-            chosen_methods(options.profile, options.only),
+            chosen_methods(options.profile, options.only, own_methods(peers_among(options.only))),
             results_file(options.out),
             timed=options.time,
             command=f"python -m bench compare --prompts {options.prompts} --time {options.time}",

@@ -10,28 +10,24 @@ soon as they are known; a stopped run goes on.
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import statistics
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
 import omnireuse
-from bench._common import new_table, no_warnings, write_record
+from bench._common import new_table
+from bench._resumable import Row, Rows, parser_of, parts_of, record_of
 from bench.few_steps import BUDGETS, FULL_STEPS, Player, shifted
 from bench.left_out import solver
 from omnireuse import Blend, FixedSchedule
-from omnireuse.diffusion.targets import SPREAD
-from omnireuse.evaluation.record import environment
+from omnireuse.arguments.targets import SPREAD
 from reference.case import CASES
 
 SEED = 7300
-Row = dict[str, Any]
 
 
 def _flow(name: str, shift: float) -> Callable[[Any], Any]:
@@ -62,37 +58,21 @@ SOLVERS: dict[str, dict[str, Callable[[Any], Any]]] = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing, write ``corrections.json``, and show it."""
-    parser = argparse.ArgumentParser(prog="python -m bench corrections", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--case", nargs="+", choices=SOLVERS, default=list(SOLVERS))
-    parser.add_argument("--guidance", nargs="+", choices=("guided", "unguided"), default=["guided", "unguided"])
+    parser = parser_of("corrections", __doc__, SOLVERS, prompts=8)
     parser.add_argument("--budgets", nargs="+", type=int, default=list(BUDGETS), help="of 28 steps")
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
-    options = parser.parse_args(arguments)
-    with no_warnings():
-        measure(options)
+    show(record_of("corrections", parser.parse_args(arguments), measure), Console())
 
 
-def measure(options: argparse.Namespace) -> None:
+def measure(rows: Rows, options: argparse.Namespace) -> None:
     """All rows that are missing."""
-    kept = options.out / "corrections.json"
-    record: Row = json.loads(kept.read_text()) if kept.is_file() else {"rows": []}
-    record |= {"command": f"python -m bench corrections --prompts {options.prompts}", "environment": environment()}
-    parts = [part for case in options.case for part in itertools.product([case], SOLVERS[case], options.guidance)]
-    known = {(row["case"], row["solver"], row["guided"], row["budget"]) for row in record["rows"]}
-    with Progress() as progress:
-        task = progress.add_task("corrections", total=len(parts) * len(options.budgets))
-        players = {case: Player(CASES[case], options.prompts, seed=SEED) for case in options.case}
-        for case, name, guidance in parts:
-            guided, player = guidance == "guided", players[case]
-            player.use(SOLVERS[case][name](player.config), guided=guided)
-            for budget in options.budgets:
-                if (case, name, guided, budget) not in known:
-                    key = {"case": case, "solver": name, "guided": guided, "budget": budget}
-                    record["rows"].append(key | measured(player, budget))
-                    write_record(record, options.out, "corrections", quiet=True)
-                progress.advance(task)
-    show(record, Console())
+    players = {case: Player(CASES[case], options.prompts, seed=SEED) for case in options.case}
+    for part in track(parts_of(options, SOLVERS), "corrections"):
+        player, run = players[part["case"]], part.pop("run")
+        player.use(SOLVERS[part["case"]][run](player.config), guided=part["guided"])
+        for budget in options.budgets:
+            key = part | {"solver": run, "budget": budget}
+            if not rows.like(key):
+                rows.add(key | measured(player, budget))
 
 
 def measured(player: Player, budget: int) -> Row:

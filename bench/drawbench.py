@@ -1,4 +1,4 @@
-"""The protocol of the caches' papers on any model: 200 prompts of DrawBench, 28 and 50 steps, all methods of `compare`.
+"""The protocol of the caches' papers on any model: 200 prompts of DrawBench, 28 and 50 steps, all methods.
 
     python -m bench drawbench MODEL --prompts drawbench.csv [--only METHOD …] [--call JSON] [--out out/drawbench]
 
@@ -15,12 +15,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.peers import peers_among
+from omnireuse.base.records import write_text
 from omnireuse.cli.options import read_prompts
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.evaluation.compare.run import compare_pipeline, show
-from omnireuse.evaluation.record import json_schema
-from omnireuse.evaluation.scores import SCORES
-from omnireuse.records import write_text
+from omnireuse.lab.compare.run import compare_pipeline, show
+from omnireuse.lab.record import json_schema
+from omnireuse.lab.scores import SCORES
 
 CALIBRATION = Path(__file__).parent / "calibration_prompts.txt"
 """Prompts for methods that calibrate themselves, none of DrawBench's."""
@@ -55,6 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
         guidance=options.guidance,
         profiles=options.profile,
         only=options.only,
+        methods=peers_among(options.only),
         calibration_prompts=read_prompts(options.calibration_prompts, "drawbench(--calibration-prompts"),
         seed=options.seed,
         timed=options.time,
@@ -62,7 +64,6 @@ def main(arguments: list[str] | None = None) -> None:
         device=options.device,
         dtype=options.dtype,
         out=file,
-        resume=True,
         command=f"python -m bench drawbench {options.model} --call '{json.dumps(options.call)}'",
         **options.call,
     )

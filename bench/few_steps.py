@@ -28,11 +28,10 @@ from rich.progress import Progress
 import omnireuse
 from bench._common import no_warnings, write_record
 from bench._few_steps_figures import draw, show
-from omnireuse import FixedSchedule
-from omnireuse.diffusion.pipelines import DEFAULT
-from omnireuse.diffusion.targets import SPREAD
-from omnireuse.evaluation.metrics import psnr
-from omnireuse.evaluation.record import environment
+from omnireuse import Spread, Steps
+from omnireuse.arguments.targets import DEFAULT, SPREAD
+from omnireuse.lab.record import environment
+from omnireuse.pipelines.closeness import psnr
 from reference.case import CLIPS, IMAGES, Case
 from reference.drawing import Array
 
@@ -126,16 +125,16 @@ class Player:
     def length(self, steps: int) -> Row:
         """PSNR of the default, of half of the steps and of their rivals in a run of so many steps."""
         policy = DEFAULT.policy
-        assert isinstance(policy, FixedSchedule)
+        assert isinstance(policy, Spread)
         row: Row = {"default": self._beside_fewer(steps, policy), "half": None}
         if "fewer" in row["default"]:
             held, _ = self._reusing(steps, policy, "hold")
             row["default"]["hold"] = self.judge(held, steps)
         if steps == FULL_STEPS:
-            by_number = FixedSchedule(speedup=2.0, power=SPREAD["power"])
+            by_number = Spread(speedup=2.0, power=SPREAD["power"])
             row["default"]["by_number"] = self.judge(self._reusing(steps, by_number, DEFAULT.forecaster)[0], steps)
         if row["default"]["computed"] > steps / 2 + 1:
-            half = FixedSchedule(speedup=2.0, **SPREAD)
+            half = Spread(speedup=2.0, **SPREAD)
             row["half"] = self._beside_fewer(steps, half)
         return row
 
@@ -144,19 +143,19 @@ class Player:
         with omnireuse.enable(self.pipeline, computed_steps=count) as handle:
             made = self.run(FULL_STEPS)
             computed = sorted({event.step for event in handle.events if not event.reused})
-        held, _ = self._reusing(FULL_STEPS, FixedSchedule(steps=tuple(computed), compute_last=False), "hold")
+        held, _ = self._reusing(FULL_STEPS, Steps(steps=tuple(computed), compute_last=False), "hold")
         found = {"psnr": made, "hold": held, "fewer": self._whole(count)}
         each = {name: self.judged(pictures, FULL_STEPS) for name, pictures in found.items()}
         return {name: statistics.fmean(values) for name, values in each.items()} | {"at": computed, "each": each}
 
-    def _beside_fewer(self, steps: int, policy: FixedSchedule) -> Row:
+    def _beside_fewer(self, steps: int, policy: Spread | Steps) -> Row:
         made, computed = self._reusing(steps, policy, DEFAULT.forecaster)
         row: Row = {"computed": len(computed), "psnr": self.judge(made, steps)}
         if len(computed) == steps:
             return row
         return row | {"at": computed, "fewer": self.judge(self._whole(len(computed)), steps)}
 
-    def _reusing(self, steps: int, policy: FixedSchedule, forecaster: Any) -> tuple[Array, list[int]]:
+    def _reusing(self, steps: int, policy: Spread | Steps, forecaster: Any) -> tuple[Array, list[int]]:
         with omnireuse.enable(self.pipeline, policy=policy, forecaster=forecaster) as handle:
             made = self.run(steps)
             return made, sorted({event.step for event in handle.events if not event.reused})

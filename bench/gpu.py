@@ -1,12 +1,18 @@
 """Step reuse on transformers of true size: time of computed and reused steps, kernel launches, memory. Needs CUDA.
 
-    python -m bench gpu [--models flux.1 wan2.1-14b qwen-image] [--steps 12] [--out out/bench]
+    python -m bench gpu [--models flux.1 wan2.1-14b qwen-image] [--ways "CUDA graphs" …] [--steps 12] [--out out/bench]
     python -m bench gpu --tiny --device cpu
 
 Random weights in bfloat16 (24, 28 and 41 GB), every second step computed, in each region in turn with full runs. The
 device is waited for after every step, so a step's time includes its host time. Kernel launches are counted by
-torch.profiler in a further run. `--tiny --device cpu` takes the same path with tiny models, to try the code; its times
-say nothing, and launches are null there.
+torch.profiler in a further run.
+
+Then each model runs compiled, in CUDA graphs, quantised and offloaded, in region "step". Beside the times stand whether
+a run that computes every step, and a run after reuse, are bit-equal to the untouched one, and how often the host waits
+for the device in a run with reuse.
+
+`--tiny --device cpu` takes the same path with tiny models, to try the code; its times say nothing, and launches and
+waits are null there.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ import argparse
 import json
 import statistics
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -26,11 +33,12 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 import omnireuse
+from bench._gpu_ways import WAYS
 from bench._true_size import MODELS, Sampler
 from omnireuse import Blend, FixedSchedule
-from omnireuse.diffusion.reuse.strategy import REGIONS
 from omnireuse.errors import ConfigError
-from omnireuse.evaluation.record import environment
+from omnireuse.lab.record import environment
+from omnireuse.loop.strategy import REGIONS
 
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "hipLaunchKernel")
 LEAST_STEPS = 6
@@ -40,6 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run and write ``gpu.json`` and a table."""
     parser = argparse.ArgumentParser(prog="python -m bench gpu", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cuda")
@@ -55,11 +64,17 @@ def main(arguments: list[str] | None = None) -> None:
         "models": {},
     }
     options.out.mkdir(parents=True, exist_ok=True)
+    kept = options.out / "gpu.json"
     for name in options.models:
-        record["models"][name] = measure(name, options, device)
-        (options.out / "gpu.json").write_text(json.dumps(record, indent=1))
-    show(record, Console())
-    print(f"wrote {options.out / 'gpu.json'}")
+        row = record["models"][name] = measure(name, options, device) | {"ways": {}}
+        kept.write_text(json.dumps(record, indent=1))
+        for way in options.ways:
+            row["ways"][way] = measure_way(name, way, options, device)
+            kept.write_text(json.dumps(record, indent=1))
+    console = Console(record=True, width=120)
+    show(record, console)
+    console.save_html(str(options.out / "gpu.html"))
+    print(f"wrote {kept} and gpu.html")
 
 
 def check(options: argparse.Namespace, device: torch.device) -> None:
@@ -124,6 +139,55 @@ def measure_region(sampler: Sampler, region: str, steps: int, full: list[float])
         "steps_over_computed": summary.step_ratio,
         "host_ms": summary.host_seconds * 1e3,
     }
+
+
+def measure_way(name: str, way: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """One way of running the model: full runs beside runs with reuse, and what reuse must leave bit-equal. What the
+    machine cannot do is noted with its error, and the others go on."""
+    sampler = Sampler(MODELS[name], tiny=options.tiny, device=device, dtype=torch.bfloat16)
+    try:
+        WAYS[way](sampler)
+        # A copy: the next run of a CUDA graph overwrites what the last one returned.
+        full = _latents(sampler, options.steps)
+        runs = [timed(sampler, options.steps) for _ in range(options.repeats)]
+        with omnireuse.enable(sampler, policy="never") as handle:
+            computing = torch.equal(_latents(sampler, options.steps), full)
+        reusing: list[list[float]] = []
+        with omnireuse.enable(sampler, policy=FixedSchedule(every=2), forecaster=Blend()) as handle:
+            for _ in range(options.repeats):
+                reusing.append(timed(sampler, options.steps))
+            waits = host_waits(sampler, options.steps)
+            ratio = handle.summary().step_ratio
+        return {
+            "full_step_ms": _ms([seconds for run in runs for seconds in run]),
+            "speedup": sum(map(sum, runs)) / sum(map(sum, reusing)),
+            "steps_over_computed": ratio,
+            "computing_is_equal": computing,
+            "removed_is_equal": torch.equal(_latents(sampler, options.steps), full),
+            "host_waits": waits,
+        }
+    except Exception as error:  # a kernel or a library that is not there is a result
+        return {"error": f"{type(error).__name__}: {error!s:.300}"}
+    finally:
+        torch._dynamo.reset()
+
+
+def host_waits(sampler: Sampler, steps: int) -> int | None:
+    """How often the host waits for the device in a run, by torch's own count; None without CUDA."""
+    if sampler.device.type != "cuda":
+        return None
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            sampler.run(steps, lambda _step: nullcontext())
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing" in str(each.message) for each in said)
+
+
+def _latents(sampler: Sampler, steps: int) -> torch.Tensor:
+    return sampler.run(steps, lambda _step: nullcontext()).clone()
 
 
 def summarised(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -199,6 +263,19 @@ def show(record: dict[str, Any], console: Console) -> None:
                 f"{speedup['median']:.2f} ({speedup['lowest']:.2f}–{speedup['highest']:.2f})",
                 f"{row['steps_over_computed']:.2f}",
             )
+    console.print(table)
+    table = Table(title="ways of running, region step", box=None, title_justify="left")
+    headings = ("model", "way", "full ms", "speed-up", "steps / computed", "computing equal", "removed equal", "waits")
+    for heading in headings:
+        table.add_column(heading)
+    for name, model in record["models"].items():
+        for way, row in model["ways"].items():
+            if "error" in row:
+                table.add_row(name, way, row["error"])
+                continue
+            figures = (row["full_step_ms"]["median"], row["speedup"], row["steps_over_computed"])
+            equal = ("yes" if row[f"{each}_is_equal"] else "NO" for each in ("computing", "removed"))
+            table.add_row(name, way, *(f"{each:.2f}" for each in figures), *equal, _count(row["host_waits"]))
     console.print(table)
 
 

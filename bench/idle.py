@@ -65,7 +65,7 @@ class Hook:
 
 def in_vllm_omni() -> dict[str, dict[str, Any]]:
     """Figures by mode, in vllm-omni's engine without a cache backend."""
-    from omnireuse.integrations.vllm_omni.hooks import SEAMS
+    from omnireuse.engines.vllm_omni.hooks import SEAMS
     from tests.hosts.vllm_omni import conftest, cpu_platform, tiny_qwen
 
     for name, value in conftest.ENVIRONMENT.items():
@@ -105,7 +105,7 @@ def _count(module: str, path: str, hook: Hook) -> Callable[[], None]:
 
 def in_sglang() -> dict[str, dict[str, Any]]:
     """Figures by backend, in SGLang's pipelines without OMNIREUSE_SGLANG."""
-    from omnireuse.integrations.sglang import hooks as plugin
+    from omnireuse.engines.sglang import hooks as plugin
     from tests.hosts.sglang import conftest
 
     conftest.prepare()
@@ -168,6 +168,7 @@ def main(argv: list[str]) -> None:
             "scripts/sglang_venv.sh build environments that have them"
         )
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found.pop("run", None)
     for measure in present:
         found |= measure()
     RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")

@@ -14,25 +14,20 @@ anew.
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
-from bench._common import new_table, no_warnings, write_record
+from bench._common import new_table
 from bench._few_steps_figures import budget_cell
+from bench._resumable import Row, Rows, parser_of, parts_of, record_of
 from bench.few_steps import BUDGETS, Player, shifted
-from omnireuse.evaluation.record import environment
 from reference.case import CASES
 
 SEED = 8800
-
-Row = dict[str, Any]
 
 
 def solver(name: str, **options: Any) -> Callable[[Any], Any]:
@@ -58,38 +53,21 @@ SOLVERS: dict[str, dict[str, Callable[[Any], Any]]] = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing; write ``left_out.json`` and show a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench left_out", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--case", nargs="+", choices=SOLVERS, default=list(SOLVERS))
-    parser.add_argument("--guidance", nargs="+", choices=("guided", "unguided"), default=["guided", "unguided"])
+    parser = parser_of("left_out", __doc__, SOLVERS, prompts=8)
     parser.add_argument("--budgets", nargs="+", type=int, default=list(BUDGETS), help="of 28 steps")
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
-    options = parser.parse_args(arguments)
-    with no_warnings():
-        measure(options)
+    show(record_of("left_out", parser.parse_args(arguments), measure), Console())
 
 
-def measure(options: argparse.Namespace) -> None:
-    """Run what is missing, and write and show the record."""
-    kept = options.out / "left_out.json"
-    record: Row = json.loads(kept.read_text()) if kept.is_file() else {"rows": []}
-    record |= {"command": "python -m bench left_out", "environment": environment()}
-    known = {(row["case"], row["solver"], row["guided"], row["budget"]) for row in record["rows"]}
-    with Progress() as progress:
-        parts = [part for case in options.case for part in itertools.product([case], SOLVERS[case], options.guidance)]
-        task = progress.add_task("left out", total=len(parts) * len(options.budgets))
-        players = {case: Player(CASES[case], options.prompts, seed=SEED) for case in options.case}
-        for case, solver, guidance in parts:
-            guided = guidance == "guided"
-            player = players[case]
-            player.use(SOLVERS[case][solver](player.config), guided=guided)
-            for budget in options.budgets:
-                if (case, solver, guided, budget) not in known:
-                    key = {"case": case, "solver": solver, "guided": guided, "budget": budget}
-                    record["rows"].append(key | player.budget(budget))
-                    write_record(record, options.out, "left_out", quiet=True)
-                progress.advance(task)
-    show(record, Console())
+def measure(rows: Rows, options: argparse.Namespace) -> None:
+    """All rows that are missing."""
+    players = {case: Player(CASES[case], options.prompts, seed=SEED) for case in options.case}
+    for part in track(parts_of(options, SOLVERS), "left out"):
+        player, run = players[part["case"]], part.pop("run")
+        player.use(SOLVERS[part["case"]][run](player.config), guided=part["guided"])
+        for budget in options.budgets:
+            key = part | {"solver": run, "budget": budget}
+            if not rows.like(key):
+                rows.add(key | player.budget(budget))
 
 
 def show(record: Row, console: Console) -> None:

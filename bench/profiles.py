@@ -20,18 +20,18 @@ from rich.console import Console
 
 import omnireuse
 from omnireuse import Profile
-from omnireuse.diffusion.calibration.candidate import FITTED, Candidate
-from omnireuse.diffusion.calibration.command import profile_table
-from omnireuse.diffusion.calibration.jobs import Local, RunInFull, Score
-from omnireuse.diffusion.calibration.options import held_out_last
-from omnireuse.diffusion.calibration.origin import versions
-from omnireuse.diffusion.calibration.runner import PipelineRunner
-from omnireuse.diffusion.reuse.call import read_argument
-from omnireuse.diffusion.reuse.forecasters import Fitted
+from omnireuse.calibration.command import profile_table
+from omnireuse.calibration.options import held_out_last
+from omnireuse.calibration.runner import PipelineRunner
+from omnireuse.calibration.runs import full_run, score
+from omnireuse.forecasters import Fitted
+from omnireuse.hooks.call_arguments import read_argument
 from omnireuse.pipelines.source import Source
-from reference.case import CLIPS, IMAGES, Case
+from omnireuse.planning.candidate import FITTED, Candidate
+from omnireuse.profiles.origin import versions
+from reference.case import CLIPS, FACES, IMAGES, Case
 
-CASES = {case.name: case for case in (IMAGES, CLIPS)}
+CASES = {case.name: case for case in (IMAGES, CLIPS, FACES)}
 SEED = 3000
 """Of captions and noise."""
 SHARES = (0.14, 0.18, 0.25, 0.333, 0.4, 0.5)
@@ -41,7 +41,7 @@ SHARES = (0.14, 0.18, 0.25, 0.333, 0.4, 0.5)
 def main(arguments: list[str] | None = None) -> None:
     """Search and write one profile a case."""
     parser = argparse.ArgumentParser(prog="python -m bench profiles", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--case", nargs="+", choices=CASES, default=[IMAGES.name, CLIPS.name])
     parser.add_argument("--steps", type=int, nargs="+", default=[28, 50])
     parser.add_argument("--guidance", type=float, nargs="+", default=[6.0, 1.0])
     parser.add_argument("--prompts", type=int, default=48)
@@ -105,12 +105,12 @@ def judged(case: Case, profile: Profile, console: Console) -> Profile:
         Source(given=case.find(None), device="cpu").load(), prompts, call=call, seed=profile.seed, batch_size=batch
     )
     places, about = range(for_search, count), runner.describe(content=False)
-    full = Local(value=RunInFull(places=places).run(runner).pictures)
+    full = full_run(runner, places).pictures
     plans = {}
     for number, plan in profile.plans.items():
         fitted = Fitted(coordinates=profile.coordinates, weights=plan.weights, computed=plan.steps)
         candidate = Candidate(steps=plan.steps, forecaster=FITTED)
-        scores = tuple(Score(places=places, candidate=candidate, forecaster=fitted, full=full).run(runner))
+        scores = tuple(score(runner, candidate, places, fitted, full))
         plans[number] = replace(plan, held_out=scores)
         farthest = max(abs(now - before) for now, before in zip(scores, plan.held_out, strict=True))
         console.print(

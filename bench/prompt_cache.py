@@ -26,16 +26,14 @@ import cachetools
 import torch
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
-from omnireuse.core.stores.disk import DiskTier
-from omnireuse.core.stores.redis import RedisTier
-from omnireuse.core.stores.tier import Tier
 from omnireuse.diffusion.cache.prompt_embed_cache import (
-    PromptCacheOptions,
     PromptEmbedCache,
     install_prompt_embed_cache,
-    uninstall_prompt_embed_cache,
 )
-from omnireuse.diffusion.prompts.keys import freeze
+from omnireuse.prompts.keys import freeze
+from omnireuse.stores.disk import DiskTier
+from omnireuse.stores.redis import RedisTier
+from omnireuse.stores.tier import Tier
 from reference.captions import caption, held_out_scenes
 from reference.load import SAMPLING, load_image_pipeline
 
@@ -83,26 +81,23 @@ def row(what: str, value: float, unit: str = "us") -> None:
 
 
 def hits_in_process() -> None:
-    """A whole hit, keys included, by how closely the 416 weights are watched."""
+    """A whole hit, keys and the look at 416 weights included."""
     prompt = "a photograph of an astronaut riding a horse on the beach at sunset, " * 5
-    for weights in ("versions", "storages", "manual"):
-        pipeline = FluxSized()
-        install_prompt_embed_cache(pipeline, options=PromptCacheOptions(weights=weights))
-        device = torch.device("cpu")
-        call = functools.partial(
-            pipeline.encode_prompt,
-            prompt=prompt,
-            prompt_2=None,
-            device=device,
-            num_images_per_prompt=1,
-            prompt_embeds=None,
-            pooled_prompt_embeds=None,
-            max_sequence_length=512,
-            lora_scale=None,
-        )
-        call()
-        row(f"hit, 77-token CLIP + 512-token T5, weights={weights!r}", best_us(call))
-        uninstall_prompt_embed_cache(pipeline)
+    pipeline = FluxSized()
+    install_prompt_embed_cache(pipeline)
+    call = functools.partial(
+        pipeline.encode_prompt,
+        prompt=prompt,
+        prompt_2=None,
+        device=torch.device("cpu"),
+        num_images_per_prompt=1,
+        prompt_embeds=None,
+        pooled_prompt_embeds=None,
+        max_sequence_length=512,
+        lora_scale=None,
+    )
+    call()
+    row("hit, 77-token CLIP + 512-token T5", best_us(call))
 
 
 def keys() -> None:

@@ -24,7 +24,7 @@ from rich.console import Console
 from bench._common import new_table, write_record
 from omnireuse.errors import ConfigError
 
-AFFINITY = "omnireuse.integrations.ray_serve.PromptAffinityRouter"
+AFFINITY = "omnireuse.engines.ray_serve.PromptAffinityRouter"
 ROUTERS = {"Ray's default": None, "by prompt": AFFINITY}
 
 
@@ -39,7 +39,7 @@ def deploy(app: str, router: str | None, num_replicas: int, max_ongoing: int, ca
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
-    from omnireuse.core.stores.memory import MemoryStore
+    from omnireuse.stores.memory import MemoryStore
 
     @serve.deployment(
         num_replicas=num_replicas, max_ongoing_requests=max_ongoing, ray_actor_options={"num_cpus": 0},

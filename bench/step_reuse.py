@@ -24,10 +24,10 @@ from rich.progress import track
 
 import omnireuse
 from bench._common import new_table, write_record
-from omnireuse import Blend, FixedSchedule, Hold, Polynomial
-from omnireuse.diffusion.pipelines import DEFAULT
-from omnireuse.evaluation.metrics import psnr
-from omnireuse.evaluation.record import environment
+from omnireuse import Blend, Hold, Polynomial, Spread
+from omnireuse.arguments.targets import DEFAULT
+from omnireuse.lab.record import environment
+from omnireuse.pipelines.closeness import psnr
 from reference.case import IMAGES
 from reference.evaluate import score
 
@@ -37,7 +37,7 @@ FORECASTERS = {
     "blend": Blend(),
 }
 SCHEDULES = {"default": DEFAULT.policy} | {
-    f"{count}, {name}": FixedSchedule(num_computed=count, power=power)
+    f"{count}, {name}": Spread(num_computed=count, power=power)
     for count in (14, 10, 7)
     for name, power in (("even", 1.0), ("power 1.7", 1.7))
 }
@@ -96,7 +96,7 @@ class Bench:
         full = self.images(guided=guided)
         rows = []
         for name, policy in track(SCHEDULES.items(), f"quality, {'guided' if guided else 'unguided'}"):
-            assert isinstance(policy, FixedSchedule)
+            assert isinstance(policy, Spread)
             noises = tuple(float(s) for s in np.linspace(1.0, 1 / self.steps, self.steps))
             computed = sorted(policy.schedule(self.steps, noises))
             baselines = {

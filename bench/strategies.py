@@ -29,10 +29,10 @@ import omnireuse
 from bench._cases import CASES, Player, Tuning
 from bench._choices import FORECASTERS, SHARES, STRATEGIES, choice, settings
 from bench._strategy_figures import BASELINE, FULL, draw, show
-from omnireuse.diffusion.reuse.summary import Summary
 from omnireuse.errors import ConfigError, UnknownNameError
-from omnireuse.evaluation.metrics import IDENTICAL_DB, psnr, ssim
-from omnireuse.evaluation.record import environment
+from omnireuse.lab.record import environment
+from omnireuse.pipelines.closeness import IDENTICAL_DB, psnr, ssim
+from omnireuse.summary.summary import Summary
 
 Record = dict[str, Any]
 Rows = list[dict[str, Any]]

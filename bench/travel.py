@@ -16,19 +16,18 @@ was: delete the file to begin anew.
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import statistics
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
 import omnireuse
-from bench._common import new_table, no_warnings, write_record
+from bench._common import new_table
+from bench._resumable import Row, Rows, parser_of, record_of
 from omnireuse import Profile
-from omnireuse.evaluation.metrics import psnr
-from omnireuse.evaluation.record import environment
+from omnireuse.pipelines.closeness import psnr
 from reference.case import CLIPS, IMAGES
 from reference.drawing import Array
 
@@ -46,41 +45,25 @@ BUDGETS = {"2x": 14, "3x": 9}
 SEED = 5500
 LORA_RANK, LORA_SIZE = 4, 0.05
 
-Row = dict[str, Any]
-
 
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing; write ``travel.json``, and show a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench travel", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--guidance", nargs="+", choices=("guided", "unguided"), default=["guided", "unguided"])
+    parser = parser_of("travel", __doc__, CASES, prompts=8)
     parser.add_argument("--only", nargs="+", choices=CHANGES, default=list(CHANGES))
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
-    with no_warnings():
-        measure(options)
+    show(record_of("travel", options, measure, prompts=options.prompts), Console())
 
 
-def measure(options: argparse.Namespace) -> None:
+def measure(rows: Rows, options: argparse.Namespace) -> None:
     """All parts that are missing."""
-    kept = options.out / "travel.json"
-    record: Row = json.loads(kept.read_text()) if kept.is_file() else {"rows": []}
-    record |= {"command": "python -m bench travel", "environment": environment(), "prompts": options.prompts}
-    for case in options.case:
-        for guidance in options.guidance:
-            home = HOME | ({} if guidance == "guided" else {"guidance": 1.0})
-            runs = [("home", home)]
-            runs += [(name, home | {name: value}) for name in options.only for value in CHANGES[name]]
-            for name, run in runs:
-                if name == "guidance" and guidance == "unguided":
-                    continue
-                key = {"case": case, "guided": guidance == "guided", "change": name, **run}
-                if any(all(row[part] == value for part, value in key.items()) for row in record["rows"]):
-                    continue
-                record["rows"].append(key | Player(case, options.prompts, run, guided=key["guided"]).measure())
-                write_record(record, options.out, "travel", quiet=True)
-    show(record, Console())
+    for case, guidance in itertools.product(options.case, options.guidance):
+        home = HOME | ({} if guidance == "guided" else {"guidance": 1.0})
+        runs = [("home", home)]
+        runs += [(name, home | {name: value}) for name in options.only for value in CHANGES[name]]
+        for name, run in runs:
+            key = {"case": case, "guided": guidance == "guided", "change": name, **run}
+            if (name, guidance) != ("guidance", "unguided") and not rows.like(key):
+                rows.add(key | Player(case, options.prompts, run, guided=key["guided"]).measure())
 
 
 class Player:

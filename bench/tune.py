@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import tempfile
@@ -24,22 +23,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-import torch
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
 import omnireuse
-from bench._common import new_table, no_warnings, write_record
+from bench._common import new_table
+from bench._resumable import Player, Row, Rows, parser_of, parts_of, record_of
 from bench.few_steps import shifted
 from bench.left_out import solver
 from omnireuse import FixedSchedule
-from omnireuse.evaluation.metrics import psnr
-from omnireuse.evaluation.record import environment
-from reference.case import CASES
+from omnireuse.pipelines.closeness import psnr
 from reference.drawing import Array
 from reference.figures import explain
 
@@ -47,130 +44,105 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 SEED = 12_000
-SHIFTED = {f"shift {shift}": partial(shifted, shift=shift) for shift in ("1", "3", "6")}
+
+
+def shifts(*wanted: str) -> dict[str, Callable[[Any], Any]]:
+    """For each shift the scheduler that has it."""
+    return {f"shift {shift}": partial(shifted, shift=shift) for shift in wanted}
+
+
 RUNS: dict[str, dict[str, Callable[[Any], Any]]] = {
-    "shapes-flux": SHIFTED,
-    "shapes-wan": SHIFTED,
-    "shapes-dev": SHIFTED,
+    "shapes-flux": shifts("1", "3", "6"),
+    "shapes-wan": shifts("1", "3", "6"),
+    "shapes-dev": shifts("1", "3", "6"),
     "shapes-sd": {
         "DDIM": solver("DDIMScheduler"),
         "DPM++ 2M, Karras": solver("DPMSolverMultistepScheduler", use_karras_sigmas=True),
     },
+    "faces": shifts("1", "1.5", "3", "6"),
 }
 BUDGETS = ("28:14", "28:9", "28:7", "50:20")
 PICTURES = 3
 
-Row = dict[str, Any]
-
 
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing; write ``tune.json``, and show a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench tune", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--case", nargs="+", choices=RUNS, default=list(RUNS))
+    parser = parser_of("tune", __doc__, RUNS, prompts=8)
     parser.add_argument("--run", nargs="+", default=None, help="names of runs, such as 'shift 1'; all by default")
-    parser.add_argument("--guidance", nargs="+", choices=("guided", "unguided"), default=["guided", "unguided"])
     parser.add_argument("--budgets", nargs="+", default=list(BUDGETS), help="steps:computed steps")
     parser.add_argument("--draws", type=int, default=4)
     parser.add_argument("--draws-of-fewer", type=int, default=2, help="draws that are tuned on 1 and 2 pictures too")
-    parser.add_argument("--prompts", type=int, default=8, help="held-out captions")
-    parser.add_argument("--show", action="store_true", help="only show the record")
-    parser.add_argument("--markdown", action="store_true", help="show it as the table of docs/figures.md")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
-    if not options.show:
-        with no_warnings(), torch.no_grad():
-            measure(options)
-    rows = json.loads((options.out / "tune.json").read_text())["rows"]
-    (print_markdown if options.markdown else show)(rows, Console())
+    rows = record_of("tune", options, measure)["rows"]
+    show(rows, Console())
     draw(rows, options.out / "tuning.png")
 
 
-def measure(options: argparse.Namespace) -> None:
-    """Run what is missing, and write the record."""
-    kept = options.out / "tune.json"
-    record: Row = json.loads(kept.read_text()) if kept.is_file() else {"rows": []}
-    record |= {"command": "python -m bench tune", "environment": environment()}
-    known = {_key(row) for row in record["rows"]}
-    parts = [
-        part
-        for case in options.case
-        for part in itertools.product([case], options.run or RUNS[case], options.guidance, options.budgets)
-        if part[1] in RUNS[case]
-    ]
-    with Progress() as progress:
-        task = progress.add_task("tuning", total=len(parts))
-        for case, run, guidance, budget in parts:
-            steps, computed = map(int, budget.split(":"))
-            key = {"case": case, "run": run, "guided": guidance == "guided", "steps": steps, "computed": computed}
-            wanted = [key | {"method": name, "draw": 0} for name in ("fewer", "hold", "untuned")]
-            for draw in range(options.draws):
-                fewer = range(1, PICTURES) if draw < options.draws_of_fewer else ()
-                wanted += [key | {"method": f"tuned {pictures}", "draw": draw} for pictures in (*fewer, PICTURES)]
-            if missing := [each for each in wanted if _key(each) not in known]:
-                player = Player(key, prompts=options.prompts, draws=options.draws)
-                for each in missing:
-                    record["rows"].append(each | player.play(each["method"], each["draw"]))
-                    write_record(record, options.out, "tune", quiet=True)
-            progress.advance(task)
+def measure(rows: Rows, options: argparse.Namespace) -> None:
+    """Run what is missing."""
+    parts = list(itertools.product(parts_of(options, RUNS), options.budgets))
+    for part, budget in track(parts, "tuning"):
+        steps, computed = map(int, budget.split(":"))
+        key = part | {"steps": steps, "computed": computed}
+        wanted = [key | {"method": name, "draw": 0} for name in ("fewer", "hold", "untuned")]
+        for draw in range(options.draws):
+            fewer = range(1, PICTURES) if draw < options.draws_of_fewer else ()
+            wanted += [key | {"method": f"tuned {pictures}", "draw": draw} for pictures in (*fewer, PICTURES)]
+        if missing := [each for each in wanted if not rows.like(each)]:
+            player = Tuned(key, prompts=options.prompts, draws=options.draws)
+            for each in missing:
+                rows.add(each | player.play(each["method"], each["draw"]))
 
 
 def _key(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("case", "run", "guided", "steps", "computed", "method", "draw"))
 
 
-class Player:
-    """One pipeline in runs of one kind, with captions to tune on and captions to judge by."""
+class Tuned(Player):
+    """Pictures of one pipeline by each method, held against its full run.
 
-    _pipelines: ClassVar[dict[str, tuple[Any, Any]]] = {}
+    Args:
+        key: of a part, with the numbers of steps.
+        prompts, draws, prepare: as for `Player`.
+    """
 
-    def __init__(self, key: Row, *, prompts: int, draws: int) -> None:
-        self._case = CASES[key["case"]]
-        if self._case.name not in self._pipelines:
-            pipeline = self._case.load()
-            pipeline.set_progress_bar_config(disable=True)
-            self._pipelines[self._case.name] = pipeline, pipeline.scheduler.config
-        self.pipeline, config = self._pipelines[self._case.name]
-        self.pipeline.scheduler = RUNS[key["case"]][key["run"]](config)
-        self._guidance = {} if key["guided"] else {self._case.guidance: 1.0}
+    def __init__(self, key: Row, *, prompts: int, draws: int, **prepare: Any) -> None:
+        super().__init__(key, RUNS, prompts=prompts, draws=draws, drawn=PICTURES, seed=SEED, **prepare)
         self._steps, self._computed = key["steps"], key["computed"]
-        scenes = self._case.held_out(prompts + PICTURES * draws, seed=SEED)
-        self._prompts = [self._case.caption(scene) for scene in scenes]
-        self._judged = range(prompts)
-        self._drawn = [range(prompts + PICTURES * draw, prompts + PICTURES * (draw + 1)) for draw in range(draws)]
-        self._full = self.run(self._judged, self._steps)
+        self._full = self.run(self.judged, self._steps)
 
     def play(self, method: str, draw: int) -> Row:
         """The PSNR of each judged caption, and what tuning says."""
         if method == "fewer":
-            return self._judge(self.run(self._judged, self._computed))
+            return self._judge(self.run(self.judged, self._computed))
         if method == "hold":
             policy = FixedSchedule(steps=self._default_steps(), compute_last=False)
             with omnireuse.enable(self.pipeline, policy=policy, forecaster="hold", quantity="output"):
-                return self._judge(self.run(self._judged, self._steps))
+                return self._judge(self.run(self.judged, self._steps))
         if method == "untuned":
             with omnireuse.enable(self.pipeline, computed_steps=self._computed, tune=False):
-                return self._judge(self.run(self._judged, self._steps))
+                return self._judge(self.run(self.judged, self._steps))
         pictures = int(method.split()[1])
         with (
             tempfile.TemporaryDirectory() as folder,
             cache_in(folder),
             omnireuse.enable(self.pipeline, computed_steps=self._computed, tune=pictures) as handle,
         ):
-            for place in self._drawn[draw][:pictures]:
+            for place in self.drawn[draw][:pictures]:
                 self.run([place], self._steps)
-            found, tuning = self._judge(self.run(self._judged, self._steps)), handle.tuning
+            found, tuning = self._judge(self.run(self.judged, self._steps)), handle.tuning
         about = {"state": tuning.state, "runs": tuning.runs, "expected": tuning.expected, "text": tuning.reason}
         return found | about
 
     def _default_steps(self) -> tuple[int, ...]:
         with omnireuse.enable(self.pipeline, computed_steps=self._computed, tune=False) as handle:
-            self.run(self._judged[:1], self._steps)
+            self.run(self.judged[:1], self._steps)
             return tuple(sorted({event.step for event in handle.events if not event.reused}))
 
     def run(self, places: Sequence[int], steps: int) -> Array:
         """What the pipeline makes now of these captions, in so many steps."""
-        prompts, seeds = [self._prompts[place] for place in places], [SEED + place for place in places]
-        return self._case.generate(self.pipeline, prompts, seeds, num_inference_steps=steps, **self._guidance)
+        prompts, seeds = [self.prompts[place] for place in places], [SEED + place for place in places]
+        return self.case.generate(self.pipeline, prompts, seeds, num_inference_steps=steps, **self.guidance)
 
     def _judge(self, made: Array) -> Row:
         return {"each": [round(min(psnr(a, b), 100.0), 3) for a, b in zip(made, self._full, strict=True)]}
@@ -203,14 +175,6 @@ def show(rows: list[Row], console: Console) -> None:
         table.add_row(*cells)
     console.print(table)
     console.print(_conclusion(rows))
-
-
-def print_markdown(rows: list[Row], console: Console) -> None:
-    """The same as a table of Markdown."""
-    print(f"| {' | '.join(HEADINGS)} |\n|{'---|' * len(HEADINGS)}")
-    for cells in _cells(rows):
-        print(f"| {' | '.join(cells)} |")
-    print(f"\n{_conclusion(rows)}")
 
 
 def _cases(rows: list[Row]) -> Iterator[tuple[tuple[Any, ...], list[Row]]]:

@@ -4,7 +4,7 @@
 
 Requests arrive at random (Poisson) and run in waves. A wave costs `per_wave` once and `per_row` for each row that
 computes; forecast rows cost `FORECAST` of a computed one. Variants: no cache; a cache whose requests all compute in the
-same waves (every second wave of the engine); reuse with each request's own schedule; the same with planned phases.
+same waves (every second wave of the engine); reuse with each request's own schedule.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from omnireuse.diffusion.reuse.policies import FixedSchedule
 from omnireuse.errors import StateError
-from omnireuse.integrations.phases import WavePlanner, linear_cost
+from omnireuse.policies import FixedSchedule
 from tests.hosts.vllm_omni import cpu_platform
 
 RESULTS = Path(__file__).parent / "results" / "waves.json"
@@ -33,7 +32,7 @@ LOADS = (0.3, 0.6, 0.9, 1.2, 2.0)
 """Arrivals, as a share of what the engine serves at most without a cache."""
 SHAPES = {"saturated": 0.1, "half": 1.0, "launch": 4.0}
 """Cost of a wave beside its rows, in rows: a large picture fills the device alone, a small one does not."""
-VARIANTS = ("none", "same waves", "own", "own, planned")
+VARIANTS = ("none", "same waves", "own")
 
 
 @dataclass
@@ -83,8 +82,6 @@ def simulate(variant: str, load: float, per_wave: float, count: int, seed: int) 
 
     scheduler = StepScheduler()
     scheduler.initialize(SimpleNamespace(max_num_seqs=MOST_RUNNING))
-    cost = linear_cost(per_wave=per_wave)
-    planner = WavePlanner(cost)
     policy = FixedSchedule(speedup=2)
     waiting, jobs = list(arrivals(load, per_wave, count, seed)), {}
     clock, wave, measured = 0.0, 0, Measured()
@@ -101,14 +98,12 @@ def simulate(variant: str, load: float, per_wave: float, count: int, seed: int) 
             job = jobs[name]
             if job.wave < 0:
                 job.wave = wave
-                own = policy.schedule(job.total)
-                job.steps = planner.place(own, job.total, wave=wave) if variant == "own, planned" else own
+                job.steps = policy.schedule(job.total)
             computed += _computes(variant, job, wave)
         forecast = len(scheduled.scheduled_request_ids) - computed
-        clock += cost(computed) + FORECAST * forecast
+        clock += (per_wave + computed if computed else 0.0) + FORECAST * forecast
         measured.rows.append(computed)
         wave += 1
-        planner.finish(wave)
         _advance(scheduler, scheduled, jobs, clock, measured)
     measured.end = clock
     return measured

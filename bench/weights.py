@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ from rich.progress import track
 
 import omnireuse
 from bench._common import new_table, write_record
-from omnireuse.diffusion.calibration import fit
-from omnireuse.diffusion.calibration.candidate import FITTED, Candidate
-from omnireuse.diffusion.calibration.jobs import Local, RunInFull, RunInFullResult, Score, lead
-from omnireuse.diffusion.calibration.path import Path as RunPath
-from omnireuse.diffusion.calibration.runner import PipelineRunner
-from omnireuse.diffusion.reuse.policies import FixedSchedule
-from omnireuse.evaluation.metrics import bootstrap
-from omnireuse.evaluation.record import environment
+from omnireuse.calibration.runner import PipelineRunner
+from omnireuse.calibration.runs import full_run, score
+from omnireuse.lab.record import environment
+from omnireuse.pipelines.closeness import bootstrap
+from omnireuse.planning import fit
+from omnireuse.planning.candidate import FITTED, Candidate
+from omnireuse.planning.path import Path as RunPath
+from omnireuse.policies import FixedSchedule
+from omnireuse.tuning.trials import MeasuredCall
 from reference.case import CLIPS, IMAGES
 from reference.workload import load_quietly
 
@@ -63,10 +65,7 @@ class Bench:
         self._runner = PipelineRunner(self._pipeline, prompts, seed=SEED, call=call)
         half = len(prompts) // 2
         self._fitted, self._judged = range(half), range(half, len(prompts))
-        self._full = {
-            places: RunInFull(places=places, record=True, keep_path=True).run(self._runner)
-            for places in (self._fitted, self._judged)
-        }
+        self._full = {places: full_run(self._runner, places, record=True) for places in (self._fitted, self._judged)}
 
     def rows(self, budgets: Sequence[int]) -> list[dict[str, Any]]:
         """PSNR of every way to fit, on the captions that were not fitted on."""
@@ -89,26 +88,21 @@ class Bench:
             steps=tuple(sorted(FixedSchedule(num_computed=count, power=POWER).schedule(self._steps))), forecaster=FITTED
         )
         fitted = self._fit(candidate, kept, apart, range(prompts))
-        full = Local(value=self._full[self._judged].pictures)
-        psnr = Score(candidate=candidate, places=self._judged, forecaster=fitted, full=full).run(self._runner)
+        psnr = score(self._runner, candidate, self._judged, fitted, self._full[self._judged].pictures)
         mean = bootstrap(psnr)
         return {"psnr": mean.mean, "low": mean.low, "high": mean.high, "worst": min(psnr), "branches": fitted.branches}
 
     def _fit(self, candidate: Candidate, kept: int, apart: bool, batch: range) -> omnireuse.Fitted:
-        full = self._full[self._fitted]
-        assert full.path is not None
+        found = self._full[self._fitted]
+        assert found.full is not None
         path = RunPath(
-            latents=[latents[: len(batch)] for latents in full.path.latents],
-            shares=full.path.shares if apart else (1.0,),
+            latents=[latents[: len(batch)] for latents in found.full.path.latents],
+            shares=found.full.path.shares if apart else (1.0,),
         )
         weights = fit.WeightFit(candidate.steps, self._steps, kept=kept)
-        lead(self._runner, weights, path, batch, candidate)
-        return omnireuse.Fitted(coordinates=_coordinates(full), weights=weights.weights, computed=candidate.steps)
-
-
-def _coordinates(full: RunInFullResult) -> tuple[float, ...]:
-    assert full.distances is not None
-    return tuple(full.distances.coordinates.tolist())
+        call = MeasuredCall(replay=batch, full=replace(found.full, path=path))
+        self._runner.lead(call, weights, candidate.policy(self._steps))
+        return omnireuse.Fitted(coordinates=found.seen.coordinates, weights=weights.weights, computed=candidate.steps)
 
 
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:

@@ -1,0 +1,110 @@
+"""What quantised weights and activations leave of reuse, before tuning and after it.
+
+    python -m bench quantised [--held "int8 weights" …] [--budgets 28:14] [--prompts 6] [--draws 2]
+
+shapes-flux with guidance, each way of holding its weights against its own full run: PSNR in dB on held-out captions.
+Eight-bit integers are torchao's; eight-bit floats are emulated: weights and, for each token, activations are rounded to
+`torch.float8_e4m3fn`, with a scale each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from bench._common import new_table
+from bench._resumable import Row, Rows, parser_of, record_of
+from bench.tune import Tuned
+
+CASE, RUN = "shapes-flux", "shift 1"
+METHODS = ("fewer", "hold", "untuned", "tuned 3")
+LARGEST = 448.0
+"""Of torch.float8_e4m3fn."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run what is missing; write ``quantised.json``, and show a table."""
+    parser = parser_of("quantised", __doc__, [CASE], prompts=6, guidance=False)
+    parser.add_argument("--held", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--budgets", nargs="+", default=["28:14"], help="steps:computed steps")
+    parser.add_argument("--draws", type=int, default=2, help="draws of the first three pictures")
+    show(record_of("quantised", parser.parse_args(arguments), measure)["rows"], Console())
+
+
+def measure(rows: Rows, options: argparse.Namespace) -> None:
+    """Measure what is missing of each way."""
+    for held, budget in track(list(itertools.product(options.held, options.budgets)), "quantised"):
+        Tuned.pipelines.clear()  # the weights are changed in place
+        steps, computed = map(int, budget.split(":"))
+        key = {"held": held, "case": CASE, "run": RUN, "guided": True, "steps": steps, "computed": computed}
+        player = Tuned(key, prompts=options.prompts, draws=options.draws, prepare=WAYS[held])
+        for method in METHODS:
+            for draw in range(options.draws if method.startswith("tuned") else 1):
+                if not rows.like(key | {"method": method, "draw": draw}):
+                    rows.add(key | {"method": method, "draw": draw} | player.play(method, draw))
+    Tuned.pipelines.clear()
+
+
+def _with_torchao(config: str) -> Callable[[torch.nn.Module], None]:
+    def change(model: torch.nn.Module) -> None:
+        from torchao import quantization
+
+        quantization.quantize_(model, getattr(quantization, config)())
+
+    return change
+
+
+def _rounded(values: torch.Tensor) -> torch.Tensor:
+    """As eight-bit floats, with one scale for each row."""
+    scale = values.abs().amax(-1, keepdim=True).clamp_min(1e-12) / LARGEST
+    return (values / scale).to(torch.float8_e4m3fn).to(values.dtype) * scale
+
+
+def _round_inputs(_: torch.nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (_rounded(given[0]), *given[1:])
+
+
+def _with_eight_bit_floats(model: torch.nn.Module) -> None:
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.weight.data = _rounded(layer.weight.data)
+            layer.register_forward_pre_hook(_round_inputs)
+
+
+WAYS: dict[str, Callable[[torch.nn.Module], None]] = {
+    "float32": lambda _: None,
+    "int8 weights": _with_torchao("Int8WeightOnlyConfig"),
+    "int8 weights and activations": _with_torchao("Int8DynamicActivationInt8WeightConfig"),
+    "fp8 weights and activations": _with_eight_bit_floats,
+}
+
+
+def show(rows: list[Row], console: Console) -> None:
+    """Mean and lowest of each method."""
+    budgets = dict.fromkeys((row["steps"], row["computed"]) for row in rows)
+    for steps, computed in budgets:
+        table = new_table(f"dB at {computed} of {steps} steps: mean (lowest)", "held", *METHODS)
+        for held in dict.fromkeys(row["held"] for row in rows):
+            cells = []
+            for method in METHODS:
+                wanted = (held, steps, computed, method)
+                each = [
+                    value
+                    for row in rows
+                    if (row["held"], row["steps"], row["computed"], row["method"]) == wanted
+                    for value in row["each"]
+                ]
+                cells.append(f"{np.mean(each):.1f} ({min(each):.0f})" if each else "–")
+            table.add_row(held, *cells)
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()
