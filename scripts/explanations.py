@@ -1,4 +1,4 @@
-"""Make the pictures of docs/explanation and of the tutorial, with the reference image pipeline.
+"""Make the pictures of docs/explanation and of the tutorial, with the reference pipelines of shapes and of faces.
 
 python scripts/explanations.py            # all of them, about five minutes on one core
 python scripts/explanations.py weights    # one: reuse, guidance, weights or tutorial
@@ -22,14 +22,13 @@ import torch
 from matplotlib.figure import Figure
 
 import omnireuse
-from omnireuse.evaluation.report.style import LIGHT
-from reference import SAMPLING, load_image_pipeline
-from reference.captions import caption, held_out_scenes
+from omnireuse.lab.report.style import LIGHT
+from reference.case import CASES
 
 TOP = Path(__file__).parents[1]
 IMAGES = TOP / "docs" / "images"
 PROMPTS = 6
-SHOWN = "a large red circle above a small blue cross on a plain gray background"
+SHOWN = "a smiling person with tan skin, a ginger bun, glasses and a blue shirt on a pink background"
 GAIN = 10
 """How many times as bright a difference is shown."""
 COLOURS = [LIGHT[name] for name in ("highlight", "first", "second", "third")]
@@ -44,21 +43,15 @@ plt.rcParams |= {
 
 
 @cache
-def pipeline() -> Any:
-    """The reference image pipeline, without its progress bar."""
-    loaded = load_image_pipeline()
+def pipeline(name: str) -> Any:
+    """The pipeline of a reference case, without its progress bar."""
+    loaded = CASES[name].load()
     loaded.set_progress_bar_config(disable=True)
     return loaded
 
 
-def draw(prompt: str, seed: int, **options: Any) -> np.ndarray:
-    """A picture (64, 64, 3) in 0..1."""
-    generator = torch.Generator().manual_seed(seed)
-    return pipeline()(prompt, generator=generator, output_type="np", **SAMPLING | options).images[0]
-
-
 @cache
-def path(guidance: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def path(name: str, guidance: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Noise levels (n,), and x0 and velocity (n, B, T, C) at each step of full runs, after guidance."""
     states: list[torch.Tensor] = []
 
@@ -66,11 +59,13 @@ def path(guidance: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         states.append(state["latents"].clone())
         return {}
 
-    prompts = [caption(scene) for scene in held_out_scenes(PROMPTS, seed=5000)]
-    first = torch.randn(PROMPTS, 64, 32, generator=torch.Generator().manual_seed(0))
-    given = {**SAMPLING, "true_cfg_scale": guidance, "negative_prompt": [""] * PROMPTS}
-    pipeline()(prompts, latents=first, callback_on_step_end=keep, output_type="latent", **given)
-    sigmas, latents = pipeline().scheduler.sigmas, torch.stack([first, *states])
+    case, pipe = CASES[name], pipeline(name)
+    prompts = [case.caption(scene) for scene in case.held_out(PROMPTS, seed=5000)]
+    tokens, channels = (64 // pipe.vae_scale_factor // 2) ** 2, pipe.transformer.config.in_channels
+    first = torch.randn(PROMPTS, tokens, channels, generator=torch.Generator().manual_seed(0))
+    given = {**case.sampling, "true_cfg_scale": guidance, "negative_prompt": [""] * PROMPTS}
+    pipe(prompts, latents=first, callback_on_step_end=keep, output_type="latent", **given)
+    sigmas, latents = pipe.scheduler.sigmas, torch.stack([first, *states])
     velocity = latents.diff(dim=0) / sigmas.diff().view(-1, 1, 1, 1)
     return sigmas[:-1], latents[:-1] - sigmas[:-1].view(-1, 1, 1, 1) * velocity, velocity
 
@@ -90,9 +85,8 @@ def line(noise: torch.Tensor, values: torch.Tensor, gap: int) -> tuple[np.ndarra
     return at.numpy(), relative(values[last] - values[at], values[at]), relative(forecast - values[at], values[at])
 
 
-def decode(latents: torch.Tensor) -> np.ndarray:
+def decode(pipe: Any, latents: torch.Tensor) -> np.ndarray:
     """The picture (64, 64, 3) in 0..1 of packed latents (1, T, C)."""
-    pipe = pipeline()
     unpacked = pipe._unpack_latents(latents, 64, 64, pipe.vae_scale_factor)
     unpacked = unpacked / pipe.vae.config.scaling_factor + pipe.vae.config.shift_factor
     with torch.no_grad():
@@ -101,13 +95,13 @@ def decode(latents: torch.Tensor) -> np.ndarray:
 
 
 def reuse() -> Figure:
-    """What the model believes at some steps, and how much it changes from one step to the next."""
-    _, x0, velocity = path(1.0)
+    """The face that the model expects at some steps, and its change from one step to the next."""
+    _, x0, velocity = path("faces", 1.0)
     figure = plt.figure(figsize=(9, 4.6), layout="constrained")
     strips, below = figure.subfigures(2, 1, height_ratios=(1, 2.4))
     shown = (1, 4, 7, 10, 14, 18, 22, 27)
     for axes, step in zip(strips.subplots(1, len(shown)), shown, strict=True):
-        axes.imshow(decode(x0[step, :1]))
+        axes.imshow(decode(pipeline("faces"), x0[step, :1]), interpolation="lanczos")
         axes.set_title(f"step {step + 1}", fontsize=9)
         axes.axis("off")
     axes = below.subplots()
@@ -122,7 +116,7 @@ def guidance() -> Figure:
     """Errors of forecasts over two reused steps with and without guidance."""
     figure, panes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharey=True)
     for scale, colour in ((1.0, COLOURS[0]), (3.0, COLOURS[3]), (6.0, COLOURS[1])):
-        noise, x0, _ = path(scale)
+        noise, x0, _ = path("shapes-flux", scale)
         steps, held, straight = line(noise, x0, gap=2)
         name = "no guidance" if scale == 1 else f"guidance {scale:g}"
         for axes, errors in zip(panes, (held, straight), strict=True):
@@ -156,20 +150,26 @@ def weights() -> Figure:
 
 
 def tutorial() -> Figure:
-    """One picture in full, with the default and with fewer steps, and the differences."""
-    full = draw(SHOWN, 7)
-    with omnireuse.enable(pipeline(), tune=False):
-        reused = draw(SHOWN, 7)
+    """One face in full, with the default and with fewer steps, and the differences."""
+    faces = pipeline("faces")
+
+    def draw(**options: Any) -> np.ndarray:
+        generator = torch.Generator().manual_seed(7)
+        return faces(SHOWN, generator=generator, output_type="np", **CASES["faces"].sampling | options).images[0]
+
+    full = draw()
+    with omnireuse.enable(faces, tune=False):
+        reused = draw()
     pictures = {
         "all 28 steps": full,
         "the default: 14 computed": reused,
-        "14 steps of the solver": draw(SHOWN, 7, num_inference_steps=14),
+        "14 steps of the solver": draw(num_inference_steps=14),
     }
     figure, panes = plt.subplots(2, 3, figsize=(7.5, 5.2), layout="constrained")
     for (upper, lower), (title, picture) in zip(panes.T, pictures.items(), strict=True):
-        upper.imshow(picture)
+        upper.imshow(picture, interpolation="lanczos")
         upper.set_title(title, fontsize=10)
-        lower.imshow(np.clip(abs(picture - full) * GAIN, 0, 1))
+        lower.imshow(np.clip(1 - abs(picture - full) * GAIN, 0, 1), interpolation="lanczos")
         error = np.square(picture - full).mean()
         lower.set_title(f"{-10 * np.log10(error):.1f} dB" if error else "identical", fontsize=10)
         upper.axis("off")

@@ -22,9 +22,9 @@ from msgspec.structs import replace
 from PIL import Image
 
 from omnireuse.cli import main as omnireuse
-from omnireuse.evaluation.record import Case, Comparison, read_comparison, write_comparison
-from omnireuse.evaluation.report.clips import read_frames
-from omnireuse.evaluation.report.style import DARK, LIGHT
+from omnireuse.lab.record import Case, Comparison, read_comparison, write_comparison
+from omnireuse.lab.report.clips import read_frames
+from omnireuse.lab.report.style import DARK, LIGHT
 from reference.commands import main as reference
 from reference.figures import comparison_figure, difference, grid_figure, save_figure
 

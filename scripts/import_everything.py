@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import omnireuse
 
 #: The modules that subclass what their engine defines, and the package that brings it.
-ENGINES = {"omnireuse.integrations.vllm.connector": "vllm", "omnireuse.integrations.ray_serve": "ray"}
+ENGINES = {"omnireuse.engines.vllm.connector": "vllm", "omnireuse.engines.ray_serve": "ray"}
 
 names = [module.name for module in pkgutil.walk_packages(omnireuse.__path__, "omnireuse.")]
 for name in names:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ast
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from omnireuse.diffusion.adapters import BLOCK_STACKS, UNSUPPORTED, BlockStack
-from omnireuse.diffusion.cache.published import published_rows
+from omnireuse.models import BLOCK_STACKS, UNSUPPORTED, BlockStack
+from omnireuse.named.published import published_rows
 
 TOP = Path(__file__).resolve().parents[1]
 PAGE = TOP / "docs" / "models.md"
@@ -28,7 +29,7 @@ Regions `step` and `call` do not depend on the model. They support every diffuse
 `transformer`, `transformer_2`, `transformer_ref`, `unconditional_transformer`, `unet`, `prior` or `decoder`, and whose
 scheduler receives its timesteps. Tests on tiny versions of these pipelines check that the result is bit-equal where
 everything computes, that half of the work is done where half is reused, and that nothing stays behind:
-{pipelines}.
+{pipelines}
 
 A denoiser that produces two kinds of latents (LTX-2: frames and sound) needs region `call`, which forecasts
 both; `enable(pipe)` selects it. `region="step"` raises `UnsupportedModelError`: the pipeline passes the sound to
@@ -42,7 +43,7 @@ only hands through, as AnyFlow FAR hands its keys and values, is no output.
 
 The denoising blocks of all modular pipelines of diffusers 0.42 run in the tests around tiny denoisers, in regions
 `step` and `call` with the same checks, and in region `blocks` where the denoiser is declared below:
-{modular}.
+{modular}
 
 Echo, LTX-2 and MiniMax H3 make sound beside frames, and so need region `call`. Echo has no scheduler: after `enable`,
 tell the number of its steps by `handle.expect(8)`.
@@ -188,15 +189,19 @@ def modular(path: Path) -> list[str]:
     return sorted(ast.literal_eval(key) for key in tables["PIPELINES"].keys if key is not None)
 
 
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
 def page() -> str:
     """The page as it should be."""
-    tried = ", ".join(f"`{name}`" for name in pipelines(TRIED))
+    tried = ", ".join(f"`{name}`" for name in pipelines(TRIED)) + "."
     untried = "\n".join(f"| `{name}` | {apart} |" for name, apart in sorted(UNTRIED.items()))
     lines = [
         HEAD.format(
-            pipelines=tried,
+            pipelines=_wrapped(tried),
             untried=untried,
-            modular=", ".join(f"`{name}`" for name in modular(MODULAR)),
+            modular=_wrapped(", ".join(f"`{name}`" for name in modular(MODULAR)) + "."),
         )
     ]
     for name, stack in sorted(BLOCK_STACKS.items()):
@@ -211,7 +216,8 @@ def page() -> str:
     lines.append(UNSERVED)
     lines += [f"| `{name}` | {why} |\n" for name, why in sorted(UNSUPPORTED.items())]
     names = ", ".join(f"`{name}`" for name in UNDECLARED)
-    lines.append(f"\nThese are not declared yet, so they too support regions `step` and `call` only: {names}.\n")
+    text = f"These are not declared yet, so they too support regions `step` and `call` only: {names}."
+    lines.append(f"\n{_wrapped(text)}\n")
     return "".join(lines)
 
 

@@ -20,7 +20,7 @@ from rich.progress import track
 from safetensors.torch import load_file, save_file
 
 import omnireuse
-from omnireuse import BestOrder, Blend, ErrorControl, FixedSchedule, Hold, Polynomial, ResidualDiff, TeaCache
+from omnireuse import BestOrder, Blend, ErrorControl, FixedSchedule, Hold, Polynomial, ResidualDiff, Strategy, TeaCache
 from reference.case import CLIPS, IMAGES
 
 STEPS = 14
@@ -34,19 +34,20 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "step polynomial": {"policy": SCHEDULE, "forecaster": Polynomial(order=2)},
     "step output": {"policy": SCHEDULE, "forecaster": Hold(), "quantity": "output"},
     "step best order": {"policy": ErrorControl(tolerance=0.5), "forecaster": BestOrder()},
-    "step batch": {"policy": ErrorControl(tolerance=0.5), "forecaster": Blend(), "per_sample": False},
-    "step half": {"policy": SCHEDULE, "forecaster": Blend(), "history_dtype": "bfloat16"},
+    "step batch": {
+        "backend": Strategy(policy=ErrorControl(tolerance=0.5), forecaster=Blend(), per_sample=False),
+    },
+    "step half": {"backend": Strategy(policy=SCHEDULE, forecaster=Blend(), history_dtype="bfloat16")},
     "call blend": {"policy": SCHEDULE, "forecaster": Blend(), "region": "call"},
-    "call together": {"policy": ErrorControl(tolerance=0.5), "region": "call", "together": True},
+    "call together": {"backend": Strategy(policy=ErrorControl(tolerance=0.5), region="call", shared_cfg_decision=True)},
     "sea cache": {"policy": "sea_cache", "forecaster": Blend()},
     "easy cache": {"policy": "easy_cache", "forecaster": "hold", "region": "call"},
     "blocks": {"policy": TEA, "forecaster": Blend(), "region": "blocks"},
     "blocks output": {"policy": SCHEDULE, "forecaster": Hold(), "region": "blocks", "quantity": "output"},
     "tail": {
-        "policy": ResidualDiff(residual_diff_threshold=0.3),
-        "forecaster": Blend(),
-        "region": "tail",
-        "last_blocks": 1,
+        "backend": Strategy(
+            policy=ResidualDiff(residual_diff_threshold=0.3), forecaster=Blend(), region="tail", last_blocks=1
+        ),
     },
 }
 

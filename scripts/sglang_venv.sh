@@ -9,8 +9,10 @@ install=("$venv/bin/pip" install --quiet --no-compile)
 
 if [ ! -e "$venv/ready" ]; then
     "${PYTHON:-python3}" -m venv "$venv"
+    # SGLang's own pins, but for torch: it pins 2.14.1, of which the registry has no CPU build.
     "${install[@]}" torch==2.13.0
-    "${install[@]}" -c constraints.txt diffusers==0.42.1 transformers==5.23.0 accelerate sentencepiece protobuf pillow numpy \
+    grep -vE '^(diffusers|transformers|huggingface_hub)==' constraints.txt > "$venv/constraints.txt"
+    "${install[@]}" -c "$venv/constraints.txt" diffusers==0.37.0 transformers==5.19.0 huggingface_hub==1.33.0 httpx2 accelerate sentencepiece protobuf pillow numpy \
         cachetools msgspec platformdirs filelock rich typer tqdm pydantic pytest hypothesis hatchling hatch-fancy-pypi-readme editables
     # SGLang's own requirements bring a CUDA stack; these are what its diffusion pipelines import.
     "${install[@]}" --no-deps sglang==0.5.23 torchvision==0.28.0 cache_dit==1.5.3 apache-tvm-ffi==0.1.11 addict==2.4.0 \
@@ -19,6 +21,9 @@ if [ ! -e "$venv/ready" ]; then
         multidict==7.2.1 openai==3.54.0 orjson==3.13.0 partial-json-parser==0.2.1.1.post7 propcache==0.5.4 \
         pybase64==1.5.1 python-dateutil==4.0.0 pyzmq==27.3.0 sniffio==1.3.1 starlette==1.10.0 traitlets==5.16.1 \
         triton==3.9.0 uvicorn==0.54.0 yarl==1.25.1
+    # What its HTTP server imports besides.
+    "${install[@]}" httpx==0.28.1 imageio-ffmpeg==0.8.1 opentelemetry-exporter-otlp==1.45.2 prometheus-client==0.26.0 \
+        psutil python-multipart==0.0.34 requests setproctitle==1.3.8 uvloop==0.23.0 websockets==17.4
     touch "$venv/ready"
 fi
 # Installed and not only on the path: SGLang finds plugins by the entry points of installed packages.

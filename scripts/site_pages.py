@@ -6,6 +6,8 @@ addresses of its own, and this hook turns each link into one of those.
 
 from __future__ import annotations
 
+import html as markup
+import itertools
 import os
 import re
 from pathlib import Path
@@ -15,11 +17,16 @@ from mkdocs.structure.files import File, Files
 
 TOP = Path(__file__).resolve().parents[1]
 DOCS = TOP / "docs"
-ADDRESSES = {"README.md": "index.md", "CHANGELOG.md": "changes.md", "CONTRIBUTING.md": "contributing.md"}
+ADDRESSES = {"CHANGELOG.md": "changes.md", "CONTRIBUTING.md": "contributing.md"}
 """File of the repository -> page of the site; others lie in `repository/`."""
 CODE = {"": "text", ".py": "python", ".sh": "bash", ".json": "json"}
 """Ending of a file that is shown as code -> its language."""
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s#]+)")
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
+TAG = re.compile(r"<[^>]+>")
+WORDS = 34
+"""Characters of a cell from which a table is one of words."""
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -69,3 +76,22 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return os.path.relpath(address(target), Path(here).parent) if target.is_file() else link[1]
 
     return LINK.sub(lead, markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Name the column in each cell of a table of words, which a phone shows as a list of cards."""
+    return TABLE.sub(_cards, html)
+
+
+def _cards(table: re.Match[str]) -> str:
+    cells = [(kind, TAG.sub("", text).strip()) for kind, _, text in CELL.findall(table[0])]
+    if max(len(text) for _, text in cells) < WORDS:
+        return table[0]
+    names = itertools.cycle([markup.unescape(text) for kind, text in cells if kind == "th"])
+
+    def named(cell: re.Match[str]) -> str:
+        if cell[1] == "th":
+            return cell[0]
+        return f'<td data-column="{markup.escape(next(names))}"{cell[2]}>{cell[3]}</td>'
+
+    return CELL.sub(named, table[0]).replace("<table>", "<table data-cards>", 1)

@@ -21,6 +21,12 @@ if [ ! -e "$venv/ready" ]; then
         openai-harmony partial-json-parser 'xgrammar==0.2.8' 'apache-tvm-ffi==0.1.11' opencv-python-headless scipy \
         annotated-doc typing-inspection mcp httpx-sse 'llguidance>=1.7,<1.8' 'outlines_core==0.2.14' \
         'lm-format-enforcer==0.11.3' 'lark==1.2.2' interegular
+    # What its HTTP server imports besides; of torchaudio, which is a CUDA build, the tests have a stand-in.
+    "${install[@]}" anthropic==2.12.0 av==18.1.0 depyf==0.20.0 gguf==0.19.0 ijson==3.6.0 imageio==2.38.1 janus==2.0.0 \
+        jmespath==1.1.0 jsonschema==4.26.0 mistral-common==1.13.1 msgpack==1.2.4 opentelemetry-api==1.45.2 \
+        prometheus-fastapi-instrumentator==8.1.0 pydantic-settings==2.16.3 python-multipart==0.0.34 sentencepiece==0.2.3 \
+        soundfile==0.14.0 soxr==1.1.0 sse-starlette==3.7.0 uvicorn==0.54.0 watchfiles==1.3.0 websockets==17.4
+    "${install[@]}" --no-deps model-hosting-container-standards==0.1.16
     touch "$venv/ready"
 fi
 # Installed and not only on the path: the engine finds plugins by the entry points of installed packages.

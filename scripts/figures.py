@@ -1,0 +1,506 @@
+"""Write docs/figures.md from the records in bench/results, or say which of its tables are older than their code.
+
+python scripts/figures.py [--check | --older]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date
+from itertools import product
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+TOP = Path(__file__).resolve().parents[1]
+RESULTS = TOP / "bench" / "results"
+PAGE = TOP / "docs" / "figures.md"
+
+HEAD = """\
+# Figures
+
+`python scripts/figures.py` writes this page from the records in `bench/results`; each table names the day and the
+revision of its run. Ratios carry over to other machines, times do not: the machine had two shared CPU cores, and a
+benchmark used one. PSNR is in dB to the full run of the same solver from the same noise. "Guided" is guidance 6, 4 on
+shapes-sd and 3 on faces; "none" is no guidance. Images are of shapes-flux, clips of shapes-wan; shapes-dev, shapes-sd
+and faces make images too ([the five pipelines](reference.md)). What was tried without gain is in `bench/notes`.
+"""
+
+_ROOMS = "src/omnireuse/"
+STEPS = tuple(_ROOMS + name for name in ("loop", "policies", "forecasters", "noise", "hooks", "arguments/targets.py"))
+TUNING = tuple(_ROOMS + name for name in ("tuning", "planning", "profiles", "calibration"))
+"""Paths that the figures of steps, and those of tuned and calibrated plans, depend on."""
+
+Record = dict[str, Any]
+Rows = list[list[str]]
+
+
+class Table(NamedTuple):
+    """A table of the page.
+
+    Attributes:
+        title: its heading.
+        records: names of its records in bench/results.
+        says: the sentence above it, without its full stop.
+        heads: of its columns.
+        rows: its cells, from the records.
+        paths: what its figures depend on, from the top of the repository.
+        picture: its name in docs/images and what it shows.
+    """
+
+    title: str
+    records: tuple[str, ...]
+    says: str
+    heads: tuple[str, ...]
+    rows: Callable[..., Iterable[Sequence[str]]]
+    paths: tuple[str, ...]
+    picture: tuple[str, str] | None = None
+
+    def text(self) -> str:
+        """The section."""
+        records = [read(name) for name in self.records]
+        runs = "; ".join(f"`{n}.json`, {_made(n, r)}" for n, r in zip(self.records, records, strict=True))
+        lines = [f"### {self.title}", "", f"{self.says} ({runs}).", ""]
+        lines += [_line(self.heads), "|" + "---|" * len(self.heads), *map(_line, self.rows(*records)), ""]
+        if self.picture:
+            lines += [f"![{self.picture[1]}](images/{self.picture[0]})", ""]
+        return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def read(name: str) -> Record:
+    """A record of bench/results."""
+    found: Record = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    return found
+
+
+def _run(name: str, record: Record) -> tuple[str, str]:
+    """Day and revision of a record; where it has none, those of the last commit of its file."""
+    run = {"day": record.get("created", "")[:10], **record.get("environment", {}), **record.get("run", {})}
+    if run["day"] and run.get("revision"):
+        return run["day"], run["revision"]
+    committed = _git("log", "-1", "--format=%cs %h", "--", f"bench/results/{name}.json")
+    day, revision = (committed or _git("log", "-1", "--format=%cs %h")).split()
+    return day, revision
+
+
+def _made(name: str, record: Record) -> str:
+    day, revision = _run(name, record)
+    return f"{date.fromisoformat(day):%-d %B %Y}, revision {revision}"
+
+
+def _git(*command: str) -> str:
+    return subprocess.run(("git", *command), cwd=TOP, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _signed(value: float) -> str:
+    return f"{round(value, 1) + 0.0:+.1f}"
+
+
+def _guided(row: Record) -> str:
+    return "guided" if row["guided"] else "none"
+
+
+KINDS = {"shapes-flux": "images", "shapes-wan": "clips", "image": "images", "video": "clips"}
+
+
+def _tuning(record: Record) -> Rows:
+    def mean(guided: bool, computed: int, method: str) -> str:
+        chosen = [r for r in record["rows"] if (r["guided"], r["computed"], r["method"]) == (guided, computed, method)]
+        draws: dict[tuple[str, str], list[float]] = {}
+        for row in chosen:
+            draws.setdefault((row["case"], row["run"]), []).append(fmean(row["each"]))
+        return f"{fmean(map(fmean, draws.values())):.1f}"
+
+    methods = ("fewer", "hold", "untuned", "tuned 1", "tuned 3")
+    return [
+        [f"{'guided' if guided else 'none'}, {computed}", *(mean(guided, computed, each) for each in methods)]
+        for guided in (True, False)
+        for computed in (14, 9)
+    ]
+
+
+def _left_out(record: Record) -> Rows:
+    def cell(own: Sequence[Record], method: str) -> str:
+        each = sorted(value for row in own if row["method"] == method for value in row["each"])
+        return f"{fmean(each):.1f} ({each[round(0.05 * (len(each) - 1))]:.0f}, {each[0]:.0f})"
+
+    rows = []
+    for run, guided, computed in product(("shift 1.5", "shift 3"), (True, False), (14, 9, 7)):
+        own = [r for r in record["rows"] if (r["run"], r["guided"], r["computed"]) == (run, guided, computed)]
+        title = f"{run}, {'guided' if guided else 'none'}, {computed}"
+        rows.append([title, *(cell(own, method) for method in ("fewer", "untuned", "tuned 1", "tuned 3"))])
+    return rows
+
+
+def _beside(record: Record) -> Rows:
+    def best(case: Record, most: int, is_meant: Callable[[Record], bool]) -> str:
+        points = [p for p in case["points"] if p["psnr"] and p["computed_steps"] <= most + 0.5 and is_meant(p)]
+        return f"{max(point['psnr']['mean'] for point in points):.1f}" if points else "–"
+
+    def is_calibrated(point: Record) -> bool:
+        return point["method"].endswith(", calibrated")
+
+    columns: tuple[Callable[[Record], bool], ...] = (
+        lambda point: point["family"] == "baseline" and not is_calibrated(point),
+        lambda point: point["family"] == "peer" and not is_calibrated(point),
+        lambda point: point["family"] != "ours" and is_calibrated(point),
+        lambda point: point["method"] in ("omnireuse, default", "omnireuse, speedup=…"),
+        lambda point: point["method"] == "omnireuse, tuned on 3 pictures",
+        lambda point: point["method"] == "omnireuse, calibrated",
+    )
+    return [
+        [f"{'guided' if case['guidance'] > 1 else 'none'}, {most}", *(best(case, most, each) for each in columns)]
+        for case in record["cases"]
+        for most in (14, 9, 7)
+    ]
+
+
+def _few(record: Record, others: Record) -> Rows:
+    def name(row: Record) -> str:
+        return f"{KINDS.get(row['case'], row['case'])}, {_guided(row)}"
+
+    rows, found = record["budgets"] + others["rows"], []
+    for title in dict.fromkeys(map(name, rows)):
+        cells = [title]
+        for budget in (14, 9, 7):
+            own = [row for row in rows if name(row) == title and row["budget"] == budget]
+            above = [row["psnr"] - row["fewer"] for row in own]
+            cells.append(f"{fmean(row['psnr'] for row in own):.1f} ({_signed(min(above))} to {_signed(max(above))})")
+        found.append(cells)
+    return found
+
+
+def _tolerance(record: Record) -> Rows:
+    rows = record["rows"]
+    part = lambda row: (row["case"], row["run"], row["guided"])  # noqa: E731
+    parts = {part(row) for row in rows}
+
+    def within(row: Record, tolerance: float) -> float:
+        return fmean(error <= tolerance for error in row["errors"])
+
+    def fixed(own: Sequence[Record], tolerance: float) -> int:
+        known = [row for row in own if row["method"] == "fixed"]
+        missed = max((row["setting"] for row in known if within(row, tolerance) < 0.9), default=0)
+        return min((row["setting"] for row in known if row["setting"] > missed), default=28)
+
+    def cells(tolerances: Sequence[float]) -> list[str]:
+        each = [(tolerance, [row for row in rows if part(row) == p]) for tolerance in tolerances for p in parts]
+        found = [f"{fmean(fixed(own, tolerance) for tolerance, own in each):.1f}"]
+        for method in ("untuned", "tuned"):
+            runs = [(t, next(r for r in own if (r["method"], r["setting"]) == (method, t))) for t, own in each]
+            kept = sum(within(row, tolerance) >= 0.9 for tolerance, row in runs)
+            found.append(f"{kept} of {len(runs)}, {fmean(row['computed'] for _, row in runs):.1f}")
+        return found
+
+    tolerances = sorted({row["setting"] for row in rows if row["method"] == "tuned"})
+    return [[f"{each:g}", *cells([each])] for each in tolerances] + [["all", *cells(tolerances)]]
+
+
+KEPT = ("default, speedup=2", "tolerance=0.05", "region blocks", "TeaCache", "EasyCache", "TaylorSeer, order 2")
+
+
+def _memory(record: Record) -> Rows:
+    models = record["models"]
+    rows = []
+    for name in KEPT:
+        runs = [models[model][name] for model in ("flux.1", "qwen-image", "wan2.1-14b", "wan2.1-14b-720p")]
+        reads = runs[0]["reads"] / runs[0]["decisions"]
+        rows.append([name, *(f"{run['kept_bytes'] / 2**20:,.1f}" for run in runs), f"{reads:.1f}"])
+    return rows
+
+
+def _compare(record: Record, default: Record, tuned: Record) -> Rows:
+    def points(of: Record, case: Record, *methods: str) -> list[Record]:
+        key = ("pipeline", "steps", "guidance")
+        same = next(each for each in of["cases"] if all(each[part] == case[part] for part in key))
+        return [p for p in same["points"] if p["psnr"] and {p["family"], p["method"]} & set(methods)]
+
+    def best(found: Sequence[Record], most: float) -> str:
+        values = [point["psnr"]["mean"] for point in found if point["computed_steps"] <= most + 0.5]
+        return f"{max(values):.1f}" if values else "–"
+
+    rows = []
+    chosen = [case for case in record["cases"] if case["steps"] == 28]
+    for case in sorted(chosen, key=lambda each: (each["pipeline"], -each["guidance"])):
+        for fewer in (2, 3):
+            most = 28 // fewer
+            ours = points(default, case, "omnireuse, default", "omnireuse, speedup=…")
+            name = f"{KINDS[case['pipeline']]}, {'guided' if case['guidance'] > 1 else 'none'}, {most}"
+            others = (points(record, case, each) for each in ("omnireuse, calibrated", "peer", "baseline"))
+            ours_tuned = points(tuned, case, "omnireuse, tuned on 3 pictures")
+            rows.append([name, *(best(each, most) for each in (ours, ours_tuned, *others))])
+    return rows
+
+
+def _calibration(record: Record) -> Rows:
+    chosen = [row for row in record["rows"] if (row["fit_prompts"], row["evaluations"]) == (5, 1)]
+    found = []
+    for case, guidance in dict.fromkeys((row["case"], row["guidance"]) for row in chosen):
+        own = [row for row in chosen if (row["case"], row["guidance"]) == (case, guidance)]
+        own.sort(key=lambda row: -row["computed_steps"])
+        name = f"{KINDS[case]}, {'guided' if guidance > 1 else 'none'}"
+        found.append([name, f"{own[0]['runs']:.0f}", *(f"{r['psnr']:.1f} ({_signed(r['gain'])})" for r in own)])
+    return found
+
+
+def _promise(record: Record) -> Rows:
+    return [
+        [str(row["size"]), f"{row['holds']:.0%}", f"{row['worst']:.0%}", f"{row['below']:.1f}"]
+        for row in record["bounds"]
+        if row["way"] == "promised" and row["size"] in (5, 8, 24, 48)
+    ]
+
+
+MANAGERS = {
+    "vLLM 0.33 EncoderCacheManager": "vLLM 0.33's",
+    "VllmEncoderCacheManager lru": "for vLLM, LRU",
+    "SharedEncoderCacheManager lru": "shared, LRU",
+    "SharedEncoderCacheManager s3-fifo": "shared, S3-FIFO",
+    "EncoderCacheManager": "of one owner",
+}
+
+
+def _managers(record: Record) -> Rows:
+    speed = record["speed"]
+    own = next(iter(MANAGERS))
+    return [
+        [
+            short,
+            f"{1e6 * median(speed['seconds'][name]):.2f}",
+            f"{median(a / b for a, b in zip(speed['seconds'][name], speed['seconds'][own], strict=True)):.2f}",
+            f"{speed['bytes'][name]:.0f}",
+        ]
+        for name, short in MANAGERS.items()
+    ]
+
+
+def _connector(record: Record) -> Rows:
+    def of(way: str, what: str) -> str:
+        return ", ".join(f"{_two(1e3 * median(record['seconds'][size][way][what]))}" for size in ("576", "2880"))
+
+    columns = ("step waits, save", "save, whole", "step waits, load", "load, whole")
+    return [[way, *(of(way, what) for what in columns)] for way in record["seconds"]["576"]]
+
+
+def _two(value: float) -> str:
+    """Two digits that count."""
+    return f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}"
+
+
+def _router(record: Record) -> Rows:
+    def share(name: str, clients: str) -> str:
+        return f"{fmean(run['hit_rate'] for run in record['results'][name][clients]):.2f}"
+
+    return [[each, share("Ray's default", each), share("by prompt", each)] for each in record["results"]["by prompt"]]
+
+
+def _prefix(record: Record) -> Rows:
+    found = []
+    for width in sorted({row["width"] for row in record["bandwidth"]}):
+        own = sorted((row for row in record["bandwidth"] if row["width"] == width), key=lambda row: row["requests"])
+        shares = [
+            ", ".join(f"{row[what]['share_of_copy']['median']:.2f}" for what in ("update", "merge")) for row in own
+        ]
+        found.append([f"{2 * width // 1024} KB", *shares])
+    return found
+
+
+def _idle(record: Record) -> Rows:
+    return [
+        [name, str(run["calls"]), f"{run['us']:.1f}", f"{run['request_ms']:.0f}"]
+        for name, run in sorted(record.items())
+        if "us" in run
+    ]
+
+
+GROUPS: dict[str, tuple[Table, ...]] = {
+    "Reuse of denoising steps": (
+        Table(
+            "Tuning",
+            ("tune",),
+            "Mean PSNR of four models under eleven solvers and shifts, at 14 and 9 of 28 steps: fewer steps of the "
+            "solver, the last output held, the default untuned, and [tuned](tuning.md) on one and on "
+            "three pictures",
+            ("steps", "fewer", "hold", "untuned", "tuned 1", "tuned 3"),
+            _tuning,
+            (*STEPS, *TUNING),
+            ("tuning.png", "The gain over the untuned default, by how many pictures were seen"),
+        ),
+        Table(
+            "A model that was left out",
+            ("tune_faces",),
+            "The same on [faces](reference.md#faces), on which no constant was chosen, at 14, 9 and 7 of 28 steps: "
+            "mean PSNR, and in brackets the 5 % quantile and the lowest picture, over 8 captions and, tuned on three "
+            "pictures, three draws of those",
+            ("run", "fewer", "untuned", "tuned 1", "tuned 3"),
+            _left_out,
+            (*STEPS, *TUNING),
+        ),
+        Table(
+            "Few computed steps",
+            ("few_steps", "left_out"),
+            "The untuned default at 14, 9 and 7 of 28 steps, each over three shifts or solvers: mean "
+            "PSNR, and in brackets how far above fewer steps of the solver; the default's constants were "
+            "chosen before the models of the last four rows were there",
+            ("case", "14", "9", "7"),
+            _few,
+            STEPS,
+            ("few-steps.png", "dB above fewer steps against the number of steps"),
+        ),
+        Table(
+            "What a tolerance leaves",
+            ("tolerance",),
+            "In how many of 18 cases nine of ten captions keep the tolerance, and with how many of 28 "
+            'computed steps, untuned and tuned; "fixed" is the smallest fixed number that keeps it',
+            ("tolerance", "fixed", "untuned", "tuned"),
+            _tolerance,
+            (*STEPS, *TUNING),
+            ("tolerance.png", "The error of nine of ten captions against the tolerance"),
+        ),
+        Table(
+            "Memory and reads of the host",
+            ("memory",),
+            "MiB that a run keeps on Flux.1 at 1024 × 1024, Qwen-Image at 1328 × 1328 and Wan 14B with 81 frames of "
+            "480 and 720 lines in bfloat16, and how often a decision waits for the device on Flux; tensors have their "
+            "true shapes and no data",
+            ("cache", "Flux", "Qwen", "Wan 480", "Wan 720", "reads"),
+            _memory,
+            (*STEPS, "src/omnireuse/named", "src/omnireuse/diffusion/cache"),
+        ),
+    ),
+    "Comparison with other caches": (
+        Table(
+            "Faces beside every other method",
+            ("compare_faces",),
+            "Within 14, 9 and 7 of 28 steps, on 16 captions: the best solver or spacing with so few steps, the best "
+            "cache of diffusers, cache-dit and papers, the best of them that needs a calibration, and the default "
+            "untuned, tuned on three pictures, and a profile",
+            ("case", "solver", "cache", "calibrated", "untuned", "tuned", "profile"),
+            _beside,
+            (*STEPS, *TUNING),
+            ("fronts.png", "PSNR to the full run by computed steps, the five closest other methods"),
+        ),
+        Table(
+            "Half and a third of the steps",
+            ("compare", "compare_default", "compare_tuned"),
+            "At 14 and 9 of 28 steps the default untuned and tuned, a calibrated profile, the best setting of any "
+            "cache of diffusers and cache-dit, and the best solver or spacing with as few steps, on 16 "
+            "images or 8 clips; [how it is counted](compare.md#how-it-is-counted)",
+            ("case", "untuned", "tuned", "profile", "cache", "solver"),
+            _compare,
+            (*STEPS, *TUNING),
+            ("compare.png", "PSNR against computed steps, every method"),
+        ),
+        Table(
+            "Quality and the cost of a calibration",
+            ("calibration",),
+            "What a calibration on 24 captions costs in full runs, its PSNR at 14, 9 and 7 of 28 steps, "
+            "and in brackets how far above a local search of 289 to 1,896 runs",
+            ("case", "runs", "14", "9", "7"),
+            _calibration,
+            TUNING,
+            ("calibration.png", "PSNR less the long search's, against the full runs spent"),
+        ),
+        Table(
+            "What a promise is worth",
+            ("promise",),
+            "By the number of held-out captions: how often a promise holds over 36 samples, how often for "
+            "the worst of them, and by how many dB it lies below what nine of ten pictures reach",
+            ("held out", "holds", "worst", "dB below"),
+            _promise,
+            ("src/omnireuse/profiles/coverage.py",),
+        ),
+    ),
+    "Engines and servers": (
+        Table(
+            "Encoder cache managers",
+            ("encoder_cache",),
+            "Time of an access in µs of one thread, its ratio to vLLM's manager in the same run, and "
+            "bytes an entry, over 10⁶ accesses to 4,096 items",
+            ("manager", "µs", "ratio", "bytes"),
+            _managers,
+            (_ROOMS + "core/encoder_cache_manager.py", _ROOMS + "encoders"),
+        ),
+        Table(
+            "Encoder outputs of vLLM",
+            ("encoder_connector",),
+            "Milliseconds an item of 4.7 and of 23.6 MB, beside vLLM 0.33's example connector: what a "
+            "step waits for, and until the item is written or loaded",
+            ("connector", "save, waits", "whole", "load, waits", "whole"),
+            _connector,
+            (_ROOMS + "encoders/outputs.py", _ROOMS + "stores"),
+        ),
+        Table(
+            "Replicas behind a router",
+            ("router",),
+            "The share of 400 requests for 120 prompts whose prompt their replica still has, of three "
+            "that keep 32 each, under Ray Serve's default and `PromptAffinityRouter`",
+            ("clients at once", "default", "by prompt"),
+            _router,
+            ("src/omnireuse/engines",),
+        ),
+        Table(
+            "Prefix cache",
+            ("prefix_cache",),
+            "Throughput of update and merge as a share of a plain copy of as many bytes, by the size of a "
+            "row and the number of requests",
+            ("row", "8", "32", "128", "256"),
+            _prefix,
+            (_ROOMS + "core/prefix_cache",),
+        ),
+        Table(
+            "Plugins that nobody asks for anything",
+            ("idle",),
+            "What an installed plugin adds to a request of 28 steps where no cache is asked for, and the "
+            "time of the whole request",
+            ("engine", "calls", "µs added", "request, ms"),
+            _idle,
+            ("src/omnireuse/engines",),
+        ),
+    ),
+}
+
+
+def page() -> str:
+    """The page as it should be."""
+    parts = [HEAD]
+    for title, tables in GROUPS.items():
+        parts += [f"## {title}\n", *(table.text() for table in tables)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def older() -> list[str]:
+    """The tables whose code has changed since their run, with the number of commits."""
+    found = []
+    for table in (table for tables in GROUPS.values() for table in tables):
+        for name in table.records:
+            _, revision = _run(name, read(name))
+            commits = int(_git("rev-list", "--count", f"{revision.removesuffix('+')}..HEAD", "--", *table.paths))
+            if commits:
+                found.append(f"{table.title}, {name}.json: {commits} commits to its code since {revision}")
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page; with ``--check`` only say whether it is current, with ``--older`` which tables are not."""
+    if "--older" in arguments:
+        print("\n".join(older()) or "no table is older than its code")
+        return 0
+    if "--check" in arguments:
+        current = PAGE.read_text("utf-8") == page()
+        print("docs/figures.md is current" if current else "run: python scripts/figures.py")
+        return 0 if current else 1
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
