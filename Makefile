@@ -56,7 +56,7 @@ $(VENV)/.stamp-torch: constraints.txt
 	touch $@
 
 $(VENV)/.stamp-project: $(VENV)/.stamp-torch pyproject.toml
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[report,metrics,redis,cache-dit,hicache-pp,ray]' --group dev
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[report,metrics,redis,cache-dit]' --group dev
 	touch $@
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-project

@@ -2,7 +2,7 @@
 
     python examples/own_loop.py
 
-The loop asks what to do at each step and tells what was done. `Strategy.start` makes the state of one generation, which
+The loop asks what to do at each step and tells what was done. A `Generation` is the state of one generation, which
 an engine can keep in its own request, copy, move between devices and free.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from omnireuse import Blend, FixedSchedule, Strategy, layout_of, noise_levels
+from omnireuse import Blend, FixedSchedule, Generation, Strategy, layout_of, noise_levels
 
 STEPS = 28
 
@@ -26,7 +26,7 @@ def sample(strategy: Strategy) -> tuple[torch.Tensor, int]:
     scheduler = FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(STEPS)
     latents = torch.randn(1, 16, 64, generator=torch.Generator().manual_seed(0))
-    generation, computed = strategy.start(noise_levels(scheduler)), 0
+    generation, computed = Generation(strategy, noise_levels(scheduler)), 0
     for timestep in scheduler.timesteps:
         choice = generation.decide(layout=layout_of(latents))
         if choice.reuse:
