@@ -23,10 +23,10 @@ PAGE = TOP / "docs" / "figures.md"
 HEAD = """\
 # Figures
 
-`python scripts/figures.py` writes this page from the records in `bench/results`; each table names the day and the
-revision of its run. Ratios carry over to other machines, times do not: the machine had two shared CPU cores, and a
-benchmark used one. PSNR is in dB to the full run of the same solver from the same noise. "Guided" is guidance 6, 4 on
-shapes-sd and 3 on faces; "none" is no guidance. Images are of shapes-flux, clips of shapes-wan; shapes-dev, shapes-sd
+`python scripts/figures.py` writes this page from the records in `bench/results`; each table names the day and, where
+the record has it, the revision of its run. Ratios carry over to other machines, times do not: the machine had two
+shared CPU cores, and a benchmark used one. PSNR is in dB to the full run of the same solver from the same noise.
+"Guided" is guidance 6, 4 on shapes-sd and 3 on faces; "none" is no guidance. Images are of shapes-flux, clips of shapes-wan; shapes-dev, shapes-sd
 and faces make images too ([the five pipelines](reference.md)). What was tried without gain is in `bench/notes`.
 """
 
@@ -63,7 +63,7 @@ class Table(NamedTuple):
     def text(self) -> str:
         """The section."""
         records = [read(name) for name in self.records]
-        runs = "; ".join(f"`{n}.json`, {_made(n, r)}" for n, r in zip(self.records, records, strict=True))
+        runs = "; ".join(f"`{n}.json`, {_made(r)}" for n, r in zip(self.records, records, strict=True))
         lines = [f"### {self.title}", "", f"{self.says} ({runs}).", ""]
         lines += [_line(self.heads), "|" + "---|" * len(self.heads), *map(_line, self.rows(*records)), ""]
         if self.picture:
@@ -81,19 +81,15 @@ def read(name: str) -> Record:
     return found
 
 
-def _run(name: str, record: Record) -> tuple[str, str]:
-    """Day and revision of a record; where it has none, those of the last commit of its file."""
+def _run(record: Record) -> tuple[str, str]:
+    """Day and revision of a record's run; the revision may be empty."""
     run = {"day": record.get("created", "")[:10], **record.get("environment", {}), **record.get("run", {})}
-    if run["day"] and run.get("revision"):
-        return run["day"], run["revision"]
-    committed = _git("log", "-1", "--format=%cs %h", "--", f"bench/results/{name}.json")
-    day, revision = (committed or _git("log", "-1", "--format=%cs %h")).split()
-    return day, revision
+    return run["day"], run.get("revision", "")
 
 
-def _made(name: str, record: Record) -> str:
-    day, revision = _run(name, record)
-    return f"{date.fromisoformat(day):%-d %B %Y}, revision {revision}"
+def _made(record: Record) -> str:
+    day, revision = _run(record)
+    return f"{date.fromisoformat(day):%-d %B %Y}" + (f", revision {revision}" if revision else "")
 
 
 def _git(*command: str) -> str:
@@ -482,7 +478,7 @@ def older() -> list[str]:
     found = []
     for table in (table for tables in GROUPS.values() for table in tables):
         for name in table.records:
-            _, revision = _run(name, read(name))
+            revision = _run(read(name))[1] or _git("log", "-1", "--format=%h", "--", f"bench/results/{name}.json")
             commits = int(_git("rev-list", "--count", f"{revision.removesuffix('+')}..HEAD", "--", *table.paths))
             if commits:
                 found.append(f"{table.title}, {name}.json: {commits} commits to its code since {revision}")

@@ -68,8 +68,8 @@ is known except where the table says so.
 
 Each model below is tested in both regions: the result is bit-equal to the plain model where it computes, and it is
 the sum of input and residual through the model's own output layers where it reuses. The signal is the one that TeaCache
-watches. Published figures come from their sources (`cache/data/*.json`) and are not measured here. Without them, the
-caches are calibrated on the model's own steps.
+watches. Published figures come from their sources (`omnireuse/named/data/*.json`) and are not measured here. Without
+them, the caches are calibrated on the model's own steps.
 
 | denoiser | signal | TeaCache's coefficients for | MagCache's ratios for | note |
 |---|---|---|---|---|

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+from importlib import resources
 from types import SimpleNamespace
 from typing import Any
 
@@ -209,7 +210,6 @@ def test_the_published_table_is_shipped_unchanged() -> None:
     facts = TOP.parent / "shared" / "facts" / "teacache_coefficients.json"
     if not facts.exists():
         pytest.skip("the table of facts lies beside the project only where it is developed")
-    from importlib import resources
 
     shipped = resources.files("omnireuse.named").joinpath("data/teacache_coefficients.json")
     assert json.loads(shipped.read_text()) == json.loads(facts.read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -180,9 +181,7 @@ def test_the_table_is_shipped_unchanged() -> None:
     facts = TOP.parent / "shared" / "facts" / "magcache_ratios.json"
     if not facts.exists():
         pytest.skip("the table of facts lies beside the project only where it is developed")
-    import omnireuse.diffusion.cache as package
-
-    shipped = Path(package.__path__[0]) / "data" / "magcache_ratios.json"
+    shipped = resources.files("omnireuse.named").joinpath("data/magcache_ratios.json")
     assert json.loads(shipped.read_text()) == json.loads(facts.read_text())
 
 
