@@ -26,8 +26,9 @@ HEAD = """\
 `python scripts/figures.py` writes this page from the records in `bench/results`; each table names the day and, where
 the record has it, the revision of its run. Ratios carry over to other machines, times do not: the machine had two
 shared CPU cores, and a benchmark used one. PSNR is in dB to the full run of the same solver from the same noise.
-"Guided" is guidance 6, 4 on shapes-sd and 3 on faces; "none" is no guidance. Images are of shapes-flux, clips of shapes-wan; shapes-dev, shapes-sd
-and faces make images too ([the five pipelines](reference.md)). What was tried without gain is in `bench/notes`.
+"Guided" is guidance 6, 4 on shapes-sd and 3 on faces; "none" is no guidance. Images are of shapes-flux, clips of
+shapes-wan; shapes-dev, shapes-sd and faces make images too ([the five pipelines](reference.md)). What was tried without
+gain is in `bench/notes`.
 """
 
 _ROOMS = "src/omnireuse/"
@@ -479,9 +480,13 @@ def older() -> list[str]:
     for table in (table for tables in GROUPS.values() for table in tables):
         for name in table.records:
             revision = _run(read(name))[1] or _git("log", "-1", "--format=%h", "--", f"bench/results/{name}.json")
-            commits = int(_git("rev-list", "--count", f"{revision.removesuffix('+')}..HEAD", "--", *table.paths))
-            if commits:
-                found.append(f"{table.title}, {name}.json: {commits} commits to its code since {revision}")
+            try:
+                commits = _git("rev-list", "--count", f"{revision.removesuffix('+')}..HEAD", "--", *table.paths)
+            except subprocess.CalledProcessError:
+                found.append(f"{table.title}, {name}.json: revision {revision} is not in this history")
+            else:
+                if commits != "0":
+                    found.append(f"{table.title}, {name}.json: {commits} commits to its code since {revision}")
     return found
 
 
