@@ -1,6 +1,6 @@
 """Check what a wheel holds: the package, typed, and nothing of the laboratory.
 
-python scripts/wheel_contents.py dist/omnireuse-0.2.0-py3-none-any.whl
+python scripts/wheel_contents.py dist/omnireuse-0.3.0-py3-none-any.whl
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from omnireuse.tuning.ahead import tune
     from omnireuse.tuning.state import Tuning
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "BestOrder",
