@@ -42,7 +42,7 @@ ROWS = (
     Row("Session, files", 31, 35),
     Row("Session, lines", 4_700, 4_800),
     Row("circles of imports", 0, 0),
-    Row("lines of src", 34_600, 23_000),
+    Row("lines of src", 35_020, 23_000),
 )
 
 

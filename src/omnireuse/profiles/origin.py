@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -71,17 +72,15 @@ def versions() -> dict[str, str]:
 def fingerprint(pipeline: Any) -> tuple[str, str, str]:
     """Class of the denoiser, digest of its configuration and the scheduler's, class of the scheduler.
 
-    Settings that shift the scheduler's noise levels are left out: a plan serves other shifts too.
+    Settings that shift the scheduler's noise levels are left out: a plan serves other shifts too. A configuration that
+    is no mapping, as of SGLang's models, does not count: the weights tell their models apart.
     """
     denoiser = denoisers_of(pipeline)[0]
     scheduler = getattr(pipeline, "scheduler", None)
+    configs = [getattr(each, "config", None) for each in (denoiser, scheduler)]
     parts = [
-        {
-            key: value
-            for key, value in dict(getattr(each, "config", {})).items()
-            if not key.startswith("_") and "shift" not in key
-        }
-        for each in (denoiser, scheduler)
+        {key: value for key, value in each.items() if not key.startswith("_") and "shift" not in key}
+        for each in (config if isinstance(config, Mapping) else {} for config in configs)
     ]
     text = json.dumps(parts, sort_keys=True, default=str)
     return model_name(denoiser), hashlib.sha256(text.encode()).hexdigest()[:16], type(scheduler).__name__

@@ -32,6 +32,8 @@ MOST_FAILURES = 3
 """Failures in a row that end tuning of a configuration."""
 MOST_UNFINISHED = 3
 """Configurations measured in part, from which on a new one is measured from its second picture on."""
+MOST_MEASURED = 4
+"""Configurations whose pictures are kept at a time, in hosts that serve many."""
 MOST_KEPT = 3
 """Calls whose outputs' inner products are kept for plans of later processes."""
 
@@ -193,11 +195,11 @@ class Entries:
         """The entries of which nothing but shadows is missing, and that nobody is at work on."""
         return [entry for entry in self._entries.values() if self.is_whole(entry) and not entry.is_busy]
 
-    def keep_few(self, entry: Entry, most: int) -> None:
-        """Drop what was measured of other configurations, the eldest first, until `most` are left with this one."""
+    def keep_few(self, entry: Entry) -> None:
+        """Drop what was measured of other configurations, the eldest first, until few are left with this one."""
         others = [each for each in self._entries.values() if each.calls and each is not entry]
-        for each in others[: max(len(others) + 1 - most, 0)]:
-            self.begin_anew(each, f"{most} other configurations are measured")
+        for each in others[: max(len(others) + 1 - MOST_MEASURED, 0)]:
+            self.begin_anew(each, f"{MOST_MEASURED} other configurations are measured")
 
     def go_on(self, entry: Entry, shadows: Shadows) -> None:
         """Make the shadows that are due; decide where all pictures are measured."""

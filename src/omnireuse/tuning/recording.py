@@ -133,12 +133,12 @@ class Recording(Region, Keeper):
         """The output itself."""
         choice = run.generation.decide()
         run.generation.pass_by(replace(choice, reason="measuring"))
-        self.keep(self._note_step, run.given, output, sample)
+        self.keep(self.note_step, run.given, output, sample)
         return output
 
     def stepped(self, run: Run, latents: torch.Tensor | None) -> None:
         """Note the latents that the step returned."""
-        self.keep(self._note_latents, latents)
+        self.keep(self.note_latents, latents)
 
     def fail(self, why: str, *, is_permanent: bool) -> None:
         """End the recording, and drop what was kept."""
@@ -150,9 +150,14 @@ class Recording(Region, Keeper):
         if (kinds := kinds_of(call, output)) > 1:
             self.fail(f"{type(call.module).__name__} returns {kinds} kinds of latents", is_permanent=True)
         else:
-            self._step.calls.append((call.denoiser, copied(output)))
+            self.note_output(call.denoiser, output)
 
-    def _note_step(self, given: Mapping[str, Any], output: torch.Tensor, sample: torch.Tensor) -> None:
+    def note_output(self, denoiser: int, output: Any) -> None:
+        """Note what a denoiser, by its place, returned at the present step."""
+        self._step.calls.append((denoiser, copied(output)))
+
+    def note_step(self, given: Mapping[str, Any], output: torch.Tensor, sample: torch.Tensor) -> None:
+        """Note what the scheduler's step is about to get; its calls were noted before."""
         step, self._step = self._step, RecordedStep()
         if not self.steps:
             self.scheduler = copy.deepcopy(self._scheduler)
@@ -171,7 +176,8 @@ class Recording(Region, Keeper):
             step.calls = [(place, pytree.tree_map(self._moved, each)) for place, each in step.calls]
         self.steps.append(step)
 
-    def _note_latents(self, latents: torch.Tensor | None) -> None:
+    def note_latents(self, latents: torch.Tensor | None) -> None:
+        """Note the latents that the scheduler's step returned."""
         if latents is None:
             self.fail("the scheduler's step returns no latents", is_permanent=True)
         else:

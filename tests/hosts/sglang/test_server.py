@@ -43,6 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     site = folder / "site"
     site.mkdir()
     environment = {"PYTHONPATH": f"{beside.announce(site)}:.", "OMNIREUSE_SGLANG": '{"speedup": 2}'}
+    environment["OMNIREUSE_TUNE"] = "0"
     command = ["-m", "sglang.multimodal_gen.runtime.entrypoints.cli.main", "serve", "--model-path", str(SHAPES_FLUX)]
     command += ["--model-id", "FLUX.1-dev", "--backend", "sglang", "--port", "{port}", "--host", "127.0.0.1"]
     command += ["--dit-precision", "fp32", "--vae-precision", "fp32", "--text-encoder-precisions", "fp32", "fp32"]

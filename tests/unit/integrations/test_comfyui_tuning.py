@@ -12,6 +12,7 @@ import torch
 
 from omnireuse.engines.comfyui import attach, plan_for, reuse_of
 from omnireuse.engines.comfyui import tuning as tuning_module
+from omnireuse.tuning.entries import MOST_MEASURED
 from tests.unit.integrations.played_comfyui import STEPS, Guider, InterruptProcessingException, Model, Sampler
 
 COMPUTED = 12
@@ -254,7 +255,7 @@ def test_a_model_that_cannot_be_told_from_others_is_served_untuned_and_named_onc
 def test_configurations_are_measured_apart_and_few_at_a_time() -> None:
     model = Model()
     patched = node(model)
-    widths = range(4, 4 + tuning_module.MOST_MEASURED + 1)
+    widths = range(4, 4 + MOST_MEASURED + 1)
 
     def wide(width: int, seed: int) -> None:
         noise = torch.randn(1, 2, 4, 4, generator=torch.Generator().manual_seed(seed))

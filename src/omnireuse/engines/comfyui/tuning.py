@@ -32,8 +32,6 @@ __all__ = ["SamplerTuner", "entries_in"]
 
 logger = logging.getLogger("omnireuse")
 
-MOST_MEASURED = 4
-"""Configurations whose pictures are kept at a time."""
 INTERRUPT = "InterruptProcessingException"
 """ComfyUI's cancel, which is no error."""
 
@@ -206,7 +204,7 @@ class SamplerTuner:
             self._entries.failed(entry, f"{type(error).__name__}: {error}")
             return
         self._entries.add(entry, MeasuredCall(replay=(call, measurement.response), full=full))
-        self._entries.keep_few(entry, MOST_MEASURED)
+        self._entries.keep_few(entry)
         if self._entries.is_due(entry):
             self._go_on(entry, executor, is_done=True)
 

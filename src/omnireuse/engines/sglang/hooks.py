@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from omnireuse.engines.settings import KEY
+from omnireuse.engines.request import figures_of
+from omnireuse.engines.settings import KEY, RequestPlan
+from omnireuse.engines.sglang.measuring import LoopCall
 from omnireuse.engines.sglang.native import denoising_loop, predicted_noise
 from omnireuse.engines.sglang.process import FIELD, Reuse
 
@@ -51,9 +53,17 @@ def _loop(original: Callable[..., Any], stage: Any, ctx: Any, batch: Any, server
     wanted = REUSE.wanted(batch, cache_dit=stage._cache_dit_requested_for_batch(batch))
     if wanted.off:
         return original(stage, ctx, batch, server_args, **kwargs)
-    result, reuse = denoising_loop(original, REUSE.plan(wanted), stage, ctx, batch, server_args, **kwargs)
-    if reuse.computed or reuse.reused:
-        REUSE.report(batch, wanted, reuse.figures())
+    plan, tuner = REUSE.plan(wanted), REUSE.tuner(wanted)
+    call = LoopCall(stage, ctx, batch, server_args)
+    served = plan if tuner is None else tuner.begin(plan, call)
+    if isinstance(served, RequestPlan):
+        result, reuse = denoising_loop(original, served, stage, ctx, batch, server_args, **kwargs)
+        if reuse.computed or reuse.reused:
+            REUSE.report(batch, wanted, reuse.figures())
+        return result
+    assert tuner is not None, "it has found the entry"
+    result, figures = tuner.measure(served, call, original, **kwargs)
+    REUSE.report(batch, wanted, figures_of(f"{plan.name}, measured", None, len(ctx.timesteps), 0) | figures)
     return result
 
 

@@ -10,6 +10,7 @@ import torch
 
 from omnireuse.engines.request import RequestReuse
 from omnireuse.engines.settings import KEY, RequestPlan
+from omnireuse.engines.sglang.measuring import LoopRun
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.noise.schedulers import noise_levels
@@ -64,15 +65,17 @@ def predicted_noise(
         The guided output, of the shape of the latents.
     """
     kwargs |= {"batch": batch, "timestep_index": timestep_index, "latents": latents, "current_model": current_model}
-    reuse: RequestReuse | None = batch.extra.get(KEY)
+    # Another expert makes another output: those of the one before it are of another kind.
+    is_first = current_model is getattr(stage, "transformer", current_model)
+    reuse: RequestReuse | LoopRun | None = batch.extra.get(KEY)
+    if isinstance(reuse, LoopRun):
+        return reuse.step(lambda: original(stage, **kwargs), timestep_index, latents, denoiser=0 if is_first else 1)
     if reuse is None or (generation := reuse.generation) is None:
         return original(stage, **kwargs)
     if generation.index != timestep_index:
         reuse.generation = None
         _warn(stage, f"predicts step {timestep_index} where step {generation.index} is due")
         return original(stage, **kwargs)
-    # Another expert makes another output: those of the one before it are of another kind.
-    is_first = current_model is getattr(stage, "transformer", current_model)
     choice = generation.decide(layout=(is_first, layout_of(latents)))
     if choice.reuse:
         output = generation.predict(choice, latents)

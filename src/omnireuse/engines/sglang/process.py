@@ -16,8 +16,10 @@ import torch.distributed as dist
 from omnireuse.engines.host import check_host
 from omnireuse.engines.request import STRATEGY, count_request
 from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings, ServerSettings
+from omnireuse.engines.sglang.tuning import LoopTuner
 from omnireuse.engines.whole import WholeRequests
 from omnireuse.errors import ConfigError
+from omnireuse.tuning.switch import check_tune, is_off_by_environment
 
 __all__ = ["FIELD", "TESTED", "VARIABLE", "Reuse", "SGLangSettings", "extras_of"]
 
@@ -104,6 +106,7 @@ class Reuse:
         self._settings: SGLangSettings | None = None
         self._replicas = 1
         self._whole: WeakKeyDictionary[Any, WholeRequests] = WeakKeyDictionary()
+        self._tuner: LoopTuner | None = None
         self._warned: set[str] = set()
 
     @property
@@ -122,7 +125,7 @@ class Reuse:
         for whole in self._whole.values():
             whole.end()
         self._whole.clear()
-        self._settings, self._replicas = None, server_args.dp_size
+        self._settings, self._replicas, self._tuner = None, server_args.dp_size, None
         if not self.settings.is_on:
             if self.missing:
                 logger.error("omnireuse cannot get into this SGLang; not hooked: %s", ", ".join(self.missing))
@@ -186,6 +189,19 @@ class Reuse:
                 "replicas are no group of their own; give speedup= or computed_steps=, whose steps are known ahead"
             )
         return replace(plan, group=dist.group.WORLD) if dist.is_initialized() and dist.get_world_size() > 1 else plan
+
+    def tuner(self, wanted: RequestSettings) -> LoopTuner | None:
+        """Tuning of SGLang's own pipelines, for requests that follow the server's own settings; None where it is off.
+
+        Requests that ask for something else are not measured: what one client asks for would cost the others the time
+        of its shadows.
+        """
+        pictures = check_tune(self.settings.tune)
+        if not pictures or wanted.targets or is_off_by_environment():
+            return None
+        if self._tuner is None:
+            self._tuner = LoopTuner(pictures)
+        return self._tuner
 
     def whole(self, stage: Any) -> WholeRequests:
         """Reuse on the diffusers pipeline of a stage."""

@@ -1,0 +1,144 @@
+"""Tuning of SGLang's own pipelines on the first requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.hosts.sglang.conftest import IN_SGLANG, Server
+
+pytestmark = IN_SGLANG
+
+Pictures = dict[tuple[str, int], torch.Tensor]
+
+
+@pytest.fixture
+def tuning(native: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A process that has measured nothing, and its folder of plans."""
+    from omnireuse.engines.sglang.hooks import REUSE
+
+    monkeypatch.setenv("OMNIREUSE_TUNE", "1")
+    monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path))
+    REUSE._tuner = None
+    yield tmp_path
+    REUSE._tuner = None
+
+
+def serve(server: Server, seed: int = 0, **sampling: Any) -> tuple[torch.Tensor, int, dict[str, Any]]:
+    """The picture of a request, the calls of the transformer, and the figures of its response."""
+    from sglang.multimodal_gen.runtime.utils.perf_logger import RequestMetrics
+
+    seen: list[None] = []
+    hook = server.transformer.register_forward_hook(lambda *_: seen.append(None))
+    request = server.request(reuse="on", **{"seed": seed, **sampling})
+    request.metrics = metrics = RequestMetrics("a")
+    try:
+        picture = server.pipeline.forward(request, server.args).output
+    finally:
+        hook.remove()
+    assert "omnireuse" not in request.extra
+    return picture, len(seen), metrics.to_dict()
+
+
+def db(picture: torch.Tensor, full: torch.Tensor) -> float:
+    return float(-10 * (picture - full).square().mean().log10())
+
+
+def test_three_requests_are_measured_and_a_plan_serves_the_fourth(
+    native: Server, plain: Pictures, tuning: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = {seed: native.calls(seed=seed, reuse="off")[0] for seed in (1, 2, 3)}
+    with caplog.at_level(logging.INFO, "omnireuse"):
+        for count, seed in enumerate((1, 2, 3), start=1):
+            picture, calls, figures = serve(native, seed)
+            assert torch.equal(picture, full[seed])
+            assert calls == 2 * 28 if count == 1 else calls > 2 * 28
+            assert figures["omnireuse_pictures_measured"] == (count if count < 3 else 3)
+            assert figures["omnireuse_steps_computed"] == 28
+    assert "tuning has ended: tuned" in caplog.text
+    picture, calls, figures = serve(native, 0)
+    assert calls == 2 * 14
+    assert figures["omnireuse_strategy"] == "default, tuned"
+    untuned, _ = native.calls(reuse={"computed_steps": 14})
+    assert db(picture, plain["native", 28]) > db(untuned, plain["native", 28]) + 1
+    assert list((tuning / "tuned").glob("*.json"))
+
+
+def test_the_next_process_reuses_from_its_first_request_on(native: Server, tuning: Path) -> None:
+    from omnireuse.engines.sglang.hooks import REUSE
+
+    for seed in (1, 2, 3):
+        serve(native, seed)
+    known, _, _ = serve(native)
+    REUSE._tuner = None
+    picture, calls, figures = serve(native)
+    assert calls == 2 * 14
+    assert figures["omnireuse_tuned"] == 1
+    assert torch.equal(picture, known)
+
+
+def test_other_guidance_is_measured_by_itself(native: Server, tuning: Path) -> None:
+    assert serve(native, 1)[2]["omnireuse_pictures_measured"] == 1
+    assert serve(native, 1, true_cfg_scale=4.0)[2]["omnireuse_pictures_measured"] == 1
+    assert serve(native, 2)[2]["omnireuse_pictures_measured"] == 2
+
+
+def test_requests_with_targets_of_their_own_are_not_measured(native: Server, tuning: Path) -> None:
+    assert native.calls(reuse={"speedup": 2})[1] == 2 * 14
+    assert not list(tuning.rglob("*.json"))
+
+
+def test_a_transformer_that_fails_while_it_is_measured_leaves_nothing_behind(
+    native: Server, plain: Pictures, tuning: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[None] = []
+
+    def fail(*_: Any) -> None:
+        calls.append(None)
+        if len(calls) == 9:
+            raise RuntimeError("out of memory")
+
+    hook = native.transformer.register_forward_pre_hook(fail)
+    try:
+        with pytest.raises(RuntimeError, match="out of memory"), caplog.at_level(logging.INFO, "omnireuse"):
+            serve(native)
+    finally:
+        hook.remove()
+    assert "measuring begins anew with the next picture: a picture has failed (RuntimeError)" in caplog.text
+    picture, _, figures = serve(native)
+    assert figures["omnireuse_pictures_measured"] == 1
+    assert torch.equal(picture, plain["native", 28])
+
+
+def test_a_shadow_that_fails_does_not_fail_its_request(
+    native: Server, tuning: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    full, _ = native.calls(seed=2, reuse="off")
+    calls: list[None] = []
+
+    def fail(*_: Any) -> None:
+        calls.append(None)
+        if len(calls) == 2 * 2 * 28 + 3:  # the third call of the second request's shadows
+            raise RuntimeError("out of memory")
+
+    hook = native.transformer.register_forward_pre_hook(fail)
+    try:
+        with caplog.at_level(logging.INFO, "omnireuse"):
+            serve(native, 1)
+            picture, _, _ = serve(native, 2)
+    finally:
+        hook.remove()
+    assert torch.equal(picture, full)
+    assert "measuring begins anew with the next picture: RuntimeError: out of memory" in caplog.text
+
+
+def test_the_environment_turns_it_off(native: Server, tuning: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIREUSE_TUNE", "0")
+    _, calls, figures = serve(native)
+    assert calls == 2 * 14
+    assert "omnireuse_pictures_measured" not in figures
