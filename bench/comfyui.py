@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import track
 
 from bench._common import new_table, write_record
 from omnireuse.engines.comfyui import attach, plan_for
@@ -83,15 +84,19 @@ class Bench:
         return [[tokens, {"pooled_output": pooled}]]
 
     def measure(self, samplers: Sequence[str], cfg: float) -> dict[str, Any]:
-        """For each sampler and variant: calls of the model, and PSNR of each prompt."""
+        """For each sampler and variant: calls of the model, and PSNR of each prompt; "error" where a cache fails."""
         found: dict[str, Any] = {}
-        for sampler in samplers:
+        for sampler in track(samplers, f"samplers at cfg {cfg:g}"):
             full = [self._run(self.model, sampler, cfg, self.steps, which) for which in range(len(self.conditions))]
             found[sampler] = {"full": {"calls": full[0][1]}}
             for name, change, steps in self._variants():
-                runs = [
-                    self._run(change(self.model), sampler, cfg, steps, which) for which in range(len(self.conditions))
-                ]
+                try:
+                    runs = [self._run(change(self.model), sampler, cfg, steps, n) for n in range(len(self.conditions))]
+                except Exception as error:
+                    if "Cache" not in name:
+                        raise
+                    found[sampler][name] = {"error": f"{type(error).__name__}: {error}"}
+                    continue
                 found[sampler][name] = {
                     "calls": statistics.mean(calls for _, calls in runs),
                     "psnr": [capped_psnr(image, truth) for (image, _), (truth, _) in zip(runs, full, strict=True)],
@@ -158,6 +163,9 @@ def show(samplers: dict[str, Any], console: Console) -> None:
     names = [name for name in next(iter(samplers.values())) if name != "full"]
     table.add_row("full", *(f"{found['full']['calls']}" for found in samplers.values()))
     for name in names:
-        cells = (found[name] for found in samplers.values())
-        table.add_row(name, *(f"{each['calls']:.1f} / {statistics.mean(each['psnr']):.1f}" for each in cells))
+        table.add_row(name, *(_cell(found[name]) for found in samplers.values()))
     console.print(table)
+
+
+def _cell(found: dict[str, Any]) -> str:
+    return "failed" if "error" in found else f"{found['calls']:.1f} / {statistics.mean(found['psnr']):.1f}"
