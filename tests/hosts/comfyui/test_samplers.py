@@ -20,7 +20,10 @@ pytestmark = IN_COMFYUI
 
 ONE_CALL = ("euler", "dpmpp_2m", "euler_ancestral", "lms", "res_multistep", "er_sde", "lcm")
 TWO_CALLS = ("heun", "dpm_2", "dpmpp_2s_ancestral", "dpmpp_sde")
-CFG_PP = ("euler_cfg_pp", "dpmpp_2m_cfg_pp", "res_multistep_cfg_pp", "gradient_estimation_cfg_pp")
+CFG_PP = (
+    *("euler_cfg_pp", "euler_ancestral_cfg_pp", "dpmpp_2s_ancestral_cfg_pp", "dpmpp_2m_cfg_pp"),
+    *("res_multistep_cfg_pp", "res_multistep_ancestral_cfg_pp", "gradient_estimation_cfg_pp"),
+)
 COMPUTED = {0, 1, 2, 3, 4, 6, 8, 11, 14, 18}
 """The steps that speedup 2 computes of the 20 of the simple scheduler."""
 COMPUTED_TO_THE_LAST = {0, 1, 2, 3, 5, 7, 9, 12, 15, 19}
@@ -91,6 +94,10 @@ def test_all_calls_of_a_step_share_its_decision(host: ModuleType, counted: Any, 
     assert {step for step, share in enumerate(strip(patched)) if share == 1.0} == computed
     assert {step for step, share in enumerate(strip(patched)) if share == 0.0} == set(range(20)) - computed
     assert 0 < relative(reused, full) < 1
+
+
+def test_every_cfg_plus_plus_sampler_of_comfyui_is_tested(host: ModuleType) -> None:
+    assert {name for name in host.comfy.samplers.SAMPLER_NAMES if name.endswith("_cfg_pp")} == set(CFG_PP)
 
 
 @pytest.mark.parametrize("sampler", CFG_PP)

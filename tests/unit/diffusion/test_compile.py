@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -162,3 +163,22 @@ def test_other_sizes_and_batches_compile_as_often_as_without_reuse(
             assert handle.summary().reused_calls > 0
     assert counter.frame_count == plain
     assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's own compiler needs g++")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
+@pytest.mark.parametrize("region", ["step", "call"])
+def test_the_mode_for_cuda_graphs_compiles_once_and_computes_as_without_reuse(flux: Tiny, region: str) -> None:
+    # On a CPU it is torch's own compiler without graphs: what stays to be seen is that reuse needs no code of its own.
+    flux.pipe.transformer = torch.compile(flux.pipe.transformer, mode="reduce-overhead", fullgraph=True)
+    full, again = flux.run(), flux.run(seed=1)
+    compiled = counters["stats"]["unique_graphs"]
+    with omnireuse.enable(flux.pipe, policy=omnireuse.Never(), region=region):
+        assert torch.equal(flux.run(), full)
+    with omnireuse.enable(flux.pipe, policy=FIXED, region=region) as handle:
+        reused = flux.run()
+        assert handle.summary().reused_calls > 0
+    assert 0 < (reused - full).norm() / full.norm() < 1
+    assert torch.equal(flux.run(seed=1), again)
+    assert counters["stats"]["unique_graphs"] == compiled == 1
