@@ -82,6 +82,17 @@ def test_the_next_process_reuses_from_its_first_request_on(native: Server, tunin
     assert torch.equal(picture, known)
 
 
+def test_what_one_request_has_shown_is_tried_before_the_second(native: Server, tuning: Path) -> None:
+    from omnireuse.engines.sglang.hooks import REUSE
+    from omnireuse.engines.sglang.tuning import LoopTuner
+
+    REUSE._tuner = LoopTuner(1)
+    assert serve(native, 1)[1] == 2 * 28
+    _, calls, figures = serve(native, 2)
+    assert 2 * 14 < calls < 2 * (14 + 28)
+    assert figures["omnireuse_steps_computed"] == 14
+
+
 def test_other_guidance_is_measured_by_itself(native: Server, tuning: Path) -> None:
     assert serve(native, 1)[2]["omnireuse_pictures_measured"] == 1
     assert serve(native, 1, true_cfg_scale=4.0)[2]["omnireuse_pictures_measured"] == 1

@@ -54,7 +54,7 @@ def _loop(original: Callable[..., Any], stage: Any, ctx: Any, batch: Any, server
     if wanted.off:
         return original(stage, ctx, batch, server_args, **kwargs)
     plan, tuner = REUSE.plan(wanted), REUSE.tuner(wanted)
-    call = LoopCall(stage, ctx, batch, server_args)
+    call = LoopCall(original, stage, ctx, batch, server_args)
     served = plan if tuner is None else tuner.begin(plan, call)
     if isinstance(served, RequestPlan):
         result, reuse = denoising_loop(original, served, stage, ctx, batch, server_args, **kwargs)
@@ -62,7 +62,7 @@ def _loop(original: Callable[..., Any], stage: Any, ctx: Any, batch: Any, server
             REUSE.report(batch, wanted, reuse.figures())
         return result
     assert tuner is not None, "it has found the entry"
-    result, figures = tuner.measure(served, call, original, **kwargs)
+    result, figures = tuner.measure(served, call, **kwargs)
     REUSE.report(batch, wanted, figures_of(f"{plan.name}, measured", None, len(ctx.timesteps), 0) | figures)
     return result
 

@@ -31,16 +31,22 @@ class LoopCall:
     """A denoising loop as it is before its first step, so that it can be made again.
 
     Attributes:
+        original: `DenoisingStage._run_denoising_loop`.
         stage: SGLang's `DenoisingStage`.
         ctx: its `DenoisingContext`.
         batch: the request.
         server_args: of the server.
     """
 
+    original: Callable[..., Any]
     stage: Any
     ctx: Any
     batch: Any
     server_args: Any
+
+    def make(self, **kwargs: Any) -> Any:
+        """Make the loop; its context has the latents then."""
+        return self.original(self.stage, self.ctx, self.batch, self.server_args, **kwargs)
 
     def twin(self) -> LoopCall:
         """A copy that no loop of the other one changes; conditioning, which nobody writes to, is shared."""
@@ -175,15 +181,8 @@ class _Followed(_ShadowLoop):
         return output
 
 
-@dataclass(frozen=True)
 class LoopShadows:
-    """Shadows of denoising loops, as `Shadows`. Each call's `replay` is its `LoopCall`.
-
-    Attributes:
-        original: `DenoisingStage._run_denoising_loop`.
-    """
-
-    original: Callable[..., Any]
+    """Shadows of denoising loops, as `Shadows`. Each call's `replay` is its `LoopCall`."""
 
     def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Shadow:
         """As `Shadows.follow`."""
@@ -204,7 +203,7 @@ class LoopShadows:
         again.batch.extra[KEY] = run = make(again)
         latents = again.ctx.latents
         with torch.random.fork_rng(devices=[latents.device] if latents.device.type == "cuda" else []):
-            self.original(again.stage, again.ctx, again.batch, again.server_args, collect_trajectory=False)
+            again.make(collect_trajectory=False)
             return Shadow(run.computed, again.ctx.latents, _decoded(again))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -56,19 +55,17 @@ class LoopTuner:
                 self._said.add(found)
                 logger.info("tuning is off: %s", found)
             return plan
+        if self._entries.is_whole(found):
+            # One batch has shown enough: its shadows come before the second one.
+            self._entries.go_on(found, LoopShadows())
         if found.tuning.state == "measuring":
             return found
         if found.strategy is None:
             return plan
         return dataclasses.replace(plan, strategy=found.strategy, name=f"{plan.name}, tuned", tuned=True)
 
-    def measure(
-        self, entry: Entry, call: LoopCall, original: Callable[..., Any], **kwargs: Any
-    ) -> tuple[Any, dict[str, float]]:
+    def measure(self, entry: Entry, call: LoopCall, **kwargs: Any) -> tuple[Any, dict[str, float]]:
         """Make a loop that is measured, and the shadows that are due after it.
-
-        Args:
-            original: `DenoisingStage._run_denoising_loop`.
 
         Returns:
             The loop's result, and figures for the response.
@@ -77,7 +74,7 @@ class LoopTuner:
         self._entries.start(entry)
         call.batch.extra[KEY] = run = MeasuredLoop(call)
         try:
-            result = original(call.stage, call.ctx, call.batch, call.server_args, **kwargs)
+            result = call.make(**kwargs)
             run.end()
         except Exception as error:
             self._entries.failed(entry, f"a picture has failed ({type(error).__name__})")
@@ -85,10 +82,10 @@ class LoopTuner:
         finally:
             call.batch.extra.pop(KEY, None)
             entry.is_busy = False
-        self._learn(entry, again, run, original)
+        self._learn(entry, again, run)
         return result, {f"{KEY}_tuned": 0.0, f"{KEY}_pictures_measured": float(entry.tuning.pictures)}
 
-    def _learn(self, entry: Entry, again: LoopCall, run: MeasuredLoop, original: Callable[..., Any]) -> None:
+    def _learn(self, entry: Entry, again: LoopCall, run: MeasuredLoop) -> None:
         recording = run.recording
         if not recording.is_whole:
             why = recording.failure or "a loop ended before its last step"
@@ -103,7 +100,7 @@ class LoopTuner:
         self._entries.add(entry, MeasuredCall(replay=again, full=full))
         self._entries.keep_few(entry)
         if self._entries.is_due(entry):
-            self._entries.go_on(entry, LoopShadows(original))
+            self._entries.go_on(entry, LoopShadows())
 
     def _found(self, plan: RequestPlan, call: LoopCall) -> Entry | str:
         """The entry of a loop; in words why it has none."""
