@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench._cases import Tuning
-from omnireuse import BestOrder, Blend, EasyCache, ErrorControl, FixedSchedule, Hold, Polynomial, SeaCache
+from omnireuse import Blend, EasyCache, ErrorControl, FixedSchedule, Hold, Polynomial, SeaCache
 from omnireuse.arguments.targets import POWER, strategy_of
 from omnireuse.policies import MagCache, ResidualDiff, StepMask, TeaCache
 
@@ -20,11 +20,8 @@ FORECASTERS: dict[str, Choice] = {
     "polynomial": {"forecaster": Polynomial()},
     "polynomial 2": {"forecaster": Polynomial(order=2)},
     "blend": {"forecaster": Blend()},
-    "best order": {"forecaster": BestOrder()},
 }
-FITTED = ("blend", "best order")
-ON_STEPS = {name: FORECASTERS[name] for name in ("hold", "polynomial", *FITTED)}
-ON_BLOCKS = {name: FORECASTERS[name] for name in ("hold", "polynomial", "blend")}
+BY_DEFAULT = {name: FORECASTERS[name] for name in ("hold", "polynomial", "blend")}
 
 SHARES = (0.64, 0.5, 0.36, 0.25)
 """Of the steps that compute, for schedules and for fewer steps."""
@@ -39,7 +36,7 @@ class Strategy:
 
     dial: tuple[Any, ...]
     at: Callable[[Any, Tuning], Choice]
-    forecasters: Mapping[str, Choice] = field(default_factory=lambda: ON_STEPS)
+    forecasters: Mapping[str, Choice] = field(default_factory=lambda: BY_DEFAULT)
     alone: bool = False
 
 
@@ -59,7 +56,7 @@ STRATEGIES: dict[str, Strategy] = {
     "easy_cache": Strategy(
         dial=(0.015, 0.03, 0.06, 0.12),
         at=lambda threshold, _: {"policy": EasyCache(threshold=threshold)},
-        forecasters={name: FORECASTERS[name] for name in ("hold", "hold on output", "polynomial", *FITTED)},
+        forecasters={name: FORECASTERS[name] for name in ("hold", "hold on output", "polynomial", "blend")},
     ),
     "sea_cache": Strategy(
         dial=(0.08, 0.15, 0.25, 0.5), at=lambda threshold, _: {"policy": SeaCache(threshold=threshold)}
@@ -70,7 +67,7 @@ STRATEGIES: dict[str, Strategy] = {
             "policy": TeaCache(rel_l1_thresh=threshold, coefficients=tuning.coefficients),
             "region": "blocks",
         },
-        forecasters=ON_BLOCKS,
+        forecasters=BY_DEFAULT,
     ),
     "mag_cache": Strategy(
         dial=(0.005, 0.02, 0.06),
@@ -78,13 +75,13 @@ STRATEGIES: dict[str, Strategy] = {
             "policy": MagCache(threshold=threshold, ratios=tuning.ratios, compute_last=True),
             "region": "blocks",
         },
-        forecasters=ON_BLOCKS,
+        forecasters=BY_DEFAULT,
     ),
     "db_cache": Strategy(
-        dial=(0.08, 0.12, 0.3), at=lambda threshold, _: _tail(threshold, first_blocks=2), forecasters=ON_BLOCKS
+        dial=(0.08, 0.12, 0.3), at=lambda threshold, _: _tail(threshold, first_blocks=2), forecasters=BY_DEFAULT
     ),
     "first_block_cache": Strategy(
-        dial=(0.08, 0.12, 0.3), at=lambda threshold, _: _tail(threshold, first_blocks=1), forecasters=ON_BLOCKS
+        dial=(0.08, 0.12, 0.3), at=lambda threshold, _: _tail(threshold, first_blocks=1), forecasters=BY_DEFAULT
     ),
     "cache_dit": Strategy(
         dial=(0.08, 0.12, 0.3),

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from bench._choices import FITTED
-
 GAIN_UNGUIDED, LOSS_GUIDED = 5.0, 0.5
 GRID, RESAMPLES = 41, 400
 MOST_COMPUTED = 0.8
@@ -25,7 +23,7 @@ def conclusions(rows: Rows) -> list[dict[str, Any]]:
     for group in grouped(rows, "case", "steps", "guided", "strategy"):
         counted = [row for row in group if row["computed"] <= MOST_COMPUTED * row["steps"]]
         curves = {line[0]["forecaster"]: line for line in grouped(counted, "forecaster")}
-        for forecaster in ("polynomial", *FITTED):
+        for forecaster in ("polynomial", "blend"):
             if forecaster not in curves or "hold" not in curves:
                 continue
             entry = {key: group[0][key] for key in ("case", "steps", "guided", "strategy")}

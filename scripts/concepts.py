@@ -35,14 +35,14 @@ CLOSURES = {
     "Session": "omnireuse.hooks.session",
 }
 ROWS = (
-    Row("enable, files", 50, 60),
+    Row("enable, files", 51, 60),
     Row("enable, lines", 7_500, 7_500),
-    Row("Generation, files", 16, 20),
-    Row("Generation, lines", 2_320, 2_800),
-    Row("Session, files", 31, 35),
-    Row("Session, lines", 4_700, 4_800),
+    Row("Generation, files", 17, 20),
+    Row("Generation, lines", 2_390, 2_800),
+    Row("Session, files", 32, 35),
+    Row("Session, lines", 4_765, 4_800),
     Row("circles of imports", 0, 0),
-    Row("lines of src", 35_020, 23_000),
+    Row("lines of src", 34_960, 23_000),
 )
 
 

@@ -20,7 +20,7 @@ from rich.progress import track
 from safetensors.torch import load_file, save_file
 
 import omnireuse
-from omnireuse import BestOrder, Blend, ErrorControl, FixedSchedule, Hold, Polynomial, ResidualDiff, Strategy, TeaCache
+from omnireuse import Blend, ErrorControl, FixedSchedule, Hold, Polynomial, ResidualDiff, Strategy, TeaCache
 from reference.case import CLIPS, IMAGES
 
 STEPS = 14
@@ -33,7 +33,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "step blend": {"policy": SCHEDULE, "forecaster": Blend()},
     "step polynomial": {"policy": SCHEDULE, "forecaster": Polynomial(order=2)},
     "step output": {"policy": SCHEDULE, "forecaster": Hold(), "quantity": "output"},
-    "step best order": {"policy": ErrorControl(tolerance=0.5), "forecaster": BestOrder()},
+    "step error polynomial": {"policy": ErrorControl(tolerance=0.5), "forecaster": Polynomial(order=2)},
     "step batch": {
         "backend": Strategy(policy=ErrorControl(tolerance=0.5), forecaster=Blend(), per_sample=False),
     },

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from omnireuse.calibration.tea_cache import fit_tea_cache
     from omnireuse.enabling import enable
     from omnireuse.forecasters import (
-        BestOrder,
         Blend,
         Fitted,
         Forecaster,
@@ -75,7 +74,6 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 __all__ = [
-    "BestOrder",
     "Blend",
     "Choice",
     "Decision",
@@ -128,7 +126,7 @@ _HOMES = {
     "enabling": "enable",
     "loop.batch": "Row observe_batch predict_batch",
     "loop.events": "Choice Decision",
-    "forecasters": "BestOrder Blend Fitted Forecaster Hold Memory Polynomial",
+    "forecasters": "Blend Fitted Forecaster Hold Memory Polynomial",
     "loop.generation": "Generation layout_of",
     "noise.schedulers": "noise_levels",
     "policies": (

@@ -42,7 +42,7 @@ PolicyName = Literal[
     "sea_cache",
     "tea_cache",
 ]
-ForecasterName = Literal["best_order", "blend", "hold", "polynomial", "taylorseer"]
+ForecasterName = Literal["blend", "hold", "polynomial", "taylorseer"]
 Region = Literal["step", "call", "blocks", "tail"]
 WholeRegion = Literal["step", "call"]
 """Regions that need no knowledge of the model."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from omnireuse.base.registry import Registry
 from omnireuse.errors import UnknownNameError
 from omnireuse.forecasters.base import Forecaster, Memory
-from omnireuse.forecasters.best_order import BestOrder
 from omnireuse.forecasters.blend import Blend
 from omnireuse.forecasters.combination import Combination, combine
 from omnireuse.forecasters.fitted import Fitted
@@ -14,7 +13,6 @@ from omnireuse.forecasters.polynomial import Polynomial
 
 __all__ = [
     "FORECASTERS",
-    "BestOrder",
     "Blend",
     "Combination",
     "Fitted",
@@ -29,7 +27,6 @@ __all__ = [
 FORECASTERS: Registry[type[Forecaster]] = Registry(
     "omnireuse.forecasters",
     {
-        "best_order": BestOrder,
         "blend": Blend,
         "hold": Hold,
         "polynomial": Polynomial,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,7 +13,7 @@ from omnireuse.forecasters.base import Forecaster, PolynomialMemory, check_order
 from omnireuse.forecasters.combination import Combination
 from omnireuse.forecasters.gap import Gap
 
-__all__ = ["Blend", "BlendMemory", "LearningMemory", "rows"]
+__all__ = ["Blend", "BlendMemory"]
 
 EXPONENT = 1.5
 """`Blend.exponent` for x0. Where the output is straight in noise, x0 is straight in noise²; 1.5 is halfway to noise
@@ -76,16 +75,14 @@ class Blend(Forecaster):
         return BlendMemory(self.order, exponent=self.exponent or 1.0)
 
 
-class LearningMemory(PolynomialMemory):
-    """A polynomial memory with several candidate forecasts, and the evidence that chooses between them."""
+class BlendMemory(PolynomialMemory):
+    """Holding and the polynomial as candidates. The evidence is 1 − w of each sample, at least 0."""
 
-    least_values = 1
-    """Values that must be known before a computed value is compared with their forecasts."""
-
-    def __init__(self, order: int, weights: Callable[[Sequence[float], float], list[float]] | None = None) -> None:
-        super().__init__(order, weights)
+    def __init__(self, order: int, *, exponent: float = 1.0) -> None:
+        super().__init__(order, None if exponent == 1 else partial(_weights_in_power, exponent))
+        self._exponent = exponent
         self._evidence: torch.Tensor | None = None
-        """Shape (…, B), on the values' device."""
+        """Shape (B,), on the values' device."""
         self._over = 1.0
         """The distance over which it was measured."""
 
@@ -93,98 +90,58 @@ class LearningMemory(PolynomialMemory):
         self.remember(coordinate, value, self.evidence_at(coordinate, value))
 
     def evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
-        return self._evidence_at(coordinate, value) if self._learns_at(coordinate) else None
-
-    def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
-        if evidence is not None:
-            self._evidence, self._over = evidence, self._way(coordinate)
-        super().observe(coordinate, value)
-
-    def candidates(self, coordinate: float) -> Combination | None:
         if not self._learns_at(coordinate):
             return None
-        return Combination(values=self.values, table=self._table(coordinate))
-
-    def combination(self, coordinate: float) -> Combination | None:
-        if self._evidence is None:
-            return Combination(values=self.values, table=[self._hold()])
-        return Combination(
-            values=self.values,
-            table=self._table(coordinate)[: len(self._evidence) if self._evidence.ndim > 1 else None],
-            evidence=(self._evidence,),
-            distance=self._distance(coordinate),
-            mix=self._mix,
-        )
-
-    def _learns_at(self, coordinate: float) -> bool:
-        return len(self._nodes) >= self.least_values and coordinate != self.last_coordinate
-
-    def _way(self, coordinate: float) -> float:
-        """Distance of the coordinate from the last value's."""
-        return abs(coordinate - self.last_coordinate)
-
-    def _distance(self, coordinate: float) -> float:
-        return self._way(coordinate) / self._over
-
-    def _hold(self) -> list[float]:
-        return [0.0] * (len(self._nodes) - 1) + [1.0]
-
-    @abstractmethod
-    def _table(self, coordinate: float) -> list[list[float]]:
-        """The weights of each candidate."""
-
-    @abstractmethod
-    def _evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor:
-        """The evidence of one computed value."""
-
-    @staticmethod
-    @abstractmethod
-    def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-        """As `Combination.mix`."""
-
-
-class BlendMemory(LearningMemory):
-    """Holding and the polynomial; the evidence is 1 − w of each sample, 0 at least."""
-
-    least_values = 2
-
-    def __init__(self, order: int, *, exponent: float = 1.0) -> None:
-        super().__init__(order, None if exponent == 1 else partial(_weights_in_power, exponent))
-        self._exponent = exponent
-
-    def _way(self, coordinate: float) -> float:
-        if self._exponent == 1:  # Coordinates of step numbers and unknown noise may be negative.
-            return super()._way(coordinate)
-        return float(abs(coordinate**self._exponent - self.last_coordinate**self._exponent))
-
-    def predict(self, coordinate: float) -> torch.Tensor:
-        last = self.last
-        if self._evidence is None:
-            return last
-        shortfall = self._evidence.reshape(-1, *(1,) * (last.ndim - 1))
-        weight = self._expected(shortfall, self._distance(coordinate)).to(last.dtype)
-        return torch.lerp(last, super().predict(coordinate), weight)
-
-    @staticmethod
-    def _expected(shortfall: torch.Tensor, distance: torch.Tensor | float) -> torch.Tensor:
-        """The weight of the slope."""
-        return (1 - shortfall * distance).clamp_min(0.0)
+        return _shortfall(self.last, super().predict(coordinate), value)
 
     @staticmethod
     def evidence_of(forecasts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         hold, line = (each.flatten(0, 1) for each in forecasts.unbind(1))
         return _shortfall(hold, line, values.flatten(0, 1)).reshape(values.shape[:2])
 
-    def _evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor:
-        return _shortfall(self.last, super().predict(coordinate), value)
+    def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
+        if evidence is not None:
+            self._evidence, self._over = evidence, self._way(coordinate)
+        super().observe(coordinate, value)
 
-    def _table(self, coordinate: float) -> list[list[float]]:
-        return [self._hold(), self.weights(coordinate)]
+    def predict(self, coordinate: float) -> torch.Tensor:
+        last = self.last
+        if self._evidence is None:
+            return last
+        shortfall = self._evidence.reshape(-1, *(1,) * (last.ndim - 1))
+        weight = _expected(shortfall, self._distance(coordinate)).to(last.dtype)
+        return torch.lerp(last, super().predict(coordinate), weight)
 
-    @staticmethod
-    def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-        weight = (1 - evidence[:, 0] * distances[:, None]).clamp_min(0.0)
-        return torch.stack((1 - weight, weight), dim=1)
+    def candidates(self, coordinate: float) -> Combination | None:
+        if not self._learns_at(coordinate):
+            return None
+        return Combination(values=self.values, table=[self._hold(), self.weights(coordinate)])
+
+    def combination(self, coordinate: float) -> Combination | None:
+        if self._evidence is None:
+            return Combination(values=self.values, table=[self._hold()])
+        return Combination(
+            values=self.values,
+            table=[self._hold(), self.weights(coordinate)],
+            evidence=(self._evidence,),
+            distance=self._distance(coordinate),
+            mix=_mix,
+        )
+
+    def _learns_at(self, coordinate: float) -> bool:
+        return len(self._nodes) >= 2 and coordinate != self.last_coordinate
+
+    def _way(self, coordinate: float) -> float:
+        """Distance of the coordinate from the last value's."""
+        if self._exponent == 1:  # Coordinates of step numbers and unknown noise may be negative.
+            return abs(coordinate - self.last_coordinate)
+        return float(abs(coordinate**self._exponent - self.last_coordinate**self._exponent))
+
+    def _distance(self, coordinate: float) -> float:
+        return self._way(coordinate) / self._over
+
+    def _hold(self) -> list[float]:
+        return [0.0] * (len(self._nodes) - 1) + [1.0]
 
     def correct_interval(
         self, gap: Gap, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None
@@ -216,15 +173,26 @@ class BlendMemory(LearningMemory):
             table=table,
             evidence=(before,),
             distance=distances,
-            mix=self._corrected,
+            mix=_corrected,
         )
 
-    @classmethod
-    def _corrected(cls, evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-        """The shares of the value, of the interpolation and of each forecast that was made."""
-        before = evidence[:, :1]
-        forecasts = cls._expected(before, distances[:, :, None])
-        return torch.cat((torch.ones_like(before).expand(-1, 2, -1), forecasts), dim=1)
+
+def _expected(shortfall: torch.Tensor, distance: torch.Tensor | float) -> torch.Tensor:
+    """The weight of the slope."""
+    return (1 - shortfall * distance).clamp_min(0.0)
+
+
+def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+    """The shares of holding and of the polynomial."""
+    weight = _expected(evidence[:, 0], distances[:, None])
+    return torch.stack((1 - weight, weight), dim=1)
+
+
+def _corrected(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
+    """The shares of the value, of the interpolation and of each forecast that was made."""
+    before = evidence[:, :1]
+    forecasts = _expected(before, distances[:, :, None])
+    return torch.cat((torch.ones_like(before).expand(-1, 2, -1), forecasts), dim=1)
 
 
 def _weights_in_power(exponent: float, nodes: Sequence[float], coordinate: float) -> list[float]:
@@ -233,12 +201,12 @@ def _weights_in_power(exponent: float, nodes: Sequence[float], coordinate: float
 
 def _shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """1 − w of each row, at least 0."""
-    slope, change = rows(forecast - last), rows(value - last)
+    slope, change = _rows(forecast - last), _rows(value - last)
     # 0/0 where the forecast equals the last value: there is no slope to follow.
     fitted = (change * slope).sum(1) / slope.square().sum(1)
     return (1 - torch.nan_to_num(fitted, nan=0.0)).clamp_min(0.0)
 
 
-def rows(value: torch.Tensor) -> torch.Tensor:
+def _rows(value: torch.Tensor) -> torch.Tensor:
     """One row for each sample, in float32; a value of one dimension is one sample."""
     return value.float().reshape(value.shape[0] if value.ndim > 1 else 1, -1)

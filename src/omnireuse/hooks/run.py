@@ -101,7 +101,7 @@ class Run:
         """`cache_context` has named the noise level of this step, and the scheduler's algebra is not known."""
         if self._first_sigma is None:
             self._first_sigma = sigma
-        self.generation.call_at(told_level(sigma, self._first_sigma))
+        self.generation.position.call_at(told_level(sigma, self._first_sigma))
 
     @property
     def is_reused_by_schedule(self) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from time import perf_counter
 
@@ -29,10 +29,12 @@ from omnireuse.forecasters.base import held_bytes
 from omnireuse.forecasters.gap import Gap
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.branch_state import BranchState, Scales
-from omnireuse.loop.deciding import Decider, layout_of
+from omnireuse.loop.deciding import decision
 from omnireuse.loop.events import Choice, Decision
+from omnireuse.loop.policy import StepView
+from omnireuse.loop.position import Position
 from omnireuse.loop.strategy import Strategy
-from omnireuse.noise.parametrization import NoiseLevel
+from omnireuse.noise.parametrization import NoiseLevel, Parametrization
 
 __all__ = ["GRADIENT_ERROR", "Emit", "Generation", "layout_of", "warn_given_up"]
 
@@ -46,7 +48,12 @@ GRADIENT_ERROR = (
 Emit = Callable[[Decision], None]
 
 
-class Generation(Decider):
+def layout_of(*values: object) -> Hashable:
+    """Shape, dtype and device of every tensor among the values."""
+    return tuple((tuple(v.shape), v.dtype, v.device) for v in values if isinstance(v, torch.Tensor))
+
+
+class Generation:
     """The state of one generation under a strategy. No tensors at first.
 
     It can be kept in an engine's own request, copied, moved between devices and freed. One thread at a time uses it;
@@ -65,6 +72,7 @@ class Generation(Decider):
 
     Raises:
         ConfigError: `at` is no step of the run, or the number of steps is not known.
+        StateError: a policy that cannot serve a run of so many steps.
     """
 
     def __init__(
@@ -87,12 +95,117 @@ class Generation(Decider):
                     "levels of all steps, or total="
                 )
             levels, steps = levels[at:], steps - at
-        super().__init__(strategy, levels, steps, agreement or Agreement())
+        self.strategy, self.agreement = strategy, agreement or Agreement()
         self.number, self.emit = number, emit or _ignore
         self.label = f"generation {number}"
         """Names it in warnings."""
+        self.position = Position(levels, steps, strategy.axis)
+        """Where the run is."""
+        self.schedule = strategy.policy.schedule(steps, self.position.noises) if steps else None
+        """The steps that the policy computes; None where it measures, or the number of steps is unknown. Guards may
+        compute more: a step whose inputs changed shape computes."""
+        self.forecaster, quantity = strategy.forecaster, strategy.chosen_quantity
+        if steps and self.schedule is not None:
+            noises = self.position.noises if strategy.axis == "noise" else None
+            if noises is not None and self.position.is_flow and strategy.follows_path:
+                quantity = "velocity"
+            self.forecaster = strategy.forecaster.for_run(steps, tuple(sorted(self.schedule)), noises, quantity)
+        self.outputs = Parametrization(quantity, is_required=strategy.quantity is not None)
+        """Between the model's outputs and the remembered values."""
+        self.failure = ""
+        """Why every further step computes, where something has failed."""
+        self._states: dict[tuple[int, str, int | None], BranchState] = {}
+        self._leads: dict[tuple[int, int | None], bool] = {}
+        """What the first branch of each denoiser and sample has done at this step."""
         self._done: dict[tuple[int, str], None] = {}
         """Denoisers and branches whose choices were carried out at this step, in order."""
+
+    @property
+    def index(self) -> int:
+        """The current step, counted from 0."""
+        return self.position.index
+
+    @property
+    def total(self) -> int | None:
+        """Number of steps; None where it is not known."""
+        return self.position.total
+
+    @property
+    def level(self) -> NoiseLevel:
+        """The noise level at which the model is called."""
+        return self.position.level
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done."""
+        return self.total is not None and self.index >= self.total
+
+    def decide(
+        self,
+        branch: str = "step",
+        *,
+        denoiser: int = 0,
+        order: int = 0,
+        sample: int | None = None,
+        layout: Hashable = None,
+        signal: torch.Tensor | None = None,
+    ) -> Choice:
+        """Compute or reuse? Changes nothing.
+
+        Args:
+            branch: names the branch; what it remembers is its own.
+            denoiser: which of several models it is.
+            order: place among the step's calls of the denoiser, from 0.
+            sample: row of the batch that is decided on; None for all of them together.
+            layout: what must equal the remembered layout for a reuse to be possible (`layout_of`).
+            signal: the tensor to watch; ignored where the strategy watches none.
+
+        Raises:
+            StateError: a policy that depends on the number of steps, which is not known.
+
+        Cost: one host synchronisation where the policy measures, and one all-reduce where ranks agree.
+        """
+        started, strategy, level = perf_counter(), self.strategy, self.level
+        state = self._states.get((denoiser, branch, sample)) or self._new_state(order)
+        leader = self._leads.get((denoiser, sample)) if strategy.shared_cfg_decision else None
+        if leader is not None or strategy.chosen_signal == "none":
+            signal = None
+        view = StepView(
+            index=self.index,
+            total=self.total,
+            sigma=level.sigma,
+            branch=order,
+            drift=None if signal is None else state.drift(signal),
+            error=state.error,
+            noise=level.noise,
+            noises=self.position.noises,
+            coordinate=self.position.coordinate,
+            order=self.forecaster.order,
+        )
+        is_changed = state.layout is not None and layout != state.layout
+        reuse, reason = decision(
+            strategy,
+            self.schedule,
+            state,
+            view,
+            leader=leader,
+            is_changed=is_changed,
+            is_noiseless=self.outputs.quantity in ("x0", "velocity") and not level.output_weight,
+            is_failed=bool(self.failure),
+        )
+        return Choice(
+            reuse=reuse,
+            reason=reason,
+            branch=branch,
+            denoiser=denoiser,
+            sample=sample,
+            order=order,
+            view=view,
+            layout=layout,
+            is_changed=is_changed,
+            signal=None if signal is None else signal.detach().clone(),
+            host_seconds=perf_counter() - started,
+        )
 
     def predict(self, choice: Choice, sample: torch.Tensor) -> torch.Tensor:
         """The forecast of the model's output, for a choice to reuse.
@@ -126,10 +239,9 @@ class Generation(Decider):
         self.forecaster = before.after_calls(self.index, len(self._done))
         if self.forecaster is not before:
             self._states.clear()
-        self.index += 1
+        self.position.move_to(self.index + 1)
         self._done.clear()
         self._leads.clear()
-        self._locate()
 
     def begin_at(self, step: int, remembered: Generation | None = None) -> None:
         """Begin in the midst of a run whose earlier steps another generation has made.
@@ -138,8 +250,7 @@ class Generation(Decider):
             step: the first that is made here, counted from 0; it computes unless there is enough to forecast it from.
             remembered: the generation before, under an equal strategy; None where nothing is known of those steps.
         """
-        self.index = step
-        self._locate()
+        self.position.move_to(step)
         if remembered is not None:
             known = remembered.copy()
             self._states, self.outputs = known._states, known.outputs
@@ -158,7 +269,7 @@ class Generation(Decider):
     def predict_values(self, choice: Choice) -> list[torch.Tensor]:
         """The forecast of values that are no outputs, in the dtypes they were computed in; read-only."""
         started, state = perf_counter(), self.state_of(choice)
-        values = state.forecasts(self.coordinate)
+        values = state.forecasts(self.position.coordinate)
         self.conclude(choice, state, started)
         return values
 
@@ -167,7 +278,7 @@ class Generation(Decider):
     ) -> list[torch.Tensor]:
         """As `predict`, where the model has several outputs."""
         started, state = perf_counter(), self.state_of(choice)
-        outputs = self.outputs.outputs(self.level, samples, state.forecasts(self.coordinate), dtypes)
+        outputs = self.outputs.outputs(self.level, samples, state.forecasts(self.position.coordinate), dtypes)
         self.conclude(choice, state, started)
         return outputs
 
@@ -213,7 +324,7 @@ class Generation(Decider):
         if torch.is_grad_enabled() and any(value.requires_grad for value in values):
             raise StateError(GRADIENT_ERROR)
         state = self.state_of(choice)
-        error, corrected = state.observe(self.coordinate, values, choice.signal, scales, gap)
+        error, corrected = state.observe(self.position.coordinate, values, choice.signal, scales, gap)
         self.conclude(choice, state, started, error=error, corrected=corrected is not None)
         return corrected
 
@@ -226,6 +337,13 @@ class Generation(Decider):
         """Drop this branch's memory, as where guidance begins or ends and outputs are of another kind."""
         if (state := self._states.get(choice.key)) is not None:
             state.forget()
+
+    def gap_before(self, state: BranchState) -> Gap | None:
+        """The reused steps since the branch last computed; None where there are none, or nothing corrects them."""
+        quantity = self.outputs.quantity
+        if quantity not in ("x0", "velocity") or self.strategy.region != "step" or not self.forecaster.corrects:
+            return None
+        return self.position.gap_since(self.index - state.consecutive, quantity)
 
     @property
     def kept_bytes(self) -> int:
@@ -246,10 +364,13 @@ class Generation(Decider):
 
     def _transformed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Generation:
         twin = copy.copy(self)
-        twin.outputs = copy.copy(self.outputs)
+        twin.outputs, twin.position = copy.copy(self.outputs), copy.copy(self.position)
         twin._states = {key: state.transformed(change) for key, state in self._states.items()}
         twin._done, twin._leads = dict(self._done), dict(self._leads)
         return twin
+
+    def _new_state(self, order: int) -> BranchState:
+        return BranchState(strategy=self.strategy, forecaster=self.forecaster, agreement=self.agreement, order=order)
 
     def state_of(self, choice: Choice) -> BranchState:
         """The state that a choice is carried out on, without values of another layout."""

@@ -37,7 +37,7 @@ class ErrorControl(ThresholdPolicy):
     What the steps of a run leave adds up in the final latents, and computed steps correct most of it. `scale` says how
     wide the bound on each step is for all of that. It is chosen on the reference cases, in region "step" with `Blend`,
     such that nine of ten final latents are within the tolerance in each case (``python -m bench tolerance``). It is no
-    guarantee for a single prompt. `BestOrder` leaves more outliers: high orders explode where a model's outputs bend.
+    guarantee for a single prompt.
 
     Args:
         tolerance: relative L1 error of the final latents that nine of ten runs stay within, above 0 and below 1: 0.05

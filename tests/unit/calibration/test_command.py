@@ -141,7 +141,7 @@ def test_the_table_is_whole_at_eighty_columns() -> None:
     steps = (*range(30), 39, 49)
     plans = {
         32: replace(PLAN, steps=steps, psnr=100.0, held_out=(100.0,) * 5),
-        3: replace(PLAN, forecaster="best_order", held_out=()),
+        3: replace(PLAN, forecaster="polynomial", held_out=()),
     }
     made = replace(
         PROFILE, num_inference_steps=50, coordinates=tuple(1 - i / 50 for i in range(50)), measured=None, plans=plans
@@ -152,5 +152,5 @@ def test_the_table_is_whole_at_eighty_columns() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
     words = text.split()
-    for word in ("computed", "reach", "forecaster", "best_order", "16.67×", "100.0", *map(str, steps)):
+    for word in ("computed", "reach", "forecaster", "polynomial", "16.67×", "100.0", *map(str, steps)):
         assert word in words

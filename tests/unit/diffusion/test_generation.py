@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from omnireuse import BestOrder, Blend, ErrorControl, Fitted, FixedSchedule, Hold, Polynomial, Strategy
+from omnireuse import Blend, ErrorControl, Fitted, FixedSchedule, Hold, Polynomial, Strategy
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.forecasters import Forecaster
 from omnireuse.loop.batch import Row, observe_batch, predict_batch
@@ -32,8 +32,6 @@ FORECASTERS: list[Forecaster] = [
     Blend(),
     Blend(order=2),
     Blend(corrects=True),
-    BestOrder(order=2),
-    BestOrder(),
 ]
 EVERY_OTHER = FixedSchedule(every=2)
 
@@ -323,7 +321,7 @@ def test_no_row_keeps_the_memory_of_the_others() -> None:
 def test_a_run_that_begins_in_the_middle_is_a_run_of_the_steps_that_are_left(strategy: Strategy) -> None:
     levels = levels_of(28)
     part, alone = Generation(strategy, levels, at=8), Generation(strategy, levels[8:])
-    assert (part.total, part.index, part.level, part.coordinate) == (20, 0, levels[8], levels[8].coordinate)
+    assert (part.total, part.index, part.level, part.position.coordinate) == (20, 0, levels[8], levels[8].coordinate)
     assert part.schedule == alone.schedule
     choice = part.decide(layout="a")
     assert (choice.reuse, choice.reason) == (False, "first")

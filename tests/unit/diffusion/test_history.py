@@ -6,49 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import omnireuse
-from omnireuse import BestOrder, Blend, FixedSchedule, Polynomial, Strategy
+from omnireuse import Blend, FixedSchedule, Polynomial, Strategy
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.errors import ConfigError, UnknownNameError
 from tests.helpers.tiny import Tiny
-
-from .test_forecasters import poly, uneven_nodes
-
-coefficient = st.floats(-3, 3)
-
-
-@pytest.mark.parametrize("order", [1, 2, 3])
-@given(data=st.data())
-def test_the_best_order_is_exact_on_every_lower_polynomial(order: int, data: st.DataObject) -> None:
-    degree = data.draw(st.integers(0, order))
-    coefficients = data.draw(st.lists(coefficient, min_size=degree + 1, max_size=degree + 1))
-    *known, at = data.draw(uneven_nodes(order + 3))
-    memory = BestOrder(order=order).start()
-    for node in known:
-        memory.observe(node, poly(coefficients, node))
-    torch.testing.assert_close(memory.predict(at), poly(coefficients, at), rtol=1e-5, atol=1e-5)
-
-
-def test_the_order_is_the_one_that_would_have_been_best() -> None:
-    # After 0, 1, 2 the line is trusted; after the turn back to 2 holding is.
-    memory = BestOrder(order=1).start()
-    for at, value in ((1.0, 0.0), (0.9, 1.0), (0.8, 2.0)):
-        memory.observe(at, torch.tensor([value], dtype=torch.float64))
-    assert memory.predict(0.7).item() == pytest.approx(3.0)
-    memory.observe(0.7, torch.tensor([2.0], dtype=torch.float64))
-    assert memory.predict(0.6).item() == 2.0
-
-
-def test_the_order_depends_on_how_far_the_forecast_reaches() -> None:
-    # Over 0.4 holding was off by 1 and the line by 2: over a quarter of that 1/4 and 2/16 are expected.
-    memory = BestOrder(order=1).start()
-    for at, value in ((1.0, 0.0), (0.8, 1.5), (0.4, 2.5)):
-        memory.observe(at, torch.tensor([value], dtype=torch.float64))
-    assert memory.predict(0.3).item() == pytest.approx(2.5 + 2.5 * 0.1)
-    assert memory.predict(0.0).item() == 2.5
 
 
 def test_the_blend_trusts_the_slope_more_over_a_shorter_distance() -> None:
@@ -82,17 +45,16 @@ def test_the_power_of_noise_is_limited(exponent: Any) -> None:
 
 
 def test_a_value_seen_twice_teaches_nothing() -> None:
-    memories = [Blend().start(), BestOrder().start()]
-    for memory in memories:
-        for at, value in ((1.0, 0.0), (0.8, 1.0), (0.6, 2.0), (0.6, 2.0)):
-            memory.observe(at, torch.tensor([value], dtype=torch.float64))
-        assert memory.predict(0.4).item() == pytest.approx(3.0)
+    memory = Blend().start()
+    for at, value in ((1.0, 0.0), (0.8, 1.0), (0.6, 2.0), (0.6, 2.0)):
+        memory.observe(at, torch.tensor([value], dtype=torch.float64))
+    assert memory.predict(0.4).item() == pytest.approx(3.0)
 
 
-def test_each_sample_has_an_order_of_its_own() -> None:
+def test_each_sample_has_a_weight_of_its_own() -> None:
     paths = torch.randn(5, 3, 2, 4, generator=torch.Generator().manual_seed(0))
     paths[:, 0] = torch.arange(5.0)[:, None, None]
-    together, alone = BestOrder().start(), [BestOrder().start() for _ in range(3)]
+    together, alone = Blend().start(), [Blend().start() for _ in range(3)]
     for at, value in zip((1.0, 0.8, 0.6, 0.4, 0.2), paths, strict=True):
         together.observe(at, value)
         for sample, memory in enumerate(alone):
@@ -103,14 +65,14 @@ def test_each_sample_has_an_order_of_its_own() -> None:
     torch.testing.assert_close(forecast[0], torch.full((2, 4), 4.5))
 
 
-def test_a_broken_sample_holds_and_leaves_the_others_alone() -> None:
-    memory = BestOrder(order=1).start()
+def test_a_broken_sample_leaves_the_others_alone() -> None:
+    memory = Blend().start()
     for step in range(4):
         memory.observe(1 - step / 10, torch.tensor([[float(step)], [float("nan")]]))
     assert memory.predict(0.6)[0].item() == pytest.approx(4.0)
 
 
-@pytest.mark.parametrize("kind", [Polynomial, BestOrder])
+@pytest.mark.parametrize("kind", [Polynomial, Blend])
 @pytest.mark.parametrize("order", [0, 4, 1.5, True])
 def test_orders_out_of_range_are_refused(kind: type, order: object) -> None:
     with pytest.raises(ConfigError, match="order must be 1, 2 or 3"):

@@ -30,12 +30,6 @@ def _policy(policy: omnireuse.Policy, forecaster: str, **settings: Any) -> Setti
     return _setting({"policy": policy, "forecaster": forecaster}, **settings, forecaster=forecaster)
 
 
-def _best_order(subject: Subject) -> Iterator[Setting]:
-    for share in (0.64, 0.5, 0.36, 0.25):
-        chosen: dict[str, Any] = {"num_computed": max(round(share * subject.workload.steps), 2), "power": 1.7}
-        yield _policy(omnireuse.Spread(**chosen), "best_order", **chosen)
-
-
 _GRIDS: dict[str, tuple[str, Callable[[Subject], Iterable[Setting]]]] = {
     "default": (", default", lambda _: [_setting({"tune": False})]),
     "default-call": (
@@ -49,8 +43,7 @@ _GRIDS: dict[str, tuple[str, Callable[[Subject], Iterable[Setting]]]] = {
     "error-control": (
         " ErrorControl",
         lambda _: [
-            _policy(omnireuse.ErrorControl(tolerance=tolerance), forecaster, tolerance=tolerance)
-            for forecaster in ("blend", "best_order")
+            _policy(omnireuse.ErrorControl(tolerance=tolerance), "blend", tolerance=tolerance)
             for tolerance in (0.01, 0.02, 0.05, 0.1, 0.2)
         ],
     ),
@@ -61,7 +54,6 @@ _GRIDS: dict[str, tuple[str, Callable[[Subject], Iterable[Setting]]]] = {
             for threshold in (0.05, 0.1, 0.2, 0.4)
         ],
     ),
-    "best-order": (" best order", _best_order),
 }
 OURS = tuple(Method(key=key, name=f"omnireuse{name}", family="ours", grid=grid) for key, (name, grid) in _GRIDS.items())
 
