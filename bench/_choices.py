@@ -16,7 +16,7 @@ Choice = dict[str, Any]
 
 FORECASTERS: dict[str, Choice] = {
     "hold": {"forecaster": Hold()},
-    "hold on output": {"forecaster": Hold(), "quantity": "output"},
+    "hold on output": {"forecaster": Hold(), "prediction_target": "output"},
     "polynomial": {"forecaster": Polynomial()},
     "polynomial 2": {"forecaster": Polynomial(order=2)},
     "blend": {"forecaster": Blend()},

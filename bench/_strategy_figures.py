@@ -19,7 +19,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 FULL, BASELINE = "full run", "fewer steps"
-_COLOURS = dict(zip(FORECASTERS, ("C7", "black", "C3", "C1", "C4", "C0"), strict=True))
+_COLOURS = dict(zip(FORECASTERS, ("C7", "black", "C3", "C1", "C4"), strict=True))
 _KEYS = ("case", "steps", "guided")
 
 

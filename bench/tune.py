@@ -117,7 +117,7 @@ class Tuned(Player):
             return self._judge(self.run(self.judged, self._computed))
         if method == "hold":
             policy = FixedSchedule(steps=self._default_steps(), compute_last=False)
-            with omnireuse.enable(self.pipeline, policy=policy, forecaster="hold", quantity="output"):
+            with omnireuse.enable(self.pipeline, policy=policy, forecaster="hold", prediction_target="output"):
                 return self._judge(self.run(self.judged, self._steps))
         if method == "untuned":
             with omnireuse.enable(self.pipeline, computed_steps=self._computed, tune=False):

@@ -103,7 +103,7 @@ UNTRIED = {
     "kolors": "the loop of Stable Diffusion XL, with a text encoder that warns at import",
     "latent_diffusion": "a BERT of its own",
     "latte": "a video transformer of its own",
-    "ledits_pp": 'runs on the last timesteps of the scheduler without telling it: use `quantity="output"`',
+    "ledits_pp": 'runs on the last timesteps of the scheduler without telling it: use `prediction_target="output"`',
     "longcat_audio_dit": "an audio autoencoder of its own",
     "longcat_image": "takes prompts only, read by a vision-language model; in diffusers 0.42 it fails on embeddings",
     "lucy": "takes a video to edit; the loop is that of Wan",

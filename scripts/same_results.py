@@ -32,7 +32,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "never": {"policy": "never"},
     "step blend": {"policy": SCHEDULE, "forecaster": Blend()},
     "step polynomial": {"policy": SCHEDULE, "forecaster": Polynomial(order=2)},
-    "step output": {"policy": SCHEDULE, "forecaster": Hold(), "quantity": "output"},
+    "step output": {"policy": SCHEDULE, "forecaster": Hold(), "prediction_target": "output"},
     "step error polynomial": {"policy": ErrorControl(tolerance=0.5), "forecaster": Polynomial(order=2)},
     "step batch": {
         "backend": Strategy(policy=ErrorControl(tolerance=0.5), forecaster=Blend(), per_sample=False),
@@ -43,7 +43,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "sea cache": {"policy": "sea_cache", "forecaster": Blend()},
     "easy cache": {"policy": "easy_cache", "forecaster": "hold", "region": "call"},
     "blocks": {"policy": TEA, "forecaster": Blend(), "region": "blocks"},
-    "blocks output": {"policy": SCHEDULE, "forecaster": Hold(), "region": "blocks", "quantity": "output"},
+    "blocks output": {"policy": SCHEDULE, "forecaster": Hold(), "region": "blocks", "prediction_target": "output"},
     "tail": {
         "backend": Strategy(
             policy=ResidualDiff(residual_diff_threshold=0.3), forecaster=Blend(), region="tail", last_blocks=1

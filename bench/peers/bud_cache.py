@@ -78,7 +78,7 @@ BUD_CACHE = searched(
     "BudCache",
     _search,
     prompts=2,
-    options={"forecaster": "hold", "region": "step", "quantity": "output"},
+    options={"forecaster": "hold", "region": "step", "prediction_target": "output"},
     most=3,
     trials=ANNEALED + CLIMBED,
 )

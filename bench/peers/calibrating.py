@@ -51,7 +51,7 @@ def full_runs(
         or none where it lists none.
     """
     recorder, every = _Recorder(), omnireuse.FixedSchedule(every=1)
-    options: dict[str, Any] = {"region": region, "quantity": "output", "axis": "steps"}
+    options: dict[str, Any] = {"region": region, "prediction_target": "output", "axis": "steps"}
     with restored(work.pipeline), omnireuse.enable(work.pipeline, policy=every, forecaster=recorder, **options):
         work.pictures(range(len(work.prompts)), work.steps, **extra)
         sigmas = tuple(float(sigma) for sigma in getattr(work.pipeline.scheduler, "sigmas", ()))

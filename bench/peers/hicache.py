@@ -84,7 +84,7 @@ def _grid(subject: Subject) -> Iterator[Setting]:
                 "policy": omnireuse.FixedSchedule(every=interval, warmup=WARMUP),
                 "forecaster": _HiCache(num_steps=subject.workload.steps, **chosen),
                 "region": "step",
-                "quantity": "output",
+                "prediction_target": "output",
                 "axis": "steps",
             }
             yield reuse("hicache_init", options, first_enhance=WARMUP, **chosen)

@@ -114,7 +114,7 @@ def _options(found: tuple[Costs, tuple[float, ...]], count: int) -> dict[str, An
         "policy": omnireuse.FixedSchedule(steps=computed),
         "forecaster": MeanVelocity(sigmas=sigmas, spans=tuple(spans)),
         "region": "step",
-        "quantity": "output",
+        "prediction_target": "output",
         "axis": "steps",
     }
 

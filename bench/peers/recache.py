@@ -81,6 +81,6 @@ RECACHE = searched(
     "ReCache",
     _search,
     prompts=1,
-    options={"forecaster": "hold", "region": "step", "quantity": "output"},
+    options={"forecaster": "hold", "region": "step", "prediction_target": "output"},
     draws=UPDATES * DRAWS,
 )

@@ -129,7 +129,7 @@ def _relative(now: torch.Tensor, before: torch.Tensor) -> float:
 
 def _options(found: Sensitivities, **limits: Any) -> dict[str, Any]:
     policy = Sensitivity(sensitivities=found, **limits)
-    return {"policy": policy, "forecaster": "hold", "region": "step", "quantity": "output"}
+    return {"policy": policy, "forecaster": "hold", "region": "step", "prediction_target": "output"}
 
 
 def _grid(subject: Subject) -> Iterator[Setting]:

@@ -86,7 +86,12 @@ def _grid(subject: Subject) -> Iterator[Setting]:
             policy = omnireuse.FixedSchedule(steps=computed, compute_last=last)
             for w in (0.5, 1.0):
                 forecaster = Chebyshev(span=steps, share=w)
-                options = {"policy": policy, "forecaster": forecaster, "region": "blocks", "quantity": "output"}
+                options = {
+                    "policy": policy,
+                    "forecaster": forecaster,
+                    "region": "blocks",
+                    "prediction_target": "output",
+                }
                 yield reuse("Spectrum", {**options, "axis": "steps"}, window=2, growth=growth, w=w, last=last)
 
 

@@ -117,7 +117,8 @@ def enable(
             `speedup`, `computed_steps` or `quality` is given. A number of steps that it has no plan for is computed all
             the same, without a promise. With the backend "tea_cache" or "mag_cache" it gives the
             measured coefficients or ratios.
-        policy: a policy or its name; `options` may then name the `quantity`, the `signal` and the `axis` of `Strategy`.
+        policy: a policy or its name; `options` may then name the `prediction_target`, the `signal` and the `axis` of
+            `Strategy`.
         forecaster: a forecaster or its name; "hold" where a policy is given without one.
         region: what is skipped. Without a policy "step" or "call"; by default "step", or "call" where the pipeline or
             the profile needs it.
@@ -130,7 +131,8 @@ def enable(
             OMNIREUSE_TUNE=0 turns it off.
         audit: share of the pipeline's calls, in 0…1, that are made again in full after their pictures are done;
             `summary().audits` holds the error of each. It goes with the default, the targets and a profile.
-        options: with a backend, fields of `DiffusionCacheConfig`; with a policy, `quantity`, `signal` and `axis`.
+        options: with a backend, fields of `DiffusionCacheConfig`; with a policy, `prediction_target`, `signal` and
+            `axis`.
 
     Returns:
         The handle: `summary()` says what was reused, `disable()` restores the pipeline. It is a context manager, too.

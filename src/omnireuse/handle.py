@@ -149,7 +149,7 @@ class Handle:
         forecast goes through the scheduler.
 
         Args:
-            latents: what the next step starts from; needed for quantity "x0" where the denoiser takes more channels
+            latents: what the next step starts from; needed to forecast x0 where the denoiser takes more channels
                 than the latents have.
 
         Raises:

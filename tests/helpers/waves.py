@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from omnireuse import Blend, EasyCache, ErrorControl, FixedSchedule, Polynomial, Strategy
+from omnireuse import Blend, EasyCache, ErrorControl, FixedSchedule, Strategy
 from omnireuse.engines.settings import KEY, OFF, RequestPlan
 from omnireuse.engines.vllm_omni.waves import Waves
 from omnireuse.loop.events import Choice
@@ -22,7 +22,7 @@ __all__ = ["PLANS", "Engine", "State", "break_for", "request"]
 PLANS = {
     "half": RequestPlan(Strategy(policy=FixedSchedule(speedup=2), forecaster=Blend()), "half"),
     "third": RequestPlan(Strategy(policy=FixedSchedule(speedup=3)), "third"),
-    "measured": RequestPlan(Strategy(policy=ErrorControl(tolerance=0.4), forecaster=Polynomial(order=2)), "measured"),
+    "measured": RequestPlan(Strategy(policy=ErrorControl(tolerance=0.4), forecaster=Blend(order=2)), "measured"),
     "watched": RequestPlan(Strategy(policy=EasyCache(threshold=0.5), forecaster=Blend()), "watched"),
     "off": OFF,
 }

@@ -14,7 +14,6 @@ __all__ = [
     "CacheOptions",
     "ForecasterName",
     "PolicyName",
-    "Quantity",
     "Region",
     "Signal",
     "StrategyOptions",
@@ -32,21 +31,12 @@ BackendName = Literal[
     "taylorseer",
     "tea_cache",
 ]
-PolicyName = Literal[
-    "easy_cache",
-    "error_control",
-    "fixed",
-    "never",
-    "residual_diff",
-    "scm",
-    "sea_cache",
-    "tea_cache",
-]
+PolicyName = Literal["easy_cache", "error_control", "fixed", "never", "residual_diff", "scm", "sea_cache", "tea_cache"]
 ForecasterName = Literal["blend", "hold", "polynomial", "taylorseer"]
 Region = Literal["step", "call", "blocks", "tail"]
 WholeRegion = Literal["step", "call"]
 """Regions that need no knowledge of the model."""
-Quantity = Literal["x0", "output", "residual"]
+PredictionTarget = Literal["x0", "output", "residual"]
 Signal = Literal["expected_output", "filtered_latents", "first_residual", "latents", "modulated_input", "none"]
 Axis = Literal["noise", "steps"]
 
@@ -54,9 +44,11 @@ Axis = Literal["noise", "steps"]
 class StrategyOptions(TypedDict, total=False):
     """Options that `enable` takes beside a policy unnamed; `Strategy` describes them."""
 
-    quantity: Quantity
+    prediction_target: PredictionTarget
     signal: Signal
     axis: Axis
+    quantity: PredictionTarget
+    """The former name of `prediction_target`."""
 
 
 class CacheOptions(TypedDict, total=False):

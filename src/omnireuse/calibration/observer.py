@@ -51,7 +51,7 @@ class Seen:
 
     Attributes:
         coordinates: of its steps, as forecasters see them.
-        quantity: what is remembered of outputs, "x0" after guidance or "output".
+        target: what is remembered of outputs, "x0" after guidance or "output".
         pairs: for each step and branch the relative L1 change of the modulated input since the step before, and that of
             what the block stack adds.
         ratios: MagCache's for each branch and step; empty where they could not be measured.
@@ -59,7 +59,7 @@ class Seen:
     """
 
     coordinates: tuple[float, ...]
-    quantity: str
+    target: str
     pairs: Sequence[tuple[float, float]] = ()
     ratios: tuple[tuple[float, ...], ...] = ()
     unmeasured: Mapping[str, str] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class Observer(Recording):
             ratios = self._recorder.ratios(len(calls))
         return Seen(
             coordinates=tuple(self._coordinates),
-            quantity=self._outputs.quantity or "",
+            target=self._outputs.target or "",
             pairs=[(drift, error) for drift, error in pairs if drift is not None and error is not None],
             ratios=ratios,
             unmeasured=self._unmeasured,

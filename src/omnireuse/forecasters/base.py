@@ -135,8 +135,8 @@ class Forecaster(ABC):
 
     order: int = 0
     """Degree of its polynomial: its error grows with the distance to the power order + 1."""
-    quantity: ClassVar[str | None] = None
-    """The only quantity that it forecasts; None takes the region's default."""
+    prediction_target: ClassVar[str | None] = None
+    """The only prediction target that it forecasts; None takes the region's default."""
     corrects: bool | None = False
     """Whether `Memory.correct_interval` corrects what forecasts did to the latents; then it serves region "step" only.
     None leaves it to `for_run`."""
@@ -157,10 +157,10 @@ class Forecaster(ABC):
         return 1
 
     def for_run(
-        self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, quantity: str
+        self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, target: str
     ) -> Forecaster:
-        """The forecaster of `quantity` for a run of `total` steps that computes these; `noises` is the noise fraction
-        at each step, None where it is not known or not what distance is measured in."""
+        """The forecaster of `target` for a run of `total` steps that computes these; `noises` is the noise
+        fraction at each step, None where it is not known or not what distance is measured in."""
         return self
 
     def after_calls(self, step: int, calls: int) -> Forecaster:

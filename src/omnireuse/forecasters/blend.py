@@ -38,8 +38,8 @@ class Blend(Forecaster):
             move the latents to the result. In region "step", where the
             schedule, the noise and the scheduler's step are known (`NoiseLevel.step`); other runs take computed outputs
             as they are. Velocities are remembered for it in place of x0 where `NoiseLevel.flow_scale` is known and no
-            quantity was asked for; they are interpolated by the polynomial through all known values, x0 by a line. None
-            is True where it is possible; False remembers x0 in any case.
+            prediction target was asked for; they are interpolated by the polynomial through all known values, x0 by a
+            line. None is True where it is possible; False remembers x0 in any case.
         exponent: polynomials and distances are in noise^exponent, in [0.5, 3]. None is 1.5 for x0 in runs whose
             schedule and noise are known, and 1 elsewhere.
 
@@ -62,12 +62,12 @@ class Blend(Forecaster):
     def regions(self) -> tuple[str, ...] | None:
         return ("step",) if self.corrects else None
 
-    def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, quantity: str) -> Blend:
-        is_x0 = noises is not None and quantity == "x0"
+    def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, target: str) -> Blend:
+        is_x0 = noises is not None and target == "x0"
         exponent = EXPONENT if is_x0 else None
         return replace(
             self,
-            corrects=is_x0 or quantity == "velocity" if self.corrects is None else self.corrects,
+            corrects=is_x0 or target == "velocity" if self.corrects is None else self.corrects,
             exponent=exponent if self.exponent is None else self.exponent,
         )
 
@@ -151,7 +151,7 @@ class BlendMemory(PolynomialMemory):
             self.remember(coordinate, value, None)
             return None
         old, held, nodes = self.values, self._hold(), [*(node for node, _ in self._nodes), coordinate]
-        skipped = 0 if gap.quantity == "velocity" else len(nodes) - 2
+        skipped = 0 if gap.target == "velocity" else len(nodes) - 2
         between = [[*[0.0] * skipped, *self._weights(nodes[skipped:], at)] for at in gap.coordinates]
         moves = [sum(s * row[k] for s, row in zip(gap.shares, between, strict=True)) for k in range(len(nodes))]
         stays = [*(sum(gap.shares) * weight for weight in held), 0.0]

@@ -53,7 +53,7 @@ class Fitted(Forecaster):
     computed: tuple[int, ...]
     others: tuple[tuple[tuple[int, ...], tuple[tuple[tuple[float, ...], ...], ...]], ...] = ()
 
-    quantity: ClassVar[str | None] = "output"
+    prediction_target: ClassVar[str | None] = "output"
 
     def __post_init__(self) -> None:
         total = len(self.coordinates)
@@ -80,7 +80,7 @@ class Fitted(Forecaster):
     def branches(self) -> int:
         return len(self.weights)
 
-    def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, quantity: str) -> Fitted:
+    def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, target: str) -> Fitted:
         """The same with weights for such a run, where both runs' noise falls from step to step.
 
         Cost: some milliseconds for the first such run; later ones find the weights in a cache.

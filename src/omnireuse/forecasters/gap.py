@@ -18,29 +18,24 @@ class Gap:
         shares: by how much one unit of the value, x0 or velocity, at each of them has moved the latents at the computed
             step.
         gain: by how much the computed step's value must change to do what moving its latents by one unit would.
-        quantity: "x0" or "velocity".
+        target: "x0" or "velocity".
     """
 
     coordinates: tuple[float, ...]
     shares: tuple[float, ...]
     gain: float
-    quantity: str
+    target: str
 
     @classmethod
     def between(
-        cls, quantity: str, coordinates: Sequence[float], steps: Sequence[tuple[float, float] | None]
+        cls, target: str, coordinates: Sequence[float], steps: Sequence[tuple[float, float] | None]
     ) -> Gap | None:
-        """The gap; None where a step's arithmetic is not known, or nothing of the computed step's latents remains.
-
-        Args:
-            quantity: "x0" or "velocity".
-            coordinates: of the reused steps.
-            steps: `NoiseLevel.step` or `velocity_step` of each step, the computed one last.
-        """
+        """The gap, from `NoiseLevel.step` or `velocity_step` of each step, the computed one last; None where a step's
+        arithmetic is not known, or nothing of the computed step's latents remains."""
         known = [step for step in steps if step is not None and step[0] and step[1] >= 0]
         if not coordinates or len(known) != len(coordinates) + 1 or not known[-1][1]:
             return None
         *reused, (of_value, of_sample) = known
         kept = [step[1] for step in reused]
         shares = tuple(step[0] * math.prod(kept[place + 1 :]) for place, step in enumerate(reused))
-        return cls(coordinates=tuple(coordinates), shares=shares, gain=of_sample / of_value, quantity=quantity)
+        return cls(coordinates=tuple(coordinates), shares=shares, gain=of_sample / of_value, target=target)

@@ -45,9 +45,9 @@ _GUARDS = (
     Explanation(
         "noiseless",
         "the denoised sample says nothing about the output at these noise levels",
-        "give quantity='output'",
+        "give prediction_target='output'",
     ),
-    Explanation("unprimed", "nothing could be remembered at any step", "give quantity='output'"),
+    Explanation("unprimed", "nothing could be remembered at any step", "give prediction_target='output'"),
 )
 _NO_SCHEDULER_STEP = Explanation(
     "no scheduler step",

@@ -226,10 +226,10 @@ class Runs:
     def _warn(self, strategy: Strategy, generation: Generation, scheduler: Any) -> None:
         policy, total, bound = strategy.policy, generation.total, clipping(scheduler)
         cautions = [None if total is None else policy.caution(total, generation.position.noises)]
-        if bound is not None and strategy.chosen_quantity == "x0" and policy.expects_reuse:
+        if bound is not None and strategy.chosen_target == "x0" and policy.expects_reuse:
             cautions.append(
                 f"{type(scheduler).__name__} bounds x0 in its step ({bound}=True), and forecasts of x0 do not see "
-                "that; compare with policy='fixed', quantity='output'"
+                "that; compare with policy='fixed', prediction_target='output'"
             )
         for caution in cautions:
             # Once for each text: a second run of the same length adds nothing.

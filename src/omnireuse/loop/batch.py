@@ -62,7 +62,7 @@ class _Work:
         self.place, self.row, self.state = place, row, state
         self.generation = row.generation
         self.level, self.coordinate = row.generation.level, row.generation.position.coordinate
-        self.quantity = row.generation.outputs.quantity or "output"
+        self.target = row.generation.outputs.target or "output"
         self.error: float | None = None
         self.correction: Combination | None = None
         """The replacement of the output's value, or None."""
@@ -75,7 +75,7 @@ class _Work:
     def kind(self) -> Hashable:
         """Rows of one kind can share operations on values."""
         kept_as, sample = self.generation.strategy.history_dtype, self.row.sample
-        return (type(self.memory), self.quantity, kept_as, sample.shape, sample.dtype, sample.device)
+        return (type(self.memory), self.target, kept_as, sample.shape, sample.dtype, sample.device)
 
 
 def predict_batch(rows: Sequence[Row]) -> list[torch.Tensor | None]:
@@ -175,7 +175,7 @@ def _can_fuse(row: Row) -> bool:
     is_ranked = strategy.policy.needs_error and not generation.agreement.is_alone
     if generation.failure or strategy.chosen_signal == "expected_output" or is_ranked:
         return False
-    return generation.outputs.quantity == "output" or generation.level.can_denoise(row.sample, row.computed)
+    return generation.outputs.target == "output" or generation.level.can_denoise(row.sample, row.computed)
 
 
 def _conclude(works: Sequence[_Work], started: float, rows: int) -> None:
@@ -188,28 +188,28 @@ def _conclude(works: Sequence[_Work], started: float, rows: int) -> None:
 
 
 def _values(works: Sequence[_Work]) -> torch.Tensor:
-    """The quantity of each output, (R, S, …)."""
+    """The prediction target of each output, (R, S, …)."""
     outputs = torch.stack([work.row.computed for work in works])
-    values = outputs if works[0].quantity == "output" else _quantities(works, outputs, works[0].quantity)
+    values = outputs if works[0].target == "output" else _target_values(works, outputs, works[0].target)
     for work in works:
         work.state.dtypes, work.state.output_dtype = [values.dtype], outputs.dtype
     return values
 
 
-def _quantities(works: Sequence[_Work], outputs: torch.Tensor, quantity: str) -> torch.Tensor:
+def _target_values(works: Sequence[_Work], outputs: torch.Tensor, target: str) -> torch.Tensor:
     """As `NoiseLevel.value_of`, (R, S, …)."""
     wide = torch.promote_types(outputs.dtype, torch.float32)
-    samples, a, b = _algebra(works, wide, quantity)
+    samples, a, b = _algebra(works, wide, target)
     return samples.mul_(a).add_(outputs.to(wide).mul(b))
 
 
 def _algebra(
-    works: Sequence[_Work], dtype: torch.dtype, quantity: str
+    works: Sequence[_Work], dtype: torch.dtype, target: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The samples (R, S, …), and a and b of a · sample + b · output, one a row; 0 where it is not defined."""
     samples = torch.stack([work.row.sample for work in works]).detach().to(dtype)
     levels = [work.level for work in works]
-    pairs = [level.weights_of(quantity) if level.output_weight else (0.0, 0.0) for level in levels]
+    pairs = [level.weights_of(target) if level.output_weight else (0.0, 0.0) for level in levels]
     table = torch.tensor(pairs, dtype=dtype).to(samples.device, non_blocking=True)
     a, b = table.T.reshape(2, -1, *(1,) * (samples.ndim - 1)).unbind(0)
     return samples, a, b
@@ -222,8 +222,8 @@ def _combined_outputs(found: Sequence[tuple[_Work, Combination]]) -> dict[int, t
         works = [work for work, _ in group]
         values = combined([combination for _, combination in group]).to(works[0].state.dtypes[0])
         works[0].state.check_shape(values[0], works[0].state.shapes[0])
-        if works[0].quantity != "output":
-            samples, a, b = _algebra(works, values.dtype, works[0].quantity)
+        if works[0].target != "output":
+            samples, a, b = _algebra(works, values.dtype, works[0].target)
             values = values.sub(samples.mul_(a)).div_(b)
         outputs |= {w.place: value.to(w.state.output_dtype) for w, value in zip(works, values.unbind(0), strict=True)}
     return outputs
@@ -252,13 +252,13 @@ def _scales(works: Sequence[_Work], values: torch.Tensor) -> tuple[torch.Tensor,
     outputs = torch.stack([work.row.computed for work in works])
     of_output = _means(outputs)
     shares = torch.tensor([abs(work.level.output_weight or 1.0) for work in works]).to(of_output.device)
-    if works[0].quantity == "x0":
+    if works[0].target == "x0":
         return of_output * shares, _means(values)
     defined = [work.level.can_denoise(work.row.sample, work.row.computed) for work in works]
     if not any(defined):
         return of_output, of_output
-    of_x0 = _means(_quantities(works, outputs, "x0"))
-    if works[0].quantity == "velocity":
+    of_x0 = _means(_target_values(works, outputs, "x0"))
+    if works[0].target == "velocity":
         units = torch.tensor([work.level.coordinate for work in works]).to(of_output.device)
         return of_output * shares / units, of_x0 / units
     return of_output, torch.where(torch.tensor(defined).to(of_x0.device), of_x0 / shares, of_output)

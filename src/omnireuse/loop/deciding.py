@@ -65,7 +65,7 @@ def _guard(
         return "last"
     if is_changed:
         return "layout"
-    if not state.memories or not all(memory.primed for memory in state.memories):
+    if not state.primed:
         return "unprimed"
     if view.drift is not None and not math.isfinite(view.drift):
         return "nonfinite"

@@ -104,13 +104,13 @@ class Generation:
         self.schedule = strategy.policy.schedule(steps, self.position.noises) if steps else None
         """The steps that the policy computes; None where it measures, or the number of steps is unknown. Guards may
         compute more: a step whose inputs changed shape computes."""
-        self.forecaster, quantity = strategy.forecaster, strategy.chosen_quantity
+        self.forecaster, target = strategy.forecaster, strategy.chosen_target
         if steps and self.schedule is not None:
             noises = self.position.noises if strategy.axis == "noise" else None
             if noises is not None and self.position.is_flow and strategy.follows_path:
-                quantity = "velocity"
-            self.forecaster = strategy.forecaster.for_run(steps, tuple(sorted(self.schedule)), noises, quantity)
-        self.outputs = Parametrization(quantity, is_required=strategy.quantity is not None)
+                target = "velocity"
+            self.forecaster = strategy.forecaster.for_run(steps, tuple(sorted(self.schedule)), noises, target)
+        self.outputs = Parametrization(target, is_required=strategy.prediction_target is not None)
         """Between the model's outputs and the remembered values."""
         self.failure = ""
         """Why every further step computes, where something has failed."""
@@ -190,7 +190,7 @@ class Generation:
             view,
             leader=leader,
             is_changed=is_changed,
-            is_noiseless=self.outputs.quantity in ("x0", "velocity") and not level.output_weight,
+            is_noiseless=self.outputs.target in ("x0", "velocity") and not level.output_weight,
             is_failed=bool(self.failure),
         )
         return Choice(
@@ -340,10 +340,10 @@ class Generation:
 
     def gap_before(self, state: BranchState) -> Gap | None:
         """The reused steps since the branch last computed; None where there are none, or nothing corrects them."""
-        quantity = self.outputs.quantity
-        if quantity not in ("x0", "velocity") or self.strategy.region != "step" or not self.forecaster.corrects:
+        target = self.outputs.target
+        if target not in ("x0", "velocity") or self.strategy.region != "step" or not self.forecaster.corrects:
             return None
-        return self.position.gap_since(self.index - state.consecutive, quantity)
+        return self.position.gap_since(self.index - state.consecutive, target)
 
     @property
     def kept_bytes(self) -> int:

@@ -37,7 +37,7 @@ class StepView:
             (`Policy.drift_since_computed`); None without a signal or at the first step.
         branch: order of this call among the step's calls of its denoiser; 0 where one decision covers the step.
         error: relative L1 error of the last forecast that was compared with the truth: of x0 where the scheduler's
-            algebra is known, else of the remembered quantity; None before that.
+            algebra is known, else of the remembered value; None before that.
         noise: noise fraction in the latents, σ/(α+σ), in [0, 1]; None where the scheduler's algebra is not known.
         noises: `noise` at every step of this run; None where it is not known.
         coordinate: what forecasters measure distance in; the step index where nothing else is known.

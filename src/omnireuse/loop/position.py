@@ -43,14 +43,14 @@ class Position:
         self.coordinate = self._coordinate_of(self.index, level)
         """That level on the axis."""
 
-    def gap_since(self, first: int, quantity: str) -> Gap | None:
+    def gap_since(self, first: int, target: str) -> Gap | None:
         """The steps from `first` to this one, where the solver's step is known; None for no step."""
         if first == self.index or self.index >= len(self._levels):
             return None
         levels = self._levels[first : self.index + 1]
         coordinates = [self._coordinate_of(first + place, level) for place, level in enumerate(levels[:-1])]
-        steps = [level.step if quantity == "x0" else level.velocity_step for level in levels]
-        return Gap.between(quantity, coordinates, steps)
+        steps = [level.step if target == "x0" else level.velocity_step for level in levels]
+        return Gap.between(target, coordinates, steps)
 
     def _coordinate_of(self, index: int, level: NoiseLevel) -> float:
         return float(index) if self._axis == "steps" else level.coordinate

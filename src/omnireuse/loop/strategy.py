@@ -1,8 +1,8 @@
-"""One choice on each axis: region, quantity, signal, policy, forecaster."""
+"""One choice on each axis: region, prediction target, signal, policy, forecaster."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 
 import torch
@@ -14,14 +14,14 @@ from omnireuse.forecasters.hold import Hold
 from omnireuse.loop.policy import Policy, check_reserved_names
 from omnireuse.noise.signals import SIGNALS
 
-__all__ = ["AXES", "QUANTITIES", "REGIONS", "Strategy"]
+__all__ = ["AXES", "PREDICTION_TARGETS", "REGIONS", "Strategy"]
 
 AXES = {
     "noise": "the noise level, in [0, 1]; the step index where the scheduler's is not known",
     "steps": "the step index",
 }
 
-QUANTITIES = {
+PREDICTION_TARGETS = {
     "output": "the tensor itself",
     "residual": "what the block stack added to its input",
     "x0": "the denoised sample, from the output, the latents and the noise level",
@@ -35,7 +35,7 @@ REGIONS = {
 }
 # Values to remember and to watch in a region, the default first. A residual needs a region whose input and output
 # live in one space; x0 needs the denoiser's whole output.
-_QUANTITIES_OF = {
+_TARGETS_OF = {
     "step": ("x0", "output"),
     "call": ("x0", "output"),
     "blocks": ("residual", "output"),
@@ -58,9 +58,9 @@ class Strategy:
         policy: decides between compute and reuse.
         forecaster: gives what stands in for a value that was not computed.
         region: "step", "call", "blocks" or "tail".
-        quantity: "x0", "output" or "residual"; None takes the region's default. "x0" asked for by name is a promise:
-            where the scheduler's algebra is unknown the run raises. As the default it falls back to "output", and
-            says so.
+        prediction_target: "x0", "output" or "residual"; None takes the region's default. "x0" asked for by name is a
+            promise: the run raises where the scheduler's algebra is unknown. As the default it falls back to "output",
+            and says so.
         signal: a name in `SIGNALS`; None takes what the policy and the region need.
         first_blocks: region "tail": blocks at the start of the stack that always run, ≥ 0, and ≥ 1 where their
             residual is watched; None is 1.
@@ -76,18 +76,19 @@ class Strategy:
             magnifies differences of branches, such as a computed one beside a reused one.
         measure_errors: compare every forecast with the truth once it is known, also where reading the figure back
             stalls an accelerator (one host synchronisation a computed step). On the CPU it is always done.
+        quantity: the former name of `prediction_target`.
 
     Raises:
         UnknownNameError: a name that does not exist.
-        ConfigError: a quantity or signal that the region does not have; a policy that measures, without a signal;
-            numbers of blocks out of range or in another region than "tail"; `shared_cfg_decision` in region "step"; a
-            dtype that holds no fractions; a policy with a field that hides a part of `Policy`.
+        ConfigError: a prediction target or signal that the region does not have; a policy that measures, without a
+            signal; numbers of blocks out of range or in another region than "tail"; `shared_cfg_decision` in region
+            "step"; a dtype that holds no fractions; a policy with a field that hides a part of `Policy`.
     """
 
     policy: Policy
     forecaster: Forecaster = field(default_factory=Hold)
     region: str = "step"
-    quantity: str | None = None
+    prediction_target: str | None = None
     signal: str | None = None
     first_blocks: int | None = None
     last_blocks: int | None = None
@@ -97,8 +98,13 @@ class Strategy:
     per_sample: bool = True
     shared_cfg_decision: bool = False
     measure_errors: bool = False
+    quantity: InitVar[str | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, quantity: str | None) -> None:
+        if quantity is not None:
+            if self.prediction_target not in (None, quantity):
+                raise field_error(self, "prediction_target", "be given without quantity, its former name")
+            object.__setattr__(self, "prediction_target", quantity)
         is_forecaster = isinstance(self.forecaster, Forecaster) and not isinstance(self.forecaster, type)
         for name, fits in (
             ("policy", isinstance(self.policy, Policy) and not isinstance(self.policy, type)),
@@ -108,9 +114,11 @@ class Strategy:
                 value = getattr(self, name)
                 raise WrongTypeError(f"Strategy({name}={value!r}): {name} must be a {name}, got {type(value).__name__}")
         check_reserved_names(self.policy)
-        if self.region not in REGIONS:
-            raise UnknownNameError("region", self.region, REGIONS)
-        for axis, known, fitting in (("quantity", QUANTITIES, _QUANTITIES_OF), ("signal", SIGNALS, _SIGNALS_OF)):
+        for name, choices in (("region", REGIONS), ("axis", AXES)):
+            if getattr(self, name) not in choices:
+                raise UnknownNameError(name, getattr(self, name), choices)
+        axes = (("prediction_target", PREDICTION_TARGETS, _TARGETS_OF), ("signal", SIGNALS, _SIGNALS_OF))
+        for axis, known, fitting in axes:
             chosen = getattr(self, axis)
             if chosen is None:
                 continue
@@ -118,19 +126,19 @@ class Strategy:
                 raise UnknownNameError(axis, chosen, known)
             if chosen not in fitting[self.region]:
                 raise field_error(self, axis, f"be {' or '.join(fitting[self.region])} in region {self.region!r}")
-        own = self.forecaster.quantity
-        if own is not None and self.quantity not in (None, own):
-            raise field_error(self, "quantity", f"be {own} with the forecaster {type(self.forecaster).__name__}")
-        if self.forecaster.corrects and self.quantity not in (None, "x0"):
-            raise field_error(self, "quantity", f"be x0 with {self.forecaster}, which corrects the latents")
+        own = self.forecaster.prediction_target
+        if own is not None and self.prediction_target not in (None, own):
+            raise field_error(
+                self, "prediction_target", f"be {own} with the forecaster {type(self.forecaster).__name__}"
+            )
+        if self.forecaster.corrects and self.prediction_target not in (None, "x0"):
+            raise field_error(self, "prediction_target", f"be x0 with {self.forecaster}, which corrects the latents")
         if self.region not in (self.forecaster.regions or REGIONS):
             fitting_regions = " or ".join(self.forecaster.regions or REGIONS)
             raise field_error(self, "region", f"be {fitting_regions} with {type(self.forecaster).__name__}")
         if self.chosen_signal not in _SIGNALS_OF[self.region]:
             fitting_regions = " or ".join(region for region, has in _SIGNALS_OF.items() if self.chosen_signal in has)
             raise field_error(self, "region", f"be {fitting_regions} with {type(self.policy).__name__}")
-        if self.axis not in AXES:
-            raise UnknownNameError("axis", self.axis, AXES)
         if self.history_dtype is not None:
             named = self.history_dtype
             dtype = getattr(torch, named.removeprefix("torch."), None) if isinstance(named, str) else named
@@ -166,14 +174,14 @@ class Strategy:
         return self.per_sample and (self.policy.needs_drift or self.policy.needs_error)
 
     @cached_property
-    def chosen_quantity(self) -> str:
-        """The quantity to be remembered: what was asked for, else the forecaster's own, else the region's."""
-        return self.quantity or self.forecaster.quantity or _QUANTITIES_OF[self.region][0]
+    def chosen_target(self) -> str:
+        """The prediction target to be remembered: what was asked for, else the forecaster's own, else the region's."""
+        return self.prediction_target or self.forecaster.prediction_target or _TARGETS_OF[self.region][0]
 
     @property
     def follows_path(self) -> bool:
         """Whether velocities stand in for x0 where the schedule, the noise and the solver's step are known."""
-        is_free = self.quantity is None and self.chosen_quantity == "x0"
+        is_free = self.prediction_target is None and self.chosen_target == "x0"
         return is_free and self.region == "step" and self.forecaster.follows_path
 
     @cached_property

@@ -185,7 +185,7 @@ def taylorseer(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
         raise field_error(config, "taylorseer_order", "be 1, 2 or 3 for backend 'taylorseer'")
     policy = EveryNth(every=config.taylorseer_interval, warmup=config.taylorseer_warmup_steps)
     forecaster = Polynomial(order=config.taylorseer_order)
-    return Strategy(policy=policy, forecaster=forecaster, region="call", quantity="output")
+    return Strategy(policy=policy, forecaster=forecaster, region="call", prediction_target="output")
 
 
 def error_control(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:

@@ -62,26 +62,26 @@ class NoiseLevel:
         is_known = self.sample_weight is not None and bool(self.output_weight)
         return is_known and sample is not None and sample.shape == output.shape and output.is_floating_point()
 
-    def weights_of(self, quantity: str) -> tuple[float, float]:
+    def weights_of(self, target: str) -> tuple[float, float]:
         """a and b of a · sample + b · output: of "x0", or of "velocity" = (flow_scale · sample − x0) / coordinate."""
         assert self.sample_weight is not None
         assert self.output_weight is not None
-        if quantity == "x0":
+        if target == "x0":
             return self.sample_weight, self.output_weight
         assert self.flow_scale is not None
         return (self.flow_scale - self.sample_weight) / self.coordinate, -self.output_weight / self.coordinate
 
-    def value_of(self, sample: torch.Tensor, output: torch.Tensor, quantity: str = "x0") -> torch.Tensor:
+    def value_of(self, sample: torch.Tensor, output: torch.Tensor, target: str = "x0") -> torch.Tensor:
         """x0 or the velocity, in float32 at least: their differences are small beside the terms."""
-        of_sample, of_output = self.weights_of(quantity)
+        of_sample, of_output = self.weights_of(target)
         dtype = torch.promote_types(output.dtype, torch.float32)
         return torch.add(sample.to(dtype) * of_sample, output.to(dtype), alpha=of_output)
 
     def output_of(
-        self, sample: torch.Tensor, value: torch.Tensor, dtype: torch.dtype, quantity: str = "x0"
+        self, sample: torch.Tensor, value: torch.Tensor, dtype: torch.dtype, target: str = "x0"
     ) -> torch.Tensor:
         """The model output that `value_of` would turn into `value`: (value − a · sample) / b."""
-        of_sample, of_output = self.weights_of(quantity)
+        of_sample, of_output = self.weights_of(target)
         return value.sub(sample.to(value.dtype), alpha=of_sample).div_(of_output).to(dtype)
 
 
@@ -89,49 +89,49 @@ class Parametrization:
     """Turns the outputs of one generation into what is remembered of them, and back.
 
     Args:
-        quantity: what shall be remembered, "x0", "velocity" or "output".
+        target: what shall be remembered, "x0", "velocity" or "output".
         is_required: whether a run in which x0 is not defined is refused.
     """
 
-    def __init__(self, quantity: str, *, is_required: bool) -> None:
-        self.quantity: str | None = None
-        """The remembered quantity; None until a computed output has shown whether x0 is defined."""
-        self._wanted, self._is_required = quantity, is_required
+    def __init__(self, target: str, *, is_required: bool) -> None:
+        self.target: str | None = None
+        """The remembered one; None until a computed output has shown whether x0 is defined."""
+        self._wanted, self._is_required = target, is_required
         self.said: set[str] = set()
         """Messages logged so far."""
         self.fell_back = False
         """Whether the output is remembered in place of what was wanted."""
 
     def settle(self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor) -> None:
-        """Choose the quantity at the first computed output: the wanted one where x0 is defined.
+        """Choose it at the first computed output: the wanted one where x0 is defined.
 
         Raises:
             UnsupportedModelError: x0 is required and is not defined.
         """
-        if self.quantity is not None:
+        if self.target is not None:
             return
-        self.quantity = self._wanted
+        self.target = self._wanted
         if self._wanted == "output" or level.can_denoise(sample, output):
             return
         is_unknown = level.sample_weight is None
         why = "the noise of its scheduler is not known" if is_unknown else "the output does not have the latents' shape"
         if self._is_required:
             raise UnsupportedModelError(
-                f"Strategy(quantity={self._wanted!r}) is not defined for this run: {why}; use quantity='output'"
+                f"prediction_target={self._wanted!r} is not defined for this run: {why}; use prediction_target='output'"
             )
-        self.quantity, self.fell_back = "output", True
+        self.target, self.fell_back = "output", True
         if why not in self.said:
             self.said.add(why)
             logger.warning("reuse remembers the raw output instead of %s in this run: %s", self._wanted, why)
 
     def value(self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor) -> torch.Tensor | None:
         """The value to remember of an output; None where it is not defined at this step."""
-        if self.quantity == "output":
+        if self.target == "output":
             # A copy: whoever receives the output may write to it.
             return output.clone()
-        if sample is None or self.quantity is None or not level.can_denoise(sample, output):
+        if sample is None or self.target is None or not level.can_denoise(sample, output):
             return None
-        return level.value_of(sample.detach(), output, self.quantity)
+        return level.value_of(sample.detach(), output, self.target)
 
     def values(
         self, level: NoiseLevel, samples: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor]
@@ -156,12 +156,12 @@ class Parametrization:
         dtypes: Sequence[torch.dtype],
     ) -> list[torch.Tensor]:
         """The outputs that remembered or forecast values stand for; new tensors."""
-        if self.quantity is None or self.quantity == "output":
+        if self.target is None or self.target == "output":
             return [value.clone() for value in values]
         outputs = []
         for sample, value, dtype in zip(samples, values, dtypes, strict=True):
             assert sample is not None, "x0 was chosen with a sample"
-            outputs.append(level.output_of(sample.detach(), value, dtype, self.quantity))
+            outputs.append(level.output_of(sample.detach(), value, dtype, self.target))
         return outputs
 
     def scales(
@@ -170,11 +170,11 @@ class Parametrization:
         """Mean magnitudes of the output and of x0, in the units of the value. Where x0 is not defined the output stands
         for it."""
         share = abs(level.output_weight or 1.0)
-        if self.quantity == "x0":
+        if self.target == "x0":
             return magnitude(output) * share, magnitude(value)
         if sample is None or not level.can_denoise(sample, output):
             return magnitude(output), magnitude(output)
-        unit = level.coordinate if self.quantity == "velocity" else share
+        unit = level.coordinate if self.target == "velocity" else share
         return magnitude(output) * (share / unit), magnitude(level.value_of(sample.detach(), output)) / unit
 
 

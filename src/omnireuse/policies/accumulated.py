@@ -46,7 +46,7 @@ class EasyCache(_AccumulatedChange):
 
     Source: EasyCache, "Less is Enough", arXiv 2507.02860: the rate k = |Δv| / |Δx|, the sum of the expected changes
     k |Δx| / |v| against a threshold, the warm-up and the computed last step. Ours: the rate is that of relative
-    changes between computed steps, the value is the one remembered (v itself with quantity "output"), and the
+    changes between computed steps, the value is the one remembered (v itself with prediction target "output"), and the
     forecaster gives the forecast, where the paper holds v − x.
 
     Args:

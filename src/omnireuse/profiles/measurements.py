@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from omnireuse.base.records import Record
 from omnireuse.calibration.tea_cache import FEWEST_PAIRS, fit_polynomial, share_explained
 from omnireuse.errors import ConfigError
@@ -39,13 +41,13 @@ class Measurements(Record, frozen=True, kw_only=True):
     """Means over the full runs of a search.
 
     Attributes:
-        quantity: what forecasts are of: "x0" after guidance, or "output".
+        prediction_target: what forecasts are of: "x0" after guidance, or "output".
         tea_cache: None where it could not be fitted.
         mag_ratios: MagCache's ratios for each branch and step, the first 1.0; None where they could not be measured.
         unmeasured: what the model does not show, and why.
     """
 
-    quantity: str
+    prediction_target: str = msgspec.field(name="quantity")
     tea_cache: TeaCacheFit | None
     mag_ratios: tuple[tuple[float, ...], ...] | None
     unmeasured: Mapping[str, str]
@@ -64,7 +66,9 @@ class Measurements(Record, frozen=True, kw_only=True):
                 mag_ratios = tuple(
                     tuple(_short(statistics.fmean(step), 5) for step in zip(*each, strict=True)) for each in branches
                 )
-        return cls(quantity=searched[0].quantity, tea_cache=tea_cache, mag_ratios=mag_ratios, unmeasured=unmeasured)
+        return cls(
+            prediction_target=searched[0].target, tea_cache=tea_cache, mag_ratios=mag_ratios, unmeasured=unmeasured
+        )
 
     def options_for(self, backend: str) -> dict[str, Any]:
         """The measured options of a cache backend.

@@ -118,7 +118,7 @@ class Leading(_Shadow):
 
 def leading(policy: Steps) -> Strategy:
     """The strategy of a run that is led along the steps of a policy; its forecasts are not used."""
-    return Strategy(policy=policy, forecaster=Blend(), quantity="output")
+    return Strategy(policy=policy, forecaster=Blend(), prediction_target="output")
 
 
 class Following(_Shadow):

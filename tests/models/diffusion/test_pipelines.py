@@ -184,7 +184,11 @@ def test_calls_whose_output_the_pipeline_negates_agree_with_steps(name: str) -> 
     tiny = PIPELINES[name]()
     results = []
     for region in ("step", "call"):
-        strategy = {"policy": FixedSchedule(every=2, warmup=2), "forecaster": Polynomial(order=1), "quantity": "x0"}
+        strategy = {
+            "policy": FixedSchedule(every=2, warmup=2),
+            "forecaster": Polynomial(order=1),
+            "prediction_target": "x0",
+        }
         with omnireuse.enable(tiny.pipe, region=region, **strategy):
             results.append(tiny.run(steps=7, guidance_scale=GUIDANCE_OFF[name]))
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-3)
@@ -233,9 +237,9 @@ def test_sound_beside_frames_is_forecast_in_region_call_and_refused_in_region_st
         pytest.raises(UnsupportedModelError, match=r"one kind of latents, got 2.*use region='call'"),
     ):
         pipeline.run()
-    with omnireuse.enable(pipeline, policy="never", region="call", quantity="x0"):
+    with omnireuse.enable(pipeline, policy="never", region="call", prediction_target="x0"):
         assert all(map(torch.equal, pipeline.run(), full))
-    with omnireuse.enable(pipeline, policy=FixedSchedule(steps=(0, 1)), region="call", quantity="x0"):
+    with omnireuse.enable(pipeline, policy=FixedSchedule(steps=(0, 1)), region="call", prediction_target="x0"):
         pipeline.run()
     sigmas = pipeline.scheduler.sigmas
     x0 = pipeline.seen[1][0] - sigmas[1] * pipeline.seen[1][1]

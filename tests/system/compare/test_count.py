@@ -82,9 +82,9 @@ def test_our_own_schedule_counts_as_the_steps_it_computes(images: Callable[..., 
         workload.pictures([0, 1], 6)
         full = work.flops
         work.reset()
-        quantity = "residual" if region == "blocks" else "output"
+        target = "residual" if region == "blocks" else "output"
         policy = omnireuse.FixedSchedule(num_computed=3)
-        with omnireuse.enable(workload.pipeline, policy=policy, region=region, quantity=quantity):
+        with omnireuse.enable(workload.pipeline, policy=policy, region=region, prediction_target=target):
             workload.pictures([0, 1], 6)
         assert work.flops / full == pytest.approx(3 / 6)
     finally:

@@ -85,7 +85,7 @@ def test_weights_come_closer_to_the_full_run_than_holding_and_judge_as_they_were
     fit = WeightFit(computed, 8)
     made = led(tiny.pipe, lambda: tiny.run(steps=8), fit, full, computed)
     policy = FixedSchedule(steps=computed, compute_last=False)
-    with omnireuse.enable(tiny.pipe, policy=policy, quantity="output"):
+    with omnireuse.enable(tiny.pipe, policy=policy, prediction_target="output"):
         held = tiny.run(steps=8)
     assert (made - latents).norm() < (held - latents).norm()
     at = tuple(tiny.pipe.scheduler.sigmas[:-1].tolist())

@@ -54,7 +54,7 @@ def run(pipeline: Any, place: int) -> None:
 
 def test_a_profile_says_what_forecasts_are_of(profile: Profile) -> None:
     assert profile.measured is not None
-    assert profile.measured.quantity == "x0"
+    assert profile.measured.prediction_target == "x0"
 
 
 def test_the_polynomial_is_that_of_a_calibration_by_hand(profile: Profile) -> None:

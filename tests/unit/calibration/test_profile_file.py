@@ -24,7 +24,7 @@ from omnireuse.profiles.profile import Plan
 from tests import TOP
 
 MEASURED = Measurements(
-    quantity="x0",
+    prediction_target="x0",
     tea_cache=TeaCacheFit(coefficients=(1.0, 0.0, -2.5e-5, 3.0, 0.0), pairs=40, r2=0.9, r2_held_out=None),
     mag_ratios=((1.0, 0.98), (1.0, 0.97)),
     unmeasured={},

@@ -33,7 +33,7 @@ class Runner:
         self.asked: list[int] = []
 
     def run_in_full(self, places: range, *, record: bool) -> RunInFull:
-        seen = Seen(coordinates=(1.0, 0.5), quantity="x0")
+        seen = Seen(coordinates=(1.0, 0.5), target="x0")
         return RunInFull(pictures=[np.zeros((8, 8, 3))] * len(places), full=None, seen=seen)
 
     def made_with(self, places: range, strategy: Strategy) -> Pictures:

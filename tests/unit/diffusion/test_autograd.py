@@ -47,20 +47,20 @@ class Loop:
         return self.latents
 
 
-def enabled(tiny: Tiny, region: str, quantity: str) -> omnireuse.Handle:
-    return omnireuse.enable(tiny.pipe, policy=FixedSchedule(steps=(0, 2)), region=region, quantity=quantity)
+def enabled(tiny: Tiny, region: str, target: str) -> omnireuse.Handle:
+    return omnireuse.enable(tiny.pipe, policy=FixedSchedule(steps=(0, 2)), region=region, prediction_target=target)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("wanted", [0, 1])
-@pytest.mark.parametrize(("region", "quantity"), CHOICES)
+@pytest.mark.parametrize(("region", "target"), CHOICES)
 def test_gradients_of_parameters_are_refused_on_computed_and_on_reused_steps(
-    flux: Tiny, region: str, quantity: str, wanted: int, checkpointing: bool
+    flux: Tiny, region: str, target: str, wanted: int, checkpointing: bool
 ) -> None:
     if checkpointing:
         flux.pipe.transformer.enable_gradient_checkpointing()
         flux.pipe.transformer.train()
-    with enabled(flux, region, quantity) as handle:
+    with enabled(flux, region, target) as handle:
         loop = Loop(flux)
         for index in range(wanted):
             loop.step(index, grad=False)
@@ -72,11 +72,11 @@ def test_gradients_of_parameters_are_refused_on_computed_and_on_reused_steps(
 
 
 @pytest.mark.parametrize("wanted", [0, 1])
-@pytest.mark.parametrize(("region", "quantity"), CHOICES)
-def test_gradients_of_latents_and_prompts_are_refused(flux: Tiny, region: str, quantity: str, wanted: int) -> None:
+@pytest.mark.parametrize(("region", "target"), CHOICES)
+def test_gradients_of_latents_and_prompts_are_refused(flux: Tiny, region: str, target: str, wanted: int) -> None:
     flux.pipe.transformer.requires_grad_(False)
     for name in ("latents", "prompt"):
-        with enabled(flux, region, quantity), pytest.MonkeyPatch.context() as patch:
+        with enabled(flux, region, target), pytest.MonkeyPatch.context() as patch:
             loop = Loop(flux)
             for index in range(wanted):
                 loop.step(index, grad=False)
@@ -88,12 +88,12 @@ def test_gradients_of_latents_and_prompts_are_refused(flux: Tiny, region: str, q
                 loop.step(wanted, grad=True)
 
 
-@pytest.mark.parametrize(("region", "quantity"), CHOICES)
-def test_without_anything_to_train_autograd_may_be_on(flux: Tiny, region: str, quantity: str) -> None:
+@pytest.mark.parametrize(("region", "target"), CHOICES)
+def test_without_anything_to_train_autograd_may_be_on(flux: Tiny, region: str, target: str) -> None:
     flux.pipe.transformer.requires_grad_(False)
     results = []
     for grad in (True, False):
-        with enabled(flux, region, quantity) as handle:
+        with enabled(flux, region, target) as handle:
             loop = Loop(flux)
             for index in range(5):
                 loop.step(index, grad=grad)
@@ -120,8 +120,8 @@ def test_a_gradient_through_the_scheduler_alone_is_that_of_the_plain_pipeline(fl
 
     flux.pipe.transformer.requires_grad_(False)
     plain = gradient(torch.enable_grad())
-    for region, quantity in CHOICES:
-        assert torch.equal(gradient(enabled(flux, region, quantity)), plain)
+    for region, target in CHOICES:
+        assert torch.equal(gradient(enabled(flux, region, target)), plain)
 
 
 @pytest.mark.parametrize("region", ["step", "call", "blocks", "tail"])

@@ -34,4 +34,4 @@ def test_a_scheduler_that_clips_is_said_once(scheduler: Any, said: str, caplog: 
         tiny.run()
     texts = [each.getMessage() for each in caplog.records if "bounds x0" in each.getMessage()]
     assert len(texts) == bool(said)
-    assert all(said in text and "quantity='output'" in text for text in texts)
+    assert all(said in text and "prediction_target='output'" in text for text in texts)

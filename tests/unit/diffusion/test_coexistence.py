@@ -118,7 +118,7 @@ def test_a_controlnet_beside_reuse(make: Callable[[], Tiny], region: str) -> Non
 def test_a_reused_call_beside_a_controlnet_is_the_remembered_output() -> None:
     tiny = flux_control()
     seen: dict[str, list[torch.Tensor]] = {}
-    with omnireuse.enable(tiny.pipe, **FORCED, region="call", quantity="output"):
+    with omnireuse.enable(tiny.pipe, **FORCED, region="call", prediction_target="output"):
         spy = returned(tiny, seen)
         tiny.run(guided=False)
         spy.undo()
@@ -136,7 +136,7 @@ def test_branches_with_prompts_of_other_lengths_keep_apart(region: str) -> None:
     full = tiny.run()
     with omnireuse.enable(tiny.pipe, policy="never", region=region):
         assert torch.equal(tiny.run(), full)
-    with omnireuse.enable(tiny.pipe, **FORCED, region=region, quantity="output") as handle:
+    with omnireuse.enable(tiny.pipe, **FORCED, region=region, prediction_target="output") as handle:
         seen: dict[str, list[torch.Tensor]] = {}
         spy = returned(tiny, seen)
         tiny.run()
@@ -409,6 +409,6 @@ def test_what_the_loop_writes_into_an_output_does_not_spoil_what_is_remembered(f
     results = []
     for kind in (type(flux.pipe.scheduler), Writing):
         flux.pipe.scheduler = kind.from_config(flux.pipe.scheduler.config)
-        with omnireuse.enable(flux.pipe, policy="fixed", region=region, quantity="output"):
+        with omnireuse.enable(flux.pipe, policy="fixed", region=region, prediction_target="output"):
             results.append(flux.run(guided=False))
     assert torch.equal(*results)

@@ -36,12 +36,12 @@ def test_calls_of_reused_steps_are_left_out_and_computed_steps_get_equal_bits(ma
     tiny = make()
     calls: list[int] = []
     tiny.pipe.controlnet.register_forward_hook(lambda *_: calls.append(1))
-    with omnireuse.enable(tiny.pipe, policy=Unannounced(), quantity="output") as handle:
+    with omnireuse.enable(tiny.pipe, policy=Unannounced(), prediction_target="output") as handle:
         expected = tiny.run(steps=8)
     assert made(handle) == (8, 8)
     assert "8 of 8 calls of controlnet made" in str(handle.summary())
     calls.clear()
-    with omnireuse.enable(tiny.pipe, policy=FixedSchedule(steps=STEPS), quantity="output") as handle:
+    with omnireuse.enable(tiny.pipe, policy=FixedSchedule(steps=STEPS), prediction_target="output") as handle:
         assert torch.equal(tiny.run(steps=8), expected)
         assert torch.equal(tiny.run(steps=8), expected)
     assert made(handle) == (10, 16), "steps 0, 2, 3, 6 and the last"
@@ -85,7 +85,7 @@ def test_a_call_that_was_left_out_is_made_where_the_step_computes_after_all() ->
     results = []
     for policy in (Unannounced(), FixedSchedule(steps=STEPS)):
         tiny = stable_diffusion_control()
-        with omnireuse.enable(tiny.pipe, policy=policy, quantity="output") as handle:
+        with omnireuse.enable(tiny.pipe, policy=policy, prediction_target="output") as handle:
             inputs = ["prompt_embeds", "image"]
             latents = tiny.run(steps=8, callback_on_step_end=unguided, callback_on_step_end_tensor_inputs=inputs)
         assert any(event.reason == "layout" and event.step == 4 for event in handle.events)

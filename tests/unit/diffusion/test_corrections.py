@@ -38,9 +38,9 @@ def sigmas_of(**options: Any) -> tuple[Any, list[float]]:
     return scheduler, scheduler.sigmas.tolist()
 
 
-def by_the_book(order: int, sigmas: list[float], latents: torch.Tensor, quantity: str | None) -> torch.Tensor:
+def by_the_book(order: int, sigmas: list[float], latents: torch.Tensor, target: str | None) -> torch.Tensor:
     """The same run with the gap's latents really integrated again."""
-    is_x0 = quantity == "x0"
+    is_x0 = target == "x0"
     known: list[tuple[float, torch.Tensor]] = []
     shortfall: torch.Tensor | None = None
     over, gap = 1.0, []
@@ -99,15 +99,17 @@ def by_the_package(
     return latents, events
 
 
-@pytest.mark.parametrize("quantity", [None, "x0"])
+@pytest.mark.parametrize("target", [None, "x0"])
 @pytest.mark.parametrize("order", [1, 2])
-def test_the_gap_is_integrated_again(order: int, quantity: str | None) -> None:
+def test_the_gap_is_integrated_again(order: int, target: str | None) -> None:
     scheduler, sigmas = sigmas_of(shift=3.0)
     latents = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
     policy = FixedSchedule(steps=COMPUTED)
-    strategy = Strategy(policy=policy, forecaster=Blend(order=order, corrects=True, exponent=1.0), quantity=quantity)
+    strategy = Strategy(
+        policy=policy, forecaster=Blend(order=order, corrects=True, exponent=1.0), prediction_target=target
+    )
     found, events = by_the_package(strategy, scheduler, sigmas, latents)
-    torch.testing.assert_close(found, by_the_book(order, sigmas, latents, quantity), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, by_the_book(order, sigmas, latents, target), rtol=1e-4, atol=1e-5)
     plain, _ = by_the_package(
         Strategy(policy=policy, forecaster=Blend(order=order, corrects=False, exponent=1.0)),
         scheduler,
@@ -116,7 +118,7 @@ def test_the_gap_is_integrated_again(order: int, quantity: str | None) -> None:
     )
     assert (found - plain).abs().max() > 1e-3
     # x0 is all that the last step leaves.
-    assert [event.step for event in events if event.corrected] == ([4, 8] if quantity == "x0" else [4, 8, 11])
+    assert [event.step for event in events if event.corrected] == ([4, 8] if target == "x0" else [4, 8, 11])
 
 
 def test_rows_of_a_batch_have_velocities_of_their_own() -> None:
@@ -144,7 +146,7 @@ def test_rows_of_a_batch_have_velocities_of_their_own() -> None:
             latents = [stepped(level, own, output) for own, output in zip(latents, found, strict=True)]
             for generation in generations:
                 generation.advance()
-        assert all(generation.outputs.quantity == "velocity" for generation in generations)
+        assert all(generation.outputs.target == "velocity" for generation in generations)
         return latents
 
     for ours, alone in zip(run(together=True), run(together=False), strict=True):
@@ -269,12 +271,12 @@ def test_a_gap_needs_every_steps_arithmetic() -> None:
     assert Gap.between("velocity", [0.9], [None, (0.5, 0.5)]) is None
     assert Gap.between("x0", [0.9], [(0.5, 0.5), (1.0, 0.0)]) is None
     gap = Gap.between("velocity", [0.9, 0.6], [(-0.5, 0.5), (-0.75, 0.25), (-0.25, 0.75)])
-    assert gap == Gap(coordinates=(0.9, 0.6), shares=(-0.125, -0.75), gain=-3.0, quantity="velocity")
+    assert gap == Gap(coordinates=(0.9, 0.6), shares=(-0.125, -0.75), gain=-3.0, target="velocity")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"region": "call"}, "region must be step"), ({"quantity": "output"}, "quantity must be x0")],
+    [({"region": "call"}, "region must be step"), ({"prediction_target": "output"}, "prediction_target must be x0")],
 )
 def test_it_serves_whole_steps(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -283,7 +285,12 @@ def test_it_serves_whole_steps(options: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "corrected"),
-    [({}, [4, 8, 11]), ({"region": "call"}, []), ({"quantity": "output"}, []), ({"quantity": "x0"}, [4, 8])],
+    [
+        ({}, [4, 8, 11]),
+        ({"region": "call"}, []),
+        ({"prediction_target": "output"}, []),
+        ({"prediction_target": "x0"}, [4, 8]),
+    ],
 )
 def test_a_blend_corrects_whole_steps_unless_told_not_to(options: dict[str, Any], corrected: list[int]) -> None:
     scheduler, sigmas = sigmas_of(shift=3.0)

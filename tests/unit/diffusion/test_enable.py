@@ -81,9 +81,9 @@ def test_a_backend_by_name_equals_its_strategy(flux: Tiny) -> None:
 @pytest.mark.parametrize("forecaster", ["hold", "polynomial", "blend", Polynomial(order=3), Blend(order=2)])
 @pytest.mark.parametrize("policy", ["fixed", TeaCache(rel_l1_thresh=0.9, coefficients=(0, 0, 0, 0.3, 0))])
 def test_any_combination_runs(flux: Tiny, region: str, forecaster: Any, policy: Any) -> None:
-    for quantity in ("residual", "output") if region == "blocks" else ("x0", "output"):
+    for target in ("residual", "output") if region == "blocks" else ("x0", "output"):
         with omnireuse.enable(
-            flux.pipe, policy=policy, forecaster=forecaster, region=region, quantity=quantity
+            flux.pipe, policy=policy, forecaster=forecaster, region=region, prediction_target=target
         ) as handle:
             assert torch.isfinite(flux.run(steps=8)).all()
         assert handle.summary().reused_calls > 0
@@ -158,19 +158,19 @@ def test_who_passes_another_part_is_told_to_pass_the_pipeline(flux: Tiny) -> Non
         ([], {"policy": "fixd"}, UnknownNameError, "did you mean 'fixed'"),
         ([], {"policy": "fixed", "forecaster": "hald"}, UnknownNameError, "did you mean 'hold'"),
         ([], {"policy": "fixed", "region": "block"}, UnknownNameError, "did you mean 'blocks'"),
-        ([], {"policy": "fixed", "quantity": "x1"}, UnknownNameError, "did you mean 'x0'"),
+        ([], {"policy": "fixed", "prediction_target": "x1"}, UnknownNameError, "did you mean 'x0'"),
         ([], {"policy": "fixed", "signal": "latent"}, UnknownNameError, "did you mean 'latents'"),
         (
             [],
-            {"policy": "fixed", "quantity": "residual"},
+            {"policy": "fixed", "prediction_target": "residual"},
             ConfigError,
-            "quantity must be x0 or output in region 'step'",
+            "prediction_target must be x0 or output in region 'step'",
         ),
         (
             [],
-            {"policy": "fixed", "region": "blocks", "quantity": "x0"},
+            {"policy": "fixed", "region": "blocks", "prediction_target": "x0"},
             ConfigError,
-            "quantity must be residual or output",
+            "prediction_target must be residual or output",
         ),
         ([], {"policy": TeaCache(), "signal": "none"}, ConfigError, "signal must not be 'none'"),
         ([], {"policy": Never}, WrongTypeError, "policy must be a policy"),
@@ -233,7 +233,7 @@ def test_x0_promised_on_an_unknown_scheduler_raises_and_by_default_falls_back_au
     unknown = type("Unknown", known.__bases__, body)
     flux.pipe.scheduler = unknown.from_config(flux.pipe.scheduler.config)
     with (
-        omnireuse.enable(flux.pipe, policy="fixed", quantity="x0"),
+        omnireuse.enable(flux.pipe, policy="fixed", prediction_target="x0"),
         pytest.raises(UnsupportedModelError, match="'output'"),
     ):
         flux.run()
@@ -243,7 +243,7 @@ def test_x0_promised_on_an_unknown_scheduler_raises_and_by_default_falls_back_au
     assert caplog.text.count("raw output instead of x0") == 1, "once for each handle"
     assert handle.summary().fallbacks == {"forecasts of the raw output": 2}
     assert handle.summary().reused_calls > 0
-    with omnireuse.enable(flux.pipe, policy="fixed", quantity="output"):
+    with omnireuse.enable(flux.pipe, policy="fixed", prediction_target="output"):
         assert torch.equal(flux.run(), fallen)
 
 

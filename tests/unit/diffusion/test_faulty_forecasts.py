@@ -60,7 +60,7 @@ def test_a_row_whose_forecast_fails_computes_on_and_leaves_the_others_as_they_ar
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def made(forecaster: Any, count: int) -> list[Any]:
-        strategy = Strategy(policy=FixedSchedule(every=2), forecaster=forecaster, quantity="output")
+        strategy = Strategy(policy=FixedSchedule(every=2), forecaster=forecaster, prediction_target="output")
         return [Generation(strategy, total=6, number=number) for number in range(count)]
 
     def step(generations: list[Any], number: int) -> list[torch.Tensor | None]:

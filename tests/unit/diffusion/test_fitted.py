@@ -45,7 +45,7 @@ def handed_on(tiny: Tiny, steps: int = STEPS, **choices: Any) -> tuple[list[torc
 @pytest.mark.parametrize("region", ["step", "call"])
 def test_weights_that_hold_are_the_forecaster_hold(flux: Tiny, region: str) -> None:
     schedule = FixedSchedule(steps=COMPUTED)
-    held, _ = handed_on(flux, policy=schedule, forecaster=Hold(), quantity="output", region=region)
+    held, _ = handed_on(flux, policy=schedule, forecaster=Hold(), prediction_target="output", region=region)
     made, events = handed_on(flux, policy=schedule, forecaster=fitted(HELD), region=region)
     assert all(torch.equal(a, b) for a, b in zip(held, made, strict=True))
     assert not any(event.corrected for event in events)
@@ -97,7 +97,7 @@ def test_weights_of_two_branches_end_where_one_is_called(flux: Tiny, caplog: pyt
     ):
         alone = flux.run(steps=STEPS, guided=False)
     assert caplog.text.count("fitted for 2 branches of guidance; step 0 has 1 calls") == 1
-    with omnireuse.enable(flux.pipe, policy=schedule, forecaster="blend", quantity="output", region="call"):
+    with omnireuse.enable(flux.pipe, policy=schedule, forecaster="blend", prediction_target="output", region="call"):
         assert torch.equal(flux.run(steps=STEPS, guided=False), alone)
 
 
@@ -143,7 +143,9 @@ def test_another_number_of_steps_without_noise_is_forecast_by_the_blend(
         made, events = handed_on(flux, steps=steps, policy=schedule, forecaster=fitted(MENDED), axis="steps")
     assert caplog.text.count("a blend forecasts instead") == 1
     assert not any(event.corrected for event in events)
-    blend, _ = handed_on(flux, steps=steps, policy=schedule, forecaster="blend", quantity="output", axis="steps")
+    blend, _ = handed_on(
+        flux, steps=steps, policy=schedule, forecaster="blend", prediction_target="output", axis="steps"
+    )
     assert all(torch.equal(a, b) for a, b in zip(made, blend, strict=True))
 
 
@@ -180,7 +182,7 @@ def test_weights_that_cannot_be_are_refused(change: dict[str, Any], message: str
             {"forecaster": Fitted(coordinates=AT, weights=(HELD, HELD), computed=COMPUTED)},
             "region must be call with Fitted, got 'step'",
         ),
-        ({"quantity": "x0"}, "quantity must be output with the forecaster Fitted"),
+        ({"prediction_target": "x0"}, "prediction_target must be output with the forecaster Fitted"),
     ],
 )
 def test_weights_belong_to_whole_outputs(flux: Tiny, choices: dict[str, Any], message: str) -> None:

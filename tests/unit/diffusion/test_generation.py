@@ -188,7 +188,7 @@ def test_a_generation_moves_between_devices() -> None:
 
 
 def test_branches_remember_apart() -> None:
-    generation = Generation(Strategy(policy=EVERY_OTHER, region="call", quantity="output"), levels_of(6))
+    generation = Generation(Strategy(policy=EVERY_OTHER, region="call", prediction_target="output"), levels_of(6))
     for branch, value in (("cond", 1.0), ("uncond", 2.0)):
         choice = generation.decide(branch)
         generation.observe(choice, torch.full((1, 2), value), torch.zeros(1, 2))
@@ -214,10 +214,10 @@ def test_gradients_are_refused() -> None:
 def strategies() -> st.SearchStrategy[Strategy]:
     policies: list[Any] = [EVERY_OTHER, FixedSchedule(speedup=3.0), ErrorControl(tolerance=0.15)]
     return st.builds(
-        lambda policy, forecaster, quantity, dtype: Strategy(
+        lambda policy, forecaster, target, dtype: Strategy(
             policy=policy,
             forecaster=forecaster,
-            quantity=None if forecaster.corrects and quantity != "x0" else quantity,
+            prediction_target=None if forecaster.corrects and target != "x0" else target,
             history_dtype=dtype,
         ),
         st.sampled_from(policies),

@@ -32,11 +32,13 @@ POLICIES: list[tuple[Any, tuple[str, ...]]] = [
 CHOICES: list[dict[str, Any]] = [
     *({"forecaster": forecaster, "region": region} for forecaster in sorted(FORECASTERS) for region in REGIONS),
     *({"policy": FixedSchedule(steps=WEIGHTS.computed), "forecaster": WEIGHTS, "region": r} for r in ("step", "call")),
-    *({"quantity": "output", "region": region} for region in REGIONS),
+    *({"prediction_target": "output", "region": region} for region in REGIONS),
     *({"policy": policy, "region": region} for policy, regions in POLICIES for region in regions),
 ]
 QUICK = [("flux", replay, {"forecaster": "blend", "region": region}) for replay in REPLAYS for region in REGIONS]
-QUICK += [("flux", "static outputs", choice) for choice in CHOICES if "quantity" in choice or "policy" in choice]
+QUICK += [
+    ("flux", "static outputs", choice) for choice in CHOICES if "prediction_target" in choice or "policy" in choice
+]
 CASES = [("flux", replay, choice) for replay in REPLAYS for choice in CHOICES]
 CASES += [
     (name, replay, {"forecaster": "blend", "region": r})

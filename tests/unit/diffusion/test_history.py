@@ -33,9 +33,9 @@ def test_the_blend_is_straight_in_a_power_of_noise() -> None:
 
 def test_the_power_is_one_and_a_half_for_x0_over_known_noise() -> None:
     noises = tuple(1 - i / 10 for i in range(10))
-    for known, quantity, exponent in ((noises, "x0", 1.5), (noises, "output", None), (None, "x0", None)):
-        assert Blend().for_run(10, (0, 2, 4, 6, 8), known, quantity).exponent == exponent
-        assert Blend(exponent=1.0).for_run(10, (0, 2, 4, 6, 8), known, quantity).exponent == 1.0
+    for known, target, exponent in ((noises, "x0", 1.5), (noises, "output", None), (None, "x0", None)):
+        assert Blend().for_run(10, (0, 2, 4, 6, 8), known, target).exponent == exponent
+        assert Blend(exponent=1.0).for_run(10, (0, 2, 4, 6, 8), known, target).exponent == 1.0
 
 
 @pytest.mark.parametrize("exponent", [0.4, 3.1, True, "noise"])
@@ -93,7 +93,7 @@ def test_the_axis_is_the_noise_level_or_the_steps(flux: Tiny) -> None:
             into.append(given["latents"].clone())
             return given
 
-        strategy = {"policy": FixedSchedule(steps=(0, 1, 3)), "forecaster": Polynomial(), "quantity": "output"}
+        strategy = {"policy": FixedSchedule(steps=(0, 1, 3)), "forecaster": Polynomial(), "prediction_target": "output"}
         with omnireuse.enable(flux.pipe, region="call", axis=axis, **strategy):
             flux.run(steps=None, sigmas=sigmas, guided=False, callback_on_step_end=note)
         reused = (latents[2] - latents[1]) / (sigmas[3] - sigmas[2])
@@ -123,7 +123,7 @@ def test_history_in_fewer_bits_takes_fewer_bytes_and_comes_back_in_the_values_dt
 def test_kept_bytes_count_history_and_signals_once(flux: Tiny) -> None:
     kept = {}
     for signal in ("none", "latents", "expected_output"):
-        strategy = {"policy": FixedSchedule(steps=(0, 1, 2)), "region": "call", "quantity": "output"}
+        strategy = {"policy": FixedSchedule(steps=(0, 1, 2)), "region": "call", "prediction_target": "output"}
         with omnireuse.enable(flux.pipe, signal=signal, **strategy) as handle:
             latents = flux.run(steps=6, guided=False)
         kept[signal] = handle.summary().kept_bytes

@@ -61,7 +61,7 @@ def test_taylorseer_is_a_polynomial_on_the_output_at_its_true_spacing() -> None:
     tiny = TINY["wan"]()
     with omnireuse.enable(tiny.pipe, "taylorseer", taylorseer_order=2) as handle:
         assert handle.strategy.forecaster == Polynomial(order=2)
-        assert handle.strategy.chosen_quantity == "output"
+        assert handle.strategy.chosen_target == "output"
         tiny.run(steps=10)
     done = "".join("r" if event.reused else "c" for event in handle.events if event.branch == "cond")
     assert done == "cccrrcrrcc"

@@ -266,7 +266,9 @@ def test_the_expected_change_is_the_latents_change_times_the_last_rate(flux: Tin
         outputs.append(out[0].clone())
 
     flux.pipe.transformer.register_forward_hook(note, with_kwargs=True)
-    with omnireuse.enable(flux.pipe, policy=EasyCache(threshold=1e-9), region="call", quantity="output") as handle:
+    with omnireuse.enable(
+        flux.pipe, policy=EasyCache(threshold=1e-9), region="call", prediction_target="output"
+    ) as handle:
         flux.run(steps=5, guided=False)
     drifts = [event.drift for event in handle.events]
     assert drifts[:2] == [None, None]
@@ -283,7 +285,7 @@ def test_the_rate_lies_between_computed_steps(flux: Tiny) -> None:
     )
     outputs: list[torch.Tensor] = []
     flux.pipe.transformer.register_forward_hook(lambda _m, _a, out: outputs.append(out[0].clone()))
-    strategy = {"policy": FixedSchedule(steps=(0, 1, 2, 4, 5)), "region": "call", "quantity": "output"}
+    strategy = {"policy": FixedSchedule(steps=(0, 1, 2, 4, 5)), "region": "call", "prediction_target": "output"}
     with omnireuse.enable(flux.pipe, signal="expected_output", **strategy) as handle:
         flux.run(steps=7, guided=False)
     watch.remove()
@@ -292,9 +294,9 @@ def test_the_rate_lies_between_computed_steps(flux: Tiny) -> None:
 
 
 @pytest.mark.parametrize("region", ["step", "call"])
-@pytest.mark.parametrize("quantity", ["x0", "output"])
+@pytest.mark.parametrize("target", ["x0", "output"])
 def test_error_control_sees_the_relative_error_of_x0(
-    flux: Tiny, region: str, quantity: str, monkeypatch: pytest.MonkeyPatch
+    flux: Tiny, region: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[StepView] = []
     monkeypatch.setattr(ErrorControl, "wants_reuse", lambda _self, _state, view: bool(seen.append(view)))
@@ -307,11 +309,11 @@ def test_error_control_sees_the_relative_error_of_x0(
         return step(self, output, timestep, sample, **kwargs)
 
     monkeypatch.setattr(type(scheduler), "step", note)
-    with omnireuse.enable(flux.pipe, policy=ErrorControl(), forecaster=Hold(), region=region, quantity=quantity):
+    with omnireuse.enable(flux.pipe, policy=ErrorControl(), forecaster=Hold(), region=region, prediction_target=target):
         flux.run(steps=4, guided=False)
     sigmas = scheduler.sigmas
     x0 = [sample - sigma * output for (output, sample), sigma in zip(handed, sigmas, strict=False)]
-    off = (x0[2] - x0[1]) if quantity == "x0" else sigmas[2] * (handed[2][0] - handed[1][0])
+    off = (x0[2] - x0[1]) if target == "x0" else sigmas[2] * (handed[2][0] - handed[1][0])
     assert [view.noise for view in seen] == pytest.approx(sigmas[:4].tolist())
     assert seen[1].error is None
     assert seen[3].error == pytest.approx(float(off.abs().mean() / x0[2].abs().mean()), rel=1e-3)

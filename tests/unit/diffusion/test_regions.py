@@ -21,7 +21,7 @@ from tests.helpers.tiny import TINY, Tiny
 def test_holding_the_output_is_eulers_method_on_the_computed_steps(flux: Tiny) -> None:
     sigmas = [1.0, 0.9, 0.7, 0.45, 0.3, 0.1]
     computed = (0, 2, 3, 5)
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=computed), region="step", quantity="output"):
+    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=computed), region="step", prediction_target="output"):
         reused = flux.run(steps=None, sigmas=sigmas)
     alone = flux.run(steps=None, sigmas=[sigmas[i] for i in computed])
     torch.testing.assert_close(reused, alone, rtol=1e-4, atol=1e-5)
@@ -33,7 +33,11 @@ def test_call_and_step_agree_where_guidance_is_linear(name: str) -> None:
     tiny = TINY[name]()
     results = []
     for region in ("step", "call"):
-        strategy = {"policy": FixedSchedule(every=2, warmup=2), "forecaster": Polynomial(order=1), "quantity": "x0"}
+        strategy = {
+            "policy": FixedSchedule(every=2, warmup=2),
+            "forecaster": Polynomial(order=1),
+            "prediction_target": "x0",
+        }
         with omnireuse.enable(tiny.pipe, region=region, **strategy):
             results.append(tiny.run(steps=7))
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-3)
@@ -50,7 +54,7 @@ class Watched(FlowMatchEulerDiscreteScheduler):
 def test_x0_held_is_won_back_from_the_current_latents(flux: Tiny) -> None:
     scheduler = flux.pipe.scheduler = Watched()
     scheduler.seen = []
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=(0, 1)), forecaster=Hold(), quantity="x0"):
+    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=(0, 1)), forecaster=Hold(), prediction_target="x0"):
         flux.run(steps=6)
     sigmas = scheduler.sigmas
     x0 = scheduler.seen[1][1] - sigmas[1] * scheduler.seen[1][0]

@@ -236,7 +236,9 @@ def test_schedulers_that_scale_their_input_are_served(make: Any, region: str) ->
     tiny.pipe.scheduler = make(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
     full = tiny.run(steps=8)
     policy = FixedSchedule(speedup=2.0)
-    with omnireuse.enable(tiny.pipe, policy=policy, forecaster="blend", region=region, quantity="x0") as handle:
+    with omnireuse.enable(
+        tiny.pipe, policy=policy, forecaster="blend", region=region, prediction_target="x0"
+    ) as handle:
         reused = tiny.run(steps=8)
     assert handle.summary().reused_calls > 0
     assert (reused - full).norm() < 0.5 * full.norm()

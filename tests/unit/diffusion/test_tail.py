@@ -114,7 +114,8 @@ def test_a_reused_middle_is_entry_plus_residual(flux: Tiny, first: int, last: in
 def test_the_outputs_of_the_middle_can_be_remembered_instead(flux: Tiny) -> None:
     seen = Watched(flux)
     with omnireuse.enable(
-        flux.pipe, Strategy(policy=FixedSchedule(steps=(0, 2)), region="tail", last_blocks=1, quantity="output")
+        flux.pipe,
+        Strategy(policy=FixedSchedule(steps=(0, 2)), region="tail", last_blocks=1, prediction_target="output"),
     ):
         flux.run(steps=5, guided=False)
     for stream in (0, 1):

@@ -124,7 +124,7 @@ class GraphRunner:
             full=None if measurement is None else measurement.full_run(),
             seen=Seen(
                 coordinates=tuple(level.coordinate for level in self._noise.levels[: self.steps]),
-                quantity="x0",
+                target="x0",
                 unmeasured={**unmeasured, "weights": self.unfitted} if self.unfitted else unmeasured,
             ),
         )

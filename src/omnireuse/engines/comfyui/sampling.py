@@ -53,7 +53,7 @@ class SamplingRun:
     ) -> None:
         self.strategy, self._number, self._emit = strategy, number, emit
         self._first, self._remembered = first, remembered
-        self._by_derivative = strategy.chosen_quantity == "output"
+        self._by_derivative = strategy.chosen_target == "output"
         self.noise = RunNoise(sigmas, model_sampling, derivative=self._by_derivative, sampler=sampler)
         self.generation = self._start(strategy)
         self.calls = 0

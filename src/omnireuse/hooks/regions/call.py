@@ -100,7 +100,7 @@ def _predict(call: DenoiserCall, choice: Choice, like: Sequence[torch.Tensor]) -
     dtypes = [leaf.dtype for leaf in like]
     generation = call.run.generation
     samples: list[torch.Tensor | None] = [None] * len(shapes)
-    if generation.outputs.quantity != "output":
+    if generation.outputs.target != "output":
         samples = _samples(call, choice, shapes, _unscaled(call))
     outputs = generation.predict_outputs(choice, samples, dtypes)
     return [output.neg_() for output in outputs] if _is_negated(call) else outputs
@@ -127,7 +127,7 @@ def _latents_before(call: DenoiserCall) -> list[torch.Tensor]:
     Copies where they are needed behind the call: the denoiser may use its input as scratch space. Cost: one copy of the
     latents a computed call.
     """
-    if call.run.generation.outputs.quantity == "output":
+    if call.run.generation.outputs.target == "output":
         return call.latents
     unscaled = _unscaled(call)
     return [latent.clone() for latent in unscaled] if unscaled is call.latents else unscaled

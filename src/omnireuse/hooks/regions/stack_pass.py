@@ -33,7 +33,7 @@ class StackPass:
         self.choices: Sequence[Choice] = ()
         self.finished = False
         self._strategy = strategy
-        self._adds = strategy.chosen_quantity == "residual"
+        self._adds = strategy.chosen_target == "residual"
 
     @property
     def reuse(self) -> bool:

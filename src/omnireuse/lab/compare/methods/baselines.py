@@ -40,7 +40,7 @@ def _own_timesteps(subject: Subject) -> Iterator[Setting]:
     # Holding the raw output is Euler's method on the computed timesteps alone.
     @contextmanager
     def enable(pipeline: Any, policy: omnireuse.Spread) -> Iterator[Kept]:
-        with omnireuse.enable(pipeline, policy=policy, forecaster="hold", quantity="output"):
+        with omnireuse.enable(pipeline, policy=policy, forecaster="hold", prediction_target="output"):
             yield lambda: 0
 
     for count in _counts(subject):
