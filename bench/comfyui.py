@@ -5,7 +5,8 @@
     COMFYUI=/tmp/comfyui/ComfyUI /tmp/comfyui/bin/python -m bench comfyui --samplers all --cfg 1.5 6
 
 Held-out captions on the small Flux, guidance 6 by default, PSNR in dB of the decoded image to the full run of the same
-sampler and noise. Counted are the calls of the model, each with both parts of guidance in one batch.
+sampler and noise. Counted are the calls of the model, each with both parts of guidance in one batch. "Tuned" has made
+three pictures of further captions before. Sweeps over samplers or guidance are written to ``comfyui_samplers.json``.
 
 EasyCache adds to the model's input in place. Where the model computes in half precision, that input is a copy. In
 float32, as here, it is the solver's own latents, which would be spoiled, so EasyCache is handed a copy.
@@ -16,7 +17,8 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from reference.case import IMAGES
 SAMPLERS = ("euler", "dpmpp_2m", "heun", "euler_ancestral", "dpmpp_sde")
 CFG = 6.0
 SPEEDUPS = (1.6, 2.5)
+TUNED_ON = 3
 EASY_CACHE = (0.05, 0.1, 0.3)
 LAZY_CACHE = (0.1, 0.3)
 Variant = tuple[str, Callable[[Any], Any], int]
@@ -51,18 +54,22 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if "COMFYUI" not in os.environ:
         raise StateError("bench comfyui: COMFYUI must name ComfyUI's folder; scripts/comfyui_venv.sh makes one")
-    given = f"--prompts {options.prompts} --steps {options.steps}"
+    os.environ |= {"OMNIREUSE_TUNE": "1", "OMNIREUSE_CACHE_DIR": tempfile.mkdtemp()}
+    given, name = f"--prompts {options.prompts} --steps {options.steps}", "comfyui"
     if options.samplers != list(SAMPLERS) or options.cfg != [CFG]:
+        name = "comfyui_samplers"
         given += f" --samplers {' '.join(options.samplers)} --cfg {' '.join(f'{cfg:g}' for cfg in options.cfg)}"
     bench = Bench(options.prompts, options.steps)
     names = bench.host.comfy.samplers.SAMPLER_NAMES if options.samplers == ["all"] else options.samplers
     found: dict[str, Any] = {}
     for cfg in options.cfg:
         at = f" at {cfg:g}" if len(options.cfg) > 1 else ""
-        found |= {f"{name}{at}": rows for name, rows in bench.measure(names, cfg).items()}
-    record = {"command": f"python -m bench comfyui {given}", "environment": environment(), "samplers": found}
-    show(record["samplers"], Console())
-    write_record(record, options.out, "comfyui")
+        for sampler in track(names, f"samplers at cfg {cfg:g}"):
+            found[f"{sampler}{at}"] = bench.measure(sampler, cfg)
+            record = {"command": f"python -m bench comfyui {given}", "environment": environment(), "samplers": found}
+            write_record(record, options.out, name, quiet=True)
+    show(found, Console())
+    print(f"wrote {options.out / name}.json")
 
 
 class Bench:
@@ -74,7 +81,8 @@ class Bench:
         self.host, self.steps, self.model = host, steps, host.load_model()
         pipe = IMAGES.load(None)
         self._vae = pipe.vae
-        scenes = IMAGES.held_out(prompts, seed=1000)
+        self._prompts = range(prompts)
+        scenes = IMAGES.held_out(prompts + TUNED_ON, seed=1000)
         self.conditions = [self._condition(pipe, IMAGES.caption(scene)) for scene in scenes]
         self.negative = self._condition(pipe, "")
 
@@ -83,30 +91,32 @@ class Bench:
             tokens, pooled, _ = pipe.encode_prompt(prompt, prompt, max_sequence_length=20)
         return [[tokens, {"pooled_output": pooled}]]
 
-    def measure(self, samplers: Sequence[str], cfg: float) -> dict[str, Any]:
-        """For each sampler and variant: calls of the model, and PSNR of each prompt; "error" where a cache fails."""
-        found: dict[str, Any] = {}
-        for sampler in track(samplers, f"samplers at cfg {cfg:g}"):
-            full = [self._run(self.model, sampler, cfg, self.steps, which) for which in range(len(self.conditions))]
-            found[sampler] = {"full": {"calls": full[0][1]}}
-            for name, change, steps in self._variants():
-                try:
-                    runs = [self._run(change(self.model), sampler, cfg, steps, n) for n in range(len(self.conditions))]
-                except Exception as error:
-                    if "Cache" not in name:
-                        raise
-                    found[sampler][name] = {"error": f"{type(error).__name__}: {error}"}
-                    continue
-                found[sampler][name] = {
-                    "calls": statistics.mean(calls for _, calls in runs),
-                    "psnr": [capped_psnr(image, truth) for (image, _), (truth, _) in zip(runs, full, strict=True)],
-                }
+    def measure(self, sampler: str, cfg: float) -> dict[str, Any]:
+        """For each variant: calls of the model, and PSNR of each prompt; "error" where a cache fails."""
+        full = [self._run(self.model, sampler, cfg, self.steps, which) for which in self._prompts]
+        found: dict[str, Any] = {"full": {"calls": full[0][1]}}
+        for name, change, steps in self._variants(sampler, cfg):
+            try:
+                runs = [self._run(change(self.model), sampler, cfg, steps, which) for which in self._prompts]
+            except Exception as error:
+                if "Cache" not in name:
+                    raise
+                found[name] = {"error": f"{type(error).__name__}: {error}"}
+                continue
+            found[name] = {
+                "calls": statistics.mean(calls for _, calls in runs),
+                "psnr": [capped_psnr(image, truth) for (image, _), (truth, _) in zip(runs, full, strict=True)],
+            }
         return found
 
-    def _variants(self) -> Iterator[Variant]:
+    def _variants(self, sampler: str, cfg: float) -> Iterator[Variant]:
         from comfy_extras import nodes_easycache as easy
 
         yield "Omnireuse, default", lambda model: attach(model, plan_for()), self.steps
+        tuned = attach(self.model, plan_for(), tune=True)
+        for which in range(len(self._prompts), len(self.conditions)):
+            self._run(tuned, sampler, cfg, self.steps, which)
+        yield "Omnireuse, tuned", lambda _: tuned, self.steps
         for speedup in SPEEDUPS:
             yield (
                 f"Omnireuse, speedup {speedup:g}",
@@ -158,14 +168,14 @@ def with_own_input(model: Any) -> Any:
 
 
 def show(samplers: dict[str, Any], console: Console) -> None:
-    """One row for each variant; calls and mean PSNR for each sampler."""
-    table = new_table("calls of the model / PSNR in dB to the full run", "variant", *samplers)
-    names = [name for name in next(iter(samplers.values())) if name != "full"]
-    table.add_row("full", *(f"{found['full']['calls']}" for found in samplers.values()))
-    for name in names:
-        table.add_row(name, *(_cell(found[name]) for found in samplers.values()))
+    """One row for each sampler and variant."""
+    table = new_table("calls of the model, PSNR in dB to the full run", "sampler", "variant", "calls", "mean (lowest)")
+    for sampler, found in samplers.items():
+        table.add_row(sampler, "full", f"{found['full']['calls']}", "")
+        for name, row in found.items():
+            if "error" in row:
+                table.add_row("", name, "failed", row["error"])
+            elif name != "full":
+                shown = f"{statistics.mean(row['psnr']):.1f} ({min(row['psnr']):.0f})"
+                table.add_row("", name, f"{row['calls']:.1f}", shown)
     console.print(table)
-
-
-def _cell(found: dict[str, Any]) -> str:
-    return "failed" if "error" in found else f"{found['calls']:.1f} / {statistics.mean(found['psnr']):.1f}"
