@@ -153,10 +153,9 @@ def enable(
     ways = {"backend": backend, "policy": policy, "forecaster": forecaster, "region": region, **axes}
     check_arguments(pipeline, aims, ways, profile=profile, tune=tune, audit=audit, options=options)
     if isinstance(backend, str):
-        from omnireuse.named.step_caches import config_given, open_step_cache
+        from omnireuse.named.step_caches import enable_step_cache
 
-        config = config_given(backend, options, pipeline, profile)
-        return open_step_cache(backend, config, pipeline, _agreement(pipeline, group))
+        return enable_step_cache(backend, options, pipeline, _agreement(pipeline, group), profile)
     agreement = _agreement(pipeline, group)
     if policy is not None:
         backend = strategy_of(policy, "hold" if forecaster is None else forecaster, region=region or "step", **axes)

@@ -49,7 +49,7 @@ from omnireuse.policies import (
 )
 from omnireuse.policies.mag_cache import by_branch
 
-__all__ = ["STEP_CACHES", "StepCache", "config_given", "config_of", "open_step_cache"]
+__all__ = ["STEP_CACHES", "StepCache", "config_of", "enable_step_cache", "open_step_cache"]
 
 
 @dataclass(frozen=True)
@@ -225,19 +225,21 @@ def config_of(name: str, options: Mapping[str, Any]) -> DiffusionCacheConfig:
     return DiffusionCacheConfig.from_dict({**(turned_on if "taylorseer_order" in options else {}), **options})
 
 
-def config_given(name: str, options: Mapping[str, Any], pipeline: Any, profile: Any = None) -> DiffusionCacheConfig:
-    """The config of what a user gave to `enable`, in whose words errors are, beside what a profile has measured.
+def enable_step_cache(
+    name: str, options: Mapping[str, Any], pipeline: Any, agreement: Agreement, profile: Any = None
+) -> Handle:
+    """Enable a step cache with what a user gave to `enable`, in whose words errors are, beside what a profile has.
 
     Raises:
         ConfigError: an option is out of range, or the profile has no measurements for this cache.
         UnknownNameError: this cache does not read an option.
-        StateError: the profile belongs to another pipeline.
+        StateError: the profile belongs to another pipeline, or reuse is enabled on this one.
     """
     with _words_of_enable({"DiffusionCacheConfig(": "enable("}, options):
         config = config_of(name, options)
-    if profile is None:
-        return config
-    return config_of(name, {**profile_for(pipeline, profile).options_for(name), **options})
+        if profile is not None:
+            config = config_of(name, {**profile_for(pipeline, profile).options_for(name), **options})
+        return open_step_cache(name, config, pipeline, agreement)
 
 
 def open_step_cache(name: str, config: DiffusionCacheConfig, pipeline: Any, agreement: Agreement) -> Handle:

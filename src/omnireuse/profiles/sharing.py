@@ -26,7 +26,7 @@ def check_place(place: str | os.PathLike[str]) -> None:
     path = Path(place)
     if path.is_dir():
         if not (path / FILE).is_file():
-            others = sorted(each.name for each in path.glob("*.json"))
+            others = sorted(each.name for each in path.glob("*.json") if each.name != "model_index.json")
             do = "write one with Profile.save_pretrained"
             if others:
                 more = f" and {len(others) - 4} more" if len(others) > 4 else ""

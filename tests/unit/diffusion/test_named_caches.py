@@ -42,6 +42,7 @@ def test_another_models_figures_are_not_offered() -> None:
         ("tea_cache", {"rel_l1_thresh": "0.2"}, "enable(rel_l1_thresh='0.2'): rel_l1_thresh must be a finite number"),
         ("tea_cache", {"rel_l1_thresh": "0.2"}, "; write rel_l1_thresh=0.2"),
         ("db_cache", {"Fn_compute_blocks": 100}, "enable(Fn_compute_blocks=100, Bn_compute_blocks=0): together they"),
+        ("first_block_cache", {"Fn_compute_blocks": 2}, "enable(Fn_compute_blocks=2): Fn_compute_blocks must be 1"),
     ],
 )
 def test_an_option_is_blamed_by_its_own_name(flux: Tiny, name: Any, options: dict[str, Any], says: str) -> None:
