@@ -5,14 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from rich.console import Console
 
 from bench._common import new_table
-from reference.figures import explain
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
+from reference.figures import explain, panels_of
 
 Row = dict[str, Any]
 PARTS = [("image", True), ("image", False), ("video", True), ("video", False)]
@@ -89,11 +85,9 @@ def _cell(row: Row | None, kind: str) -> str:
 def draw(record: Row, path: Path) -> None:
     """Margins over fewer steps against the number of steps: solid the default, dotted half of the steps."""
     parts = [part for part in PARTS if any((row["case"], row["guided"]) == part for row in record["lengths"])]
-    figure, panels = plt.subplots(
-        1, len(parts), figsize=(4 * len(parts), 3.9), sharey=True, squeeze=False, layout="constrained"
-    )
+    figure, panels = panels_of(len(parts), sharey=True)
     shifts = list(dict.fromkeys(row["shift"] for row in record["lengths"]))
-    for panel, part in zip(panels[0], parts, strict=True):
+    for panel, part in zip(panels, parts, strict=True):
         for number, shift in enumerate(shifts):
             rows = sorted(
                 (row for row in record["lengths"] if (row["case"], row["guided"], row["shift"]) == (*part, shift)),
@@ -109,13 +103,12 @@ def draw(record: Row, path: Path) -> None:
         panel.axhline(0, color="black", lw=0.8)
         panel.set_title(words(*part), fontsize=10)
         panel.set_xlabel("steps of the run")
-    panels[0][0].set_ylabel("dB above fewer steps\n(same number computed)")
-    panels[0][0].legend(fontsize=8, title="solid: default\ndotted: half of the steps", title_fontsize=8)
+    figure.supylabel("dB above fewer steps (same number computed)", fontsize=10)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     explain(
         figure,
-        "How much closer to the full run than fewer steps of the same solver, for as many computed steps: above the "
-        "line is better. Runs of fewer than 20 steps are computed whole by default.",
+        "How much closer to the full run than fewer steps of the solver, for as many computed steps: above the line "
+        "is better. Solid: the default, which computes runs of fewer than 20 steps whole. Dotted: half of the steps.",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
-    plt.close(figure)

@@ -7,15 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from rich.console import Console
 
 from bench._common import new_table
-from reference.figures import explain
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
+from reference.figures import explain, panels_of
 
 SHARE, STEPS = 0.9, 28
 """Of the captions that must be within the tolerance; of a run."""
@@ -110,7 +106,7 @@ def _sentence(name: str, found: Sequence[Row]) -> str:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """The error that nine of ten captions stay within, over the tolerance, of every part."""
-    figure, panels = plt.subplots(1, 2, figsize=(9.0, 4.2), layout="constrained", sharey=True)
+    figure, panels = panels_of(2, sharey=True)
     tolerances = sorted({row["setting"] for row in rows if row["method"] in METHODS})
     for panel, method in zip(panels, METHODS, strict=True):
         panel.plot(tolerances, tolerances, color="0.3", lw=1, label="the tolerance")
@@ -129,9 +125,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         panel.set(xscale="log", yscale="log", xlabel="tolerance", title=method)
         panel.set_xticks(tolerances, [f"{tolerance:g}" for tolerance in tolerances])
         panel.set_xticks([], minor=True)
-    panels[0].set(ylabel="relative L1 error of the final latents, 90 % quantile", ylim=(1e-3, None))
-    panels[0].legend(fontsize=8)
+    panels[0].set(ylabel="relative L1 error of the latents,\n90 % quantile", ylim=(1e-3, None))
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     explain(figure, "Below the grey line, nine of ten captions keep the tolerance. Dashed: without guidance.")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
-    plt.close(figure)

@@ -144,11 +144,10 @@ def case_rows(name: str, guidance: float, prompts: int, judged: int) -> list[dic
 
 def draw(rows: Sequence[dict[str, Any]], target: Path) -> None:
     """PSNR beside the long search's, against the full runs spent."""
-    from matplotlib.figure import Figure
+    from reference.figures import panels_of
 
     cases = list(dict.fromkeys((row["case"], row["guidance"]) for row in rows))
-    figure = Figure(figsize=(3.2 * len(cases), 3), layout="constrained")
-    axes = figure.subplots(1, len(cases), sharey=True, squeeze=False)[0]
+    figure, axes = panels_of(len(cases), sharey=True)
     for axis, (name, guidance) in zip(axes, cases, strict=True):
         for budget in BUDGETS:
             line = [
@@ -160,10 +159,11 @@ def draw(rows: Sequence[dict[str, Any]], target: Path) -> None:
         axis.axhline(0, color="black", linewidth=0.8)
         long_runs = next(row["long_runs"] for row in rows if (row["case"], row["guidance"]) == (name, guidance))
         axis.set_title(
-            f"{name}, {f'guidance {guidance:g}' if guidance > 1 else 'no guidance'}\nlong search: {long_runs:.0f} runs"
+            f"{name}, {f'guidance {guidance:g}' if guidance > 1 else 'no guidance'}\nlong search: {long_runs:.0f} runs",
+            fontsize=10,
         )
         axis.set_xlabel("full runs spent")
-    axes[0].set_ylabel("PSNR − long search's, dB")
+    figure.supylabel("PSNR − long search's, dB", fontsize=10)
     axes[0].legend()
     figure.savefig(target, dpi=120)
 

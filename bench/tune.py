@@ -25,7 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from rich.console import Console
 from rich.progress import track
@@ -38,10 +37,7 @@ from bench.left_out import solver
 from omnireuse import FixedSchedule
 from omnireuse.pipelines.closeness import psnr
 from reference.drawing import Array
-from reference.figures import explain
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
+from reference.figures import explain, panels_of
 
 SEED = 12_000
 
@@ -215,8 +211,8 @@ def gains_of(rows: list[Row]) -> list[float]:
 def draw(rows: list[Row], path: Path) -> None:
     """The gain over the untuned default against the pictures seen, a line for each case and one for their mean."""
     budgets = sorted({(row["steps"], row["computed"]) for row in rows}, reverse=True)
-    figure, panels = plt.subplots(1, len(budgets), figsize=(4.4 * len(budgets), 3.6), sharey=True, squeeze=False)
-    for panel, (steps, computed) in zip(panels[0], budgets, strict=True):
+    figure, panels = panels_of(len(budgets), sharey=True)
+    for panel, (steps, computed) in zip(panels, budgets, strict=True):
         lines = []
         for key in dict.fromkeys(_key(row)[:5] for row in rows if (row["steps"], row["computed"]) == (steps, computed)):
             own = [row for row in rows if _key(row)[:5] == key]
@@ -236,14 +232,12 @@ def draw(rows: list[Row], path: Path) -> None:
         panel.set(title=f"{computed} of {steps} steps", xlabel="pictures seen", xticks=range(PICTURES + 1))
         panel.axhline(0, color="0.4", lw=0.8)
         panel.set_ylim(-2, 15)
-        panel.legend(fontsize=8, loc="upper left")
-    panels[0][0].set_ylabel("dB above the untuned default")
+    panels[0].legend(fontsize=9, loc="upper left")
+    figure.supylabel("dB above the untuned default", fontsize=10)
     explain(
         figure, "What a few full pictures of a model are worth: PSNR to the full run on captions that tuning never saw."
     )
-    figure.tight_layout(rect=(0, 0, 1, 0.97))
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

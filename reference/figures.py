@@ -20,11 +20,13 @@ try:
 except ImportError as missing:
     raise MissingExtraError("a figure", "report") from missing
 
-__all__ = ["comparison_figure", "difference", "explain", "grid_figure", "quiet_axes", "save_figure"]
+__all__ = ["comparison_figure", "difference", "explain", "grid_figure", "panels_of", "quiet_axes", "save_figure"]
 
 COLUMNS = 2
+WIDTH = 7.2
+"""Inches of a plot in the docs: letters of 10 points are as large as the text, and can still be read on a phone."""
 DECIBELS = (18.0, 66.0)
-"""What is drawn: below, pictures are others; above, nobody sees a difference."""
+"""What is drawn: below, pictures are others; above, the difference is less than the rounding to 8 bits (59 dB)."""
 PEERS = ("#c2641a", "#6d4fc2", "#2b6cb8", "#b03a78", "#8a7a1f", "#3f8f9c", "#a0522d", "#7a869a", "#c79a3b", "#5d8f4a")
 OURS = (LIGHT["highlight"], "#35a98f", "#7cc7b8", "#0a5c50", "#54b46a", "#2f7d32")
 BASELINES = ("#9a9da3", "#6a6f78", "#b9bcc2", "#4a4f59")
@@ -50,6 +52,16 @@ def explain(figure: Any, sentence: str, *, points: float = 9.5, share: float = 1
     figure.suptitle(textwrap.fill(sentence, letters), x=0.01, ha="left", fontsize=points, color=LIGHT["ink"])
 
 
+def panels_of(count: int, *, sharey: bool = False) -> tuple[Figure, list[Any]]:
+    """A figure of the docs' width with `count` panels, two in a row."""
+    rows = -(-count // COLUMNS)
+    figure = Figure(figsize=(WIDTH, 0.7 + 2.6 * rows), layout="constrained", facecolor="white")
+    panels = figure.subplots(rows, COLUMNS, sharey=sharey, squeeze=False).ravel().tolist()
+    for unused in panels[count:]:
+        unused.set_axis_off()
+    return figure, panels[:count]
+
+
 def quiet_axes(axes: Any, *, grid: str = "y", labels: float = 9.5) -> None:
     """Matplotlib axes of which only the bottom line and a pale grid are left."""
     axes.tick_params(colors=LIGHT["muted"], length=0, labelsize=labels)
@@ -66,14 +78,12 @@ def comparison_figure(comparison: Comparison) -> Figure:
     cases = comparison.cases
     columns = min(COLUMNS, len(cases))
     rows = -(-len(cases) // columns)
-    figure = Figure(figsize=(6.4 * columns + 3.0, 4.6 * rows + 0.3), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(WIDTH, 2.9 * rows + 2.6), layout="constrained", facecolor="white")
     explain(
         figure,
         "Each line joins the settings of one method: further left computes less, higher is closer to the full run. "
-        f"Drawn is from {low:g} dB, below which the picture is another, to {high:g} dB, above which nobody sees a "
-        "difference.",
-        points=11,
-        share=6.4 * columns / figure.get_figwidth(),
+        f"Drawn is from {low:g} dB, below which the picture is another, to {high:g} dB, which is less than the "
+        "rounding to 8 bits.",
     )
     looks = _looks([point for case in cases for point in case.points])
     drawn: dict[str, Any] = {}
@@ -82,7 +92,9 @@ def comparison_figure(comparison: Comparison) -> Figure:
         _panel(axes, case, looks, drawn)
     # Ours first, as they are read first.
     order = [name for name in looks if name in drawn]
-    figure.legend([drawn[name] for name in order], order, loc="outside right upper", frameon=False, fontsize=9)
+    figure.legend(
+        [drawn[name] for name in order], order, loc="outside lower center", ncols=2, frameon=False, fontsize=9
+    )
     return figure
 
 
@@ -93,7 +105,7 @@ def _panel(axes: Any, case: Case, looks: dict[str, dict[str, Any]], drawn: dict[
             steps = [point.computed_steps for point in points]
             levels = [point.psnr.mean for point in points if point.psnr is not None]
             (drawn[name],) = axes.plot(steps, levels, **look)
-    axes.set_title(case.name, loc="left", fontsize=11)
+    axes.set_title(case.name, loc="left", fontsize=10)
     axes.set_xlabel(f"computed steps of {case.steps}")
     axes.set_ylabel("PSNR to the full run, dB")
     axes.set_xlim(0, case.steps * 0.85)
@@ -106,7 +118,7 @@ def _panel(axes: Any, case: Case, looks: dict[str, dict[str, Any]], drawn: dict[
 def _looks(points: list[Point]) -> dict[str, dict[str, Any]]:
     """Name of each method -> how it is drawn: ours on top, baselines dashed."""
     styles = {
-        "ours": {"linewidth": 2.2, "marker": "o", "markersize": 4.5, "zorder": 3},
+        "ours": {"linewidth": 2.0, "marker": "o", "markersize": 3.5, "zorder": 3},
         "peer": {"linewidth": 1.3, "marker": ".", "markersize": 6, "zorder": 2},
         "baseline": {"linewidth": 1.3, "linestyle": "--", "marker": ".", "markersize": 5, "zorder": 1},
     }

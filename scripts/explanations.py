@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 import omnireuse
 from omnireuse.lab.report.style import LIGHT
 from reference.case import CASES
+from reference.figures import WIDTH, panels_of
 
 TOP = Path(__file__).parents[1]
 IMAGES = TOP / "docs" / "images"
@@ -97,8 +98,8 @@ def decode(pipe: Any, latents: torch.Tensor) -> np.ndarray:
 def reuse() -> Figure:
     """The face that the model expects at some steps, and its change from one step to the next."""
     _, x0, velocity = path("faces", 1.0)
-    figure = plt.figure(figsize=(9, 4.6), layout="constrained")
-    strips, below = figure.subfigures(2, 1, height_ratios=(1, 2.4))
+    figure = plt.figure(figsize=(WIDTH, 4.2), layout="constrained")
+    strips, below = figure.subfigures(2, 1, height_ratios=(1, 2.8))
     shown = (1, 4, 7, 10, 14, 18, 22, 27)
     for axes, step in zip(strips.subplots(1, len(shown)), shown, strict=True):
         axes.imshow(decode(pipeline("faces"), x0[step, :1]), interpolation="lanczos")
@@ -114,7 +115,7 @@ def reuse() -> Figure:
 
 def guidance() -> Figure:
     """Errors of forecasts over two reused steps with and without guidance."""
-    figure, panes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharey=True)
+    figure, panes = panels_of(2, sharey=True)
     for scale, colour in ((1.0, COLOURS[0]), (3.0, COLOURS[3]), (6.0, COLOURS[1])):
         noise, x0, _ = path("shapes-flux", scale)
         steps, held, straight = line(noise, x0, gap=2)
@@ -123,7 +124,7 @@ def guidance() -> Figure:
             axes.plot(steps + 1, errors, "o-", ms=3, color=colour, label=name)
     for axes, title in zip(panes, ("holding the last x0", "a line through the last two"), strict=True):
         axes.set(title=title, xlabel="step", yscale="log")
-    panes[0].set_ylabel("relative error over a gap of two steps")
+    panes[0].set_ylabel("relative error, gap of two steps")
     panes[1].legend()
     return figure
 
@@ -131,7 +132,7 @@ def guidance() -> Figure:
 def weights() -> Figure:
     """What fitted weights gain, by the number of kept outputs."""
     rows = json.loads((TOP / "bench" / "results" / "weights.json").read_text())["rows"]
-    figure, panes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    figure, panes = panels_of(2)
     for axes, computed in zip(panes, (14, 9), strict=True):
         for apart, name, colour in ((False, "one set", COLOURS[3]), (True, "a set for each branch", COLOURS[0])):
             chosen = [
@@ -143,8 +144,9 @@ def weights() -> Figure:
             spread = abs(np.array([[row["low"], row["high"]] for row in chosen]).T - middle)
             at, look = np.array(kept) + 0.06 * apart, {"color": colour, "label": name, "ms": 4, "capsize": 2}
             axes.errorbar(at, middle, spread, fmt="o-", **look)
-        axes.set(title=f"{computed} of 28 steps", xlabel="outputs kept", ylabel="PSNR to the full run, dB")
+        axes.set(title=f"{computed} of 28 steps", xlabel="outputs kept")
         axes.set_xticks(kept)
+    panes[0].set_ylabel("PSNR to the full run, dB")
     panes[0].legend(loc="lower right")
     return figure
 
@@ -165,7 +167,7 @@ def tutorial() -> Figure:
         "the default: 14 computed": reused,
         "14 steps of the solver": draw(num_inference_steps=14),
     }
-    figure, panes = plt.subplots(2, 3, figsize=(7.5, 5.2), layout="constrained")
+    figure, panes = plt.subplots(2, 3, figsize=(WIDTH, 5.0), layout="constrained")
     for (upper, lower), (title, picture) in zip(panes.T, pictures.items(), strict=True):
         upper.imshow(picture, interpolation="lanczos")
         upper.set_title(title, fontsize=10)

@@ -95,7 +95,7 @@ def enable(
 ) -> Handle:
     """Compute some denoising steps of a pipeline and forecast the others, until `disable`.
 
-    There are four ways to say how many::
+    There are four ways to say how many:
 
         enable(pipe)                                       # the default: half of the steps, at least 12
         enable(pipe, speedup=2.5)                          # a target; or computed_steps, quality, tolerance, profile
@@ -136,7 +136,7 @@ def enable(
 
     Returns:
         The handle: `summary()` says what was reused, `disable()` restores the pipeline. It is a context manager, too.
-        You need not keep it: `omnireuse.handle_of(pipeline)` returns it, `omnireuse.disable(pipeline)` ends reuse.
+            You need not keep it: `omnireuse.handle_of(pipeline)` returns it, `omnireuse.disable(pipeline)` ends reuse.
 
     Raises:
         ConfigError: a value is out of range, an option belongs somewhere else, two ways are given at once, or a target
