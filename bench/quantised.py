@@ -3,8 +3,9 @@
     python -m bench quantised [--held "int8 weights" …] [--budgets 28:14] [--prompts 6] [--draws 2]
 
 shapes-flux with guidance, each way of holding its weights against its own full run: PSNR in dB on held-out captions.
-Eight-bit integers are torchao's; eight-bit floats are emulated: weights and, for each token, activations are rounded to
-`torch.float8_e4m3fn`, with a scale each.
+Eight-bit integers are torchao's; floats are emulated: weights and activations are rounded to `torch.float8_e4m3fn` with
+a scale for each row or token, and to the values of four-bit floats with a scale for each 16 of a row (E2M1 of the OCP
+Microscaling formats, in NVFP4's groups, here with scales in full precision).
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ CASE, RUN = "shapes-flux", "shift 1"
 METHODS = ("fewer", "hold", "untuned", "tuned 3")
 LARGEST = 448.0
 """Of torch.float8_e4m3fn."""
+FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of E2M1."""
+GROUP = 16
+Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -61,28 +66,42 @@ def _with_torchao(config: str) -> Callable[[torch.nn.Module], None]:
     return change
 
 
-def _rounded(values: torch.Tensor) -> torch.Tensor:
+def _eight_bits(values: torch.Tensor) -> torch.Tensor:
     """As eight-bit floats, with one scale for each row."""
     scale = values.abs().amax(-1, keepdim=True).clamp_min(1e-12) / LARGEST
     return (values / scale).to(torch.float8_e4m3fn).to(values.dtype) * scale
 
 
-def _round_inputs(_: torch.nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (_rounded(given[0]), *given[1:])
+def _four_bits(values: torch.Tensor) -> torch.Tensor:
+    """As four-bit floats, with one scale for each group of a row."""
+    groups = values.unflatten(-1, (-1, GROUP)) if values.shape[-1] % GROUP == 0 else values.unsqueeze(-2)
+    scale = groups.abs().amax(-1, keepdim=True).clamp_min(1e-12) / FOUR_BITS[-1]
+    magnitudes = torch.tensor(FOUR_BITS, dtype=values.dtype)
+    nearest = torch.bucketize(groups.abs() / scale, (magnitudes[1:] + magnitudes[:-1]) / 2)
+    return (magnitudes[nearest] * groups.sign() * scale).reshape(values.shape)
 
 
-def _with_eight_bit_floats(model: torch.nn.Module) -> None:
-    for layer in model.modules():
-        if isinstance(layer, torch.nn.Linear):
-            layer.weight.data = _rounded(layer.weight.data)
-            layer.register_forward_pre_hook(_round_inputs)
+def _with_floats(rounded: Rounding) -> Callable[[torch.nn.Module], None]:
+    """Weights and inputs of every linear layer, rounded."""
+
+    def round_inputs(_: torch.nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (rounded(given[0]), *given[1:])
+
+    def change(model: torch.nn.Module) -> None:
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Linear):
+                layer.weight.data = rounded(layer.weight.data)
+                layer.register_forward_pre_hook(round_inputs)
+
+    return change
 
 
 WAYS: dict[str, Callable[[torch.nn.Module], None]] = {
     "float32": lambda _: None,
     "int8 weights": _with_torchao("Int8WeightOnlyConfig"),
     "int8 weights and activations": _with_torchao("Int8DynamicActivationInt8WeightConfig"),
-    "fp8 weights and activations": _with_eight_bit_floats,
+    "fp8 weights and activations": _with_floats(_eight_bits),
+    "fp4 weights and activations": _with_floats(_four_bits),
 }
 
 

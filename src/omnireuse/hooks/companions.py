@@ -28,17 +28,15 @@ COMPANIONS = ("controlnet",)
 
 @dataclass
 class _Output:
-    """The form of a call's results, without the values.
+    """A call's result without the values.
 
     Attributes:
-        leaves: the tensors' stand-ins of no memory, and all else as it was.
-        structure: of the leaves.
+        form: stand-ins of no memory for the tensors, and all else as it was.
         tensors: identities of the tensors, to be found in the denoiser's calls of the same step.
         is_handed_on: whether each of these calls was given all of them.
     """
 
-    leaves: list[Any]
-    structure: Any
+    form: Any
     tensors: frozenset[int]
     is_handed_on: bool | None = None
 
@@ -96,12 +94,9 @@ class Companions:
 
     def take_calls(self) -> dict[str, tuple[int, int]]:
         """Made and all calls of the run that ends, by companion."""
-        here = self._here
-        names = dict.fromkeys(name for name, _ in here.calls)
-        found = {name: (here.calls[name, True], here.calls[name, True] + here.calls[name, False]) for name in names}
-        here.calls.clear()
-        here.outputs.clear()
-        self._enter(None)
+        calls = self._here.calls
+        found = {name: (calls[name, True], calls[name, True] + calls[name, False]) for name, _ in calls}
+        self.begin()
         return found
 
     def _enter(self, step: tuple[int, int] | None) -> None:
@@ -134,16 +129,14 @@ class Companions:
         known = here.outputs.get(key)
         if is_reused and known is not None and known.is_handed_on:
             here.calls[name, False] += 1
-            leaves = [_stand_in(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in known.leaves]
-            here.skipped.append(_Skip(name, leaves, lambda: proceed(*args, **kwargs)))
-            return pytree.tree_unflatten(leaves, known.structure)
+            form = _without_values(known.form)
+            here.skipped.append(_Skip(name, pytree.tree_leaves(form), lambda: proceed(*args, **kwargs)))
+            return form
         here.calls[name, True] += 1
         result = proceed(*args, **kwargs)
-        leaves, structure = pytree.tree_flatten(result)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         here.held.extend(tensors)
-        stand_ins = [_stand_in(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        here.outputs[key] = _Output(stand_ins, structure, frozenset(map(id, tensors)))
+        here.outputs[key] = _Output(_without_values(result), frozenset(map(id, tensors)))
         return result
 
     def denoise(
@@ -190,5 +183,5 @@ class Companions:
         return found
 
 
-def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.new_zeros(()).expand(tensor.shape)
+def _without_values(result: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.new_zeros(()).expand(tensor.shape), result)

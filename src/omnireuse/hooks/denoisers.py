@@ -18,6 +18,7 @@ __all__ = [
     "dtype_of",
     "is_compiled_whole",
     "model_name",
+    "scales_of",
     "unwrapped",
     "wrapped_modules",
 ]
@@ -53,8 +54,7 @@ def denoisers_of(pipeline: Any) -> list[torch.nn.Module]:
     if pipeline is None or isinstance(pipeline, type):
         got, write = ("None", "FluxPipeline") if pipeline is None else (kind_of(pipeline), pipeline.__name__)
         raise WrongTypeError(
-            f"reuse is enabled on a pipeline, got {got}; pass a loaded pipeline, as {write}.from_pretrained(…) returns "
-            "it"
+            f"reuse needs a pipeline, got {got}; pass a loaded pipeline, as {write}.from_pretrained(…) returns it"
         )
     # A model may call a part of its own its decoder; engines' pipelines are modules, too.
     is_module = isinstance(pipeline, torch.nn.Module)
@@ -93,6 +93,15 @@ def wrapped_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
 def is_compiled_whole(module: torch.nn.Module) -> bool:
     """Whether `torch.compile` makes one graph of this denoiser, blocks and all."""
     return any(is_optimized(each) or compiled_call(each) is not None for each in wrapped_modules(module))
+
+
+def scales_of(module: torch.nn.Module) -> tuple[Any, ...] | None:
+    """Adapters in use with their scales, in the first layer that has some; None without adapters (PEFT)."""
+    layers = module.modules() if getattr(unwrapped(module), "peft_config", None) else ()
+    for layer in layers:
+        if isinstance(scaling := vars(layer).get("scaling"), dict):
+            return layer.disable_adapters, *((name, scaling.get(name)) for name in layer.active_adapters)
+    return None
 
 
 def device_of(pipeline: Any) -> str:

@@ -38,7 +38,7 @@ class Explanation(NamedTuple):
 _GUARDS = (
     Explanation(
         "layout",
-        "the shapes, dtypes or devices of the denoiser's inputs changed at every step",
+        "the shapes, dtypes or devices of the denoiser's inputs, or the scales of its adapters, changed at every step",
         "keep them the same within a run, or use region='call', where each call has a history of its own",
     ),
     Explanation("nonfinite", "the watched signal was not finite", "look for NaN or infinite values in the latents"),

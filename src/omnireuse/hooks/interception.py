@@ -69,15 +69,11 @@ def intercept(
     try:
         with _lock:
             for name in interception.handlers:
-                if name == "__call__" and _calls_through_slot(target):
-                    _refuse_own(target, name)
-                    place: _Slot | _Dispatcher = _slot_of(target)
-                    place.add(interception, target)
-                else:
-                    receiver = _receiver(target, name)
-                    _refuse_own(receiver, name)
-                    place = _dispatcher_for(receiver, name)
-                    place.add(interception, receiver)
+                has_slot = name == "__call__" and _calls_through_slot(target)
+                receiver = target if has_slot else _receiver(target, name)
+                _refuse_own(receiver, name)
+                place: _Slot | _Dispatcher = _slot_of(target) if has_slot else _dispatcher_for(receiver, name)
+                place.add(interception, receiver)
                 interception.places.append(place)
     except BaseException:
         interception.undo()

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.errors import StateError
+from omnireuse.hooks.denoisers import scales_of
 from omnireuse.hooks.finite import Magnitudes
 from omnireuse.hooks.regions.rows import row_of, rows_of
 from omnireuse.hooks.timesteps import NAMES
@@ -213,8 +214,10 @@ class DenoiserCall:
 
     @cached_property
     def layout(self) -> Hashable:
-        """Arguments that a reuse needs unchanged: all but timesteps, of which frames and sound may share one."""
-        return layout_of(*self.args, *(value for name, value in self.kwargs.items() if name not in NAMES))
+        """What a reuse needs unchanged: arguments but for timesteps, of which frames and sound may share one, and the
+        scales of adapters, which a callback may change between steps."""
+        given = (value for name, value in self.kwargs.items() if name not in NAMES)
+        return layout_of(*self.args, *given), scales_of(self.module)
 
     def watched(self, strategy: Strategy) -> torch.Tensor | None:
         """The signal, as seen from outside; None where there is none."""

@@ -21,7 +21,7 @@ _REASONS = {
     "together": "as the first branch of the step did",
     "first": "at the first step",
     "last": "at the last step",
-    "layout": "where the shape of the latents changed",
+    "layout": "where the shape of the latents or the scale of an adapter changed",
     "unprimed": "before there was enough to forecast from",
     "nonfinite": "where the measured change was not finite",
     "longest": "after as many reused steps as max_consecutive allows",

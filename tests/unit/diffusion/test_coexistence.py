@@ -227,6 +227,29 @@ def test_a_lora_comes_and_goes_under_reuse(region: str) -> None:
     assert [names for _, names, _ in traces(flux)] == [names for _, names, _ in traces(untouched)]
 
 
+@pytest.mark.parametrize("wrap", [False, True], ids=["added", "wrapped"])
+@pytest.mark.parametrize("region", REGIONS)
+def test_no_forecast_mixes_scales_of_an_adapter(flux: Tiny, region: str, wrap: bool) -> None:
+    if wrap:
+        flux.pipe.transformer = get_peft_model(flux.pipe.transformer, LORA).eval()
+    else:
+        flux.pipe.transformer.add_adapter(LORA, "default")
+
+    def weaker(pipe: Any, step: int, *_: Any) -> dict[str, Any]:
+        for layer in pipe.transformer.modules():
+            if "scaling" in vars(layer):
+                layer.set_scale("default", 1.0 if step < 4 else 0.2)
+        return {}
+
+    # Steps 5 and 6 would be reused with what step 4 has left, which had another scale.
+    policy = FixedSchedule(steps=(0, 1, 4, 8, 9))
+    with omnireuse.enable(flux.pipe, policy=policy, region=region) as handle:
+        flux.run(steps=10, callback_on_step_end=weaker)
+    computed = {(event.step, event.reason) for event in handle.events if not event.reused}
+    assert computed == {(0, "first"), *((step, "policy") for step in (1, 4, 8)), (5, "layout"), (9, "last")}
+    assert "or the scale of an adapter changed" in str(handle.summary())
+
+
 @pytest.mark.parametrize("region", REGIONS)
 def test_a_transformer_wrapped_by_peft_is_served(flux: Tiny, region: str) -> None:
     torch.manual_seed(0)

@@ -43,7 +43,7 @@ class StackPass:
     def enter(self, streams: Sequence[torch.Tensor]) -> None:
         """Decide, from the streams before the skipped blocks."""
         call, signal = self.call, self.signal
-        layout = layout_of(*call.tensors, *streams)
+        layout = (call.layout, layout_of(*streams))
         rowed = [*streams, *([] if signal is None else [signal])]
         by_row = self._strategy.decides_by_sample and all(tensor.shape[0] == call.batch > 1 for tensor in rowed)
         self.choices = [

@@ -20,7 +20,6 @@ from omnireuse.hooks.regions.blocks import BlocksRegion
 from omnireuse.hooks.regions.stack import Block, Stack
 from omnireuse.hooks.regions.stack_pass import StackPass
 from omnireuse.hooks.run import DenoiserCall
-from omnireuse.loop.generation import layout_of
 
 __all__ = ["TailRegion"]
 
@@ -97,7 +96,7 @@ class TailRegion(BlocksRegion):
         """Runs the denoiser, whose blocks ask this region."""
         if not any(unwrapped(call.module) is each for each in self._whole):
             return super().call(call)
-        choice = call.decide(None, layout=layout_of(*call.tensors), signal=None)
+        choice = call.decide(None, layout=call.layout, signal=None)
         result = call.compute()
         call.run.generation.pass_by(choice)
         return result
