@@ -97,7 +97,7 @@ def is_compiled_whole(module: torch.nn.Module) -> bool:
 
 def scales_of(module: torch.nn.Module) -> tuple[Any, ...] | None:
     """Adapters in use with their scales, in the first layer that has some; None without adapters (PEFT)."""
-    layers = module.modules() if getattr(unwrapped(module), "peft_config", None) else ()
+    layers: Any = module.modules() if getattr(unwrapped(module), "peft_config", None) else ()
     for layer in layers:
         if isinstance(scaling := vars(layer).get("scaling"), dict):
             return layer.disable_adapters, *((name, scaling.get(name)) for name in layer.active_adapters)
