@@ -10,13 +10,12 @@ from comfy_execution.utils import get_executing_context
 
 from omnireuse.engines.comfyui import Span, attach, plan_for, plan_of_profile, reuse_of, step_picture
 from omnireuse.engines.settings import OFF
-from omnireuse.errors import ConfigError
 
-from .calibrate import CATEGORY, FOLDER, PROFILE, OmnireuseCalibrate, OmnireusePrompts
 from .shown import shown
 
-_WIRED = "as wired"
-"""In place of a file's name: the profile comes from *Omnireuse calibrate*."""
+CATEGORY = "model/omnireuse"
+FOLDER = "omnireuse"
+"""Of profiles, among ComfyUI's folders of models."""
 
 folder_paths.add_model_folder_path(FOLDER, str(Path(folder_paths.models_dir) / FOLDER))
 folder_paths.folder_names_and_paths[FOLDER][1].add(".json")
@@ -126,7 +125,9 @@ class OmnireuseProfile:
     """Compute the steps that a calibration has found."""
 
     CATEGORY = CATEGORY
-    DESCRIPTION = "Follows a profile, made by Omnireuse calibrate or by the command omnireuse calibrate."
+    DESCRIPTION = (
+        "Follows a profile that the command omnireuse calibrate has made with diffusers; nothing is promised of it."
+    )
     SEARCH_ALIASES: ClassVar = _SEARCHED
     FUNCTION = "patch"
     RETURN_TYPES = ("MODEL",)
@@ -138,8 +139,8 @@ class OmnireuseProfile:
             "required": {
                 "model": _MODEL,
                 "profile": (
-                    [*folder_paths.get_filename_list(FOLDER), _WIRED],
-                    {"tooltip": "A file in models/omnireuse, or what Omnireuse calibrate gives."},
+                    folder_paths.get_filename_list(FOLDER),
+                    {"tooltip": "A file in models/omnireuse, which the command omnireuse calibrate has written."},
                 ),
                 "speedup": (
                     "FLOAT",
@@ -147,24 +148,16 @@ class OmnireuseProfile:
                 ),
             },
             "optional": {
-                "calibrated": (PROFILE, {"tooltip": f"From Omnireuse calibrate, with profile '{_WIRED}'."}),
                 "enabled": _ENABLED,
             },
         }
 
-    def patch(
-        self, model: Any, profile: str, speedup: float, calibrated: str | None = None, enabled: bool = True
-    ) -> tuple[Any]:
+    def patch(self, model: Any, profile: str, speedup: float, enabled: bool = True) -> tuple[Any]:
         """The model that follows the profile."""
         if not enabled:
             return (attach(model, OFF, item=_queue_item),)
-        if (profile == _WIRED) != (calibrated is not None):
-            raise ConfigError(
-                f"Omnireuse profile(profile={profile!r}): profile must be {_WIRED!r} where Omnireuse calibrate "
-                "is wired, and a file where it is not"
-            )
-        path = calibrated or folder_paths.get_full_path_or_raise(FOLDER, profile)
-        return (attach(model, plan_of_profile(path, model, speedup=speedup), item=_queue_item),)
+        path = folder_paths.get_full_path_or_raise(FOLDER, profile)
+        return (attach(model, plan_of_profile(path, speedup=speedup), item=_queue_item),)
 
 
 class OmnireuseSummary:
@@ -198,14 +191,10 @@ class OmnireuseSummary:
 NODE_CLASS_MAPPINGS = {
     "Omnireuse": Omnireuse,
     "OmnireuseProfile": OmnireuseProfile,
-    "OmnireusePrompts": OmnireusePrompts,
-    "OmnireuseCalibrate": OmnireuseCalibrate,
     "OmnireuseSummary": OmnireuseSummary,
 }
 NODE_DISPLAY_NAME_MAPPINGS = {
     "Omnireuse": "Omnireuse",
     "OmnireuseProfile": "Omnireuse profile",
-    "OmnireusePrompts": "Omnireuse prompts",
-    "OmnireuseCalibrate": "Omnireuse calibrate",
     "OmnireuseSummary": "Omnireuse summary",
 }

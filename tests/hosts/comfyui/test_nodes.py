@@ -182,7 +182,7 @@ def test_a_profile_is_found_in_its_folder(
     own = host.TOP / "models" / "shapes-flux" / "profiles" / "shapes-flux-28-unguided.json"
     (tmp_path / "mine.json").write_bytes(own.read_bytes())
     monkeypatch.setitem(folder_paths.folder_names_and_paths, "omnireuse", ([str(tmp_path)], {".json"}))
-    assert nodes["OmnireuseProfile"].INPUT_TYPES()["required"]["profile"][0] == ["mine.json", "as wired"]
+    assert nodes["OmnireuseProfile"].INPUT_TYPES()["required"]["profile"][0] == ["mine.json"]
     model, counter = counted
     (patched,) = nodes["OmnireuseProfile"]().patch(model, "mine.json", 3.0)
     host.sample(patched, steps=28, cfg=1.0, sigmas=torch.linspace(1, 0, 29))
@@ -227,12 +227,6 @@ def test_percents_of_everything_change_nothing(host: ModuleType, model: Any, nod
         for options in ({}, {"start_percent": 0.0, "end_percent": 1.0})
     ]
     assert torch.equal(*made)
-
-
-def test_the_frontend_leaves_the_seed_of_a_calibration_as_it_is(nodes: dict[str, Any]) -> None:
-    """An input of this name gets another value after each run unless it says otherwise."""
-    _, options = nodes["OmnireuseCalibrate"].INPUT_TYPES()["required"]["seed"]
-    assert options["control_after_generate"] is False
 
 
 def test_people_who_know_other_caches_find_the_nodes(nodes: dict[str, Any]) -> None:
@@ -286,4 +280,4 @@ def test_bad_settings_are_refused(model: Any, nodes: dict[str, Any], tmp_path: A
     with pytest.raises(StateError, match="this model has no reuse"):
         nodes["OmnireuseSummary"]().report(model, {})
     with pytest.raises(ConfigError, match=r"missing\.json: cannot be read"):
-        plan_of_profile(tmp_path / "missing.json", model)
+        plan_of_profile(tmp_path / "missing.json")

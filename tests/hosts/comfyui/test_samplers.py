@@ -220,7 +220,7 @@ def test_a_profile_for_both_parts_of_guidance_is_followed(host: ModuleType, coun
 
     model, counter = counted
     path = host.TOP / "models" / "shapes-flux" / "profiles" / "shapes-flux-28-guided.json"
-    patched = attach(model, plan_of_profile(path, model))
+    patched = attach(model, plan_of_profile(path))
     sigmas = torch.linspace(1, 0, 29)
     full = host.sample(model, steps=28, sigmas=sigmas)
     reused = host.sample(patched, steps=28, sigmas=sigmas)

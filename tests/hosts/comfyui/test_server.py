@@ -126,25 +126,3 @@ def test_the_browser_shows_text_and_picture_of_a_summary(page: Any) -> None:
     assert text.startswith("default: 14 of 28 steps computed")
     # What is shown is no input of the next run.
     assert page.evaluate("async () => (await window.app.graphToPrompt()).output")[SUMMARY] == prompt[SUMMARY]
-
-
-def test_the_browser_keeps_the_seed_of_a_calibration(page: Any) -> None:
-    values = [7, "randomize", 20, 6.0, "euler", "simple", 1.0, "mine"]
-    for saved in (values, [values[0], *values[2:]]):
-        found = page.evaluate(
-            """(saved) => {
-                const node = window.LiteGraph.createNode("OmnireuseCalibrate");
-                node.configure({ ...node.serialize(), widgets_values: saved });
-                return node.widgets.map((each) => [each.name, each.value]);
-            }""",
-            saved,
-        )
-        assert found == [
-            ["seed", 7],
-            ["steps", 20],
-            ["cfg", 6],
-            ["sampler_name", "euler"],
-            ["scheduler", "simple"],
-            ["denoise", 1],
-            ["name", "mine"],
-        ]

@@ -1,9 +1,8 @@
-// Text of Omnireuse's nodes after a run. ComfyUI's frontend draws the pictures of a node by itself, and no text.
+// Text of the node Omnireuse summary after a run. ComfyUI's frontend draws the pictures of a node by itself, and no text.
 import { app } from "../../scripts/app.js";
 import { ComfyWidgets } from "../../scripts/widgets.js";
 
 const SHOWN = "told";
-const SEED_CONTROLS = ["fixed", "increment", "decrement", "randomize"];
 
 function show(node, text) {
   let widget = node.widgets?.find((each) => each.name === SHOWN);
@@ -23,22 +22,11 @@ function show(node, text) {
 app.registerExtension({
   name: "omnireuse.text",
   beforeRegisterNodeDef(nodeType, nodeData) {
-    if (nodeData.name === "OmnireuseSummary" || nodeData.name === "OmnireuseCalibrate") {
+    if (nodeData.name === "OmnireuseSummary") {
       const executed = nodeType.prototype.onExecuted;
       nodeType.prototype.onExecuted = function (message) {
         executed?.apply(this, arguments);
         if (message?.text) show(this, message.text.join("\n"));
-      };
-    }
-    if (nodeData.name === "OmnireuseCalibrate") {
-      // Older workflows hold what to do with the seed after a run as a value of its own behind it.
-      const configure = nodeType.prototype.configure;
-      nodeType.prototype.configure = function (saved, ...rest) {
-        const values = saved?.widgets_values;
-        if (Array.isArray(values) && SEED_CONTROLS.includes(values[1])) {
-          saved = { ...saved, widgets_values: values.filter((_, place) => place !== 1) };
-        }
-        return configure.call(this, saved, ...rest);
       };
     }
   },

@@ -6,23 +6,18 @@ Nothing here imports ComfyUI: a model comes in as an argument, with the wrappers
 from __future__ import annotations
 
 from omnireuse.engines.comfyui.bounds import Span
-from omnireuse.engines.comfyui.calibrate import calibrate_graph, profile_text
-from omnireuse.engines.comfyui.graph import Graph
 from omnireuse.engines.comfyui.patch import Reuse, attach, reuse_of
 from omnireuse.engines.comfyui.picture import step_picture
 from omnireuse.engines.comfyui.plans import plan_for, plan_of_profile
 from omnireuse.engines.comfyui.wrappers import check_comfyui
 
 __all__ = [
-    "Graph",
     "Reuse",
     "Span",
     "attach",
-    "calibrate_graph",
     "check_comfyui",
     "plan_for",
     "plan_of_profile",
-    "profile_text",
     "reuse_of",
     "step_picture",
 ]

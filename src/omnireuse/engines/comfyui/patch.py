@@ -15,7 +15,6 @@ from omnireuse.engines.comfyui.call_sigmas import CallSigmas
 from omnireuse.engines.comfyui.calls import SamplerCall
 from omnireuse.engines.comfyui.graph import sampler_name
 from omnireuse.engines.comfyui.parts import Part, Parts
-from omnireuse.engines.comfyui.plans import ProfilePlan
 from omnireuse.engines.comfyui.sampling import SamplingRun, active_conditions
 from omnireuse.engines.comfyui.shadows import Measurement
 from omnireuse.engines.comfyui.tuning import SamplerTuner
@@ -78,8 +77,6 @@ class Reuse:
 
     def _begin_item(self) -> None:
         self._stats = Stats(self.plan.name, self.plan.promise)
-        if isinstance(self.plan, ProfilePlan) and self.plan.is_fallback:
-            self._stats.fell_back("a forecaster without fitted weights")
         self._kept_bytes = 0
 
     def summary(self) -> Summary:
@@ -109,7 +106,6 @@ class Reuse:
         strategy = self._strategy
         if strategy is None:
             return proceed()
-        self._compare(sampler, guider)
         refuse_other_caches(guider.model_options.get("transformer_options", {}).get("wrappers", {}).get(OUTER, {}))
         call = SamplerCall.of(guider, noise, latent_image, sampler, sigmas, rest, named)
         part, before = self._parts.place(guider, call)
@@ -150,15 +146,6 @@ class Reuse:
             self._kept_bytes = max(self._kept_bytes, run.kept_bytes)
             if not leaves_noise:
                 self._stats.end_run(run.generation.number)
-
-    def _compare(self, sampler: Any, guider: Any) -> None:
-        """Promise nothing of runs with another sampler or another guidance than the profile was made with."""
-        made_for = self.plan.made_for if isinstance(self.plan, ProfilePlan) else None
-        name, cfg = sampler_name(sampler), getattr(guider, "cfg", None)
-        if made_for is not None and (name, cfg) != made_for:
-            unlike = f"it was calibrated with {made_for[0]} at cfg {made_for[1]:g}, this run has {name} at cfg {cfg}"
-            self._warn(f"{self.plan.name}: {unlike}")
-            self._stats.withdraw(unlike)
 
     def _run(
         self, guider: Any, strategy: Strategy, call: SamplerCall, part: Part | None, before: Generation | None

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from omnireuse.arguments.profiled import chosen_for
 from omnireuse.arguments.targets import DEFAULT, strategy_for
 from omnireuse.base.validation import is_number
-from omnireuse.engines.comfyui.graph import MADE_HERE, conditions_of
 from omnireuse.engines.settings import RequestPlan
-from omnireuse.errors import ConfigError, StateError
+from omnireuse.errors import ConfigError
 from omnireuse.profiles.profile import Profile
 
-__all__ = ["ProfilePlan", "plan_for", "plan_of_profile"]
+__all__ = ["plan_for", "plan_of_profile"]
 
 _UNCHECKED = "it was made with diffusers, and a model of ComfyUI cannot be compared with the profile's"
-
-
-@dataclass(frozen=True)
-class ProfilePlan(RequestPlan):
-    """A plan of a profile.
-
-    Attributes:
-        made_for: the sampler and the guidance that it was calibrated with; None where it was not in ComfyUI.
-        is_fallback: whether no weights could be fitted for that sampler.
-    """
-
-    made_for: tuple[str, float] | None = None
-    is_fallback: bool = False
 
 
 def plan_for(*, speedup: float = 0.0, tolerance: float = 0.0) -> RequestPlan:
@@ -59,38 +44,16 @@ def plan_for(*, speedup: float = 0.0, tolerance: float = 0.0) -> RequestPlan:
     return RequestPlan(strategy=replace(chosen.strategy, per_sample=False), name=chosen.name)
 
 
-def plan_of_profile(path: str | os.PathLike[str], model: Any, *, speedup: float = 0.0) -> RequestPlan:
-    """A plan of a profile, which `omnireuse.calibrate` has made.
+def plan_of_profile(path: str | os.PathLike[str], *, speedup: float = 0.0) -> RequestPlan:
+    """A plan of a profile, which `omnireuse.calibrate` has made with diffusers.
 
-    One that *Omnireuse calibrate* has made is compared with the model, and with the sampler and the guidance of each
-    run; where they differ, nothing is promised. Nor is it by one that was made with diffusers, whose weights cannot be
-    compared. Its schedule is carried over to other noise levels, as everywhere.
+    A model of ComfyUI cannot be compared with the profile's, so nothing is promised.
 
     Args:
-        speedup: so many times fewer steps, ≥ 1; 0 for 2. Where no plan has their number, nothing is promised.
+        speedup: so many times fewer steps, ≥ 1; 0 for 2.
     """
-    profile = Profile.from_pretrained(path)
-    chosen, made_for = chosen_for(profile, speedup=speedup or None), None
+    chosen = chosen_for(Profile.from_pretrained(path), speedup=speedup or None)
     promise = chosen.promise
-    unlike: str | None = _UNCHECKED
-    if (profile.command or "").startswith(MADE_HERE):
-        made_for = profile.scheduler, float(profile.call["cfg"])
-        unlike = _unlike(profile, model)
-    return ProfilePlan(
-        strategy=chosen.strategy,
-        name=chosen.name,
-        promise=promise if unlike is None or promise is None or promise.but else replace(promise, but=unlike),
-        made_for=made_for,
-        is_fallback=profile.measured is not None and "weights" in profile.measured.unmeasured,
-    )
-
-
-def _unlike(profile: Profile, model: Any) -> str | None:
-    """Differences of the model's weights or dtype, in words."""
-    given = conditions_of(model, profile.scheduler)
-    if (given.model, given.config_digest) != (profile.model, profile.config_digest):
-        raise StateError(
-            f"Omnireuse profile(model={given.model}): model must be like the one that was calibrated, a "
-            f"{profile.model}; calibrate this one"
-        )
-    return None if profile.conditions is None else profile.conditions.unlike(given)
+    if promise is not None and promise.but is None:
+        promise = replace(promise, but=_UNCHECKED)
+    return RequestPlan(strategy=chosen.strategy, name=chosen.name, promise=promise)

@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 
-from omnireuse.calibration.observer import NotFiniteError
-from omnireuse.engines.comfyui.noise import RunNoise
 from omnireuse.engines.comfyui.solver import Response
 from omnireuse.engines.comfyui.wrappers import PARTS, PREDICT, Wrappers
 from omnireuse.planning.fit import LedRun
 from omnireuse.planning.path import Path
 
-__all__ = ["Leader", "PartsWatcher", "SolverPath", "StepWatch"]
+__all__ = ["Leader", "PartsWatcher", "SolverPath"]
 
 
 @dataclass
@@ -41,33 +39,6 @@ class PartsWatcher:
         found = executor(model, conds, x, timestep, options)
         self._parts += [x0 for x0, condition in zip(found, conds, strict=True) if condition is not None]
         return found
-
-
-class StepWatch:
-    """Sees at which steps a full run calls the model, and refuses values that are not finite.
-
-    Args:
-        noise: of the run.
-    """
-
-    def __init__(self, noise: RunNoise) -> None:
-        self._noise = noise
-        self.steps = list[int]()
-
-    def predict(self, executor: Any, x: torch.Tensor, timestep: torch.Tensor, options: Any, seed: Any) -> torch.Tensor:
-        """A call of the model by the solver. The first of a step is seen.
-
-        Raises:
-            NotFiniteError: x0 that is not finite.
-        """
-        x0: torch.Tensor = executor(x, timestep, options, seed)
-        step = self._noise.step_of(float(timestep.flatten()[0]))
-        if step not in self.steps[-1:]:
-            self.steps.append(step)
-            finite = x0.isfinite().reshape(len(x0), -1).all(1)
-            if not finite.all():
-                raise NotFiniteError(step, int((~finite).nonzero()[0]), len(finite))
-        return x0
 
 
 class Leader(PartsWatcher):

@@ -30,12 +30,11 @@ class Measurement(PartsWatcher, Keeper):
 
     Args:
         generation: of a strategy that computes every step; its events say that the run is measured.
-        is_bounded: as for a `Keeper`.
     """
 
-    def __init__(self, response: Response, generation: Generation, *, is_bounded: bool = True) -> None:
+    def __init__(self, response: Response, generation: Generation) -> None:
         PartsWatcher.__init__(self)
-        Keeper.__init__(self, is_bounded=is_bounded)
+        Keeper.__init__(self, is_bounded=True)
         self.generation = generation
         self.response = response
         self._outputs, self._by_part = list[torch.Tensor](), list[list[torch.Tensor]]()

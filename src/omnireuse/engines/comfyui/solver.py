@@ -14,9 +14,8 @@ from omnireuse.engines.comfyui.noise import NEAR
 from omnireuse.engines.comfyui.wrappers import POST, PREDICT, SAMPLER, Wrappers
 from omnireuse.errors import UnsupportedModelError
 
-__all__ = ["BY_PART", "Response", "measured_response"]
+__all__ = ["Response", "measured_response"]
 
-BY_PART = "it steps from a part of guidance (CFG++)"
 _WAVES = 3
 """Elements whose outputs differ from zero at every step: a solver that is a weighted sum predicts them."""
 _MISS = 1e-3
@@ -100,7 +99,7 @@ class _Probe:
         if step == len(self._outputs) or abs(sigma - self._sigmas[step]) > NEAR * sigma:
             raise UnsupportedModelError("it calls the model more than once a step, or at sigmas of its own")
         if len(options.get(POST, [])) > self._own_functions:
-            raise UnsupportedModelError(BY_PART)
+            raise UnsupportedModelError("it steps from a part of guidance (CFG++)")
         self._note(x)
         x0 = x.clone()
         x0.view(-1)[: self._outputs.shape[1]] -= sigma * self._outputs[step].to(x)
