@@ -24,7 +24,7 @@ from omnireuse import Blend, ErrorControl, FixedSchedule, Hold, Polynomial, Resi
 from reference.case import CLIPS, IMAGES
 
 STEPS = 14
-SCHEDULE = FixedSchedule(steps=(0, 1, 2, 3, 5, 7, 10), made_for=STEPS)
+SCHEDULE = FixedSchedule(steps=(0, 1, 2, 3, 5, 7, 10))
 RESIDUAL = ResidualDiff(residual_diff_threshold=0.3)
 TEA = TeaCache(rel_l1_thresh=0.3)
 

@@ -47,14 +47,15 @@ def chosen_by(
     """
     known = profile_for(pipeline, profile, quality=quality)
     chosen = chosen_for(known, pipeline, speedup=speedup, computed_steps=computed_steps, quality=quality)
-    assert isinstance(chosen.strategy.policy, (Steps, Spread)), "so are those of plans"
-    fallback = Strategy(policy=_spread_like(chosen.strategy.policy), forecaster=Blend())
+    policy = chosen.strategy.policy
+    if isinstance(policy, Steps) and policy.elsewhere is not None:
+        policy = policy.elsewhere
     return chosen._replace(
         strategy=in_fitting_region(chosen.strategy, pipeline, region),
         like=Calibrated(
             arguments=known.arguments(pipeline),
             unlike=_looks_at(known, pipeline),
-            fallback=in_fitting_region(fallback, pipeline, region),
+            fallback=in_fitting_region(Strategy(policy=policy, forecaster=Blend()), pipeline, region),
         ),
     )
 
@@ -69,9 +70,8 @@ def chosen_for(
 ) -> Chosen:
     """What a profile has for one target: exactly as many computed steps as are asked for.
 
-    Where no plan has that number, the default's steps compute, `Blend` forecasts, and nothing is promised. The weights
-    of the plans, carried over to these steps, are better on some pipelines and 9 dB worse on another (``python -m bench
-    between``).
+    Where no plan has that number, and in runs of another length or at other noise levels, the default's steps compute,
+    `Blend` forecasts, and nothing is promised.
 
     Args:
         pipeline: that it is compared with; None for no comparison.
@@ -85,14 +85,15 @@ def chosen_for(
     if not amount:
         plan = known.best(quality=quality)
         count = len(plan.steps)
+        elsewhere = Spread(speedup=total / count, **SPREAD)
     else:
-        policy = Spread(**amount, **SPREAD)
-        count = len(policy.schedule(total))
+        elsewhere = Spread(**amount, **SPREAD)
+        count = len(elsewhere.schedule(total))
         if count not in known.plans:
-            return _without_plan(known, count, policy)
+            return _without_plan(known, count, elsewhere)
         plan = known.plans[count]
     return Chosen(
-        plan.strategy(known.coordinates, known.plans.values(), **amount),
+        plan.strategy(known.coordinates, elsewhere),
         f"profile: {count} of {total} steps",
         known.promise(plan, pipeline),
     )
@@ -108,14 +109,6 @@ def _without_plan(known: Profile, count: int, policy: Spread) -> Chosen:
     promise = Promise(tenth=-math.inf, expected=math.nan, prompts=0, coordinates=known.coordinates, but=but)
     name = f"{count} of {total} steps, without a plan of the profile"
     return Chosen(Strategy(policy=policy, forecaster=Blend()), name, promise)
-
-
-def _spread_like(policy: Steps | Spread) -> Spread:
-    """As many computed steps, spread as without a profile."""
-    if isinstance(policy, Spread) or policy.num_computed is not None or policy.speedup is not None:
-        return Spread(num_computed=policy.num_computed, speedup=policy.speedup, **SPREAD)
-    assert policy.made_for is not None, "so are those of plans"
-    return Spread(speedup=policy.made_for / len(policy.steps), **SPREAD)
 
 
 def _looks_at(known: Profile, pipeline: Any) -> Callable[[], str | None]:

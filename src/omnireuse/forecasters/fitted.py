@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -14,8 +12,8 @@ import torch
 from omnireuse.base.validation import field_error
 from omnireuse.forecasters.base import Forecaster, Memory
 from omnireuse.forecasters.blend import Blend, BlendMemory
-from omnireuse.forecasters.carrying import Fit, carried_weights
 from omnireuse.forecasters.combination import Combination, value_of
+from omnireuse.loop.policy import SAME_NOISE
 
 __all__ = ["Fitted"]
 
@@ -33,16 +31,14 @@ class Fitted(Forecaster):
     after a gap shows the error of the forecasts over the gap, and its weights correct that, as the corrector of a
     multistep solver does. Each branch of guidance may have its own set, for region "call". One set for all branches
     commutes with guidance, so regions "step" and "call" then give the same. On a run of another number of steps, or at
-    other noise levels, the weights are carried over by noise. Where they cannot be (noise that is not known, other
-    branches, a step that a guard made compute), `Blend` forecasts instead, and a warning says so.
+    other noise levels, `Blend` forecasts. So it does, with a warning, where the weights do not fit on the way (other
+    branches, a step that a guard made compute).
 
     Args:
         coordinates: of each step of the runs that the weights were fitted on.
         weights: of each branch, in the order of its calls, and each step; empty where the computed output is used as
             it is. One set serves all branches.
         computed: the steps that computed in these runs.
-        others: further schedules, each with weights of the same branches, that were fitted on such runs; they help to
-            carry the weights over.
 
     Raises:
         ConfigError: different lengths, steps that do not exist, or a step whose outputs are fewer than its weights.
@@ -51,7 +47,6 @@ class Fitted(Forecaster):
     coordinates: tuple[float, ...]
     weights: tuple[tuple[tuple[float, ...], ...], ...]
     computed: tuple[int, ...]
-    others: tuple[tuple[tuple[int, ...], tuple[tuple[tuple[float, ...], ...], ...]], ...] = ()
 
     prediction_target: ClassVar[str | None] = "output"
 
@@ -59,8 +54,6 @@ class Fitted(Forecaster):
         total = len(self.coordinates)
         if not self.weights:
             raise field_error(self, "weights", "hold a set for at least one branch")
-        if any(len(weights) != len(self.weights) for _, weights in self.others):
-            raise field_error(self, "others", f"have weights for {len(self.weights)} branches each")
         for each in self.weights:
             if total != len(each):
                 raise field_error(self, "weights", f"be as many as there are steps, {total}", len(each))
@@ -80,18 +73,15 @@ class Fitted(Forecaster):
     def branches(self) -> int:
         return len(self.weights)
 
-    def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, target: str) -> Fitted:
-        """The same with weights for such a run, where both runs' noise falls from step to step.
-
-        Cost: some milliseconds for the first such run; later ones find the weights in a cache.
-        """
-        if noises is None:
+    def for_run(
+        self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, target: str
+    ) -> Forecaster:
+        if noises is None or noises == self.coordinates:
             return self
         pairs = zip(noises, self.coordinates, strict=False)
-        if total == len(self.coordinates) and all(abs(a - b) <= SAME_COORDINATE for a, b in pairs):
-            return self
-        falls = all(before > after for each in (noises, self.coordinates) for before, after in pairwise(each))
-        return _carried(self, noises, computed) if falls and noises[-1] > 0 and noises[0] <= 1 else self
+        if total == len(self.coordinates) and all(abs(a - b) <= SAME_NOISE for a, b in pairs):
+            return replace(self, coordinates=noises)
+        return Blend().for_run(total, computed, noises, target)
 
     def after_calls(self, step: int, calls: int) -> Forecaster:
         if self.branches in (1, calls):
@@ -176,14 +166,3 @@ class _FittedMemory(Memory):
         self._fits = False
 
 
-@lru_cache(maxsize=32)
-def _carried(fit: Fitted, noises: tuple[float, ...], computed: tuple[int, ...]) -> Fitted:
-    found = []
-    for branch in range(len(fit.weights)):
-        fits: list[Fit] = [(steps, weights[branch]) for steps, weights in ((fit.computed, fit.weights), *fit.others)]
-        weights = carried_weights(fits, fit.coordinates, noises, computed)
-        if weights is None:
-            return fit
-        found.append(weights)
-    logger.info("weights fitted on runs of %d steps are carried over by noise to %d", len(fit.coordinates), len(noises))
-    return replace(fit, coordinates=noises, weights=tuple(found), computed=computed, others=())

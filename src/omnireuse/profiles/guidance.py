@@ -1,4 +1,4 @@
-"""Likeness of runs to those of a plan's calibration, and the fallback strategy for guidance far from theirs."""
+"""Likeness of runs to those of a plan's calibration, and the fallback strategy for other guidance."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ __all__ = ["Calibrated", "CalibratedRuns", "Seen"]
 
 logger = logging.getLogger("omnireuse")
 
-STRONGER, WEAKER = 1.4, 0.5
-"""At guidance so many times as strong or more, or less than so many times as strong, a calibrated plan may be worse
-than the default. Chosen on reference pipelines for images, judged on that for clips (``python -m bench travel``)."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated:
@@ -28,12 +24,12 @@ class Calibrated:
         arguments: of the pipeline's calls, as `arguments_of` returns them. 1 and below is no guidance.
         unlike: how the pipeline differs at this moment from the one that was calibrated, in words; None where it does
             not.
-        fallback: the strategy for guidance far from theirs; None for the plan itself.
+        fallback: the strategy for other guidance.
     """
 
     arguments: Mapping[str, Any]
     unlike: Callable[[], str | None]
-    fallback: Strategy | None = None
+    fallback: Strategy
 
 
 class Seen(NamedTuple):
@@ -93,15 +89,8 @@ class CalibratedRuns:
         unlike = {name: here[name] for name in own if here.get(name, own[name]) != own[name]}
         if not unlike:
             return calibrated
-        ratios = [max(now, 1.0) / max(own[name], 1.0) for name, now in unlike.items()]
-        is_far = self.like.fallback is not None and any(ratio >= STRONGER or ratio < WEAKER for ratio in ratios)
         made = ", ".join(f"{name}={now:g} in place of {own[name]:g}" for name, now in unlike.items())
-        self._withdraw(
-            f"{made}: the profile was not calibrated for this guidance",
-            "the default's schedule and forecaster" if is_far else "the profile's",
-        )
-        if self.like.fallback is None or not is_far:
-            return calibrated
+        self._withdraw(f"{made}: the profile was not calibrated for this guidance", "the default's steps")
         self.stats.fell_back("the default's plan")
         return self.like.fallback
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from itertools import pairwise
 
 from omnireuse.base.records import Record
 from omnireuse.forecasters import Fitted, forecaster_named
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import Steps
+from omnireuse.policies.schedule import Schedule
 from omnireuse.profiles.coverage import FEWEST, lower_bound
 
 __all__ = ["FEWEST_HELD_OUT", "Evidence", "Plan"]
@@ -51,33 +50,21 @@ class Plan(Record, frozen=True, kw_only=True):
     held_out: tuple[float, ...]
     evidence: Evidence | None = None
 
-    def strategy(self, coordinates: tuple[float, ...], plans: Iterable[Plan] = (), **amount: float) -> Strategy:
+    def strategy(self, coordinates: tuple[float, ...], elsewhere: Schedule | None = None) -> Strategy:
         """The strategy that follows the plan.
 
         Args:
             coordinates: those of the profile.
-            plans: the other plans of the profile, which help to carry this one over to other runs.
-            amount: `num_computed` or `speedup`, to say how many steps of other runs compute; by default as large a
-                share.
+            elsewhere: the schedule of other runs; None where there are none.
         """
-        total = len(coordinates)
-        noises = coordinates if all(before >= after for before, after in pairwise(coordinates)) else None
-        others = [plan for plan in plans if plan != self and plan.weights and len(plan.weights) == len(self.weights)]
         policy = Steps(
             steps=self.steps,
-            made_for=total,
-            made_for_noises=noises,
-            shorter=tuple(plan.steps for plan in others if len(plan.steps) < len(self.steps)),
+            made_at=None if elsewhere is None else coordinates,
+            elsewhere=elsewhere,
             compute_last=False,
-            **amount,  # type: ignore[arg-type]  # one of two fields
         )
         forecaster = (
-            Fitted(
-                coordinates=coordinates,
-                weights=self.weights,
-                computed=self.steps,
-                others=tuple((plan.steps, plan.weights) for plan in others),
-            )
+            Fitted(coordinates=coordinates, weights=self.weights, computed=self.steps)
             if self.weights
             else forecaster_named(self.forecaster)
         )

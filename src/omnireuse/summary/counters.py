@@ -48,7 +48,7 @@ class Stats:
         """Counts of aborted and broken runs."""
         self._fallbacks: Counter[str] = Counter()
         self._beside: dict[str, tuple[int, int]] = {}
-        self._is_carried_over = self._has_warned = False
+        self._has_warned = False
         self._runs = self._aborted = self._broken = 0
 
     @property
@@ -106,7 +106,7 @@ class Stats:
         """Renew the first promise: the runs so far count no more, those from now on do."""
         with self._lock:
             self._count()
-            self._promise, self._is_carried_over = self._given, False
+            self._promise = self._given
 
     def fell_back(self, on: str) -> None:
         """Count a fallback, by its strategy."""
@@ -142,17 +142,16 @@ class Stats:
                 known = decision.measured if record.smallest is None else record.smallest
                 record.smallest = min(known, decision.measured)
         promise = self._promise
-        if promise is not None and not self._is_carried_over and not promise.covers(decision):
-            self._is_carried_over = True
+        if promise is not None and not record.is_unlike and not promise.covers(decision):
+            record.is_unlike = True
+            self._fallbacks["the default's plan"] += 1
             is_as_long = decision.total in (None, len(promise.coordinates))
             differ = "other noise levels" if is_as_long else f"{decision.total} steps"
             but = f"a run has {differ}, the profile was measured on runs of {len(promise.coordinates)} steps"
             self.withdraw(but)
             if not self._has_warned:
                 self._has_warned = True
-                logger.warning(
-                    "%s: %s: its steps and weights are carried over by noise, and nothing is promised", self._name, but
-                )
+                logger.warning("%s: %s: the default's steps are computed, and nothing is promised", self._name, but)
 
     def summary(
         self,

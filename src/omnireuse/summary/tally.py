@@ -60,6 +60,7 @@ class RunRecord:
         computed: how often each reason made a call compute.
         smallest: the smallest value that the policy compared with its threshold; None where it measured none.
         is_broken: whether its latents ended NaN or infinite.
+        is_unlike: whether its steps or noise levels are not those of the profile.
         tally: of its decisions.
     """
 
@@ -69,4 +70,5 @@ class RunRecord:
     computed: Counter[str] = field(default_factory=Counter)
     smallest: float | None = None
     is_broken: bool = False
+    is_unlike: bool = False
     tally: Tally = field(default_factory=Tally)

@@ -238,9 +238,7 @@ def test_a_loop_of_ones_own_tells_no_arguments_and_gets_no_promise(profile: Prof
         assert "not promised: the pipeline was not called" in str(handle.summary())
 
 
-def test_another_step_count_is_served_by_noise_and_not_promised(
-    profile: Profile, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_step_count_is_served_and_not_promised(profile: Profile, caplog: pytest.LogCaptureFixture) -> None:
     steps, summary = computed(Prompted(), profile, steps=24)
     assert len(steps) == 10
     assert not summary.promise_holds
@@ -248,7 +246,7 @@ def test_another_step_count_is_served_by_noise_and_not_promised(
     assert caplog.text.count("nothing is promised") == 1
 
 
-def test_another_shift_is_served_by_noise_and_not_promised(profile: Profile, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_shift_is_served_and_not_promised(profile: Profile, caplog: pytest.LogCaptureFixture) -> None:
     pipeline = Prompted()
     shifted = FlowMatchEulerDiscreteScheduler(shift=4.0)
     pipeline.scheduler = pipeline.inner.scheduler = shifted
@@ -257,7 +255,7 @@ def test_another_shift_is_served_by_noise_and_not_promised(profile: Profile, cap
     assert steps != [0, 1, 2, 5, 11]
     assert not summary.promise_holds
     assert "a run has other noise levels" in str(summary)
-    assert "carried over by noise, and nothing is promised" in caplog.text
+    assert "the default's steps are computed, and nothing is promised" in caplog.text
 
 
 def test_a_quality_without_a_profile_says_both_ways() -> None:

@@ -297,7 +297,8 @@ def test_coefficients_must_be_five_finite_numbers(value: object) -> None:
         ({"steps": "0,1"}, "steps must be a sequence of whole numbers"),
         ({"steps": (1.5,)}, "steps must be a sequence of whole numbers"),
         ({"num_computed": 4, "speedup": 2.0}, "speedup must be given, or num_computed, and not both"),
-        ({"steps": (1,), "speedup": 2.0}, "speedup must be left out without made_for"),
+        ({"steps": (1,), "made_at": (1.0, 0.5)}, "elsewhere must be given with made_at, and only then"),
+        ({"steps": (1,), "made_at": (1.0, 0.5), "elsewhere": Never()}, "elsewhere must be a schedule"),
         ({"speedup": 2.0, "compute_last": False}, "compute_last must be True unless by_noise is given"),
     ],
 )
@@ -308,10 +309,21 @@ def test_schedules_out_of_range_are_refused(options: dict[str, object], message:
 
 def test_the_common_name_makes_the_schedule_that_its_options_ask_for() -> None:
     assert FixedSchedule() == EveryNth(every=2, warmup=1)
-    assert FixedSchedule(steps=(0, 3), made_for=9, num_computed=4) == Steps(steps=(0, 3), made_for=9, num_computed=4)
+    assert FixedSchedule(steps=(0, 3), compute_last=False) == Steps(steps=(0, 3), compute_last=False)
     assert FixedSchedule(speedup=2.0, by_noise=True) == Spread(speedup=2.0, by_noise=True)
     with pytest.raises(TypeError, match="every"):
         FixedSchedule(every=2, speedup=2.0)
+
+
+def test_steps_that_were_chosen_for_one_run_leave_others_to_another_schedule() -> None:
+    here, elsewhere = (1.0, 0.8, 0.5, 0.2), Spread(num_computed=2)
+    policy = Steps(steps=(0, 1, 2), made_at=here, elsewhere=elsewhere, compute_last=False)
+    assert policy.schedule(4, here) == policy.schedule(4) == {0, 1, 2}
+    assert policy.schedule(4, tuple(each + 5e-4 for each in here)) == {0, 1, 2}
+    assert policy.schedule(4, (1.0, 0.9, 0.6, 0.3)) == elsewhere.schedule(4)
+    assert policy.schedule(9) == elsewhere.schedule(9)
+    numbers = Steps(steps=(0, 1, 2), made_at=(0.0, 1.0, 2.0, 3.0), elsewhere=elsewhere, compute_last=False)
+    assert numbers.schedule(4, here) == {0, 1, 2}, "the noise of its run is not known"
 
 
 def test_unknown_policies_suggest_the_nearest() -> None:
