@@ -1,10 +1,10 @@
 """Make docs/gallery (the demo on images, the demo on clips, a comparison with peers) and the pictures in docs/images.
 
     python scripts/gallery.py                  # all of it, about two minutes
-    python scripts/gallery.py peers            # the comparison's page again, from bench/results/compare.json
+    python scripts/gallery.py peers            # the comparison's page again, from bench/results/compare_faces.json
     python scripts/gallery.py peers --points FILE.json
     python scripts/gallery.py images clips --again      # the pages only, of the demos' results in out/gallery
-    python scripts/gallery.py pictures         # docs/images only, of the results in out/gallery and bench/results
+    python scripts/gallery.py pictures         # docs/images only, of the results in bench/results
 
 The pages are what `python -m reference demo` and `omnireuse report` write; nothing is added here but the list of them.
 """
@@ -26,31 +26,34 @@ from omnireuse.lab.record import Case, Comparison, read_comparison, write_compar
 from omnireuse.lab.report.clips import read_frames
 from omnireuse.lab.report.style import DARK, LIGHT
 from reference.commands import main as reference
-from reference.figures import comparison_figure, difference, grid_figure, save_figure
+from reference.figures import comparison_figure, difference, save_figure
 
 TOP = Path(__file__).parents[1]
 GALLERY = TOP / "docs" / "gallery"
 IMAGES = TOP / "docs" / "images"
-NEWER = TOP / "bench" / "results" / "compare_default.json"
+RESULTS = TOP / "bench" / "results"
+NEWER = RESULTS / "compare_default.json"
 """Of the default and `speedup`, measured again after the others."""
+GONE = "best_order"
+"""A forecaster in the records that the library no longer has: nobody could copy its calls."""
 SIDE = 192
 """Pixels of a picture in a small picture of a page."""
 LARGEST = 700_000
 """Bytes of a page, so that the repository stays quick to clone."""
 PAGES = {
     "images": (
-        "Images",
-        "Four prompts in full, with each cache and with fewer steps, and the differences.",
+        "Faces",
+        "Four people in full, with each cache and with fewer steps, and the differences.",
         "A picture of the full run, of the default and of fewer steps, and below the differences to the full run.",
     ),
     "clips": (
         "Clips",
-        "Two videos side by side, played in step, and the differences.",
+        "Two clips of a coloured shape that moves, played in step, and the differences.",
         "A frame of the full run, of the default and of fewer steps, and below the differences to the full run.",
     ),
     "peers": (
         "Beside other caches",
-        "Methods over their settings: every point explained, with the call to copy.",
+        "Faces by every method over its settings: each point explained, with the call to copy.",
         "A plot of closeness to the full run over computed steps, a line for each method.",
     ),
 }
@@ -97,7 +100,7 @@ def make(name: str, points: Path, *, again: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     results = folder / "report.json"
     if name == "peers":
-        write_comparison(usual(with_newer(read_comparison(points))), results)
+        write_comparison(callable_now(usual(read_comparison(points))), results)
     elif not again:
         kind = ["--prompts", "4"] if name == "images" else ["--video", "--prompts", "2"]
         run("demo", *kind, "--out", str(folder))
@@ -120,6 +123,15 @@ def usual(comparison: Comparison) -> Comparison:
     for case in sorted(comparison.cases, key=lambda case: (case.guidance <= 1.0, case.steps)):
         found.setdefault(case.pipeline, case)
     return replace(comparison, cases=tuple(found.values()))
+
+
+def callable_now(comparison: Comparison) -> Comparison:
+    """Without the points of what the library no longer has."""
+    cases = []
+    for case in comparison.cases:
+        points = tuple(point for point in case.points if GONE not in point.call)
+        cases.append(replace(case, points=points, highlight=points.index(case.points[case.highlight])))
+    return replace(comparison, cases=tuple(cases))
 
 
 def with_newer(comparison: Comparison) -> Comparison:
@@ -174,33 +186,17 @@ def write_thumbnail(name: str, results: Path) -> None:
     picture.save(target, quality=80, method=6)
 
 
-def write_pictures(points: Path) -> None:
-    """The pictures that README and docs show, from the results of the demo and of the benchmarks."""
+def write_pictures() -> None:
+    """The plots of the comparisons and of the strategies, from the results of the benchmarks."""
     sys.path.insert(0, str(TOP))  # the benchmarks are no part of the package
     from bench._strategy_figures import draw
 
-    results = TOP / "out" / "gallery" / "images" / "report.json"
-    if not results.exists():
-        raise SystemExit(f"{results}: missing; `python scripts/gallery.py images` makes it")
-    figure = grid_figure(readable(read_comparison(results).cases[0]), results.parent, rows=2)
-    save_figure(figure, IMAGES / "demo.png")
     with tempfile.TemporaryDirectory() as folder:
-        save_figure(comparison_figure(with_newer(read_comparison(points))), Path(folder) / "compare.png", dpi=130)
-        record = json.loads((TOP / "bench" / "results" / "strategies.json").read_text(encoding="utf-8"))
+        save_figure(comparison_figure(callable_now(with_newer(read_comparison(RESULTS / "compare.json")))), Path(folder) / "compare.png", dpi=130)
+        record = json.loads((RESULTS / "strategies.json").read_text(encoding="utf-8"))
         draw(record, lambda steps: Path(folder) / f"strategies-{steps}.png")
         for path in sorted(Path(folder).iterdir()):
             write_small(Image.open(path), IMAGES / path.name)
-
-
-def readable(case: Case) -> Case:
-    """The highlighted cache, the one that computes least, and their runs of fewer steps: as many as can be read in the
-    width of a README."""
-    best = case.points[case.highlight]
-    caches = [point for point in case.points if point.family != "baseline"]
-    chosen = [best, min(caches, key=lambda cache: cache.computed_steps or 0.0)]
-    chosen += [baseline for cache in chosen if (baseline := case.baseline_of(cache))]
-    points = tuple(point for point in case.points if any(point is each for each in chosen))
-    return replace(case, points=points, highlight=points.index(best))
 
 
 def write_small(picture: Image.Image, path: Path) -> None:
@@ -213,7 +209,7 @@ def write_small(picture: Image.Image, path: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pages", nargs="*", help=f"{', '.join((*PAGES, PICTURES))} (default: all)")
-    parser.add_argument("--points", type=Path, default=TOP / "bench" / "results" / "compare.json")
+    parser.add_argument("--points", type=Path, default=RESULTS / "compare_faces.json")
     parser.add_argument("--again", action="store_true", help="of the demos whose results lie in out/gallery already")
     arguments = parser.parse_args()
     if unknown := set(arguments.pages) - {*PAGES, PICTURES}:
@@ -221,7 +217,7 @@ if __name__ == "__main__":
     GALLERY.mkdir(exist_ok=True)
     for name in arguments.pages or (*PAGES, PICTURES):
         if name == PICTURES:
-            write_pictures(arguments.points)
+            write_pictures()
         else:
             make(name, arguments.points, again=arguments.again)
     write_index()

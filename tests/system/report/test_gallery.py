@@ -65,7 +65,7 @@ def test_a_committed_page_is_as_it_is_made_now(window: Window, file: Path, width
         assert page.evaluate("document.querySelector('.front .stage').getBoundingClientRect().bottom") <= 900
 
 
-@pytest.mark.parametrize("name", ["demo", "compare", "strategies-28", "strategies-50"])
+@pytest.mark.parametrize("name", ["compare", "strategies-28", "strategies-50"])
 def test_the_pictures_of_the_docs_stay_small(name: str) -> None:
     assert (GALLERY.parent / "images" / f"{name}.png").stat().st_size < 600_000
 
