@@ -2,7 +2,7 @@
 
     scripts/comfyui_venv.sh /tmp/comfyui
     COMFYUI=/tmp/comfyui/ComfyUI /tmp/comfyui/bin/python -m bench comfyui
-    COMFYUI=/tmp/comfyui/ComfyUI /tmp/comfyui/bin/python -m bench comfyui --samplers all --cfg 1.5 6
+    COMFYUI=/tmp/comfyui/ComfyUI /tmp/comfyui/bin/python -m bench comfyui --samplers all --cfg 1.5 6 --no-other-caches
 
 Held-out captions on the small Flux, guidance 6 by default, PSNR in dB of the decoded image to the full run of the same
 sampler and noise. Counted are the calls of the model, each with both parts of guidance in one batch. "Tuned" has made
@@ -50,6 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=28)
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), help="names, or all")
     parser.add_argument("--cfg", nargs="+", type=float, default=[CFG])
+    parser.add_argument("--no-other-caches", action="store_true", help="leave EasyCache and LazyCache out")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     if "COMFYUI" not in os.environ:
@@ -59,7 +60,9 @@ def main(arguments: list[str] | None = None) -> None:
     if options.samplers != list(SAMPLERS) or options.cfg != [CFG]:
         name = "comfyui_samplers"
         given += f" --samplers {' '.join(options.samplers)} --cfg {' '.join(f'{cfg:g}' for cfg in options.cfg)}"
-    bench = Bench(options.prompts, options.steps)
+    if options.no_other_caches:
+        given += " --no-other-caches"
+    bench = Bench(options.prompts, options.steps, other_caches=not options.no_other_caches)
     names = bench.host.comfy.samplers.SAMPLER_NAMES if options.samplers == ["all"] else options.samplers
     found: dict[str, Any] = {}
     for cfg in options.cfg:
@@ -75,10 +78,10 @@ def main(arguments: list[str] | None = None) -> None:
 class Bench:
     """One model with its prompts."""
 
-    def __init__(self, prompts: int, steps: int) -> None:
+    def __init__(self, prompts: int, steps: int, *, other_caches: bool = True) -> None:
         from tests.hosts.comfyui import host
 
-        self.host, self.steps, self.model = host, steps, host.load_model()
+        self.host, self.steps, self.model, self._other_caches = host, steps, host.load_model(), other_caches
         pipe = IMAGES.load(None)
         self._vae = pipe.vae
         self._prompts = range(prompts)
@@ -110,8 +113,6 @@ class Bench:
         return found
 
     def _variants(self, sampler: str, cfg: float) -> Iterator[Variant]:
-        from comfy_extras import nodes_easycache as easy
-
         yield "Omnireuse, default", lambda model: attach(model, plan_for()), self.steps
         tuned = attach(self.model, plan_for(), tune=True)
         for which in range(len(self._prompts), len(self.conditions)):
@@ -123,6 +124,14 @@ class Bench:
                 lambda model, speedup=speedup: attach(model, plan_for(speedup=speedup)),
                 self.steps,
             )
+        if self._other_caches:
+            yield from self._variants_of_comfyui()
+        for speedup in sorted((2.0, *SPEEDUPS)):
+            yield f"{round(self.steps / speedup)} steps", lambda model: model, round(self.steps / speedup)
+
+    def _variants_of_comfyui(self) -> Iterator[Variant]:
+        from comfy_extras import nodes_easycache as easy
+
         for node, name, thresholds in (
             (easy.EasyCacheNode, "EasyCache", EASY_CACHE),
             (easy.LazyCacheNode, "LazyCache", LAZY_CACHE),
@@ -135,8 +144,6 @@ class Bench:
                     ).args[0],
                     self.steps,
                 )
-        for speedup in sorted((2.0, *SPEEDUPS)):
-            yield f"{round(self.steps / speedup)} steps", lambda model: model, round(self.steps / speedup)
 
     def _run(self, model: Any, sampler: str, cfg: float, steps: int, which: int) -> tuple[np.ndarray, int]:
         """The image, and how often the model was called."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,7 +14,7 @@ from omnireuse.arguments.targets import DEFAULT, check_targets, strategy_for
 from omnireuse.base.validation import is_number
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.enabling import enable
-from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
+from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
 from omnireuse.loop.strategy import Strategy
 from omnireuse.profiles.profile import Profile
 from omnireuse.summary.summary import Promise
@@ -27,8 +28,8 @@ KEY = "omnireuse"
 CACHE_OPTIONS = tuple(field.name for field in fields(DiffusionCacheConfig))
 """The keys beside ``"backend"``: the options of the named caches."""
 TARGETS = ("speedup", "computed_steps", "quality", "tolerance")
-LIMITS = ("max_speedup", "request_targets")
-"""An operator's limits."""
+LIMITS = ("default", "max_speedup", "request_targets")
+"""An operator's rules for requests."""
 MOST_PLANS = 256
 """Plans that a server keeps. Requests may ask for more numbers than memory holds."""
 
@@ -74,10 +75,14 @@ class RequestSettings:
         return "off" if self.off else next((name for name, _ in self.targets), "server")
 
     @classmethod
-    def of(cls, extras: Mapping[str, Any] | None, *, field: str = "extra_args") -> RequestSettings:
-        """The settings in a request's extra arguments."""
+    def of(cls, extras: Mapping[str, Any] | None) -> RequestSettings:
+        """The settings in a request's extra arguments. Engines and their APIs have several names for those, so errors
+        name the key alone.
+        """
         if extras is not None and not isinstance(extras, Mapping):
-            raise WrongTypeError(f"{field}={extras!r:.60}: {field} must be a mapping, got {type(extras).__name__}")
+            raise WrongTypeError(
+                f"a request's extra arguments={extras!r:.60}: they must be a mapping, got {type(extras).__name__}"
+            )
         given = (extras or {}).get(KEY)
         if given is None or given is True or (isinstance(given, str) and given == "on"):
             return cls()
@@ -85,26 +90,27 @@ class RequestSettings:
             return cls(off=True)
         if not isinstance(given, Mapping):
             raise WrongTypeError(
-                f'{field}({KEY}={given!r:.60}): {KEY} must be "on", "off" or a mapping with one of '
+                f'{KEY}={given!r:.60}: {KEY} must be "on", "off" or a mapping with one of '
                 f"{', '.join(TARGETS)}, got {type(given).__name__}"
             )
         for name, value in given.items():
             if name not in TARGETS:
-                raise UnknownNameError(f"setting of {field}[{KEY!r}]", str(name)[:60], TARGETS)
+                raise UnknownNameError(f"setting of a request's {KEY!r}:", str(name)[:60], TARGETS)
             if value is None:
                 raise WrongTypeError(
-                    f"{field}({KEY}={{{name!r}: None}}): {name} must be a number, got None; leave it out for the "
-                    "server's own target"
+                    f"{KEY}({name}=None): {name} must be a number, got None; leave it out for the server's own target"
                 )
-        check_targets(**given)
+        with _blamed_on(KEY):
+            check_targets(**given)
         if len(given) > 1:
-            raise ConfigError(f"{field}({KEY}={dict(given)!r:.120}): {KEY} must have one target, got {len(given)}")
+            raise ConfigError(f"{KEY}={dict(given)!r:.120}: {KEY} must have one target, got {len(given)}")
         return cls(targets=tuple((name, int(x) if name == "computed_steps" else x) for name, x in given.items()))
 
 
 class ServerSettings:
     """The settings of a server: a target, a profile, a named cache with its options, or none for the default.
 
+    ``"default": "off"`` serves a request without a word of its own as "off"; its "on" means the server's settings.
     ``"max_speedup": 4`` is the most that a request may ask for, as `speedup` or as `computed_steps`.
     ``"request_targets": ["speedup"]`` are the targets that requests may name. Without them requests are free.
 
@@ -122,22 +128,28 @@ class ServerSettings:
             if name not in known:
                 raise UnknownNameError(f"option of {place} for omnireuse", name, known)
         self.options, self.place = dict(options), place
-        check_targets(**{name: self.options.get(name) for name in TARGETS})
-        self._max_speedup, self._targets = (self.options.pop(name, None) for name in LIMITS)
+        with _blamed_on(place):
+            check_targets(**{name: self.options.get(name) for name in TARGETS})
+        self.default, self._max_speedup, self._targets = (self.options.pop(name, None) for name in LIMITS)
         self._check_limits()
         self.tune: bool | int | None = self.options.pop("tune", None)
         self._check_tune()
         self._profile: Profile | None = None
         self._plans: OrderedDict[tuple[tuple[str, float], ...], RequestPlan] = OrderedDict()
 
-    def check_limits(self, request: RequestSettings, *, steps: int | None, field: str = "extra_args") -> None:
+    def wanted(self, extras: Mapping[str, Any] | None) -> RequestSettings:
+        """The settings in a request's extra arguments; without a word of its own, those of the server."""
+        wanted = RequestSettings.of(extras)
+        return RequestSettings(off=True) if self.default == "off" and (extras or {}).get(KEY) is None else wanted
+
+    def check_limits(self, request: RequestSettings, *, steps: int | None) -> None:
         """Refuse what the operator does not allow.
 
         Args:
             steps: its number of steps; None where it names none.
         """
         for name, value in request.targets:
-            asked = f"{field}({KEY}={{{name!r}: {value!r}}})"
+            asked = f"{KEY}({name}={value!r})"
             if self._targets is not None and name not in self._targets:
                 allowed = " or ".join(self._targets) or '"on" or "off"'
                 raise ConfigError(f"{asked}: {KEY} must be {allowed} on this server (request_targets), got {name}")
@@ -168,6 +180,10 @@ class ServerSettings:
 
     def _check_limits(self) -> None:
         most, targets = self._max_speedup, self._targets
+        if self.default not in (None, "on", "off"):
+            raise ConfigError(
+                f'{self.place}(default={self.default!r:.60}): default must be "on" or "off", got {self.default!r:.60}'
+            )
         if most is not None and not (is_number(most) and most >= 1):
             raise ConfigError(
                 f"{self.place}(max_speedup={most!r:.60}): max_speedup must be a finite number of at least 1, got "
@@ -219,9 +235,27 @@ class ServerSettings:
         arguments = self.enable_arguments(request)
         if not arguments:
             return RequestPlan(DEFAULT, "default")
+        if request.targets and "quality" in arguments and self.profile is None:
+            raise ConfigError(
+                f"{KEY}(quality={arguments['quality']!r}): a quality can only be promised by a profile, and this "
+                "server has none; ask for tolerance, speedup or computed_steps"
+            )
         if "backend" in arguments:
             with enable(pipeline, **arguments) as handle:
                 return RequestPlan(handle.strategy, handle.name)
         wanted = {name: arguments.get(name) for name in (*TARGETS, "profile")}
-        chosen = strategy_for(pipeline, region=region, **wanted)
+        with _blamed_on(KEY if request.targets else self.place):
+            chosen = strategy_for(pipeline, region=region, **wanted)
         return RequestPlan(chosen.strategy, chosen.name, chosen.promise)
+
+
+@contextmanager
+def _blamed_on(place: str) -> Iterator[None]:
+    """Name the place where settings were written down in errors of arguments of `enable`."""
+    try:
+        yield
+    except OmniReuseError as error:
+        told = str(error)
+        if not told.startswith("enable("):
+            raise
+        raise type(error)(place + told.removeprefix("enable")) from None

@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
     site = folder / "site"
     site.mkdir()
-    environment = {"PYTHONPATH": f"{beside.announce(site)}:.", "OMNIREUSE_SGLANG": '{"speedup": 2}'}
+    environment = {"PYTHONPATH": f"{beside.announce(site)}:src:.", "OMNIREUSE_SGLANG": '{"speedup": 2}'}
     environment["OMNIREUSE_TUNE"] = "0"
     command = ["-m", "sglang.multimodal_gen.runtime.entrypoints.cli.main", "serve", "--model-path", str(SHAPES_FLUX)]
     command += ["--model-id", "FLUX.1-dev", "--backend", "sglang", "--port", "{port}", "--host", "127.0.0.1"]

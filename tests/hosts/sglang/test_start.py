@@ -51,6 +51,21 @@ def test_every_request_of_a_server_that_is_on_reuses(start: Callable[..., Any], 
     assert server.calls()[1] == 2 * 10
 
 
+def test_an_operator_limits_what_requests_may_ask_for_and_what_the_others_get(
+    start: Callable[..., Any], server: Server
+) -> None:
+    start('{"default": "off", "speedup": 4, "max_speedup": 5, "request_targets": ["speedup"]}')
+    assert server.calls()[1] == 2 * 28
+    assert server.calls(reuse="on")[1] == 2 * 7
+    assert server.calls(reuse={"speedup": 2})[1] == 2 * 14
+    for reuse, message in (
+        ({"speedup": 1e9}, r"omnireuse\(speedup=1000000000.0\): the speed-up must be at most 5 on this server"),
+        ({"tolerance": 0.1}, "omnireuse must be speedup on this server"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            server.request(reuse=reuse).sampling_params._validate_with_pipeline_config(server.args.pipeline_config)
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

@@ -38,7 +38,7 @@ def server(tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("server")
     site = folder / "site"
     site.mkdir()
-    path = f"{cpu_platform.announce(site)}:."
+    path = f"{cpu_platform.announce(site)}:src:."
     command = ["-m", "vllm.entrypoints.cli.main", "serve", str(tiny_qwen), "--omni", "--port", "{port}"]
     command += ["--dtype", "float32", "--enforce-eager", "--step-execution", "--max-num-seqs", "4"]
     command += ["--cache-backend", "omnireuse"]

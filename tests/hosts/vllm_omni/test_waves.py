@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.engines.vllm_omni.admission import refuse_pipeline
 from tests.hosts.vllm_omni.conftest import (
     IN_VLLM_OMNI,
     drive,
@@ -68,6 +67,14 @@ def other_backend(engine: Any, config: dict[str, Any]) -> Iterator[Any]:
 def test_off_equals_an_engine_without_a_cache_bit_for_bit(engine: Any, plain: dict[int, torch.Tensor]) -> None:
     for which, steps in ((0, 24), (1, 30)):
         assert torch.equal(run(engine, make_request(which, steps, reuse="off")).output, plain[which])
+
+
+def test_off_by_default_serves_those_who_ask(engine: Any, plain: dict[int, torch.Tensor]) -> None:
+    with other_backend(engine, {"speedup": 3, "default": "off"}):
+        assert torch.equal(run(engine, make_request(0, 24)).output, plain[0])
+        for reuse, computed in (("on", 8), ({"speedup": 2}, 12)):
+            result = run(engine, make_request(0, 24, reuse=reuse))
+            assert result.stage_durations["omnireuse_steps_computed"] == computed
 
 
 def test_half_of_the_steps_compute(engine: Any, plain: dict[int, torch.Tensor]) -> None:
@@ -239,18 +246,3 @@ def test_what_admission_would_miss_computes_in_full_and_leaves_the_others(engine
     assert waves.failures == before + 1
     run(engine, make_request(2, 4))
     assert not set(runner_of(engine).state_cache) & {good.request_id, bad.request_id}
-
-
-def test_a_pipeline_whose_step_is_not_known_to_be_its_output_is_refused(engine: Any) -> None:
-    from vllm_omni.diffusion.models.bagel.pipeline_bagel import BagelPipeline
-    from vllm_omni.diffusion.models.qwen_image.pipeline_qwen_image import QwenImageDMD2Pipeline
-
-    class OwnStep(QwenImageDMD2Pipeline):
-        def denoise_step(self, *_: Any, **__: Any) -> None:
-            self.extra = 1
-
-    refuse_pipeline(pipeline_of(engine), place="--cache-config")
-    refuse_pipeline(object.__new__(QwenImageDMD2Pipeline), place="--cache-config")
-    for cls in (BagelPipeline, OwnStep):
-        with pytest.raises(ValueError, match=rf"{cls.__name__}\.denoise_step .* is not known to be safe"):
-            refuse_pipeline(object.__new__(cls), place="--cache-config")

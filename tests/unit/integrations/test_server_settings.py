@@ -57,8 +57,34 @@ def test_absurd_settings_are_errors_of_one_sentence(given: object, error: type[E
     assert len(str(raised.value)) < 400
 
 
+@pytest.mark.parametrize("given", [{"speedup": 0.5}, {"quality": 40}, {"computed_steps": 1}, {"speedup": "3x"}])
+def test_errors_name_the_words_of_the_request_or_of_the_server(given: dict[str, object]) -> None:
+    name = next(iter(given))
+    with pytest.raises((ConfigError, WrongTypeError), match=rf"^omnireuse\({name}="):
+        ServerSettings({}, place="--cache-config").plan(RequestSettings.of({"omnireuse": given}), None)
+    with pytest.raises((ConfigError, WrongTypeError), match=rf"^--cache-config\({name}="):
+        ServerSettings(given, place="--cache-config").plan(SERVER, None)
+
+
+@pytest.mark.parametrize(
+    ("extras", "targets"),
+    [(None, None), ({}, None), ({"omnireuse": None}, None), ({"omnireuse": "off"}, None), ({"omnireuse": "on"}, ())],
+)
+def test_reuse_that_is_off_by_default_serves_those_who_ask(
+    extras: dict[str, object] | None, targets: tuple[()] | None
+) -> None:
+    settings = ServerSettings({"default": "off", "speedup": 4}, place="--cache-config")
+    wanted = settings.wanted(extras)
+    assert (wanted.off, settings.plan(wanted, None).name) == (
+        targets is None,
+        "off" if targets is None else "4x fewer steps",
+    )
+    assert settings.wanted({"omnireuse": {"speedup": 3}}) == THREE
+    assert ServerSettings({"speedup": 4}, place="--cache-config").wanted(None) == SERVER
+
+
 def test_extra_arguments_that_are_no_mapping_are_an_error() -> None:
-    with pytest.raises(WrongTypeError, match="extra_args must be a mapping, got list"):
+    with pytest.raises(WrongTypeError, match=r"extra arguments.*must be a mapping, got list"):
         RequestSettings.of(["omnireuse"])  # type: ignore[arg-type]  # what a client may send
 
 
@@ -112,6 +138,7 @@ def test_without_limits_every_valid_target_is_served() -> None:
     [
         ({"max_speedup": 0.5}, ConfigError, "max_speedup must be a finite number of at least 1"),
         ({"max_speedup": "4x"}, ConfigError, "max_speedup must be"),
+        ({"default": False}, ConfigError, 'default must be "on" or "off", got False'),
         ({"request_targets": "speedup"}, WrongTypeError, "request_targets must be a list"),
         ({"request_targets": ["sped"]}, UnknownNameError, "did you mean 'speedup'"),
     ],

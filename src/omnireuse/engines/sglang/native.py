@@ -1,23 +1,25 @@
-"""SGLang's own pipelines: a request's steps are computed or forecast after guidance, in SGLang's denoising loop."""
+"""SGLang's own pipelines: a request's steps are computed or forecast after guidance, in SGLang's denoising loop.
+
+An error of reuse does not fail a request: it computes every further step.
+"""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from omnireuse.engines.request import RequestReuse
-from omnireuse.engines.settings import KEY, RequestPlan
+from omnireuse.engines.settings import KEY, OFF, RequestPlan
 from omnireuse.engines.sglang.measuring import LoopRun
+from omnireuse.errors import StateError
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.generation import Generation, layout_of
+from omnireuse.loop.events import Choice
+from omnireuse.loop.generation import Generation, layout_of, warn_given_up
 from omnireuse.noise.schedulers import noise_levels
 
 __all__ = ["denoising_loop", "predicted_noise"]
-
-logger = logging.getLogger("omnireuse")
 
 
 def denoising_loop(
@@ -32,8 +34,12 @@ def denoising_loop(
     Returns:
         The loop's result, and the reuse.
     """
-    reuse = RequestReuse(plan, _start(plan, ctx))
+    reuse = RequestReuse(plan, None)
     batch.extra[KEY] = reuse
+    try:
+        reuse.generation = _start(plan, ctx)
+    except Exception as error:  # of reuse: the request goes on
+        _give_up(reuse, batch, "the start of a run", error)
     try:
         result = original(stage, ctx, batch, server_args, **kwargs)
     finally:
@@ -70,26 +76,48 @@ def predicted_noise(
     reuse: RequestReuse | LoopRun | None = batch.extra.get(KEY)
     if isinstance(reuse, LoopRun):
         return reuse.step(lambda: original(stage, **kwargs), timestep_index, latents, denoiser=0 if is_first else 1)
-    if reuse is None or (generation := reuse.generation) is None:
+    if reuse is None:
         return original(stage, **kwargs)
-    if generation.index != timestep_index:
-        reuse.generation = None
-        _warn(stage, f"predicts step {timestep_index} where step {generation.index} is due")
-        return original(stage, **kwargs)
-    choice = generation.decide(layout=(is_first, layout_of(latents)))
-    if choice.reuse:
-        output = generation.predict(choice, latents)
-        reuse.reused += 1
-    else:
-        computed = original(stage, **kwargs)
-        if not isinstance(computed, torch.Tensor):
-            reuse.generation = None
-            _warn(stage, f"predicts {type(computed).__name__} and not one tensor")
-            return computed
-        output = generation.observe(choice, computed, latents)
+    choice, output = _forecast(reuse, batch, timestep_index, latents, (is_first, layout_of(latents)))
+    if output is None:
+        output = original(stage, **kwargs)
         reuse.computed += 1
-    generation.advance()
+    else:
+        reuse.reused += 1
+    if choice is None or (generation := reuse.generation) is None:
+        return output
+    try:
+        if not choice.reuse:
+            if not isinstance(output, torch.Tensor):
+                raise StateError(f"{type(stage).__name__} predicts {type(output).__name__} and not one tensor")
+            output = generation.observe(choice, output, latents)
+        generation.advance()
+    except Exception as error:  # of reuse: the request goes on
+        _give_up(reuse, batch, "the end of a step", error)
     return output
+
+
+def _forecast(
+    reuse: RequestReuse, batch: Any, step: int, latents: torch.Tensor, layout: tuple[Any, ...]
+) -> tuple[Choice | None, torch.Tensor | None]:
+    """The decision on a step, and the forecast output where it is reused; None for a request without reuse."""
+    generation = reuse.generation
+    if generation is None:
+        return None, None
+    try:
+        if generation.index != step:
+            raise StateError(f"step {step} is predicted where step {generation.index} is due")
+        choice = generation.decide(layout=layout)
+        return choice, generation.predict(choice, latents) if choice.reuse else None
+    except Exception as error:  # of reuse: the request goes on
+        _give_up(reuse, batch, "the decision on a step", error)
+        return None, None
+
+
+def _give_up(reuse: RequestReuse, batch: Any, doing: str, error: BaseException) -> None:
+    warn_given_up(f"request {getattr(batch, 'request_id', 'without a name')}", doing, error)
+    reuse.plan, reuse.generation = OFF, None
+    reuse.failures += 1
 
 
 def _start(plan: RequestPlan, ctx: Any) -> Generation:
@@ -99,7 +127,3 @@ def _start(plan: RequestPlan, ctx: Any) -> Generation:
     is_whole = len(getattr(scheduler, "timesteps", ())) == total
     levels = noise_levels(scheduler) if is_whole else ()
     return Generation(plan.strategy, levels, total=total, agreement=Agreement(plan.group))
-
-
-def _warn(stage: Any, why: str) -> None:
-    logger.warning("%s %s: the other steps of this request are computed", type(stage).__name__, why)

@@ -41,20 +41,18 @@ class SGLangSettings(ServerSettings):
             `profile`, or nothing or "off" for a server in which only those requests reuse that ask for it.
 
     Attributes:
-        is_on: whether requests reuse that say nothing of it.
+        is_set: whether the server was asked to serve reuse.
     """
 
     def __init__(self, text: str | None) -> None:
         word = (text or "off").strip()
-        self.is_on = word != "off"
-        super().__init__({} if word in ("on", "off") else _decoded(word), place=VARIABLE)
+        self.is_set = word != "off"
+        super().__init__({"default": word} if word in ("on", "off") else _decoded(word), place=VARIABLE)
         self.check(RequestSettings())
 
     def wanted(self, extras: Mapping[str, Any] | None) -> RequestSettings:
         """What a request asks for; without a word of its own, what the server was started with."""
-        if not self.is_on and KEY not in (extras or {}):
-            return RequestSettings(off=True)
-        request = RequestSettings.of(extras, field=FIELD)
+        request = super().wanted(extras)
         self.check(request)
         return request
 
@@ -126,7 +124,7 @@ class Reuse:
             whole.end()
         self._whole.clear()
         self._settings, self._replicas, self._tuner = None, server_args.dp_size, None
-        if not self.settings.is_on:
+        if not self.settings.is_set:
             if self.missing:
                 logger.error("omnireuse cannot get into this SGLang; not hooked: %s", ", ".join(self.missing))
             return
@@ -146,7 +144,7 @@ class Reuse:
                 f"{VARIABLE}(profile=…): a profile is made of a pipeline of diffusers, and {type(pipeline).__name__} "
                 "is SGLang's own; start the server with --backend diffusers, or give speedup= or computed_steps="
             )
-        if self.settings.is_on:
+        if self.settings.default != "off":
             said = ", ".join(f"{name}={value}" for name, value in self.settings.options.items()) or "default"
             logger.info("omnireuse serves every request of %s: %s", type(pipeline).__name__, said)
         else:
@@ -155,7 +153,7 @@ class Reuse:
     def admit(self, params: Any) -> None:
         """Refuse the settings of a request that cannot be met."""
         wanted = self.wanted(params)
-        self.settings.check_limits(wanted, steps=getattr(params, "num_inference_steps", None), field=FIELD)
+        self.settings.check_limits(wanted, steps=getattr(params, "num_inference_steps", None))
 
     def wanted(self, request: Any, *, cache_dit: bool = False) -> RequestSettings:
         """A request's wishes, checked.

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from omnireuse.engines.settings import RequestPlan, RequestSettings
+from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings
 from omnireuse.engines.vllm_omni.ranks import RankSizes, refuse_undecidable
 from omnireuse.engines.vllm_omni.settings import OmniSettings
 from omnireuse.errors import ConfigError, StateError
 
-__all__ = ["SAFE", "Admission", "refuse_pipeline", "refuse_plan"]
+__all__ = ["SAFE", "UNSAFE", "Admission", "refuse_pipeline", "refuse_plan"]
 
 SAFE = ("QwenImagePipeline",)
-"""Classes whose `denoise_step` changes nothing and returns all that `step_scheduler` needs, as a reused step demands.
-
-Read in vllm-omni 0.30, and left out: `MiniMaxH3Pipeline` leaves velocities of sound in `state.extra` for the scheduler,
-`OmniVoicePipeline` replaces tokens within the step, `HunyuanImage3Pipeline` carries its inputs on from step to step,
-`LingBotWorldCausalDMDPipeline` writes its memory of frames in the last step, `HeliosPipeline` goes through several
-sizes in one chunk, and `BagelPipeline` begins and ends guidance within a run."""
+"""Classes whose `denoise_step` changes nothing and returns all that `step_scheduler` needs."""
+UNSAFE = {
+    "BagelPipeline": "it begins and ends guidance within a run",
+    "HeliosPipeline": "it goes through several sizes in one chunk",
+    "HunyuanImage3Pipeline": "it carries its inputs on from step to step",
+    "LingBotWorldCausalDMDPipeline": "it may write its memory of frames in the last step",
+    "MiniMaxH3Pipeline": "it leaves velocities of sound beside its output, for the scheduler",
+    "OmniVoicePipeline": "it replaces tokens within the step",
+}
+"""The other classes of vllm-omni 0.30 with step execution, and what forbids it, as their source says."""
 _METHODS = ("denoise_step", "step_scheduler")
 
 
@@ -32,10 +36,11 @@ def refuse_pipeline(pipeline: Any, *, place: str) -> None:
     for method in _METHODS:
         owner = next((cls for cls in type(pipeline).__mro__ if method in vars(cls)), None)
         if owner is None or owner.__name__ not in SAFE or not owner.__module__.startswith("vllm_omni."):
+            why = UNSAFE.get("" if owner is None else owner.__name__, "it may do more than return its output")
             raise ConfigError(
-                f"{place}: {type(pipeline).__name__}.{method} in step execution is not known to be safe to leave out: "
-                f"a step may do more than return its output; known: {', '.join(SAFE)}; run the server without step "
-                "execution, or without --cache-backend omnireuse"
+                f"{place}: a step of {type(pipeline).__name__} is not known to be safe to leave out in step execution: "
+                f"{why} ({method}); known to be safe: {', '.join(SAFE)}; run the server without step execution, or "
+                "without --cache-backend omnireuse"
             )
 
 
@@ -52,9 +57,6 @@ def refuse_plan(plan: RequestPlan, *, place: str) -> None:
         raise ConfigError(f"{place}: {plan.name} {why}; run the server without step execution, or give speedup=")
 
 
-FIELD = "extra_args"
-
-
 class Admission:
     """Checks requests of one engine."""
 
@@ -67,20 +69,20 @@ class Admission:
     def check(self, request: Any) -> None:
         """Refuse what cannot be served."""
         sampling = request.sampling_params
-        wanted = RequestSettings.of(sampling.extra_args, field=FIELD)
+        wanted = self._settings.wanted(sampling.extra_args)
         if not wanted.targets:
             return
-        self._settings.check_limits(wanted, steps=sampling.num_inference_steps, field=FIELD)
+        self._settings.check_limits(wanted, steps=sampling.num_inference_steps)
         plan = self._settings.plan(wanted, None)
         self._check_dtype(wanted)
         if self._steps and getattr(request, "use_step_execution", True):
-            refuse_plan(plan, place=FIELD)
-        refuse_undecidable(plan, self._sizes, place=FIELD)
+            refuse_plan(plan, place=KEY)
+        refuse_undecidable(plan, self._sizes, place=KEY)
 
     def _check_dtype(self, wanted: RequestSettings) -> None:
         profile, names = self._settings.profile, [name for name, _ in wanted.targets]
         if profile is not None and "quality" in names and self._dtype and profile.dtype not in (None, self._dtype):
             raise StateError(
-                f"{FIELD}(quality=…): nothing is promised, for the profile was measured in {profile.dtype}, the server "
+                f"{KEY}(quality=…): nothing is promised, for the profile was measured in {profile.dtype}, the server "
                 f"runs in {self._dtype}; ask for speedup= or computed_steps="
             )

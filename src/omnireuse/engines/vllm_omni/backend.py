@@ -89,7 +89,7 @@ class Backend:
 
         Requests that ask for different reuse compute every step, since one of them would get what another asked for.
         """
-        asked = {RequestSettings.of(request.sampling_params.extra_args) for request in requests}
+        asked = {self.settings.wanted(request.sampling_params.extra_args) for request in requests}
         wanted = asked.pop() if len(asked) == 1 else RequestSettings(off=True)
         if asked:
             self.mixed_batches += 1
@@ -115,7 +115,7 @@ class Backend:
             pipeline.denoise_step = self.waves.denoise_step
 
     def _plan_of(self, state: Any) -> RequestPlan:
-        wanted = RequestSettings.of(state.sampling.extra_args)
+        wanted = self.settings.wanted(state.sampling.extra_args)
         plan = self._plan(wanted)
         refuse_plan(plan, place=self.settings.place)
         if wanted.targets or self.settings.tune is False or not self._tunes or is_off_by_environment():
