@@ -14,7 +14,8 @@ from omnireuse.base.validation import is_number
 __all__ = ["Calls", "arguments_of", "differences", "read_argument", "scales_of"]
 
 _CONTENT = re.compile(
-    r"(negative_)?prompt|.*_embeds|generator$|latents$|output(_type)?$|return_dict$|callback|num_(images|videos)_per_prompt$"
+    r"(negative_)?prompt|.*_embeds|class_labels$|generator$|seed$|latents$|output(_type)?$|return_dict$|callback|"
+    r"num_(images|videos)_per_prompt$"
 )
 """Arguments for content, number and form of pictures: a profile serves all values."""
 _NOISE = ("num_inference_steps", "timesteps", "sigmas")

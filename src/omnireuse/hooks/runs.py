@@ -108,6 +108,8 @@ class Runs:
         """Most bytes of tensors that one run held."""
         self.strategy, self._agreement, self._emit, self._ended = strategy, agreement, emit, ended
         self._num_timesteps, self.follows = num_timesteps, follows
+        self.outside: Chooser | None = None
+        """Chooses the strategy of runs that no call of the pipeline makes; None for `strategy`."""
         self._numbers = itertools.count(1)
         self._expected_steps: int | None = None
         self._said: set[str] = set()
@@ -201,13 +203,11 @@ class Runs:
     def _begin(
         self, total: int | None, levels: Sequence[NoiseLevel], scheduler: Any = None, *, shape: tuple[int, ...] = ()
     ) -> Run:
-        here, strategy = self.here, self.strategy
-        if here.chooser is not None:
-            chosen = here.chooser(RunStart(total=total, levels=levels, scheduler=scheduler, shape=shape))
+        here, follows = self.here, self.follows
+        if (chooser := here.chooser if here.depth else self.outside) is not None:
+            chosen = chooser(RunStart(total=total, levels=levels, scheduler=scheduler, shape=shape))
         else:
-            if self.follows is not None:
-                strategy = self.follows.strategy(strategy, here.seen)
-            chosen = Chosen(strategy=strategy)
+            chosen = Chosen(strategy=self.strategy if follows is None else follows.strategy(self.strategy, here.seen))
         is_shadow = chosen.kind == "shadow"
         generation = Generation(
             chosen.strategy,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.profile import Profile
 from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.configuration import Configuration
+from omnireuse.tuning.full_run import FullRun
+from omnireuse.tuning.recording import Keeper
 from omnireuse.tuning.state import Tuning
 from omnireuse.tuning.store import Store
 from omnireuse.tuning.tolerance import ToleranceTrials, trials_for
@@ -33,7 +35,7 @@ MOST_FAILURES = 3
 MOST_UNFINISHED = 3
 """Configurations measured in part, from which on a new one is measured from its second picture on."""
 MOST_MEASURED = 4
-"""Configurations whose pictures are kept at a time, in hosts that serve many."""
+"""Configurations whose pictures are kept at a time."""
 MOST_KEPT = 3
 """Calls whose outputs' inner products are kept for plans of later processes."""
 
@@ -176,15 +178,32 @@ class Entries:
             entry.budget.words,
         )
 
-    def add(self, entry: Entry, call: MeasuredCall) -> None:
-        """Note a measured call."""
+    def learn(self, entry: Entry, kept: Keeper, full_run: Callable[[], FullRun], replay: Any) -> bool:
+        """Note a measured call, or why that failed. Few configurations are kept with this one: the eldest are dropped.
+
+        Args:
+            kept: what became of keeping its values.
+            full_run: makes something of them.
+            replay: from which the host makes the call again.
+
+        Returns:
+            Whether shadows are made beside it. The first call of all takes its usual time.
+        """
+        if kept.failure is not None:
+            self.failed(entry, kept.failure, kept.is_permanent)
+            return False
+        try:
+            call = MeasuredCall(replay=replay, full=full_run())
+        except Exception as error:  # the picture is done, and must not fail because measuring it does
+            self.failed(entry, f"{type(error).__name__}: {error}", isinstance(error, UnsupportedModelError))
+            return False
         with self.lock:
             entry.calls.append(call)
             self._keep_measured(entry, entry.products[-MOST_KEPT:])
             self._note(entry)
-
-    def is_due(self, entry: Entry) -> bool:
-        """Whether shadows are made beside the latest call. The first call of all takes its usual time."""
+            others = [each for each in self._entries.values() if each.calls and not each.is_busy and each is not entry]
+            for each in others[: max(len(others) + 1 - MOST_MEASURED, 0)]:
+                self.begin_anew(each, f"{MOST_MEASURED} other configurations are measured")
         return len(entry.products) > 1
 
     def is_whole(self, entry: Entry) -> bool:
@@ -194,12 +213,6 @@ class Entries:
     def whole(self) -> list[Entry]:
         """The entries of which nothing but shadows is missing, and that nobody is at work on."""
         return [entry for entry in self._entries.values() if self.is_whole(entry) and not entry.is_busy]
-
-    def keep_few(self, entry: Entry) -> None:
-        """Drop what was measured of other configurations, the eldest first, until few are left with this one."""
-        others = [each for each in self._entries.values() if each.calls and each is not entry]
-        for each in others[: max(len(others) + 1 - MOST_MEASURED, 0)]:
-            self.begin_anew(each, f"{MOST_MEASURED} other configurations are measured")
 
     def go_on(self, entry: Entry, shadows: Shadows) -> None:
         """Make the shadows that are due; decide where all pictures are measured."""

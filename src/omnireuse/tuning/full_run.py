@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from omnireuse.errors import StateError
 from omnireuse.planning.branches import branches_of
 from omnireuse.planning.path import OutputProducts, Path
 from omnireuse.planning.solver import Arithmetic, next_latents
@@ -49,15 +50,17 @@ class FullRun:
 
     @classmethod
     def of(cls, recording: Recording) -> FullRun:
-        """From a whole recording, whose values are taken over. Random states stay as they are.
+        """From a recording, whose values are taken over. Random states stay as they are.
 
         Raises:
+            StateError: the run ended before its last step.
             UnsupportedModelError: no weights can be fitted for the scheduler.
             ArithmeticError: the final latents are not finite.
         """
         steps = recording.steps
-        final = steps[-1].latents
-        assert final is not None, "the recording is whole"
+        final = steps[-1].latents if recording.is_whole else None
+        if final is None:
+            raise StateError("a run ended before its last step")
         if not final.isfinite().all():
             raise ArithmeticError("the final latents are not finite")
         assert steps[0].sample is not None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.call_arguments import Calls
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
@@ -23,9 +23,10 @@ from omnireuse.tuning.replay import Replay
 from omnireuse.tuning.shadows import SessionShadows
 from omnireuse.tuning.state import Tuning
 from omnireuse.tuning.store import Store
-from omnireuse.tuning.trials import MeasuredCall
 
 __all__ = ["Tuner"]
+
+logger = logging.getLogger("omnireuse")
 
 
 class _Attempt:
@@ -74,7 +75,7 @@ class Tuner:
     def serve(self, session: Session) -> None:
         """Go on with another session on the same pipeline."""
         self._session = session
-        session.around = self.around
+        session.around, session.runs.outside = self.around, self._outside
 
     @property
     def tuning(self) -> Tuning:
@@ -106,9 +107,7 @@ class Tuner:
     def around(self, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make one call of the pipeline."""
         if (why := self.calls.untunable(args, kwargs)) is not None:
-            with self._lock:
-                self._latest = None
-                self._elsewhere = Tuning(state="off", wanted=self._entries.pictures, reason=why)
+            self._pass_by(why)
             return self._session.call(proceed, args, kwargs)
         self._finish_pending(proceed)
         pipeline, attempt = self._session.pipeline, _Attempt()
@@ -133,6 +132,22 @@ class Tuner:
             if attempt.recording is not None and attempt.entry is not None:
                 attempt.entry.is_busy = False
         return result
+
+    def _outside(self, start: RunStart) -> Chosen:
+        """The untuned default for a run that cannot be made again, because no call of the pipeline makes it."""
+        self._pass_by(
+            "a loop is measured where the pipeline's call makes it, so that it can be made again; put it into __call__ "
+            "of an object with the scheduler and the denoiser"
+        )
+        return Chosen(strategy=self._session.strategy)
+
+    def _pass_by(self, why: str) -> None:
+        """Say, once for each reason, that the run which begins is not tuned."""
+        with self._lock:
+            self._latest, before = None, self._elsewhere
+            self._elsewhere = Tuning(state="off", wanted=self._entries.pictures, reason=why)
+        if self._elsewhere != before:
+            logger.info("%s", self._elsewhere)
 
     @staticmethod
     def _replay(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replay | str:
@@ -173,12 +188,11 @@ class Tuner:
         pipeline = self._session.pipeline
         budget = budget_for(self._strategy.policy, start)
         if isinstance(budget, str):
-            self._elsewhere = Tuning(state="off", wanted=self._entries.pictures, reason=budget)
+            self._pass_by(budget)
             return None
         configuration = Configuration.of(pipeline, start, arguments)
         if configuration.conditions.weights is None:
-            reason = "weights cannot be told apart, because they are sharded or not in memory"
-            self._elsewhere = Tuning(state="off", wanted=self._entries.pictures, reason=reason)
+            self._pass_by("weights cannot be told apart, because they are sharded or not in memory")
             return None
         return self._entries.find(configuration, budget)
 
@@ -186,19 +200,7 @@ class Tuner:
         entry, recording = attempt.entry, attempt.recording
         if entry is None or recording is None or not isinstance(replay, Replay) or self._is_closed:
             return
-        if not recording.is_whole:
-            self._entries.failed(entry, recording.failure or "a run ended before its last step", recording.is_permanent)
-            return
-        try:
-            full = FullRun.of(recording)
-        except UnsupportedModelError as error:
-            self._entries.failed(entry, str(error), is_permanent=True)
-            return
-        except Exception as error:  # the picture is done, and must not fail because measuring it does
-            self._entries.failed(entry, f"{type(error).__name__}: {error}")
-            return
-        self._entries.add(entry, MeasuredCall(replay=replay, full=full))
-        if self._entries.is_due(entry):
+        if self._entries.learn(entry, recording, lambda: FullRun.of(recording), replay):
             self._entries.go_on(entry, SessionShadows(self._session, proceed))
 
     def _broken_off(self, entry: Entry, error: BaseException) -> None:

@@ -199,7 +199,10 @@ def test_an_engine_enables_refreshes_and_disables(flux: Tiny) -> None:
 
 def test_what_it_cannot_serve_is_refused_and_undone(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(flux)
-    with pytest.raises(ConfigError, match=r"enable\(Fn_compute_blocks=4, .*at most the 4 blocks of each block list of FluxTransf.*got 5"):
+    with pytest.raises(
+        ConfigError,
+        match=r"enable\(Fn_compute_blocks=4, .*at most the 4 blocks of each block list of FluxTransf.*got 5",
+    ):
         omnireuse.enable(flux.pipe, "cache_dit", Fn_compute_blocks=4, Bn_compute_blocks=1)
     with pytest.raises(UnsupportedModelError, match="cache-dit does not know Linear"):
         omnireuse.enable(SimpleNamespace(transformer=torch.nn.Linear(1, 1)), "cache_dit")

@@ -13,6 +13,7 @@ from omnireuse.engines.comfyui.recording import Leader, PartsWatcher, SolverPath
 from omnireuse.engines.comfyui.sampling import SamplingRun, active_conditions
 from omnireuse.engines.comfyui.solver import Response
 from omnireuse.engines.comfyui.wrappers import PARTS, PREDICT, SAMPLER, Wrappers
+from omnireuse.errors import StateError
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.fit import WeightFit
@@ -84,7 +85,8 @@ class Measurement(PartsWatcher, Keeper):
 
     def full_run(self) -> FullRun:
         """What tuning needs of the run."""
-        assert self._final is not None, "the run is over, and was measured wholly"
+        if self._final is None:
+            raise StateError("a run ended before its last step")
         if not self._final.isfinite().all():
             raise ArithmeticError("the final latents are not finite")
         steps = [(output, parts or None) for output, parts in zip(self._outputs, self._by_part, strict=True)]
@@ -97,11 +99,6 @@ class Measurement(PartsWatcher, Keeper):
             outputs=self._outputs,
         )
         return FullRun(path=path, products=products, calls=1)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all steps of the run were kept."""
-        return self._final is not None
 
 
 class _Follower:

@@ -26,7 +26,6 @@ from omnireuse.tuning.recording import FULL
 from omnireuse.tuning.state import Tuning
 from omnireuse.tuning.store import Store, folder
 from omnireuse.tuning.switch import PICTURES
-from omnireuse.tuning.trials import MeasuredCall
 
 __all__ = ["SamplerTuner", "entries_in"]
 
@@ -101,7 +100,8 @@ class SamplerTuner:
                 result = proceed()
             finally:
                 guider.model_options = options
-            self._learn(entry, executor, measurement, kept)
+            if self._entries.learn(entry, measurement, measurement.full_run, (kept, measurement.response)):
+                self._go_on(entry, executor, is_done=True)
         except Exception as error:
             # An interrupt is no error, and the pictures before it stay.
             self._entries.failed(entry, f"a picture has failed ({type(error).__name__})")
@@ -192,21 +192,6 @@ class SamplerTuner:
         except Exception as error:  # the picture must not fail because measuring it does
             self._entries.failed(entry, f"{type(error).__name__}: {error}")
         return None
-
-    def _learn(self, entry: Entry, executor: Any, measurement: Measurement, call: SamplerCall) -> None:
-        if not measurement.is_whole:
-            why = measurement.failure or "a run ended before its last step"
-            self._entries.failed(entry, why, measurement.is_permanent)
-            return
-        try:
-            full = measurement.full_run()
-        except Exception as error:  # the picture is done, and must not fail because measuring it does
-            self._entries.failed(entry, f"{type(error).__name__}: {error}")
-            return
-        self._entries.add(entry, MeasuredCall(replay=(call, measurement.response), full=full))
-        self._entries.keep_few(entry)
-        if self._entries.is_due(entry):
-            self._go_on(entry, executor, is_done=True)
 
     def _go_on(self, entry: Entry, executor: Any, *, is_done: bool) -> None:
         """Make the shadows that are due. An interrupt ends them, and the run only where it has not been made yet."""

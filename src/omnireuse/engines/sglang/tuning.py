@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from omnireuse.engines.settings import KEY, RequestPlan
 from omnireuse.engines.sglang.measuring import LoopCall, LoopShadows, MeasuredLoop
-from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.run import RunStart
 from omnireuse.noise.schedulers import noise_levels
 from omnireuse.profiles.conditions import watch_of
@@ -19,7 +18,6 @@ from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entries import Entries, Entry
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.store import Store
-from omnireuse.tuning.trials import MeasuredCall
 
 __all__ = ["LoopTuner"]
 
@@ -82,25 +80,9 @@ class LoopTuner:
         finally:
             call.batch.extra.pop(KEY, None)
             entry.is_busy = False
-        self._learn(entry, again, run)
-        return result, {f"{KEY}_tuned": 0.0, f"{KEY}_pictures_measured": float(entry.tuning.pictures)}
-
-    def _learn(self, entry: Entry, again: LoopCall, run: MeasuredLoop) -> None:
-        recording = run.recording
-        if not recording.is_whole:
-            why = recording.failure or "a loop ended before its last step"
-            self._entries.failed(entry, why, recording.is_permanent)
-            return
-        try:
-            full = FullRun.of(recording)
-        except Exception as error:  # the picture is done, and must not fail because measuring it does
-            why = f"{type(error).__name__}: {error}"
-            self._entries.failed(entry, why, isinstance(error, UnsupportedModelError))
-            return
-        self._entries.add(entry, MeasuredCall(replay=again, full=full))
-        self._entries.keep_few(entry)
-        if self._entries.is_due(entry):
+        if self._entries.learn(entry, run.recording, lambda: FullRun.of(run.recording), again):
             self._entries.go_on(entry, LoopShadows())
+        return result, {f"{KEY}_tuned": 0.0, f"{KEY}_pictures_measured": float(entry.tuning.pictures)}
 
     def _found(self, plan: RequestPlan, call: LoopCall) -> Entry | str:
         """The entry of a loop; in words why it has none."""
