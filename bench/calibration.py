@@ -20,13 +20,13 @@ import torch
 from bench._common import write_record
 from omnireuse.calibration.options import Options
 from omnireuse.calibration.progress import Tracker
-from omnireuse.calibration.results import Results
 from omnireuse.calibration.runner import PipelineRunner
-from omnireuse.calibration.runs import full_run, score
 from omnireuse.calibration.search import Search
 from omnireuse.lab.record import environment
 from omnireuse.pipelines.closeness import bootstrap
 from omnireuse.planning.candidate import Candidate
+from omnireuse.profiles.conditions import watch_of
+from omnireuse.profiles.origin import Origin
 from omnireuse.profiles.profile import Plan, Profile
 from reference.case import CLIPS, IMAGES
 from reference.workload import load_quietly
@@ -84,18 +84,17 @@ def case_rows(name: str, guidance: float, prompts: int, judged: int) -> list[dic
         return PipelineRunner(pipeline, texts, call=full_call, seed=seed, batch_size=batch)
 
     judge = runner(judged, SEED_OF_JUDGED, judged)
-    full = full_run(judge, range(judged)).pictures
+    full = judge.full_run(range(judged)).pictures
 
     def scores(plan: Plan, coordinates: tuple[float, ...]) -> list[float]:
         candidate = Candidate(steps=plan.steps, forecaster=plan.forecaster)
         forecaster = plan.strategy(coordinates).forecaster
-        return score(judge, candidate, range(judged), forecaster, full)
+        return judge.score(candidate, range(judged), forecaster, full)
 
     kind = "guided" if guidance > 1 else "unguided"
     long = Profile.load(case.find(None) / "profiles" / f"{name}-{STEPS}-{kind}.json")
     reached = {budget: scores(long.plans[budget], long.coordinates) for budget in BUDGETS}
     searched = runner(prompts, SEED, BATCH)
-    about = searched.describe(content=False)
     rows = []
     for setting in SETTINGS:
         options = Options(
@@ -103,20 +102,18 @@ def case_rows(name: str, guidance: float, prompts: int, judged: int) -> list[dic
             for_search=prompts - round(0.33 * prompts),
             steps=STEPS,
             budgets=BUDGETS,
-            seconds=None,
             batch_size=BATCH,
             seed=SEED,
-            pictures=None,
             call=call,
             **setting,
         )
-        results = Results(None, {})
-        search = Search(options, searched, results, Tracker("", results, options.most_runs, lambda _: None))
+        tracker = Tracker("", options.most_runs, lambda _: None)
+        search = Search(options, searched, tracker)
         search.run_in_full()
         search.find_best()
-        profile = search.profile(about)
+        profile = search.profile(watch_of(pipeline).now(), Origin.of(pipeline))
         # What judging the plans on the held-out prompts costs; it changes none of them.
-        runs = results.runs + options.held_out * sum(BUDGETS) / STEPS
+        runs = tracker.runs + options.held_out * sum(BUDGETS) / STEPS
         for budget in BUDGETS:
             plan = profile.plans[budget]
             psnr = scores(plan, profile.coordinates)

@@ -36,7 +36,6 @@ from bench._guard_figures import conclude
 from bench._resumable import Row, Rows, parser_of, record_of
 from omnireuse.arguments.targets import SPREAD
 from omnireuse.calibration.runner import PipelineRunner
-from omnireuse.calibration.runs import full_run
 from omnireuse.forecasters import Fitted, Forecaster
 from omnireuse.handle import Handle
 from omnireuse.loop.strategy import Strategy
@@ -111,8 +110,8 @@ class Player:
         captions = [case.caption(scene) for scene in case.held_out(prompts + FITTED_ON, seed=SEED)]
         self._runner = PipelineRunner(pipeline, captions, seed=SEED, call=call)
         self._judged, self._fitted = range(prompts), range(prompts, prompts + FITTED_ON)
-        self._full = full_run(self._runner, self._judged).pictures
-        self._measured = full_run(self._runner, self._fitted, record=True)
+        self._full = self._runner.full_run(self._judged).pictures
+        self._measured = self._runner.full_run(self._fitted, record=True)
         self._noises = self._measured.seen.coordinates
 
     def play(self, key: Key, known: dict[Key, Steps]) -> Row:

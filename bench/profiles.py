@@ -23,12 +23,12 @@ from omnireuse import Profile
 from omnireuse.calibration.command import profile_table
 from omnireuse.calibration.options import held_out_last
 from omnireuse.calibration.runner import PipelineRunner
-from omnireuse.calibration.runs import full_run, score
 from omnireuse.forecasters import Fitted
 from omnireuse.hooks.call_arguments import read_argument
 from omnireuse.pipelines.source import Source
 from omnireuse.planning.candidate import FITTED, Candidate
-from omnireuse.profiles.origin import versions
+from omnireuse.profiles.conditions import watch_of
+from omnireuse.profiles.origin import Origin, versions
 from reference.case import CLIPS, FACES, IMAGES, Case
 
 CASES = {case.name: case for case in (IMAGES, CLIPS, FACES)}
@@ -65,12 +65,9 @@ def main(arguments: list[str] | None = None) -> None:
             for guidance in options.guidance:
                 branches = {} if guidance > 1 else {"negative_prompt": None}
                 out = folder / f"{name}-{steps}-{'guided' if guidance > 1 else 'unguided'}.json"
-                # Interrupted, it goes on from here.
-                journal = out.with_name(f"{out.name}.journal")
                 profile = omnireuse.calibrate(
                     case.find(None),
                     prompts,
-                    journal=journal,
                     device="cpu",
                     steps=steps,
                     computed_steps=sorted({max(2, round(share * steps)) for share in SHARES}),
@@ -83,7 +80,6 @@ def main(arguments: list[str] | None = None) -> None:
                 )
                 profile.save(out)
                 console.print(profile_table(profile))
-                journal.unlink()
 
 
 def judged(case: Case, profile: Profile, console: Console) -> Profile:
@@ -104,26 +100,26 @@ def judged(case: Case, profile: Profile, console: Console) -> Profile:
     runner = PipelineRunner(
         Source(given=case.find(None), device="cpu").load(), prompts, call=call, seed=profile.seed, batch_size=batch
     )
-    places, about = range(for_search, count), runner.describe(content=False)
-    full = full_run(runner, places).pictures
+    places = range(for_search, count)
+    full = runner.full_run(places).pictures
     plans = {}
     for number, plan in profile.plans.items():
         fitted = Fitted(coordinates=profile.coordinates, weights=plan.weights, computed=plan.steps)
         candidate = Candidate(steps=plan.steps, forecaster=FITTED)
-        scores = tuple(score(runner, candidate, places, fitted, full))
+        scores = tuple(runner.score(candidate, places, fitted, full))
         plans[number] = replace(plan, held_out=scores)
         farthest = max(abs(now - before) for now, before in zip(scores, plan.held_out, strict=True))
         console.print(
             f"{case.name}, {number} of {profile.num_inference_steps} steps: {plans[number].expected:.2f} dB now, "
             f"{plan.expected:.2f} before, at most {farthest:.2f} apart"
         )
-    conditions = about.conditions
+    conditions = watch_of(runner.pipeline).now()
     return replace(
         profile,
         plans=plans,
         config_digest=conditions.config_digest,
         dtype=conditions.dtype,
-        origin=about.origin,
+        origin=Origin.of(runner.pipeline),
         autocast=conditions.autocast,
         hooks=conditions.hooks,
         guider=conditions.guider,

@@ -19,7 +19,6 @@ from rich.progress import track
 import omnireuse
 from bench._common import new_table, write_record
 from omnireuse.calibration.runner import PipelineRunner
-from omnireuse.calibration.runs import full_run, score
 from omnireuse.lab.record import environment
 from omnireuse.pipelines.closeness import bootstrap
 from omnireuse.planning import fit
@@ -65,7 +64,7 @@ class Bench:
         self._runner = PipelineRunner(self._pipeline, prompts, seed=SEED, call=call)
         half = len(prompts) // 2
         self._fitted, self._judged = range(half), range(half, len(prompts))
-        self._full = {places: full_run(self._runner, places, record=True) for places in (self._fitted, self._judged)}
+        self._full = {places: self._runner.full_run(places, record=True) for places in (self._fitted, self._judged)}
 
     def rows(self, budgets: Sequence[int]) -> list[dict[str, Any]]:
         """PSNR of every way to fit, on the captions that were not fitted on."""
@@ -88,7 +87,7 @@ class Bench:
             steps=tuple(sorted(FixedSchedule(num_computed=count, power=POWER).schedule(self._steps))), forecaster=FITTED
         )
         fitted = self._fit(candidate, kept, apart, range(prompts))
-        psnr = score(self._runner, candidate, self._judged, fitted, self._full[self._judged].pictures)
+        psnr = self._runner.score(candidate, self._judged, fitted, self._full[self._judged].pictures)
         mean = bootstrap(psnr)
         return {"psnr": mean.mean, "low": mean.low, "high": mean.high, "worst": min(psnr), "branches": fitted.branches}
 

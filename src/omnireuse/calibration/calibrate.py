@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, closing
 from typing import Any
 
 import torch
@@ -21,14 +19,15 @@ from omnireuse.calibration.options import (
     number_searched,
 )
 from omnireuse.calibration.progress import Progress, ProgressBar, Tracker
-from omnireuse.calibration.results import Results
 from omnireuse.calibration.runner import PipelineRunner
-from omnireuse.calibration.runs import Description, Runner
 from omnireuse.calibration.search import Search
+from omnireuse.hooks.denoisers import describe
 from omnireuse.pipelines.source import Source
+from omnireuse.profiles.conditions import watch_of
+from omnireuse.profiles.origin import Origin
 from omnireuse.profiles.profile import Profile
 
-__all__ = ["calibrate", "search"]
+__all__ = ["calibrate"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -42,14 +41,12 @@ def calibrate(
     computed_steps: Iterable[int] | None = None,
     held_out: float = 0.33,
     evaluations: int = 1,
-    seconds: float | None = None,
     batch_size: int = 1,
     fit_prompts: int = FIT_PROMPTS,
     seed: int = 0,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     pictures: Callable[[Any], Any] | None = None,
-    journal: str | os.PathLike[str] | None = None,
     progress: bool = True,
     watch: Callable[[Progress], None] | None = None,
     **call: Any,
@@ -72,7 +69,6 @@ def calibrate(
         evaluations: most schedules tried for each budget, ≥ 1. The first is the plan; up to five others are plans under
             other assumptions, tried where one promises a tenth of a dB more. For the smallest budget, up to three
             plans are tried in any case, to find how fast errors grow.
-        seconds: wall-clock limit of the search; the best so far is returned then.
         batch_size: prompts in a call.
         fit_prompts: how many of the prompts for the search each schedule is tried on, ≥ 1, rounded up to whole calls.
             The same runs fit its weights.
@@ -82,8 +78,6 @@ def calibrate(
             else float32.
         pictures: from what the call returns to one array for each prompt, (height, width, channels) in 0…1, a clip with
             its frames first; None for results in the form of diffusers. Pipelines that take `output_type` get "np".
-        journal: a file that keeps scores as they come. The same search with the same journal goes on where it was
-            interrupted, after its full runs. One process at a time may use it.
         progress: whether to show a bar, on stderr or in the notebook.
         watch: called with each `Progress`.
         call: further arguments of the pipeline's call, guidance above all.
@@ -93,8 +87,8 @@ def calibrate(
 
     Raises:
         ConfigError: too few prompts, an argument out of range or one that is set here (`prompt`, `generator`,
-            `output_type`, `return_dict`), a pipeline that cannot be loaded or whose results cannot safely be read as
-            pictures, or the journal of another search.
+            `output_type`, `return_dict`), or a pipeline that cannot be loaded or whose results cannot safely be read as
+            pictures.
         UnknownNameError: an argument that the call of the pipeline does not take.
         StateError: reuse is enabled already, or a full run is not finite.
         KeyboardInterrupt: interrupted before anything was found.
@@ -108,17 +102,13 @@ def calibrate(
         steps=num_steps,
         budgets=checked_budgets(computed_steps, num_steps),
         evaluations=evaluations,
-        seconds=seconds,
         batch_size=batch_size,
         fit_prompts=fit_prompts,
         seed=seed,
-        pictures=pictures,
         call=call,
     )
     source = Source(given=pipeline, device=device, dtype=dtype)
-    with ExitStack() as stack:
-        bar = stack.enter_context(ProgressBar(shown=progress))
-        known = tuple(inspect.signature(calibrate).parameters)
+    with ProgressBar(shown=progress) as bar:
         runner = PipelineRunner(
             source.load(),
             options.prompts,
@@ -126,27 +116,19 @@ def calibrate(
             seed=seed,
             batch_size=batch_size,
             pictures=pictures,
-            known=known,
+            known=tuple(inspect.signature(calibrate).parameters),
         )
-        about = runner.describe(content=journal is not None)
-        kept = stack.enter_context(closing(Results(journal, {} if journal is None else options.setup(about))))
+        conditions, origin = watch_of(runner.pipeline).now(), Origin.of(runner.pipeline)
 
         def report(state: Progress) -> None:
             bar(state)
             if watch is not None:
                 watch(state)
 
-        return search(options, runner, about, kept, report)
-
-
-def search(
-    options: Options, runner: Runner, about: Description, results: Results, report: Callable[[Progress], None]
-) -> Profile:
-    """The whole search, as `calibrate`, with whatever makes its runs."""
-    text = f"{about.text}; {options.text}"
-    logger.info("calibrate: %s", text)
-    parts = Search(options, runner, results, Tracker(text, results, options.most_runs, report))
-    parts.run_in_full()
-    parts.find_best()
-    parts.evaluate()
-    return parts.profile(about)
+        text = f"{describe(runner.pipeline)}; {options.text}"
+        logger.info("calibrate: %s", text)
+        search = Search(options, runner, Tracker(text, options.most_runs, report))
+        search.run_in_full()
+        search.find_best()
+        search.evaluate()
+        return search.profile(conditions, origin)

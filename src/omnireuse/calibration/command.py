@@ -6,7 +6,6 @@ import inspect
 import math
 import os
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from tqdm.auto import tqdm
 
-from omnireuse.base.journal import remove_journal
 from omnireuse.base.records import check_writable
 from omnireuse.base.terminal import notes
 from omnireuse.calibration.calibrate import calibrate
@@ -36,21 +34,16 @@ def run_calibrate(
     *,
     pictures: str | None = None,
     call: Mapping[str, Any] | None = None,
-    fresh: bool = False,
     force: bool = False,
     **options: Any,
 ) -> Profile:
     """Search for a pipeline on the prompts of a file, and write the profile to `out`.
 
-    Scores are kept beside it, in a file of the same name with ".journal" added; the same command goes on from there.
-    The journal of a finished search is removed.
-
     Args:
         model: folder, id on a hub, or ``package:function``.
         pictures: ``package:function`` that reads the pipeline's results; None for results in the form of diffusers.
         call: further arguments of every call of the pipeline.
-        fresh: remove the journal of an earlier search first.
-        force: write the profile over a file that is there already. A search that goes on needs it not.
+        force: write the profile over a file that is there already.
         options: other arguments of `calibrate`.
 
     Raises:
@@ -61,8 +54,7 @@ def run_calibrate(
     _check_call(call or {})
     lines = _read_prompts(prompts)
     check_writable(out)
-    journal = out.with_name(f"{out.name}.journal")
-    if out.exists() and not force and not journal.is_file():
+    if out.exists() and not force:
         raise ConfigError(
             f"calibrate(--out {str(out)!r}): --out must be new, got a file that is there already; give another "
             "name, or --force to write over it"
@@ -70,25 +62,8 @@ def run_calibrate(
     Source(given=model, device=options.get("device"), dtype=options.get("dtype")).check()
     if pictures is not None:
         options["pictures"] = function_named(pictures, "calibrate(--pictures")
-    if fresh:
-        remove_journal(journal)
-    elif journal.is_file():
-        notes.print(f"going on with the search in {journal}; --fresh begins anew", highlight=False, soft_wrap=True)
-    kept = f"its scores are kept in {journal}: the same command goes on from there, --fresh begins anew"
     shown = notes.is_terminal and not notes.quiet
-    begun = time.monotonic()
-    try:
-        profile = calibrate(
-            model, lines, journal=journal, progress=shown, watch=_Notes(bar=shown), **options, **(call or {})
-        )
-    except KeyboardInterrupt:
-        if not journal.is_file():
-            raise
-        raise KeyboardInterrupt(f"interrupted; {kept}") from None
-    except StateError:
-        if journal.is_file():
-            notes.print(f"the search has failed; {kept}", highlight=False, soft_wrap=True)
-        raise
+    profile = calibrate(model, lines, progress=shown, watch=_Notes(bar=shown), **options, **(call or {}))
     console.print(profile_table(profile))
     try:
         profile.save(out)
@@ -96,11 +71,6 @@ def run_calibrate(
         console.print("the profile cannot be written; this is its text:", soft_wrap=True)
         console.print(profile.as_text(), markup=False, highlight=False, soft_wrap=True)
         raise
-    seconds = options.get("seconds")
-    if profile.complete and (seconds is None or time.monotonic() - begun < seconds):
-        journal.unlink(missing_ok=True)
-    else:
-        notes.print(f"the search is not finished; {kept}", highlight=False, soft_wrap=True)
     plans = "1 plan" if len(profile.plans) == 1 else f"{len(profile.plans)} plans"
     found = "wrote" if profile.complete else f"interrupted; what was found so far, {plans}, is in"
     target = "quality" if any(math.isfinite(plan.promised) for plan in profile.plans.values()) else "speedup"

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import math
-import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
-import torch
-
-from omnireuse.calibration.runs import Description
 from omnireuse.errors import ConfigError
 from omnireuse.pipelines.call import refuse_reserved
-from omnireuse.profiles.origin import versions
 from omnireuse.profiles.profile import FEWEST_HELD_OUT
-from omnireuse.prompts.fingerprint import tensor_checksum
 
 __all__ = [
     "FIT_PROMPTS",
     "STEPS",
     "Options",
-    "call_texts",
     "checked_budgets",
     "checked_prompts",
     "checked_steps",
@@ -59,19 +50,15 @@ class Options:
     steps: int
     budgets: Sequence[int]
     evaluations: int
-    seconds: float | None
     batch_size: int
     fit_prompts: int
     seed: int
-    pictures: Callable[[Any], Any] | None
     call: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         for name in ("evaluations", "batch_size", "fit_prompts"):
             _check_whole(name, getattr(self, name), 1)
         _check_whole("seed", self.seed, 0)
-        if self.seconds is not None:
-            _check_number("seconds", self.seconds)
 
     @property
     def text(self) -> str:
@@ -114,45 +101,6 @@ class Options:
     def prompts_digest(self) -> str:
         """Digest of all prompts."""
         return hashlib.sha256("\0".join(self.prompts).encode()).hexdigest()[:16]
-
-    def setup(self, pipeline: Description) -> dict[str, str]:
-        """What scores depend on, as short texts by name."""
-        pictures = self.pictures
-        return {
-            "pipeline": pipeline.content[:16],
-            "prompts": self.prompts_digest,
-            "prompts searched with": str(self.for_search),
-            "prompts a call": str(self.batch_size),
-            "prompts fitted on": str(self.fit_prompts),
-            "seed": str(self.seed),
-            "dtype": pipeline.conditions.dtype,
-            "autocast": str(pipeline.conditions.autocast),
-            "hooks": ", ".join(pipeline.conditions.hooks) or "none",
-            "guider": str(pipeline.conditions.guider),
-            "pictures": "as usual" if pictures is None else getattr(pictures, "__qualname__", type(pictures).__name__),
-            **call_texts(self.full_call),
-            **{f"{name} version": number for name, number in versions().items()},
-        }
-
-
-def call_texts(call: Mapping[str, Any]) -> dict[str, str]:
-    """The arguments of a pipeline's call as short texts, equal in every process.
-
-    Raises:
-        ConfigError: an argument that cannot be pickled, so that no other process can have it.
-    """
-    return {name: json.dumps(value, sort_keys=True, default=_digest) for name, value in call.items()}
-
-
-def _digest(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {tuple(value.shape)} {tensor_checksum(value)}"
-    try:
-        return hashlib.sha256(pickle.dumps(value)).hexdigest()[:16]
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"calibrate(journal=…): arguments of the call must be picklable, got {type(value).__name__} ({error})"
-        ) from error
 
 
 def checked_steps(steps: int | None, num_inference_steps: int | None, call: Mapping[str, Any]) -> int:
@@ -253,8 +201,3 @@ def checked_budgets(computed_steps: Iterable[int] | None, steps: int) -> list[in
 def _check_whole(name: str, value: Any, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"calibrate({name}={value!r}): {name} must be a whole number of at least {least}")
-
-
-def _check_number(name: str, value: Any) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
-        raise ConfigError(f"calibrate({name}={value!r}): {name} must be a finite number of at least 0")

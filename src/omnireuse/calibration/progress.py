@@ -10,8 +10,6 @@ from types import TracebackType
 
 from tqdm.auto import tqdm
 
-from omnireuse.calibration.results import Results
-
 __all__ = ["Progress", "ProgressBar", "Tracker"]
 
 FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of at most {total:.0f} full runs [{elapsed}<{remaining}]"
@@ -49,24 +47,27 @@ class Tracker:
 
     Args:
         pipeline: as in `Progress`.
-        results: counts the runs.
         most_runs: the most runs that the search takes, until `expect` knows better.
         report: called with each `Progress`.
     """
 
-    def __init__(self, pipeline: str, results: Results, most_runs: float, report: Callable[[Progress], None]) -> None:
-        self._pipeline, self._results, self._report = pipeline, results, report
-        self._begun, self._runs_before = time.monotonic(), results.runs
-        self._ahead = most_runs
+    def __init__(self, pipeline: str, most_runs: float, report: Callable[[Progress], None]) -> None:
+        self._pipeline, self._report = pipeline, report
+        self._begun, self._ahead = time.monotonic(), most_runs
+        self.runs = 0.0
+        """Full runs of one prompt that were spent."""
+
+    def spend(self, runs: float) -> None:
+        """Count runs that were spent."""
+        self.runs += runs
 
     def expect(self, runs: float) -> None:
         """Correct the runs that are still to come."""
-        self._ahead = self._results.runs - self._runs_before + runs
+        self._ahead = self.runs + runs
 
     def __call__(self, doing: str, done: int, total: int, best: float | None = None, note: str = "") -> None:
         """Report."""
-        runs = self._results.runs - self._runs_before
-        left = max(0.0, self._ahead - runs)
+        left = max(0.0, self._ahead - self.runs)
         self._report(
             Progress(
                 pipeline=self._pipeline,
@@ -74,9 +75,9 @@ class Tracker:
                 done=done,
                 total=total,
                 best=best,
-                runs=self._results.runs,
+                runs=self.runs,
                 runs_left=left,
-                seconds_left=(time.monotonic() - self._begun) / runs * left if runs else None,
+                seconds_left=(time.monotonic() - self._begun) / self.runs * left if self.runs else None,
                 note=note,
             )
         )
@@ -91,7 +92,7 @@ class ProgressBar:
 
     def __init__(self, *, shown: bool = True) -> None:
         self._bar = tqdm(desc="loading", bar_format="{desc} [{elapsed}]", disable=not shown, file=sys.stderr)
-        self._before: float | None = None
+        self._has_begun = False
 
     def __call__(self, progress: Progress) -> None:
         """Show it; the first time after a line that describes the pipeline."""
@@ -99,14 +100,13 @@ class ProgressBar:
             return
         best = "" if progress.best is None else f", best {progress.best:.1f} dB"
         self._bar.set_description_str(f"{progress.doing}{best}", refresh=False)
-        if self._before is None:
-            self._before = progress.runs
+        if not self._has_begun:
+            self._has_begun = True
             self._bar.write(progress.pipeline, file=self._bar.fp)
             self._bar.bar_format = FORMAT
             self._bar.reset(total=max(round(progress.runs_left), 1))
-        spent = progress.runs - self._before
-        self._bar.total = max(self._bar.total or 0, spent)
-        self._bar.update(spent - self._bar.n)
+        self._bar.total = max(self._bar.total or 0, progress.runs)
+        self._bar.update(progress.runs - self._bar.n)
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -114,7 +114,7 @@ class ProgressBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None and self._before is not None:
+        if error is None and self._has_begun:
             # A search may take fewer runs than expected.
             self._bar.set_description_str("done", refresh=False)
             self._bar.total = max(self._bar.n, 1)

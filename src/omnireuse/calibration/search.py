@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from itertools import zip_longest
 
 from omnireuse.calibration.candidates import LEAST_GAIN, Candidates
 from omnireuse.calibration.evaluator import Evaluator, trial_cost
 from omnireuse.calibration.options import Options
 from omnireuse.calibration.progress import Tracker
-from omnireuse.calibration.results import Results
-from omnireuse.calibration.runs import Description, Runner
+from omnireuse.calibration.runner import PipelineRunner
 from omnireuse.planning.candidate import FITTED, Candidate, Scores
+from omnireuse.profiles.conditions import Conditions
 from omnireuse.profiles.measurements import Measurements
+from omnireuse.profiles.origin import Origin
 from omnireuse.profiles.profile import Plan, Profile
 
 __all__ = ["Search"]
@@ -28,15 +28,17 @@ logger = logging.getLogger("omnireuse")
 class Search:
     """One search. Call `run_in_full`, `find_best`, `evaluate` and `profile` in this order."""
 
-    def __init__(self, options: Options, runner: Runner, results: Results, track: Tracker) -> None:
-        self._options, self._results, self._track = options, results, track
-        both = {"batch_size": options.batch_size, "steps": options.steps}
-        places = range(len(options.prompts))
+    def __init__(self, options: Options, runner: PipelineRunner, track: Tracker) -> None:
+        self._options, self._track = options, track
+        places, batch_size = range(len(options.prompts)), options.batch_size
         self._searched = Evaluator(
-            runner, results, "searched", places[: options.for_search], trial_prompts=options.fit_prompts, **both
+            runner,
+            track.spend,
+            places[: options.for_search],
+            batch_size=batch_size,
+            trial_prompts=options.fit_prompts,
         )
-        self._held_out = Evaluator(runner, results, "held out", places[options.for_search :], **both)
-        self._deadline = None if options.seconds is None else time.monotonic() + options.seconds
+        self._held_out = Evaluator(runner, track.spend, places[options.for_search :], batch_size=batch_size)
         self._best: dict[int, tuple[Candidate, Scores]] = {}
         self._evaluated: dict[Candidate, Scores] = {}
         self._more = ""
@@ -56,14 +58,14 @@ class Search:
             done += count
             self._track("full runs", done, total)
 
-        self._coordinates = self._searched.run_in_full(record=True, advance=advance)
+        self._searched.run_in_full(record=True, advance=advance)
         self._held_out.run_in_full(record=False, advance=advance)
         self._measured = Measurements.of(self._searched.seen, self._held_out.seen)
 
     def find_best(self) -> None:
         """Search the best schedule for each budget. An interrupt keeps what was found, unless that is nothing."""
         options = self._options
-        candidates = Candidates(self._searched.products, self._coordinates, options.budgets)
+        candidates = Candidates(self._searched.products, self._searched.coordinates, options.budgets)
         with self._keeping("the profile holds the best schedules found so far"):
             growths = candidates.to_settle_growth()
             self._expect(candidates, list(growths), max(growths.values(), default=0.0))
@@ -79,24 +81,21 @@ class Search:
         self._more = _what_more_brings([gain for those in found.values() for gain in list(those.values())[most:]])
         by_place = zip_longest(*(list(those)[:most] for those in found.values()))
         plans = [each for place in by_place for each in place if each is not None and each not in first]
-        trials = sum(trial_cost(each, options.steps) for each in (*first, *plans) if not self._searched.knows(each))
-        judged = sum(budget for budget, those in found.items() if not any(map(self._held_out.knows, those)))
+        left = plans if self._best else [*first, *plans]
+        trials = sum(trial_cost(each, options.steps) for each in left)
+        judged = sum(found)
         runs = self._searched.num_trial_prompts * trials + options.held_out * judged / options.steps
         self._track.expect(runs)
         self._track("plans", len(plans), len(plans))
         return plans
 
     def _try(self, candidates: Sequence[Candidate]) -> None:
-        options = self._options
-        with closing(self._searched.tried(candidates)) as results:
-            for done, (candidate, psnr) in enumerate(results, 1):
-                budget = len(candidate.steps)
-                if budget not in self._best or math.fsum(psnr) > math.fsum(self._best[budget][1]):
-                    self._best[budget] = candidate, psnr
-                doing, best = f"{budget} of {options.steps} steps", statistics.fmean(self._best[budget][1])
-                self._track(doing, done, len(candidates), best)
-                if self._deadline is not None and time.monotonic() > self._deadline:
-                    break
+        for done, (candidate, psnr) in enumerate(self._searched.tried(candidates), 1):
+            budget = len(candidate.steps)
+            if budget not in self._best or math.fsum(psnr) > math.fsum(self._best[budget][1]):
+                self._best[budget] = candidate, psnr
+            best = statistics.fmean(self._best[budget][1])
+            self._track(f"{budget} of {self._options.steps} steps", done, len(candidates), best)
 
     def evaluate(self) -> None:
         """Score the best schedules on the held-out prompts. An interrupt keeps the scores so far."""
@@ -108,20 +107,20 @@ class Search:
             self._track("held-out prompts", len(found), len(found), note=self._more)
             logger.info("calibrate: %s", self._more)
 
-    def profile(self, pipeline: Description) -> Profile:
+    def profile(self, conditions: Conditions, origin: Origin) -> Profile:
         """What was found."""
         options, weights = self._options, self._searched.weights
         return Profile.of(
-            pipeline.conditions,
-            pipeline.origin,
+            conditions,
+            origin,
             command=options.command,
             num_inference_steps=options.steps,
-            coordinates=self._coordinates,
+            coordinates=self._searched.coordinates,
             call={name: repr(value) for name, value in options.call.items()},
             prompts_digest=options.prompts_digest,
             num_prompts=(options.for_search, options.held_out),
             seed=options.seed,
-            cost_in_runs=round(self._results.runs, 1),
+            cost_in_runs=round(self._track.runs, 1),
             complete=self._complete,
             measured=self._measured,
             plans={

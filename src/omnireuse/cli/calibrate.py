@@ -50,7 +50,6 @@ def run(
     evaluations: Annotated[
         int, typer.Option(help="Most schedules tried for each number of computed steps, 1 to 6.")
     ] = 1,
-    seconds: Annotated[float | None, typer.Option(help="Time limit of the search in seconds.")] = None,
     batch: Annotated[int, typer.Option(help="Prompts in a call.")] = 1,
     fit_prompts: Annotated[int, typer.Option(metavar="N", help="Number of prompts that schedules are tried on.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of the noise and of the search.")] = 0,
@@ -59,15 +58,13 @@ def run(
     dtype: Dtype = None,
     pictures: Pictures = None,
     call: Call = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew where an earlier search was interrupted.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a profile that is there already.")] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
     """Search the best schedules for a pipeline on its own runs, and write them as a profile.
 
-    The same command again goes on with a search that was interrupted, unless
-    --fresh is given.
+    After an interrupt the profile holds what was found so far.
     """
     from omnireuse.calibration.command import run_calibrate
 
@@ -79,14 +76,12 @@ def run(
         steps=steps,
         computed_steps=computed,
         evaluations=evaluations,
-        seconds=seconds,
         batch_size=batch,
         fit_prompts=fit_prompts,
         seed=seed,
         device=device,
         dtype=dtype,
         pictures=pictures,
-        fresh=fresh,
         force=force,
         call=call or {},
     )

@@ -164,5 +164,3 @@ class _FittedMemory(Memory):
                 self._fit.computed,
             )
         self._fits = False
-
-

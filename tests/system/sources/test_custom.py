@@ -12,7 +12,7 @@ import torch
 import omnireuse
 from omnireuse.errors import ConfigError, StateError, UnknownNameError
 
-from .custom import Bare, Custom, Denoiser, InTuple, Noisy, Signed, unsigned
+from .custom import Bare, Custom, InTuple, Noisy, Signed, unsigned
 
 PROMPTS = ["a circle", "a square", "a cross", "a ring"]
 KINDS: list[tuple[type[Any], dict[str, Any]]] = [
@@ -141,16 +141,6 @@ def test_a_pipeline_that_takes_no_prompt_is_told() -> None:
 
     with pytest.raises(ConfigError, match="Unprompted: its call must take prompt, but it takes label, num_inference"):
         calibrated(Unprompted())
-
-
-def test_a_pipeline_that_names_no_parts_keeps_a_journal(tmp_path: Path) -> None:
-    class Careless(Bare):
-        def __init__(self) -> None:
-            super().__init__(Denoiser())
-
-    # Its `components` is an error that prints all its JSON.
-    calibrated(Careless(), computed_steps=[3], evaluations=1, journal=tmp_path / "journal")
-    assert (tmp_path / "journal").is_file()
 
 
 def test_num_inference_steps_is_another_name_of_steps() -> None:

@@ -17,7 +17,6 @@ from omnireuse import Profile
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.calibration.observer import NotFiniteError
 from omnireuse.calibration.runner import PipelineRunner
-from omnireuse.calibration.runs import full_run
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, StateError
@@ -131,7 +130,7 @@ def test_measuring_changes_nothing_and_leaves_no_trace() -> None:
         PROMPTS[0], num_inference_steps=4, generator=torch.Generator().manual_seed(0), output_type="np"
     ).images
     classes = [type(module) for module in pipeline.transformer.modules()]
-    (picture,) = full_run(runner, range(1), record=True).pictures
+    (picture,) = runner.full_run(range(1), record=True).pictures
     np.testing.assert_array_equal(picture, plain[0])
     assert [type(module) for module in pipeline.transformer.modules()] == classes
 
@@ -140,10 +139,10 @@ def test_a_calibration_keeps_as_much_as_it_needs(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(recording, "MOST_BYTES", 1000)
     monkeypatch.setattr(recording, "ON_DEVICE", 0)
     runner = PipelineRunner(Prompted(), PROMPTS, seed=0, call={"num_inference_steps": 4})
-    full = full_run(runner, range(1), record=True).full
+    full = runner.full_run(range(1), record=True).full
     assert full is not None
     assert len(full.path.latents) == 4 + 1
-    assert full_run(runner, range(1)).full is None
+    assert runner.full_run(range(1)).full is None
 
 
 def test_memory_does_not_grow_with_the_number_of_runs() -> None:
@@ -162,7 +161,7 @@ def test_memory_does_not_grow_with_the_number_of_runs() -> None:
         runner = PipelineRunner(pipeline, prompts, seed=0, call={"num_inference_steps": 4})
         pipeline.transformer.register_forward_hook(weigh)
         for place in range(len(prompts)):
-            full_run(runner, range(place, place + 1), record=True)
+            runner.full_run(range(place, place + 1), record=True)
         return most
 
     gc.collect()

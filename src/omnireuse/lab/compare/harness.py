@@ -19,14 +19,13 @@ from msgspec.structs import replace
 
 from omnireuse.base.journal import Journal
 from omnireuse.base.records import Record
-from omnireuse.calibration.options import call_texts
 from omnireuse.errors import ConfigError, OmniReuseError, StateError
 from omnireuse.handle import disable
 from omnireuse.hooks.denoisers import describe
 from omnireuse.lab.compare.count import Work, now
 from omnireuse.lab.compare.methods.base import Kept, Method, Setting, unchanged
 from omnireuse.lab.compare.restore import restored
-from omnireuse.lab.compare.workload import Workload
+from omnireuse.lab.compare.workload import Workload, call_text
 from omnireuse.lab.front import targets
 from omnireuse.lab.record import Case, FullRun, Point, environment
 from omnireuse.lab.report.clips import save_pair
@@ -160,7 +159,7 @@ class Harness:
         workload = self.workload
         return {
             "pipeline": describe(workload.pipeline),
-            "call": str(call_texts(workload.call)),
+            "call": call_text(workload.call),
             "list of prompts": str(workload.prompts),
             "list of calibration prompts": str(workload.calibration),
             "seed": f"{workload.seed}, {workload.calibration_seed}",

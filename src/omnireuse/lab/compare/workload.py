@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from omnireuse.errors import ConfigError
 from omnireuse.hooks.denoisers import denoisers_of
@@ -12,8 +17,9 @@ from omnireuse.pipelines.bars import without_bar
 from omnireuse.pipelines.call import Caller, Signature, is_modular, refuse_reserved
 from omnireuse.pipelines.pictures import Picture
 from omnireuse.pipelines.source import Source
+from omnireuse.prompts.fingerprint import tensor_checksum
 
-__all__ = ["GUIDANCE", "Workload", "guided_call", "is_distilled", "workloads_of"]
+__all__ = ["GUIDANCE", "Workload", "call_text", "guided_call", "is_distilled", "workloads_of"]
 
 GUIDANCE = ("true_cfg_scale", "guidance_scale")
 """Names of the argument that sets guidance. Where a pipeline has both, the second belongs to a distilled model, whose
@@ -145,3 +151,23 @@ def _own_guidance(pipeline: Any, call: Mapping[str, Any]) -> float:
     if name is not None:
         found = call.get(name, defaults[name])
     return float(found) if isinstance(found, (int, float)) else 1.0
+
+
+def call_text(call: Mapping[str, Any]) -> str:
+    """The arguments of a pipeline's call as a text that is equal in every process.
+
+    Raises:
+        ConfigError: an argument that cannot be pickled, so that no other process can have it.
+    """
+    return json.dumps(call, sort_keys=True, default=_digest)
+
+
+def _digest(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {tensor_checksum(value)}"
+    try:
+        return hashlib.sha256(pickle.dumps(value)).hexdigest()[:16]
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"compare(call=…): arguments of the call must be picklable, got {type(value).__name__} ({error})"
+        ) from error
