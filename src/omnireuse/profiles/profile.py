@@ -6,9 +6,7 @@ import datetime
 import logging
 import math
 import os
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +19,7 @@ from omnireuse.profiles.conditions import OTHER_WEIGHTS, UNKNOWN, Conditions, wa
 from omnireuse.profiles.measurements import Measurements
 from omnireuse.profiles.origin import Origin, fingerprint, versions
 from omnireuse.profiles.plan import FEWEST_HELD_OUT, Plan
-from omnireuse.profiles.sharing import FILE, found, upload
+from omnireuse.profiles.sharing import found
 from omnireuse.summary.summary import Promise
 
 __all__ = ["FEWEST_HELD_OUT", "Plan", "Profile", "fingerprint"]
@@ -249,12 +247,6 @@ class Profile(Record, frozen=True, kw_only=True):
             f"{'' if self.complete else ', search not finished'}>"
         )
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from omnireuse.profiles.html import profile_html
-
-        return profile_html(self)
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile as JSON, whole or not at all.
 
@@ -281,46 +273,14 @@ class Profile(Record, frozen=True, kw_only=True):
         """Read a shared profile.
 
         Args:
-            place: ``owner/name`` or ``owner/name@revision`` on the Hugging Face Hub, a folder that `save_pretrained`
-                has written, or the file itself.
+            place: ``owner/name`` or ``owner/name@revision`` on the Hugging Face Hub, or a folder, with the file
+                ``profile.json``; or the file itself.
             revision: branch, tag or commit of a repository.
 
         Raises:
             ConfigError: nothing there, the hub refuses, or no whole profile of this format.
         """
         return cls.load(found(place, revision))
-
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``profile.json`` and a page about it, ``README.md``; with a picture where matplotlib is installed.
-
-        Raises:
-            StateError: a file cannot be written.
-        """
-        from omnireuse.profiles.card import write_card
-
-        self.save(Path(folder) / FILE)
-        write_card(self, Path(folder))
-
-    def push_to_hub(
-        self, repository: str, *, private: bool | None = None, revision: str | None = None, token: str | None = None
-    ) -> str:
-        """Put what `save_pretrained` writes into a repository of the Hugging Face Hub.
-
-        Args:
-            repository: ``owner/name``; made where it is missing.
-            private: whether a new repository is private; None for the owner's default.
-            revision: branch, made where it is missing; None for the main branch.
-            token: of the hub; None for the one of `hf auth login`.
-
-        Returns:
-            The address of the commit.
-
-        Raises:
-            StateError: the hub refuses or cannot be reached.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            return upload(Path(folder), repository, private=private, revision=revision, token=token)
 
 
 def _upgrade(document: dict[str, Any]) -> None:

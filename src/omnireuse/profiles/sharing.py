@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 
 from omnireuse.base.hub import why_refused
-from omnireuse.errors import ConfigError, StateError
+from omnireuse.errors import ConfigError
 
-__all__ = ["FILE", "check_place", "found", "upload"]
+__all__ = ["check_place", "found"]
 
 FILE = "profile.json"
 """Name of the profile in a folder or repository. Nothing else of it is read."""
 _ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-NO_PROFILE = f"the repository holds no {FILE}; a profile is put there with Profile.push_to_hub"
+NO_PROFILE = f"the repository holds no {FILE}; a profile is put there with `hf upload OWNER/NAME {FILE}`"
 
 
 def check_place(place: str | os.PathLike[str]) -> None:
@@ -27,7 +27,7 @@ def check_place(place: str | os.PathLike[str]) -> None:
     if path.is_dir():
         if not (path / FILE).is_file():
             others = sorted(each.name for each in path.glob("*.json") if each.name != "model_index.json")
-            do = "write one with Profile.save_pretrained"
+            do = "write one with Profile.save"
             if others:
                 more = f" and {len(others) - 4} more" if len(others) > 4 else ""
                 do = f"it has {', '.join(others[:4])}{more}: give one of them, such as {str(path / others[0])!r}"
@@ -67,31 +67,3 @@ def found(place: str | os.PathLike[str], revision: str | None = None) -> Path:
         return Path(hf_hub_download(match["id"], FILE, revision=revision or match["revision"]))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise ConfigError(f"profile {str(place)!r}: {why_refused(error, NO_PROFILE)}") from error
-
-
-def upload(folder: Path, repository: str, *, private: bool | None, revision: str | None, token: str | None) -> str:
-    """Put the files of a folder into a repository of the hub, which is made where it is missing.
-
-    Returns:
-        The address of the commit.
-
-    Raises:
-        StateError: the hub refuses; one sentence says why.
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        api = HfApi(token=token)
-        api.create_repo(repository, private=private, exist_ok=True)
-        if revision is not None:
-            api.create_branch(repository, branch=revision, exist_ok=True)
-        done = api.upload_folder(
-            repo_id=repository, folder_path=folder, revision=revision, commit_message="Add a profile of omnireuse"
-        )
-    except (OSError, ValueError, HfHubHTTPError) as error:
-        raise StateError(
-            f"Profile.push_to_hub({repository!r}): {why_refused(error, NO_PROFILE)}; nothing is lost: "
-            "Profile.save_pretrained writes the same files to a folder"
-        ) from error
-    return str(done.commit_url)

@@ -42,7 +42,7 @@ def test_the_profile_of_another_model_names_both(flux: Tiny) -> None:
 
 
 def test_a_folder_of_several_profiles_lists_them(flux: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"write one with Profile\.save_pretrained"):
+    with pytest.raises(ConfigError, match=r"write one with Profile\.save"):
         omnireuse.enable(flux.pipe, profile=tmp_path)
     for each in sorted(PROFILES.glob("*.json")):
         shutil.copy(each, tmp_path)

@@ -175,26 +175,6 @@ def test_what_is_promised_is_in_both_forms(promise: Promise | None, said: str) -
         assert shown.count("promised") == (promise is not None)
 
 
-def test_a_profile_shows_its_plans() -> None:
-    profile = Profile.load(PROFILE)
-    shown = Elements(profile._repr_html_())
-    assert shown.names.count("tr") == 1 + len(profile.plans)
-    assert shown.roles.count("img") == len(profile.plans)
-    assert shown.names.count("i") == 28 * len(profile.plans)
-    plan = profile.plans[14]
-    assert f"14 of 282.00×{sum(plan.held_out) / len(plan.held_out):.1f} dB{plan.promised:.1f} dB" in shown.text
-    assert "mean, held outnine of ten reach" in shown.text
-    older = structs.replace(profile, dtype=None)
-    assert "Nothing is promised: the profile does not note its dtype" in Elements(older._repr_html_()).text
-    one = structs.replace(
-        profile, plans={5: structs.replace(profile.plans[5], held_out=())}, complete=False, num_prompts=(1, 0)
-    )
-    text = Elements(one._repr_html_()).text
-    assert "not judgednone" in text
-    assert "searched with 1 prompt and judged on 0 held out" in text
-    assert "the search was not finished" in text
-
-
 def test_runs_that_were_broken_off_are_kept_out_of_the_means(flux: Tiny) -> None:
     def stop(pipe: Any, step: int, timestep: Any, kept: dict[str, Any]) -> dict[str, Any]:
         if step == 2:
