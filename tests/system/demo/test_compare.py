@@ -2,17 +2,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import omnireuse
-from omnireuse.lab.compare.harness import Harness
 from omnireuse.lab.compare.workload import Workload
 from omnireuse.lab.record import Case
 from omnireuse.lab.report.clips import read_frames
 from reference.case import IMAGES
-from reference.demo.compare import Cache, compare_caches, generations
+from reference.demo.compare import Cache, compare_caches
 from reference.workload import load_quietly, reference_workload
 
 STEPS = 8
@@ -32,14 +30,6 @@ def compared(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> tu
     case, complete = compare_caches(workload, [HALF, twice, MOST], folder=folder, advance=seen.append)
     assert complete
     return case, folder, seen
-
-
-def test_runs_are_warmed_up_and_then_take_turns(compared: tuple[Case, Path, list[str]]) -> None:
-    _, _, seen = compared
-    caches = ("half", "half again", "most")
-    turn = ["full", *(name for cache in caches for name in (cache, f"fewer steps ({cache})"))]
-    assert seen == [*(f"warm-up: {cache}" for cache in caches), *turn * 2]
-    assert len(seen) == generations(2, 3)
 
 
 def test_caches_that_compute_as_many_steps_share_a_run_of_fewer(compared: tuple[Case, Path, list[str]]) -> None:
@@ -73,25 +63,3 @@ def test_decisions_attributes_and_pictures_are_kept(compared: tuple[Case, Path, 
     assert {each.psnr for each in case.full.samples} == {100.0}
     assert half.speedup is not None
     assert half.speedup.low > 0
-
-
-@pytest.mark.parametrize(("runs", "kept"), [(1 + 1 + 1 + 3 + 1, 1), (1 + 1 + 1, 0)])
-def test_an_interrupt_keeps_the_prompts_that_are_whole(
-    runs: int, kept: int, workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A full run of one prompt, a warm-up, and three runs for each prompt.
-    inner, calls = Harness.run, iter(range(100))
-
-    def run(*arguments: Any, **options: Any) -> Any:
-        if next(calls) == runs:
-            raise KeyboardInterrupt
-        return inner(*arguments, **options)
-
-    monkeypatch.setattr(Harness, "run", run)
-    if not kept:
-        with pytest.raises(KeyboardInterrupt):
-            compare_caches(workload, [HALF], folder=tmp_path)
-        return
-    case, complete = compare_caches(workload, [HALF], folder=tmp_path)
-    assert not complete
-    assert case.prompts == workload.prompts[:kept]

@@ -16,13 +16,9 @@ from reference.faces.people import (
     EXPRESSIONS,
     EYEWEAR,
     HAIR,
-    MAX_SEQUENCE_LENGTH,
     caption,
     held_out_people,
-    vocabulary,
 )
-from reference.tokenizers import load_tokenizer
-from reference.train.faces import TOKENIZERS
 from tests import TOP
 
 pytest.importorskip("resvg_py")
@@ -53,14 +49,6 @@ def trained(train, tmp_path_factory):
             checker={"batch_size": 8, "num_judged": 32},
             flow={"batch_size": 4},
         )
-
-
-def test_every_caption_fits_and_has_a_token_for_each_word(tmp_path):
-    TOKENIZERS["tokenizer"](tmp_path)
-    tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer.unk_token_id not in tokenizer(" ".join(vocabulary())).input_ids
-    longest = max((caption(person) for person in held_out_people(300)), key=lambda text: len(text.split()))
-    assert len(tokenizer(longest).input_ids) <= MAX_SEQUENCE_LENGTH == FACES_SAMPLING["max_sequence_length"]
 
 
 def test_the_export_is_a_flux_pipeline_that_draws(trained):

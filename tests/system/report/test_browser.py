@@ -109,16 +109,6 @@ def test_the_slider_answers_to_keys(window: Window, report: Path) -> None:
     assert page.evaluate("document.querySelector('.slider').style.getPropertyValue('--at')") == "0%"
 
 
-def test_the_slider_answers_to_a_finger(window: Window, report: Path) -> None:
-    page = window.open(report, **PHONE)
-    chromium = page.context.new_cdp_session(page)  # Playwright itself taps, but moves no finger
-    for kind, share in (("touchStart", 0.5), ("touchMove", 0.4), ("touchMove", 0.3)):
-        x, y = place(page, ".slider", share)
-        chromium.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [{"x": x, "y": y}]})
-    chromium.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-    assert at(page) == pytest.approx(30, abs=1)
-
-
 ALL_RUNS = "article:not(.front)"
 """The article that shows every run of the first prompt; the first screen's article comes before it."""
 
@@ -170,25 +160,6 @@ def test_pointing_at_a_dot_explains_it_and_pressing_keeps_it(window: Window, rep
     page.keyboard.press("Escape")
     page.mouse.move(*place(page, other))
     assert explained(page).startswith("fewer steps")
-
-
-def test_the_arrow_keys_go_from_dot_to_dot(window: Window, report: Path) -> None:
-    page = window.open(report)
-    page.evaluate("document.querySelector('[data-row^=part0]').focus()")
-    seen = []
-    for key in ("Home", "ArrowRight", "ArrowRight", "End"):
-        page.keyboard.press(key)
-        seen.append(explained(page, 1).split(" PSNR")[0])
-    assert seen[0].startswith("fewer steps")
-    assert seen[-1].startswith("other peer"), "the dot furthest to the right"
-    assert len(set(seen)) == len(seen)
-    assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
-
-
-def test_a_tap_explains_a_dot(window: Window, report: Path) -> None:
-    page = window.open(report, **PHONE)
-    page.tap('[data-row="part0-case0-5"] path')
-    assert explained(page, 1).startswith("other peer")
 
 
 def test_the_call_is_copied(window: Window, report: Path) -> None:

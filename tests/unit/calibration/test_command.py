@@ -44,7 +44,7 @@ def test_an_interrupt_writes_what_was_found(
     search(monkeypatch, replace(PROFILE, complete=False))
     assert main(command(out)) == 130
     assert out.is_file()
-    assert "interrupted; what was found so far, 1 plan, is in" in capsys.readouterr().out
+    assert "interrupted; what was found so far, 2 plans, is in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("held_out", "name"), [((30.0,) * 5, "quality"), ((30.0,) * 4, "speedup"), ((), "speedup")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -16,13 +16,13 @@ from bench.peers.bud_cache import annealed
 from bench.peers.calibrating import best_path
 from bench.peers.l2p import learnt_weights
 from bench.peers.lemica import worst_first
-from bench.peers.mean_cache import MeanVelocity, estimate, interval_costs
+from bench.peers.mean_cache import MeanVelocity, estimate
 from bench.peers.optimal_steps import closest_timesteps
-from bench.peers.recache import learnt_schedules, log_likelihood
+from bench.peers.recache import learnt_schedules
 from bench.peers.sen_cache import Sensitivities, Sensitivity
 from bench.peers.speca import Draft
 from bench.peers.spectrum import Chebyshev, chebyshev_weights, growing_windows
-from bench.peers.tc_pade import bend, pade, staged
+from bench.peers.tc_pade import pade, staged
 from omnireuse.testing import check_policy
 
 SIGMAS = (1.0, 0.9, 0.75, 0.6, 0.3, 0.0)
@@ -37,10 +37,6 @@ def test_spectrum_computes_as_many_steps_as_its_authors_say(growth: float, compu
     assert len(growing_windows(50, growth=growth)) == computed
 
 
-def test_spectrum_windows_grow() -> None:
-    assert growing_windows(16, growth=1.0, warmup=3) == [0, 1, 2, 4, 7, 11]
-
-
 def test_spectrum_without_ridge_is_exact_on_polynomials_of_its_degree() -> None:
     def path(at: float) -> float:
         return 1 + 2 * at - at**2 / 5 + at**4 / 700
@@ -48,16 +44,6 @@ def test_spectrum_without_ridge_is_exact_on_polynomials_of_its_degree() -> None:
     nodes = [0, 1, 3, 4, 8, 11]
     weights = chebyshev_weights(nodes, 14, span=28, degree=4, ridge=0.0, share=1.0)
     assert np.dot(weights, [path(node) for node in nodes]) == pytest.approx(path(14))
-
-
-def test_spectrum_mixes_in_a_line() -> None:
-    weights = chebyshev_weights([0, 2, 5], 8, span=28, degree=4, ridge=0.1, share=0.0)
-    assert weights == pytest.approx([0, -1, 2])
-
-
-def test_spectrum_ridge_draws_towards_zero() -> None:
-    weights = chebyshev_weights([0, 1, 2, 3, 4], 6, span=28, degree=4, ridge=0.1, share=1.0)
-    assert 0.8 < sum(weights) < 1
 
 
 def test_spectrum_forecasts_from_all_values() -> None:
@@ -76,10 +62,6 @@ def test_mean_cache_estimates_from_the_mean_of_the_last_steps() -> None:
     assert estimate(even, (1.0, 0.5, 0.0, -0.5), 2).item() == 3.75
 
 
-def test_mean_cache_with_a_span_of_one_holds() -> None:
-    assert estimate([torch.tensor([1.0]), torch.tensor([4.0])], SIGMAS[:4], 1).item() == 4.0
-
-
 def test_mean_cache_estimates_go_on_from_estimates() -> None:
     memory = MeanVelocity(sigmas=SIGMAS, spans=(1, 1, 2, 2, 1)).start()
     first, second = torch.tensor([1.0]), torch.tensor([2.0])
@@ -92,12 +74,6 @@ def test_mean_cache_estimates_go_on_from_estimates() -> None:
     assert torch.equal(memory.predict(2), third), "an earlier step can be asked for again"
     memory.observe(3, torch.tensor([9.0]))
     assert memory.predict(4).item() == 9.0, "a span of one holds"
-
-
-def test_mean_cache_costs_nothing_where_the_velocity_stands_still() -> None:
-    costs = interval_costs(torch.ones(5, 2, 3), SIGMAS)
-    assert costs.keys() == {(a, b) for a in range(5) for b in range(a + 1, 5)}
-    assert {cost for cost, _ in costs.values()} == {0.0}
 
 
 def _paths(steps: int, count: int) -> list[tuple[int, ...]]:
@@ -140,25 +116,6 @@ def test_bud_cache_finds_the_best_schedule_and_keeps_the_budget() -> None:
     assert all(steps[0] == 0 and steps[-1] == 11 for steps in tried)
 
 
-def test_bud_cache_tries_no_more_than_it_may() -> None:
-    tried = set()
-
-    def error(steps: tuple[int, ...]) -> float:
-        tried.add(steps)
-        return 1.0 + len(tried) % 5
-
-    annealed(error, 28, 10, trials=6, climbs=5)
-    assert len(tried) <= 1 + 6 + 5
-
-
-def test_recache_draws_schedules_with_the_right_likelihood() -> None:
-    scores = torch.tensor([0.3, -1.0, 0.8, 0.1])
-    likely = [log_likelihood(scores, torch.tensor(order)).exp() for order in permutations(range(4), 2)]
-    assert sum(likely).item() == pytest.approx(1.0)
-    first, second = scores.softmax(0)[2], scores[[0, 1, 3]].softmax(0)[2]
-    assert log_likelihood(scores, torch.tensor([2, 3])).exp().item() == pytest.approx((first * second).item())
-
-
 def test_recache_learns_which_steps_matter() -> None:
     found = learnt_schedules(lambda steps: 0.01 + sum(steps), 8, [4, 5], updates=120)
     assert found == {4: (0, 1, 2, 7), 5: (0, 1, 2, 3, 7)}
@@ -199,12 +156,6 @@ def test_sen_cache_adds_the_changes_that_it_expects() -> None:
     assert not reuses(1, 0.14, 0.6), "the first fifth has a tighter threshold"
 
 
-def test_sen_cache_measures_from_the_last_computed_step() -> None:
-    policy, view = _sensitivity(), omnireuse.StepView(index=4, total=10, drift=0.1, noise=0.7)
-    assert policy.after((3, 0.8, 1), view, True) == (3, 0.8, 2)
-    assert policy.after((3, 0.8, 1), view, False) == (4, 0.7, 0)
-
-
 def test_sen_cache_keeps_the_contract_of_policies() -> None:
     check_policy(_sensitivity())
 
@@ -230,26 +181,12 @@ def test_tc_pade_takes_each_element_by_itself() -> None:
     assert pade(before, last).ravel().tolist() == pytest.approx(expected)
 
 
-def test_tc_pade_makes_what_stands_still_a_tenth_larger() -> None:
-    # Its coefficients are set and not solved, so it is exact on no function.
-    still = torch.tensor([1.0, -2.0, 0.0])
-    assert torch.allclose(pade(still, still), 1.1 * still)
-
-
 def test_tc_pade_goes_by_stages() -> None:
     before, last = torch.tensor([1.0, 4.0]), torch.tensor([2.0, 3.0])
     assert torch.allclose(staged(before, last, 0.3), 0.9 * last + 0.1 * before)
     assert torch.equal(staged(before, last, 0.31), pade(before, last))
     assert torch.equal(staged(before, last, 0.8), pade(before, last))
     assert torch.allclose(staged(before, last, 0.81), pade(before, last) + 0.3 * (last - before))
-
-
-@pytest.mark.parametrize(("angle", "expected"), [(0, 0.0), (60, 0.5), (90, math.sqrt(0.5)), (180, 1.0)])
-def test_tc_pade_measures_how_a_path_bends(angle: int, expected: float) -> None:
-    start, turn = torch.tensor([1.0, 2.0]), math.radians(angle)
-    second = start + torch.tensor([3.0, 0.0])
-    third = second + 0.5 * torch.tensor([math.cos(turn), math.sin(turn)])
-    assert bend(start, second, third) == pytest.approx(expected, abs=1e-6)
 
 
 # -- SpeCa ------------------------------------------------------------------------------------------------------------
@@ -261,14 +198,6 @@ def test_speca_drafts_a_line_at_any_spacing() -> None:
         draft.observe(torch.tensor([2.0 + 3.0 * step]), gap, 1)
     assert draft.after(5).item() == 29.0
     assert len(draft.differences) == 2
-
-
-def test_speca_takes_finite_differences_for_derivatives() -> None:
-    draft = Draft()
-    for square in (1.0, 4.0, 9.0):
-        draft.observe(torch.tensor([square]), 1, 2)
-    # 9 + 5 + 2 / 2, where a parabola has 16.
-    assert draft.after(1).item() == 15.0
 
 
 # -- OSS --------------------------------------------------------------------------------------------------------------
@@ -295,33 +224,6 @@ def test_oss_finds_what_brute_force_finds() -> None:
     for count, found in _closest(sigmas, 7).items():
         every = [(0, *others) for others in combinations(range(1, 7), count - 1)]
         assert found == min(every, key=lambda steps: abs(_euler(steps, sigmas) - full))
-
-
-def test_oss_goes_on_from_the_latents_that_it_reached() -> None:
-    # Of two evaluations the second is at latents that the full run never had.
-    sigmas, seen = (1.0, 0.6, 0.5, 0.0), []
-
-    def evaluate(before: torch.Tensor) -> torch.Tensor:
-        seen.append(before.clone())
-        return before
-
-    fine = torch.tensor([1.0, 0.6, 0.54, 0.27])[:, None]
-    closest_timesteps(fine, fine[:-1], sigmas, evaluate, 2)
-    (before,) = seen
-    assert before[1:].ravel().tolist() == pytest.approx([0.6, 0.5])
-
-
-def test_oss_takes_one_schedule_for_all_prompts() -> None:
-    # Held velocities are right for the second prompt, whatever the schedule, so the first decides.
-    sigmas = (1.0, 0.97, 0.9, 0.72, 0.6, 0.3, 0.22, 0.0)
-    alone = _closest(sigmas, 4)
-    fine = torch.tensor([_euler(tuple(range(count)), sigmas[: count + 1]) if count else 2.0 for count in range(8)])
-    both = torch.stack([fine, torch.tensor(sigmas) * 5], dim=1).double()
-
-    def evaluate(before: torch.Tensor) -> torch.Tensor:
-        return torch.stack([before[:, 0], torch.full_like(before[:, 1], 5.0)], dim=1)
-
-    assert closest_timesteps(both, evaluate(both[:-1]), sigmas, evaluate, 4) == alone
 
 
 @pytest.mark.parametrize("key", PEERS)

@@ -12,7 +12,7 @@ from tests import TOP
 
 pytest.importorskip("PIL")
 from omnireuse.lab.report.clips import read_frames
-from reference.card import figures_table, write_card
+from reference.card import write_card
 from reference.case import CLIPS, IMAGES, Case
 from reference.evaluate import Figures
 
@@ -53,22 +53,3 @@ def test_the_committed_card_is_what_the_command_writes(case: Case, tmp_path: Pat
     assert (first.size, len(rest)) == {"image": ((512, 256), 0), "clip": ((512, 128), 8)}[case.unit]
     # The grid goes row by row.
     np.testing.assert_allclose(np.asarray(first)[64:128, :64] / 255, made[8].reshape(-1, 64, 64, 3)[0], atol=0.002)
-
-
-def test_a_figure_that_is_stated_is_the_one_that_was_measured() -> None:
-    figures = Figures(
-        num_captions=2,
-        attributes_right=0.5,
-        captions_right=0.25,
-        right_by_attribute={"shape": 0.75},
-        seconds_each=1.5,
-        num_threads=2,
-        num_psnr_prompts=3,
-        psnr_guided=36.04,
-        psnr_unguided=44.0,
-        weight_bytes=1_250_000,
-    )
-    table = figures_table(CLIPS, figures)
-    assert "| seconds a clip, 2 threads | 1.50 |" in table
-    assert "| 15 steps against 30, guidance 6, PSNR | 36.0 dB |" in table
-    assert "| - shape right | 75.0% |" in table

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from omnireuse.encoders.eviction import POLICIES
 from reference.commands import main
 from reference.replay.generate import make_trace
-from reference.replay.oracles import interval_bound, lru_hits, min_hits
+from reference.replay.oracles import interval_bound, lru_hits
 from reference.replay.run import BOUND, ORACLE, manager_hits, replay
 from reference.replay.traces import Access, requests_of
 
@@ -27,38 +26,6 @@ def traces(draw: st.DrawFn, *, is_equal: bool, max_size: int = 60) -> list[Acces
         Access(key=key, size=3 if is_equal else SIZES[key], request=request)
         for key, request in zip(keys, requests, strict=True)
     ]
-
-
-def optimum(trace: list[Access], capacity: int) -> int:
-    """The most hits that any cache can have, by trying all it could keep."""
-
-    @cache
-    def best(number: int, kept: frozenset[str]) -> int:
-        if number == len(trace):
-            return 0
-        key = trace[number].key
-        choices = {kept | {key}}
-        found = 0
-        while choices:
-            choice = choices.pop()
-            if sum(size_of[k] for k in choice) <= capacity:
-                found = max(found, best(number + 1, choice))
-            else:
-                choices |= {choice - {k} for k in choice}
-        return found + (key in kept)
-
-    size_of = {access.key: access.size for access in trace}
-    return best(0, frozenset())
-
-
-@given(traces(is_equal=True, max_size=14), st.integers(1, 12))
-def test_belady_is_the_optimum_at_equal_sizes(trace: list[Access], capacity: int) -> None:
-    assert sum(min_hits(trace, capacity)) == optimum(trace, capacity)
-
-
-@given(traces(is_equal=False, max_size=12), st.integers(1, 10))
-def test_no_cache_can_beat_the_interval_bound(trace: list[Access], capacity: int) -> None:
-    assert interval_bound(trace, capacity, [1.0] * len(trace)) >= optimum(trace, capacity) - 1e-9
 
 
 @given(traces(is_equal=False), st.integers(1, 20))

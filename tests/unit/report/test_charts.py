@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from reference.figures import PEERS, comparison_figure
 from reference.replay.figure import hit_ratio_figure
 from reference.replay.generate import make_trace
 from reference.replay.run import replay
-from tests import TOP
 from tests.helpers.comparisons import peers, point
 
 
@@ -65,17 +62,6 @@ def _explained(figure: Any, expected: tuple[str, ...]) -> None:
         assert not box.overlaps(legend.get_window_extent()), "text and legend cover each other"
 
 
-def test_the_benchmark_of_strategies_explains_its_charts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench import _strategy_figures
-
-    kept: list[Any] = []
-    monkeypatch.setattr(_strategy_figures.plt, "close", kept.append)
-    record = json.loads((TOP / "bench" / "results" / "strategies.json").read_text(encoding="utf-8"))
-    record["quality"] = [row for row in record["quality"] if row["steps"] == 50]
-    _strategy_figures.draw(record, lambda steps: tmp_path / f"{steps}.png")
-    _explained(kept[0], ("fewer steps", "hold", "polynomial"))
-
-
 def test_no_two_methods_look_alike() -> None:
     points = tuple(
         point(f"peer {number}", "peer", steps, 30.0 + steps) for number in range(len(PEERS) + 3) for steps in (7, 9)
@@ -85,12 +71,3 @@ def test_no_two_methods_look_alike() -> None:
     (axes,) = comparison_figure(made).axes
     looks = {(line.get_color(), str(line.get_linestyle()), str(line._unscaled_dash_pattern)) for line in axes.lines}
     assert len(looks) == len(PEERS) + 3
-
-
-def test_the_places_of_a_replay_have_labels_that_do_not_collide() -> None:
-    figure = hit_ratio_figure(
-        "trace", replay(make_trace("zipf", num_accesses=200, seed=0), capacities=[20_000, 40_000], policies=("lru",))
-    )
-    (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["20k", "40k"]
-    assert list(axes.get_xticks(minor=True)) == []

@@ -3,12 +3,10 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
-from omnireuse.errors import ConfigError
 from reference.figures import comparison_figure, grid_figure, save_figure
-from tests.helpers.comparisons import gallery, images, peers, save_images
+from tests.helpers.comparisons import gallery, peers, save_images
 
 
 def test_the_grid_holds_an_image_a_variant_and_prompt(tmp_path: Path) -> None:
@@ -26,28 +24,6 @@ def test_the_grid_holds_an_image_a_variant_and_prompt(tmp_path: Path) -> None:
     save_figure(figure, tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as saved:
         assert saved.width > 1000
-
-
-def test_the_row_below_the_images_is_their_difference_to_the_full_run(tmp_path: Path) -> None:
-    made = gallery()
-    (tmp_path / "images").mkdir()
-    for level, names in zip((100, 103, 90, 100, 180), images(made), strict=True):
-        for number, name in enumerate(names):
-            Image.new("RGB", (4, 4), (level, number, 0)).save(tmp_path / name)
-    figure = grid_figure(made.cases[0], tmp_path, rows=2)
-    pictures = [image for axes in figure.axes for image in axes.get_images()]
-    below = {image.axes.get_position().y0 for image in pictures}
-    assert len(below) == 4, "two rows for each prompt"
-    found = [
-        [int(image.get_array()[0, 0, 0]) for image in pictures if image.axes.get_position().y0 == height]
-        for height in sorted(below, reverse=True)
-    ]
-    assert found == [[100, 103, 90, 100, 180], [12, 40, 0, 255]] * 2
-
-
-def test_a_missing_image_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"0-0\.png: No such file"):
-        grid_figure(gallery().cases[0], tmp_path)
 
 
 def test_the_same_figure_gives_the_same_bytes() -> None:

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from omnireuse.errors import ConfigError
 from omnireuse.lab.record import Case, Comparison
-from omnireuse.lab.report.clips import read_frames, save_pair
-from omnireuse.lab.report.page import COLUMNS, columns_of, render_page
+from omnireuse.lab.report.clips import save_pair
+from omnireuse.lab.report.page import render_page
 from omnireuse.lab.report.runs import runs_of, strip
 from omnireuse.lab.report.style import DARK, LIGHT, in_words
 from omnireuse.pipelines.closeness import Mean, Spread
@@ -159,14 +159,6 @@ def test_what_the_full_run_misses_is_not_held_against_the_others(rendered: str, 
     assert found[0].lost(unchecked) == ("colour",), "nothing is known of the full run"
 
 
-@pytest.mark.parametrize("count", range(1, 20))
-@pytest.mark.parametrize("most", COLUMNS.values())
-def test_no_line_of_pictures_ends_with_one_alone(count: int, most: int) -> None:
-    columns = columns_of(count, most)
-    assert count <= 2 or (columns > 1 and count % columns != 1)
-    assert columns <= most + 2
-
-
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_texts_can_be_read_on_every_ground(theme: dict[str, str]) -> None:
     def luminance(colour: str) -> float:
@@ -253,13 +245,6 @@ def test_the_worst_picture_of_each_method_is_shown_beside_the_full_run_the_worst
     ]
     assert shown.count('<img src="data:image/png;base64,') == 3
     assert 'class="pairs"' not in render_page([made], tmp_path)
-
-
-def test_pairs_are_small_and_finite(tmp_path: Path) -> None:
-    wide = np.full((4, 1030, 64, 3), np.nan)
-    save_pair(wide, wide + 2, tmp_path / "new" / "pair.png")
-    frames = read_frames(tmp_path / "new" / "pair.png")
-    assert {frame.size for frame in frames} == {(43, 344)}
 
 
 def test_a_picture_outside_of_the_records_folder_is_refused() -> None:

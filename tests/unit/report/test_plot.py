@@ -38,12 +38,6 @@ def test_a_line_joins_the_best_settings_of_one_method_in_the_order_of_their_step
     assert found == [(7, 9)], "what another setting of its method beats stands beside the line"
 
 
-def test_methods_differ_in_colour_or_shape() -> None:
-    points = tuple(point(f"peer {number}", "peer", 7, 30.0) for number in range(12))
-    looks = plot_case(replace(CASE, points=points)).looks
-    assert len(set(looks.values())) == len(looks) == 12
-
-
 def test_identical_pictures_stand_on_the_edge_and_do_not_press_the_others_together() -> None:
     same = replace(CASE.points[3], psnr=Mean(mean=100.0, low=100.0, high=100.0))
     plot = plot_case(replace(CASE, points=(*CASE.points[:3], same)))
