@@ -99,16 +99,6 @@ def test_dragging_the_slider_uncovers_the_other_image(window: Window, report: Pa
     assert at(page) == pytest.approx(80, abs=1), "let go of, it stays"
 
 
-def test_the_slider_answers_to_keys(window: Window, report: Path) -> None:
-    page = window.open(report)
-    page.evaluate("document.querySelector('.slider input').focus()")
-    page.keyboard.press("ArrowRight")
-    assert at(page) == 51
-    page.keyboard.press("Home")
-    assert at(page) == 0
-    assert page.evaluate("document.querySelector('.slider').style.getPropertyValue('--at')") == "0%"
-
-
 ALL_RUNS = "article:not(.front)"
 """The article that shows every run of the first prompt; the first screen's article comes before it."""
 
@@ -169,15 +159,6 @@ def test_the_call_is_copied(window: Window, report: Path) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == "omnireuse.enable(pipeline, 'omnireuse')"
 
 
-def test_without_a_clipboard_the_call_is_selected(window: Window, report: Path) -> None:
-    page = window.open(report)
-    page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
-    page.evaluate("document.execCommand = () => false")
-    page.click(".chosen-row .copy")
-    expect(page.locator(".chosen-row .copy").first).to_have_text("Selected")
-    assert page.evaluate("getSelection().toString()").strip() == "omnireuse.enable(pipeline, 'omnireuse')"
-
-
 def test_pointing_at_a_step_tells_what_was_decided_and_why(window: Window, report: Path) -> None:
     page = window.open(report)
     page.mouse.move(*place(page, ".strip", 4.5 / STEPS))
@@ -189,18 +170,6 @@ def test_pointing_at_a_step_tells_what_was_decided_and_why(window: Window, repor
     assert "step 6: " in page.evaluate("document.querySelector('.readout').innerText")
     page.keyboard.press("End")
     assert f"step {STEPS}: computed (last)" in page.evaluate("document.querySelector('.readout').innerText")
-
-
-def test_the_cursor_stands_at_the_step_of_a_strip(window: Window, report: Path) -> None:
-    page = window.open(report)
-    page.mouse.move(*place(page, ".strip", 9.5 / STEPS))
-    left, width = page.evaluate(
-        "(() => { const b = document.querySelector('.strip').getBoundingClientRect(); return [b.x, b.width]; })()"
-    )
-    cursor = page.evaluate(
-        "(() => { const b = document.querySelector('.cursor').getBoundingClientRect(); return b.x; })()"
-    )
-    assert cursor == pytest.approx(left + 9 / STEPS * width, abs=0.6)
 
 
 def shown(page: Page) -> list[int]:
@@ -229,11 +198,3 @@ def test_clips_play_in_step_and_stop_at_any_frame(window: Window, clips: Path) -
     assert set(shown(page)) == {3}
     page.keyboard.press("ArrowLeft")
     assert set(shown(page)) == {2}
-
-
-def test_clips_stand_still_for_whoever_wants_little_motion(window: Window, clips: Path) -> None:
-    page = window.open(clips, still=True)
-    assert page.evaluate("document.querySelector('.player button').textContent") == "Play"
-    assert set(shown(page)) == {0}
-    page.click(".player button")
-    assert page.evaluate("document.querySelector('.player button').textContent") == "Pause"

@@ -5,15 +5,11 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import numpy as np
 import pytest
-from msgspec.structs import replace
 from PIL import Image
 
-from omnireuse.lab.report.clips import save_clip
 from omnireuse.lab.report.page import render_page
-from tests.helpers.comparisons import changed, gallery, images, save_clips, save_images
-from tests.helpers.sweep import sweep
+from tests.helpers.comparisons import gallery, images
 
 from .window import Window, place
 
@@ -58,21 +54,6 @@ def test_no_column_is_cut_off(window: Window, report: Path, width: int) -> None:
     assert max(ends) <= width
 
 
-@pytest.mark.parametrize("count", sweep([3, 4, 5, 7, 9, 10], quick=[4, 7]))
-def test_no_picture_stands_alone_in_a_line(window: Window, tmp_path: Path, count: int) -> None:
-    made = gallery()
-    first, second, *_ = made.cases[0].points
-    copies = (replace(first, method=f"cache {number}") for number in range(count - 2))
-    made = changed(made, points=(second, *copies), highlight=0)
-    save_images(made, tmp_path)
-    (tmp_path / "page.html").write_text(render_page([made], tmp_path), encoding="utf-8")
-    for width in (420, 768, 1000, 1400):
-        page = window.open(tmp_path / "page.html", width=width)
-        for lines in page.evaluate(LINES):
-            assert sum(lines) == count
-            assert min(lines) > 1, f"{width} pixels: {lines}"
-
-
 def test_a_difference_is_four_times_as_bright_as_it_is(window: Window, tmp_path: Path) -> None:
     made = gallery()
     (tmp_path / "images").mkdir()
@@ -92,28 +73,6 @@ def test_a_difference_is_four_times_as_bright_as_it_is(window: Window, tmp_path:
     assert (
         page.evaluate("document.querySelector('figure.reference .diff').innerText") == "difference to the full run, ×4"
     )
-
-
-def test_the_differences_of_clips_play_in_step(window: Window, tmp_path: Path) -> None:
-    made = gallery()
-    save_clips(made, tmp_path)
-    # One run is off by 10 of 255 in the third frame alone.
-    off = np.stack([np.full((16, 16, 3), number / 5) for number in (1, 2, 3, 4)])
-    off[2] += 10 / 255
-    save_clip(off, tmp_path / images(made)[1][0])
-    (tmp_path / "page.html").write_text(render_page([made], tmp_path), encoding="utf-8")
-    page = window.open(tmp_path / "page.html", width=1400, still=True)
-    seen = []
-    for frame in range(4):
-        page.evaluate(f"document.querySelector('.player input').value = {frame}")
-        page.evaluate("document.querySelector('.player input').dispatchEvent(new Event('input'))")
-        assert (
-            page.evaluate("[...document.querySelectorAll('.player output')].map(e => e.textContent)")
-            == [f"{frame + 1} of 4"] * 3
-        )
-        x, y = place(page, "article:not(.front) figure:nth-of-type(2) .diff")
-        seen.append(Image.open(io.BytesIO(page.screenshot())).convert("L").getpixel((int(x), int(y))))
-    assert seen == [0, 0, 40, 0]
 
 
 @pytest.mark.parametrize("kind", ["report", "clips"])
@@ -141,12 +100,3 @@ def test_every_chart_has_a_legend_and_says_how_to_read_it(
     pictures = page.evaluate("[...document.querySelectorAll('details > .read')].map(e => e.innerText)")
     assert all("Lower row: its difference to the full run, 4 times as bright" in words for words in pictures)
     assert len(pictures) == 2
-
-
-def test_runs_of_fewer_steps_are_told_apart_by_their_count(window: Window, report: Path) -> None:
-    page = window.open(report)
-    for selector in ("article figcaption b", ".lane[data-name] > span", "#gallery-0 ~ tr th > span:first-child"):
-        names = page.evaluate(f"(e => [...document.querySelectorAll({selector!r})].map(e => e.innerText.trim()))()")
-        fewer = {name for name in names if name.startswith("fewer steps")}
-        assert fewer >= {"fewer steps (15)", "fewer steps (12)"}
-        assert "fewer steps" not in fewer

@@ -12,8 +12,7 @@ from PIL import Image
 from omnireuse.errors import ConfigError
 from omnireuse.lab.report.clips import FRAME_MILLISECONDS, read_frames, save_clip
 from omnireuse.lab.report.page import render_page
-from reference.figures import grid_figure
-from tests.helpers.comparisons import PROMPTS, gallery, images, save_clips
+from tests.helpers.comparisons import PROMPTS, gallery, images
 
 CLIP = np.random.default_rng(0).random((4, 16, 16, 3), dtype=np.float32)
 
@@ -24,25 +23,9 @@ def test_a_clip_is_kept_to_the_bit(tmp_path: Path) -> None:
     np.testing.assert_array_equal(frames, np.rint(CLIP * 255).astype(np.uint8))
 
 
-def test_an_image_is_one_frame(tmp_path: Path) -> None:
-    save_clip(CLIP[0], tmp_path / "image.png")
-    (frame,) = read_frames(tmp_path / "image.png")
-    np.testing.assert_array_equal(np.asarray(frame), np.rint(CLIP[0] * 255).astype(np.uint8))
-
-
 def test_no_image_says_where_it_belongs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="images belong beside their results"):
         read_frames(tmp_path / "none.png")
-
-
-def test_the_grid_shows_four_frames_of_a_clip(tmp_path: Path) -> None:
-    made = gallery()
-    save_clips(made, tmp_path, frames=7)
-    figure = grid_figure(made.cases[0], tmp_path, rows=1)
-    picture = next(image for axes in figure.axes for image in axes.get_images())
-    # A corner of each quarter: frames 1, 3, 5 and 7 of 7, each of one brightness.
-    corners = [picture.get_array()[y, x, 0] for y in (0, -1) for x in (0, -1)]
-    assert corners == [round(255 * frame / 8) for frame in (1, 3, 5, 7)]
 
 
 def test_the_page_holds_the_frames_of_a_clip_side_by_side_and_to_the_bit(tmp_path: Path) -> None:

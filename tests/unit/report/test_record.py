@@ -78,17 +78,6 @@ def test_a_point_has_one_psnr_for_each_prompt() -> None:
         replace(case, points=(replace(case.points[0], each=(40.0,)),))
 
 
-def test_an_unknown_family_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'ours', 'peer', 'baseline'"):
-        replace(made().cases[0].points[0], family="friend")
-
-
-def test_the_name_says_whether_there_is_guidance() -> None:
-    case = made().cases[0]
-    assert case.name == "shapes, 28 steps, guidance 6"
-    assert replace(case, guidance=1.0).name == "shapes, 28 steps, no guidance"
-
-
 def test_round_trip_keeps_pictures_and_decisions_in_strict_json(tmp_path: Path) -> None:
     write_comparison(gallery(), tmp_path / "r.json")
     assert read_comparison(tmp_path / "r.json") == gallery()
