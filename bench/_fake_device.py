@@ -23,7 +23,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from bench._true_size import Sampler
 from omnireuse.hooks import runs
 
-__all__ = ["FakeSampler", "HostReads", "fake_device"]
+__all__ = ["FakeSampler", "HostReads", "fake_device", "real"]
 
 NAME = "fakeacc"
 READING = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero"}
@@ -32,20 +32,22 @@ COPYING = {"_to_copy", "copy_"}
 
 
 class HostReads(TorchDispatchMode):
-    """Counts the waits of the host for the device. What it reads is made up: changes of 1 %.
+    """Counts operations, and the waits of the host for the device. What it reads is made up: changes of 1 %.
 
     Attributes:
         count: reads of single values and copies to the host.
-        where: the operations.
+        where: the operations that they are.
+        operations: of all kinds, views and the host's own among them.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.count = self.operations = 0
         self.where: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        self.operations += name != "device"  # asked by fake tensors alone
         is_on_device = any(isinstance(each, torch.Tensor) and each.device.type == NAME for each in tree_leaves(args))
         if name in READING and is_on_device:
             self._note(name)
@@ -86,6 +88,7 @@ def fake_device() -> Iterator[torch.device]:
         read = _outside(runs.noise_levels)
         stack.enter_context(mock.patch.object(runs, "noise_levels", read))
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", _listed))
+        stack.enter_context(mock.patch.object(FakeTensor, "numpy", _zeros))
         # torch moves weights by swapping storages, which these tensors have not.
         stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _apply))
         stack.enter_context(mock.patch.object(accelerate.hooks, "set_module_tensor_to_device", _place))
@@ -122,6 +125,11 @@ def _listed(tensor: FakeTensor) -> Any:
     return _made_up(tensor.cpu().shape)
 
 
+def _zeros(tensor: FakeTensor, *_: Any, **__: Any) -> Any:
+    with real():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype).numpy()
+
+
 def _made_up(shape: Sequence[int]) -> Any:
     """A change of 1 %: its numerator comes first, then what it is relative to."""
     if len(shape) > 1:
@@ -130,7 +138,7 @@ def _made_up(shape: Sequence[int]) -> Any:
 
 
 @contextmanager
-def _real() -> Iterator[None]:
+def real() -> Iterator[None]:
     """Tensors are real ones again, on the CPU."""
     with _disable_current_modes():
         yield
@@ -138,7 +146,7 @@ def _real() -> Iterator[None]:
 
 def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
     def called(*args: Any) -> Any:
-        with _real():
+        with real():
             return function(*args)
 
     return called
@@ -149,12 +157,12 @@ class FakeSampler(Sampler):
 
     def new_scheduler(self) -> FlowMatchEulerDiscreteScheduler:
         """As `Sampler.new_scheduler`."""
-        with _real():
+        with real():
             return super().new_scheduler()
 
     def run(self, steps: int, around: Callable[[int], Any]) -> torch.Tensor:
         """As `Sampler.run`."""
-        with _real():
+        with real():
             self.scheduler.set_timesteps(steps)
             self.scheduler.set_begin_index(0)
             times = self.scheduler.timesteps.tolist()

@@ -1,4 +1,5 @@
-"""Bytes that reuse keeps at true size, and how often the host reads the device. Needs neither a GPU nor memory.
+"""Bytes that reuse keeps at true size, operations of a reused step, and how often the host reads the device. Needs
+neither a GPU nor memory.
 
     python -m bench memory [--models flux.1 wan2.1-14b wan2.1-14b-720p qwen-image] [--steps 8] [--whole]
 
@@ -11,8 +12,9 @@ the decisions of policies that measure say nothing. An operation that mixes devi
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,12 +121,22 @@ def measured(name: str, steps: int, *, whole: bool = False) -> dict[str, dict[st
 
 
 def of_run(sampler: FakeSampler, steps: int, choice: Mapping[str, Any]) -> dict[str, float]:
-    """One run of a choice."""
+    """One run of a choice; operations are those of a reused step, the scheduler's among them."""
     reads = HostReads()
+    operations: list[int] = []
+
+    @contextmanager
+    def around(_step: int) -> Iterator[None]:
+        before = reads.operations
+        yield
+        operations.append(reads.operations - before)
+
     with omnireuse.enable(sampler, **choice) as handle, reads:
-        sampler.run(steps, lambda _step: nullcontext())
+        sampler.run(steps, around)
     summary = handle.summary()
+    computed = {event.step for event in handle.events if not event.reused}
     return {
+        "operations": statistics.median(operations[step] for step in range(steps) if step not in computed),
         "kept_bytes": summary.kept_bytes,
         "decisions": summary.calls,
         "reused": summary.reused_calls,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,12 +22,13 @@ _REGISTER: tuple[Callable[[Any], Any], ...] = (
     registration.register_module_buffer_registration_hook,
     register_optimizer_step_post_hook,
 )
+_SLICED = (nn.ModuleList, nn.Sequential)
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 
 def when_suspected(suspect: Callable[..., None]) -> Callable[[], None]:
-    """Call `suspect` whenever a module of this process gains a part or an optimizer has stepped, until the returned
-    function is called."""
+    """Call `suspect(module, …)` whenever a module of this process gains a part, and with an optimizer that has stepped,
+    until the returned function is called."""
     handles = [register(suspect) for register in _REGISTER]
 
     def end() -> None:
@@ -65,6 +66,7 @@ class Snapshot:
         drawing = [module for module in modules if _draws_in_training(module)]
         self._names, self._parts = list(parts), [_reference(part) for part in parts.values()]
         self._modules = [weakref.ref(module, suspect) for module in modules]
+        self._identities = frozenset(map(id, modules))
         self._adapters = [weakref.ref(module) for module in modules if is_adapter(module)]
         self._drawing = [weakref.ref(m) for m in (*roots, *(m for m in drawing if m.training)) if drawing]
         with torch._C.DisableTorchFunctionSubclass():
@@ -87,6 +89,11 @@ class Snapshot:
         """Whether the attributes of ``pipeline`` are the same objects."""
         pairs = zip(self._names, self._parts, strict=True)
         return all([part() is getattr(pipeline, name, None) for name, part in pairs])  # noqa: C419  # half the time
+
+    def is_touched_by(self, event: Sequence[object]) -> bool:
+        """Whether an event of `suspect` may change a part. A slice of a `ModuleList`, as many models take one in each
+        call, is a new list that gains parts, and changes none."""
+        return not (event and type(event[0]) in _SLICED and id(event[0]) not in self._identities)
 
     def has_weights(self) -> bool:
         """Whether no version counter moved and every tensor has its storage still. Cost: 0.1 us for each tensor."""

@@ -97,9 +97,9 @@ class Watch:
         self._found: _Found | None = None
         this = weakref.ref(self)
 
-        def suspect(*_: object) -> None:
+        def suspect(*event: object) -> None:
             watch = this()  # no strong reference, for torch keeps this function
-            if watch is not None:
+            if watch is not None and (watch._found is None or watch._found.is_touched_by(event)):
                 watch._is_due = True
 
         self._suspect = suspect
@@ -158,6 +158,10 @@ class _Found:
         self._hooks = Hooks({name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)})
         self._plain: Conditions = before._plain if before is not None and self._continues(before) else _plain(pipeline)
         """The conditions but for autocast and hooks."""
+
+    def is_touched_by(self, event: Sequence[object]) -> bool:
+        """As `Snapshot.is_touched_by`."""
+        return self._snapshot.is_touched_by(event)
 
     def is_still(self, pipeline: Any) -> bool:
         """Whether another look would find the same, but for autocast and hooks."""

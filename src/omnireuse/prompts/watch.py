@@ -42,9 +42,9 @@ class EncoderWatch:
         self._settings: list[tuple[str, ...]] = []
         this = weakref.ref(self)
 
-        def suspect(*_: object) -> None:
+        def suspect(*event: object) -> None:
             watch = this()  # no strong reference: the watch ends with its pipeline
-            if watch is not None:
+            if watch is not None and (watch._snapshot is None or watch._snapshot.is_touched_by(event)):
                 watch._is_due = True
 
         self._suspect = suspect

@@ -371,6 +371,18 @@ def test_where_nothing_has_changed_no_weight_is_read(monkeypatch: pytest.MonkeyP
     assert all(watch.now() is before for _ in range(3))
 
 
+@pytest.mark.parametrize("sliced", ["its own", "another's"])
+def test_a_slice_of_a_list_of_modules_is_no_change(sliced: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Decoders and U-Nets of diffusers make one in each call, and torch says of it that a module has gained parts.
+    pipe = flux()
+    watch = Watch(pipe)
+    before = watch.now()
+    monkeypatch.setattr("omnireuse.hooks.snapshot.sampled", None)
+    blocks = pipe.transformer.transformer_blocks if sliced == "its own" else pipe.vae.decoder.up_blocks
+    assert len(blocks[:1]) == 1
+    assert watch.now() is before
+
+
 def test_the_pipeline_is_held_weakly() -> None:
     pipe = flux()
     gone = weakref.ref(pipe.transformer)

@@ -165,6 +165,17 @@ def test_what_does_not_touch_the_prompt_keeps_the_entries():
     assert (cache.hits, cache.misses) == (1, 1)
 
 
+def test_a_slice_of_a_list_of_modules_costs_a_hit_no_look(monkeypatch):
+    # A decoder of diffusers slices a ModuleList in each call, and torch says of it that a module has gained parts.
+    pipeline, layers = Pipeline(), nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    cache = install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("a")
+    monkeypatch.setattr("omnireuse.hooks.snapshot.sampled", None)
+    assert len(layers[1:]) == 1
+    pipeline.encode_prompt("a")
+    assert (cache.hits, pipeline.num_encodes) == (1, 1)
+
+
 def test_a_move_there_and_back_keeps_the_entries():
     pipeline = Pipeline()
     cache = install_prompt_embed_cache(pipeline)
