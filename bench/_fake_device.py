@@ -23,7 +23,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from bench._true_size import Sampler
 from omnireuse.hooks import runs
 
-__all__ = ["FakeSampler", "HostReads", "fake_device", "real"]
+__all__ = ["FakeSampler", "HostReads", "fake_device", "outside", "real"]
 
 NAME = "fakeacc"
 READING = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero"}
@@ -85,7 +85,7 @@ def fake_device() -> Iterator[torch.device]:
     """Within it, tensors have no data. A run's noise levels, one read a run, are real: decisions follow from them."""
     device = _registered()
     with ExitStack() as stack:
-        read = _outside(runs.noise_levels)
+        read = outside(runs.noise_levels)
         stack.enter_context(mock.patch.object(runs, "noise_levels", read))
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", _listed))
         stack.enter_context(mock.patch.object(FakeTensor, "numpy", _zeros))
@@ -144,7 +144,7 @@ def real() -> Iterator[None]:
         yield
 
 
-def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
+def outside(function: Callable[..., Any]) -> Callable[..., Any]:
     def called(*args: Any) -> Any:
         with real():
             return function(*args)

@@ -78,6 +78,7 @@ class Engine:
     Args:
         plan: what a request follows; by default what its name of a plan says.
         smooth: whether the transformer follows a smooth field, so that errors stay as small as forecasts leave them.
+        device: that the latents are on; None for the host.
     """
 
     def __init__(
@@ -85,9 +86,10 @@ class Engine:
         plan: Callable[[State], RequestPlan] | None = None,
         *,
         smooth: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         self.rows: list[int] = []
-        self.smooth = smooth
+        self.smooth, self.device = smooth, device
         self.waves = Waves(self.denoise, list, plan or (lambda state: PLANS[state.plan]))
         self.fails = False
 
@@ -97,7 +99,7 @@ class Engine:
         if self.fails:
             raise MemoryError("the transformer ran out of memory")
         latents = torch.cat([state.latents for state in states])
-        noise = torch.tensor([state.noise() for state in states])[:, None, None]
+        noise = torch.tensor([state.noise() for state in states], device=self.device)[:, None, None]
         if self.smooth:
             return torch.sin(latents + noise) * (0.5 + noise)
         return torch.sin(latents * 2) + noise * latents.mean(-1, keepdim=True)

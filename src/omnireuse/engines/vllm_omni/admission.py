@@ -13,7 +13,7 @@ from omnireuse.engines.vllm_omni.ranks import RankSizes, refuse_undecidable
 from omnireuse.engines.vllm_omni.settings import OmniSettings
 from omnireuse.errors import ConfigError, StateError
 
-__all__ = ["SAFE", "UNSAFE", "Admission", "refuse_pipeline", "refuse_plan"]
+__all__ = ["SAFE", "UNSAFE", "Admission", "refuse_mixed_precision", "refuse_pipeline", "refuse_plan"]
 
 SAFE = ("QwenImagePipeline",)
 """Classes whose `denoise_step` changes nothing and returns all that `step_scheduler` needs."""
@@ -42,6 +42,25 @@ def refuse_pipeline(pipeline: Any, *, place: str) -> None:
                 f"{why} ({method}); known to be safe: {', '.join(SAFE)}; run the server without step execution, or "
                 "without --cache-backend omnireuse"
             )
+
+
+def refuse_mixed_precision(pipeline: Any, *, place: str) -> None:
+    """Raise a ConfigError where some steps compute in another precision than others: a forecast must not mix both.
+
+    vllm-omni 0.30 does so in two ways, read here: a list of steps whose attention is not quantised, and Cosmos 3's
+    first and last steps in 16 bits.
+    """
+    config = getattr(pipeline, "od_config", None)
+    quantised = getattr(config, "diffusion_kv_cache_dtype", None) not in (None, "auto")
+    skipped = getattr(config, "diffusion_kv_cache_skip_step_indices", None)
+    runtime = getattr(getattr(pipeline, "transformer", None), "mixed_precision_runtime", None)
+    ends = [getattr(getattr(runtime, "config", None), name, 0) for name in ("first_steps", "last_steps")]
+    if (quantised and skipped) or any(ends):
+        what = "diffusion_kv_cache_skip_steps" if quantised and skipped else "cosmos3_mixed_precision"
+        raise ConfigError(
+            f"{place}: {what} computes some steps in another precision than the others, and a forecast must not mix "
+            "outputs of both; leave it out, or start the server without --cache-backend omnireuse"
+        )
 
 
 def refuse_plan(plan: RequestPlan, *, place: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, install_prompt_embed_cache
 from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings
-from omnireuse.engines.vllm_omni.admission import refuse_pipeline, refuse_plan
+from omnireuse.engines.vllm_omni.admission import refuse_mixed_precision, refuse_pipeline, refuse_plan
 from omnireuse.engines.vllm_omni.calls import RequestCalls
 from omnireuse.engines.vllm_omni.ranks import deciding_group, has_ranks, refuse_shared_encoder, refuse_stages
 from omnireuse.engines.vllm_omni.ready import ReadyPlans
@@ -50,6 +50,7 @@ class Backend:
     def enable(self, pipeline: Any) -> None:
         """Serve this pipeline; called once after loading."""
         refuse_stages(self.settings.place)
+        refuse_mixed_precision(pipeline, place=self.settings.place)
         self._pipeline = _denoising_pipeline(pipeline)
         if self._pipeline is pipeline:
             self._whole = WholeRequests(self.settings, RequestCalls())
