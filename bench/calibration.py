@@ -36,9 +36,8 @@ STEPS, BUDGETS = 28, [7, 9, 14]
 SEED, SEED_OF_JUDGED = 11_000, 12_000
 """Of captions and noise."""
 SETTINGS = (
-    {"fit_prompts": 5, "evaluations": 1},
-    {"fit_prompts": 16, "evaluations": 1},
-    {"fit_prompts": 16, "evaluations": 4},
+    {"fit_prompts": 5},
+    {"fit_prompts": 16},
 )
 """The default first."""
 BATCH = 5

@@ -45,7 +45,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[28, 50])
     parser.add_argument("--guidance", type=float, nargs="+", default=[6.0, 1.0])
     parser.add_argument("--prompts", type=int, default=48)
-    parser.add_argument("--evaluations", type=int, default=6)
     parser.add_argument("--judge", action="store_true", help="judge the plans that are there anew")
     parser.add_argument("--out", type=Path, help="in place of the models' own folders")
     options = parser.parse_args(arguments)
@@ -72,7 +71,6 @@ def main(arguments: list[str] | None = None) -> None:
                     steps=steps,
                     computed_steps=sorted({max(2, round(share * steps)) for share in SHARES}),
                     held_out=0.5,
-                    evaluations=options.evaluations,
                     batch_size=options.prompts // 2,
                     fit_prompts=options.prompts // 2,
                     seed=SEED,

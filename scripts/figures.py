@@ -238,7 +238,7 @@ def _compare(record: Record, default: Record, tuned: Record) -> Rows:
 
 
 def _calibration(record: Record) -> Rows:
-    chosen = [row for row in record["rows"] if (row["fit_prompts"], row["evaluations"]) == (5, 1)]
+    chosen = [row for row in record["rows"] if (row["fit_prompts"], row.get("evaluations", 1)) == (5, 1)]
     found = []
     for case, guidance in dict.fromkeys((row["case"], row["guidance"]) for row in chosen):
         own = [row for row in chosen if (row["case"], row["guidance"]) == (case, guidance)]

@@ -192,7 +192,11 @@ def write_pictures() -> None:
     from bench._strategy_figures import draw
 
     with tempfile.TemporaryDirectory() as folder:
-        save_figure(comparison_figure(callable_now(with_newer(read_comparison(RESULTS / "compare.json")))), Path(folder) / "compare.png", dpi=130)
+        save_figure(
+            comparison_figure(callable_now(with_newer(read_comparison(RESULTS / "compare.json")))),
+            Path(folder) / "compare.png",
+            dpi=130,
+        )
         record = json.loads((RESULTS / "strategies.json").read_text(encoding="utf-8"))
         draw(record, lambda steps: Path(folder) / f"strategies-{steps}.png")
         for path in sorted(Path(folder).iterdir()):

@@ -40,7 +40,6 @@ def calibrate(
     num_inference_steps: int | None = None,
     computed_steps: Iterable[int] | None = None,
     held_out: float = 0.33,
-    evaluations: int = 1,
     batch_size: int = 1,
     fit_prompts: int = FIT_PROMPTS,
     seed: int = 0,
@@ -66,9 +65,6 @@ def calibrate(
         computed_steps: budgets to search for, each from 2 to `steps`; None for 1.5 to 4 times fewer than all.
         held_out: share of the prompts that the search does not see, in (0, 1); at least one prompt is held out. A
             promise of quality needs five, and is the tighter the more there are.
-        evaluations: most schedules tried for each budget, ≥ 1. The first is the plan; up to five others are plans under
-            other assumptions, tried where one promises a tenth of a dB more. For the smallest budget, up to three
-            plans are tried in any case, to find how fast errors grow.
         batch_size: prompts in a call.
         fit_prompts: how many of the prompts for the search each schedule is tried on, ≥ 1, rounded up to whole calls.
             The same runs fit its weights.
@@ -101,7 +97,6 @@ def calibrate(
         for_search=for_search,
         steps=num_steps,
         budgets=checked_budgets(computed_steps, num_steps),
-        evaluations=evaluations,
         batch_size=batch_size,
         fit_prompts=fit_prompts,
         seed=seed,

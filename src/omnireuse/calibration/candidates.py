@@ -8,17 +8,13 @@ from functools import cache
 from omnireuse.arguments.targets import SPREAD
 from omnireuse.planning.candidate import FITTED, Candidate
 from omnireuse.planning.path import OutputProducts
-from omnireuse.planning.planner import DISTURBANCE, Planner
+from omnireuse.planning.planner import Planner
 from omnireuse.policies import Spread
 
-__all__ = ["LEAST_GAIN", "Candidates"]
+__all__ = ["Candidates"]
 
 GROWTHS = (2.0, 0.0, 4.0)
 """How errors grow on their way to the final latents (`Planner`), which full runs do not show: trials decide."""
-OTHERS = ((1.0, DISTURBANCE), (-1.0, DISTURBANCE), (0.0, 0.03), (0.0, 1.0), (2.0, DISTURBANCE))
-"""What else may be assumed: by how much growth differs from the best one of `GROWTHS`, and the disturbance."""
-LEAST_GAIN = 0.1
-"""A candidate that promises less than this, in dB, is not tried."""
 
 
 class Candidates:
@@ -34,10 +30,9 @@ class Candidates:
         self._products, self._coordinates, self._budgets = products, coordinates, budgets
         self._planner = cache(self._new_planner)
 
-    def _new_planner(self, growth: float, disturbance: float = DISTURBANCE) -> Planner:
+    def _new_planner(self, growth: float) -> Planner:
         assert self._products is not None, "asked for where weights can be fitted"
-        fewest = self._budgets[0]
-        return Planner(self._products, self._coordinates, fewest=fewest, growth=growth, disturbance=disturbance)
+        return Planner(self._products, self._coordinates, fewest=self._budgets[0], growth=growth)
 
     def to_settle_growth(self) -> dict[Candidate, float]:
         """Plans for the smallest budget, where growth counts most and runs cost least, with the growth of each."""
@@ -48,23 +43,14 @@ class Candidates:
             plans.setdefault(self._planner(growth).best(self._budgets[0]), growth)
         return {Candidate(steps=steps, forecaster=FITTED): growth for steps, growth in plans.items()}
 
-    def for_budgets(self, growth: float) -> dict[int, dict[Candidate, float]]:
-        """For each budget the best plan, then others by what they promise: each with its gain in dB over the first, if
-        what its plan assumes is right."""
-        return {budget: self._for(budget, growth) for budget in self._budgets}
+    def for_budgets(self, growth: float) -> list[Candidate]:
+        """The best plan for each budget."""
+        return [self._for(budget, growth) for budget in self._budgets]
 
-    def _for(self, budget: int, growth: float) -> dict[Candidate, float]:
-        if self._products is None:
-            # The default itself, so that the profile says what it is worth.
-            policy = Spread(num_computed=budget, **SPREAD)
-            steps = tuple(sorted(policy.schedule(len(self._coordinates), tuple(self._coordinates))))
-            return {Candidate(steps=steps, forecaster="blend"): 0.0}
-        first = self._planner(growth).best(budget)
-        gains: dict[tuple[int, ...], float] = {}
-        for more, disturbance in OTHERS:
-            planner = self._planner(max(growth + more, 0.0), disturbance)
-            steps = planner.best(budget)
-            if steps != first:
-                gains[steps] = max(planner.expected(steps) - planner.expected(first), gains.get(steps, 0.0))
-        ranked = sorted((each for each in gains.items() if each[1] >= LEAST_GAIN), key=lambda each: -each[1])
-        return {Candidate(steps=steps, forecaster=FITTED): gain for steps, gain in ((first, 0.0), *ranked)}
+    def _for(self, budget: int, growth: float) -> Candidate:
+        if self._products is not None:
+            return Candidate(steps=self._planner(growth).best(budget), forecaster=FITTED)
+        # The default itself, so that the profile says what it is worth.
+        policy = Spread(num_computed=budget, **SPREAD)
+        steps = tuple(sorted(policy.schedule(len(self._coordinates), tuple(self._coordinates))))
+        return Candidate(steps=steps, forecaster="blend")

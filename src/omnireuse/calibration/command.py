@@ -89,9 +89,6 @@ class _Notes:
         if not self._described:
             self._described = True
             notes.print(progress.pipeline, highlight=False, soft_wrap=True)
-        if progress.note:
-            with tqdm.external_write_mode(file=sys.stderr):
-                notes.print(progress.note, highlight=False, soft_wrap=True)
         if self._estimated or progress.seconds_left is None or progress.doing != "plans":
             return
         self._estimated = True

@@ -49,14 +49,13 @@ class Options:
     for_search: int
     steps: int
     budgets: Sequence[int]
-    evaluations: int
     batch_size: int
     fit_prompts: int
     seed: int
     call: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        for name in ("evaluations", "batch_size", "fit_prompts"):
+        for name in ("batch_size", "fit_prompts"):
             _check_whole(name, getattr(self, name), 1)
         _check_whole("seed", self.seed, 0)
 
@@ -77,7 +76,6 @@ class Options:
             "steps": self.steps,
             "computed_steps": list(self.budgets),
             "held_out": round(self.held_out / len(self.prompts), 3),
-            "evaluations": self.evaluations,
             "batch_size": self.batch_size,
             "fit_prompts": self.fit_prompts,
             "seed": self.seed,
@@ -92,10 +90,12 @@ class Options:
 
     @property
     def most_runs(self) -> float:
-        """Most full runs of one prompt that the search takes; two trials of a budget more than `evaluations`, to settle
-        what full runs do not show."""
+        """Most full runs of one prompt that the search takes; three trials of the smallest budget settle growth."""
         trial = min(-(-self.fit_prompts // self.batch_size) * self.batch_size, self.for_search)
-        return len(self.prompts) + sum(self.budgets) / self.steps * ((self.evaluations + 2) * trial + self.held_out)
+        return (
+            len(self.prompts)
+            + ((sum(self.budgets) + 2 * self.budgets[0]) * trial + sum(self.budgets) * self.held_out) / self.steps
+        )
 
     @property
     def prompts_digest(self) -> str:

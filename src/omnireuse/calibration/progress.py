@@ -28,7 +28,6 @@ class Progress:
         runs: full runs of one prompt that were spent; a reused step costs nothing.
         runs_left: the most that are still to come.
         seconds_left: time for those at the speed so far; None before the first run.
-        note: what more runs would bring, at the end; else "".
     """
 
     pipeline: str
@@ -39,7 +38,6 @@ class Progress:
     runs: float
     runs_left: float
     seconds_left: float | None
-    note: str = ""
 
 
 class Tracker:
@@ -65,7 +63,7 @@ class Tracker:
         """Correct the runs that are still to come."""
         self._ahead = self.runs + runs
 
-    def __call__(self, doing: str, done: int, total: int, best: float | None = None, note: str = "") -> None:
+    def __call__(self, doing: str, done: int, total: int, best: float | None = None) -> None:
         """Report."""
         left = max(0.0, self._ahead - self.runs)
         self._report(
@@ -78,7 +76,6 @@ class Tracker:
                 runs=self.runs,
                 runs_left=left,
                 seconds_left=(time.monotonic() - self._begun) / self.runs * left if self.runs else None,
-                note=note,
             )
         )
 

@@ -7,9 +7,8 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
 
-from omnireuse.calibration.candidates import LEAST_GAIN, Candidates
+from omnireuse.calibration.candidates import Candidates
 from omnireuse.calibration.evaluator import Evaluator, trial_cost
 from omnireuse.calibration.options import Options
 from omnireuse.calibration.progress import Tracker
@@ -41,7 +40,6 @@ class Search:
         self._held_out = Evaluator(runner, track.spend, places[options.for_search :], batch_size=batch_size)
         self._best: dict[int, tuple[Candidate, Scores]] = {}
         self._evaluated: dict[Candidate, Scores] = {}
-        self._more = ""
         self._complete = True
 
     def run_in_full(self) -> None:
@@ -68,26 +66,21 @@ class Search:
         candidates = Candidates(self._searched.products, self._searched.coordinates, options.budgets)
         with self._keeping("the profile holds the best schedules found so far"):
             growths = candidates.to_settle_growth()
-            self._expect(candidates, list(growths), max(growths.values(), default=0.0))
+            likely = candidates.for_budgets(max(growths.values(), default=0.0))
+            self._expect([*growths, *(each for each in likely if each not in growths)])
             self._try(list(growths))
             growth = growths[self._best[options.budgets[0]][0]] if growths else 0.0
-            plans = self._expect(candidates, list(growths), growth)
+            plans = [each for each in candidates.for_budgets(growth) if each not in growths]
+            self._expect(plans)
             self._try(plans)
 
-    def _expect(self, candidates: Candidates, first: Sequence[Candidate], growth: float) -> list[Candidate]:
-        """What is tried after `first` if that is the growth; the best plans before the others. Notes what it costs."""
+    def _expect(self, plans: Sequence[Candidate]) -> None:
+        """Note the cost of these trials, and of the evaluation after them."""
         options = self._options
-        found, most = candidates.for_budgets(growth), options.evaluations
-        self._more = _what_more_brings([gain for those in found.values() for gain in list(those.values())[most:]])
-        by_place = zip_longest(*(list(those)[:most] for those in found.values()))
-        plans = [each for place in by_place for each in place if each is not None and each not in first]
-        left = plans if self._best else [*first, *plans]
-        trials = sum(trial_cost(each, options.steps) for each in left)
-        judged = sum(found)
-        runs = self._searched.num_trial_prompts * trials + options.held_out * judged / options.steps
-        self._track.expect(runs)
+        trials = sum(trial_cost(each, options.steps) for each in plans)
+        judged = sum(options.budgets)
+        self._track.expect(self._searched.num_trial_prompts * trials + options.held_out * judged / options.steps)
         self._track("plans", len(plans), len(plans))
-        return plans
 
     def _try(self, candidates: Sequence[Candidate]) -> None:
         for done, (candidate, psnr) in enumerate(self._searched.tried(candidates), 1):
@@ -104,8 +97,6 @@ class Search:
             for candidate, scores in self._held_out.scores(found, self._searched.weights):
                 self._evaluated[candidate] = scores
                 self._track("held-out prompts", len(self._evaluated), len(self._best))
-            self._track("held-out prompts", len(found), len(found), note=self._more)
-            logger.info("calibrate: %s", self._more)
 
     def profile(self, conditions: Conditions, origin: Origin) -> Profile:
         """What was found."""
@@ -146,11 +137,3 @@ class Search:
                 raise
             self._complete = False
             logger.warning("interrupted: %s", what_is_left)
-
-
-def _what_more_brings(gains: Sequence[float]) -> str:
-    if not gains:
-        return f"no further schedule promises {LEAST_GAIN:g} dB"
-    return (
-        f"{len(gains)} more schedules promise up to {max(gains):.1f} dB for a budget; for them, give more evaluations"
-    )

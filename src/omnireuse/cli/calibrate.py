@@ -47,9 +47,6 @@ def run(
             help="Numbers of computed steps to search for (default: 1.5 to 4 times fewer than all).",
         ),
     ] = None,
-    evaluations: Annotated[
-        int, typer.Option(help="Most schedules tried for each number of computed steps, 1 to 6.")
-    ] = 1,
     batch: Annotated[int, typer.Option(help="Prompts in a call.")] = 1,
     fit_prompts: Annotated[int, typer.Option(metavar="N", help="Number of prompts that schedules are tried on.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of the noise and of the search.")] = 0,
@@ -75,7 +72,6 @@ def run(
         Console(),
         steps=steps,
         computed_steps=computed,
-        evaluations=evaluations,
         batch_size=batch,
         fit_prompts=fit_prompts,
         seed=seed,

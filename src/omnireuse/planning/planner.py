@@ -23,7 +23,9 @@ __all__ = ["DISTURBANCE", "Planner"]
 Array = NDArray[np.float64]
 
 DISTURBANCE = 0.3
-"""Chosen on ``shapes-flux``; plans for ``shapes-wan`` do as well with it (``python -m bench calibration``)."""
+"""Share of the squared error of the forecasts over a gap that remains after the correction, because the output at j is
+computed on latents that the forecasts have displaced. Chosen on ``shapes-flux``; plans for ``shapes-wan`` do as well
+with it (``python -m bench calibration``)."""
 LONGEST_GAP = 2.5
 """Longest gap that a plan may have, as a multiple of the mean gap of the smallest budget."""
 RIDGE = 1e-9
@@ -43,8 +45,6 @@ class Planner:
         fewest: the smallest number of computed steps that is planned for, ≥ 2.
         growth: how errors grow on their way to the final latents, beyond what the scheduler's arithmetic makes of
             them: an error at the noise fraction s grows by exp(growth · s), squared.
-        disturbance: share of the squared error of the forecasts over a gap that remains after the correction, because
-            the output at j is computed on latents that the forecasts have displaced.
         coordinates: (steps,) noise fraction at each step.
     """
 
@@ -55,9 +55,7 @@ class Planner:
         *,
         fewest: int,
         growth: float,
-        disturbance: float = DISTURBANCE,
     ) -> None:
-        self._disturbance = disturbance
         self._steps = len(outputs.effects)
         self._longest = min(math.ceil(LONGEST_GAP * self._steps / fewest), self._steps - 1)
         self._grown = np.exp(growth * np.clip([*coordinates, 0.0], 0.0, 1.0))
@@ -85,7 +83,7 @@ class Planner:
             # No computed step corrects the last gap. `ends` are all the same then.
             return forecast
         corrected = self._sums.left(np.column_stack([ends, nodes]), nodes[:, 0] + 1, ends + 1)
-        grown: Array = self._grown[ends, None] * (corrected + self._disturbance * forecast)
+        grown: Array = self._grown[ends, None] * (corrected + DISTURBANCE * forecast)
         return grown
 
     def best(self, budget: int) -> tuple[int, ...]:

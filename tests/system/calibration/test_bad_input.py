@@ -90,7 +90,7 @@ def test_an_interrupt_while_plans_are_judged_keeps_them(caplog: pytest.LogCaptur
             if len(judged) == 1:
                 raise KeyboardInterrupt
 
-    profile = omnireuse.calibrate(Prompted(), PROMPTS, steps=5, computed_steps=[3, 4], evaluations=1, watch=interrupt)
+    profile = omnireuse.calibrate(Prompted(), PROMPTS, steps=5, computed_steps=[3, 4], watch=interrupt)
     assert not profile.complete
     assert [len(plan.held_out) for _, plan in sorted(profile.plans.items())] == [1, 0]
     assert "promises nothing" in caplog.text
@@ -108,7 +108,7 @@ def test_an_interrupt_before_anything_was_found_leaves_no_trace() -> None:
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
-    profile = omnireuse.calibrate(Prompted(), PROMPTS, steps=4, computed_steps=[3], evaluations=1)
+    profile = omnireuse.calibrate(Prompted(), PROMPTS, steps=4, computed_steps=[3])
     profile.save(tmp_path / "profile.json")
     with pytest.raises(StateError, match="FluxTransformer2DModel, but the pipeline has WanTransformer3DModel"):
         omnireuse.enable(Prompted("wan"), profile=tmp_path / "profile.json")
@@ -116,7 +116,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_runs_shorter_than_the_profile_are_served() -> None:
     pipeline = Prompted()
-    profile = omnireuse.calibrate(pipeline, PROMPTS, steps=4, computed_steps=[3], evaluations=1)
+    profile = omnireuse.calibrate(pipeline, PROMPTS, steps=4, computed_steps=[3])
     for steps in (1, 2, 3):
         with omnireuse.enable(pipeline, profile=profile, computed_steps=3) as handle:
             pipeline("a circle", num_inference_steps=steps, output_type="latent")

@@ -35,7 +35,7 @@ def pipeline() -> Any:
 
 @pytest.fixture(scope="module")
 def profile(pipeline: Any) -> Profile:
-    return omnireuse.calibrate(pipeline, PROMPTS, steps=8, computed_steps=[4, 6], evaluations=11, batch_size=2, **CALL)
+    return omnireuse.calibrate(pipeline, PROMPTS, steps=8, computed_steps=[4, 6], batch_size=2, **CALL)
 
 
 def test_a_profile_holds_a_plan_for_each_budget(profile: Profile) -> None:
@@ -139,10 +139,10 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None
         ({"generator": None}, "generator is set by calibrate itself"),
         ({"output_type": "pil"}, "output_type is set by calibrate itself"),
         ({"return_dict": False}, "return_dict is set by calibrate itself"),
-        ({"evaluation": 3}, "did you mean 'evaluations'"),
+        ({"fit_prompt": 3}, "did you mean 'fit_prompts'"),
         ({"true_cfg_scal": 3}, "unknown argument of FluxPipeline 'true_cfg_scal'; did you mean 'true_cfg_scale'"),
         ({"held_out": 1.0}, "held_out must be"),
-        ({"evaluations": 0}, "evaluations must be"),
+        ({"fit_prompts": 0}, "fit_prompts must be"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_runs(
@@ -165,7 +165,7 @@ def test_an_interrupt_keeps_what_was_found(pipeline: Any, caplog: pytest.LogCapt
             raise KeyboardInterrupt
 
     profile = omnireuse.calibrate(
-        pipeline, PROMPTS, steps=8, computed_steps=[4, 6], evaluations=3, batch_size=2, watch=interrupt, **CALL
+        pipeline, PROMPTS, steps=8, computed_steps=[4, 6], batch_size=2, watch=interrupt, **CALL
     )
     assert not profile.complete
     assert sorted(profile.plans) == [4]
@@ -177,7 +177,7 @@ def test_the_command_writes_a_profile(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "prompts.txt").write_text("\n".join([*PROMPTS, ""]))
     call = json.dumps(CALL)
     arguments = ["calibrate", str(find_image_pipeline()), "--prompts", str(tmp_path / "prompts.txt"), "--steps", "6"]
-    arguments += ["--computed", "3", "--evaluations", "1", "--call", call, "--out", str(tmp_path / "profile.json")]
+    arguments += ["--computed", "3", "--call", call, "--out", str(tmp_path / "profile.json")]
     assert main(arguments) == 0
     assert sorted(Profile.load(tmp_path / "profile.json").plans) == [3]
     shown, notes = capsys.readouterr()

@@ -25,7 +25,7 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    found = omnireuse.calibrate(Prompted(), PROMPTS, steps=STEPS, computed_steps=[5], evaluations=1)
+    found = omnireuse.calibrate(Prompted(), PROMPTS, steps=STEPS, computed_steps=[5])
     plan = Plan(steps=(0, 1, 2, 5, 11), forecaster="hold", psnr=40.0, held_out=(38.0, 39.0, 40.0, 41.0, 42.0))
     return replace(found, plans={5: plan})
 

@@ -326,9 +326,7 @@ def test_a_profile_serves_the_case_that_it_was_searched_at(
 ) -> None:
     workload = images(guidance=6.0)
     call = {name: value for name, value in SAMPLING.items() if name != "num_inference_steps"}
-    profile = omnireuse.calibrate(
-        workload.pipeline, [PROMPT, PROMPT, PROMPT], steps=6, computed_steps=[3], evaluations=1, **call
-    )
+    profile = omnireuse.calibrate(workload.pipeline, [PROMPT, PROMPT, PROMPT], steps=6, computed_steps=[3], **call)
     profile.save(tmp_path / "p.json")
     (method,) = chosen_methods([tmp_path / "p.json"], ["profile"])
 

@@ -35,7 +35,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return command
 
 
-SEARCH = ("--steps", "5", "--computed", "3", "--evaluations", "1")
+SEARCH = ("--steps", "5", "--computed", "3")
 
 
 def test_a_pipeline_from_a_function_is_calibrated_with_its_own_pictures(run: Run, tmp_path: Path) -> None:
@@ -99,15 +99,15 @@ def test_mistakes_are_told_in_a_sentence(
 
 
 def test_the_call_takes_the_step_count_and_none_of_the_options(run: Run, tmp_path: Path) -> None:
-    given = ("--pipeline", "custom:make_bare", "--computed", "3", "--evaluations", "1")
+    given = ("--pipeline", "custom:make_bare", "--computed", "3")
     assert run("calibrate", *given, "--call", '{"num_inference_steps": 5}')[0] == 0
     assert Profile.load(tmp_path / "out.json").num_inference_steps == 5
     status, _, said = run("calibrate", *given, "--force", "--steps", "6", "--call", '{"num_inference_steps": 5}')
     assert status == 2
     assert "both say how many denoising steps" in said
-    status, _, said = run("calibrate", *given, "--call", '{"evaluations": 2}')
+    status, _, said = run("calibrate", *given, "--call", '{"fit_prompts": 2}')
     assert status == 2
-    assert "evaluations is an option of the search" in said
+    assert "fit_prompts is an option of the search" in said
     (tmp_path / "out.json").unlink()
     status, _, said = run("compare", "--pipeline", "custom:make_bare", "--call", '{"num_inference_steps": 5}')
     assert status == 2

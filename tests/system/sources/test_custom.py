@@ -25,7 +25,7 @@ FLUX = {"height": 64, "width": 64, "max_sequence_length": 20}
 
 
 def calibrated(pipeline: Any, **given: Any) -> omnireuse.Profile:
-    asked = {"steps": 6, "computed_steps": [3, 4], "evaluations": 3, "progress": False}
+    asked = {"steps": 6, "computed_steps": [3, 4], "progress": False}
     return omnireuse.calibrate(pipeline, PROMPTS, **{**asked, **given})
 
 
@@ -70,7 +70,7 @@ def test_all_custom_pipelines_make_the_same_pictures() -> None:
 
 def test_only_arguments_that_the_call_takes_are_passed() -> None:
     pipeline = Bare()
-    calibrated(pipeline, computed_steps=[3], evaluations=1)
+    calibrated(pipeline, computed_steps=[3])
     assert {seen["steps"] for seen in pipeline.seen} == {6}
     assert all(isinstance(seen["generator"], torch.Generator) for seen in pipeline.seen)
     with pytest.raises(UnknownNameError, match="unknown argument of Bare 'height'"):
@@ -82,7 +82,7 @@ def test_a_pipeline_without_generator_leaves_the_seed_of_torch_alone() -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    calibrated(pipeline, computed_steps=[3], evaluations=1)
+    calibrated(pipeline, computed_steps=[3])
     assert torch.equal(torch.rand(3), expected)
     with pytest.raises(ConfigError, match=r"takes no generator.*batch_size must be 1, got 2"):
         calibrated(Noisy(), batch_size=2)
@@ -151,7 +151,7 @@ def test_num_inference_steps_is_another_name_of_steps() -> None:
 def test_a_modular_pipeline_is_calibrated_and_compared(
     modular: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    profile = calibrated(modular, computed_steps=[3], evaluations=2, **FLUX)
+    profile = calibrated(modular, computed_steps=[3], **FLUX)
     assert profile.model == "FluxTransformer2DModel"
     assert 15 < profile.plans[3].psnr < 100
     points = compared(modular, tmp_path, **FLUX)
@@ -169,10 +169,10 @@ def test_guidance_of_a_pipeline_that_takes_none_is_told(tmp_path: Path) -> None:
 
 def test_a_pipelines_own_bar_is_as_before_afterwards() -> None:
     pipeline = Bare()
-    calibrated(pipeline, computed_steps=[3], evaluations=1)
+    calibrated(pipeline, computed_steps=[3])
     assert not hasattr(pipeline, "_progress_bar_config")
     pipeline.set_progress_bar_config(desc="mine")
-    calibrated(pipeline, computed_steps=[3], evaluations=1)
+    calibrated(pipeline, computed_steps=[3])
     assert pipeline._progress_bar_config == {"desc": "mine"}
 
 

@@ -39,7 +39,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    return omnireuse.calibrate(Prompted(), GIVEN, steps=STEPS, computed_steps=[5], evaluations=1)
+    return omnireuse.calibrate(Prompted(), GIVEN, steps=STEPS, computed_steps=[5])
 
 
 def run(pipeline: Any, place: int) -> None:
@@ -108,7 +108,7 @@ def test_caches_run_with_what_was_measured(profile: Profile, backend: str, optio
 def test_a_model_that_nobody_declared_shows_its_whole_denoiser_only(caplog: pytest.LogCaptureFixture) -> None:
     pipeline = Prompted("stable_diffusion")
     with caplog.at_level(logging.INFO, logger="omnireuse"):
-        profile = omnireuse.calibrate(pipeline, GIVEN, steps=5, computed_steps=[3], evaluations=1)
+        profile = omnireuse.calibrate(pipeline, GIVEN, steps=5, computed_steps=[3])
     assert "blocks are not measured" in caplog.text
     assert profile.measured is not None
     assert profile.measured.tea_cache is None
@@ -118,7 +118,7 @@ def test_a_model_that_nobody_declared_shows_its_whole_denoiser_only(caplog: pyte
 
 
 def test_a_batch_is_measured_too() -> None:
-    profile = omnireuse.calibrate(Prompted(), GIVEN, steps=6, computed_steps=[3], evaluations=1, batch_size=2)
+    profile = omnireuse.calibrate(Prompted(), GIVEN, steps=6, computed_steps=[3], batch_size=2)
     assert profile.measured is not None
     assert profile.measured.tea_cache is not None
 
@@ -175,7 +175,7 @@ def test_a_run_that_is_not_finite_names_prompt_and_step() -> None:
     calls_a_run = 2 * 5
     spoiled(pipeline.transformer, lambda call: call == calls_a_run + 2 * 3)
     with pytest.raises(StateError, match=r"'a square' is not finite from step 3 on"):
-        omnireuse.calibrate(pipeline, GIVEN, steps=5, computed_steps=[3], evaluations=1)
+        omnireuse.calibrate(pipeline, GIVEN, steps=5, computed_steps=[3])
     omnireuse.enable(pipeline).disable()
 
 
@@ -183,5 +183,5 @@ def test_a_batch_that_is_not_finite_names_the_row_that_is_not() -> None:
     pipeline = Prompted()
     spoiled(pipeline.transformer, lambda call: call == 2)
     with pytest.raises(StateError, match=r"'a square' is not finite from step 1 on") as raised:
-        omnireuse.calibrate(pipeline, GIVEN, steps=5, computed_steps=[3], evaluations=1, batch_size=2)
+        omnireuse.calibrate(pipeline, GIVEN, steps=5, computed_steps=[3], batch_size=2)
     assert isinstance(raised.value.__cause__, NotFiniteError)
