@@ -10,6 +10,7 @@ from comfy_execution.utils import get_executing_context
 
 from omnireuse.engines.comfyui import Span, attach, plan_for, plan_of_profile, reuse_of, step_picture
 from omnireuse.engines.settings import OFF
+from omnireuse.errors import ConfigError
 
 from .shown import shown
 
@@ -103,6 +104,15 @@ class Omnireuse:
                 ),
             },
         }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, speedup: float | None, tolerance: float | None) -> bool | str:
+        """Whether the numbers can work, before anything of the graph runs; None for one that another node gives."""
+        try:
+            plan_for(speedup=speedup or 0.0, tolerance=tolerance or 0.0)
+        except ConfigError as error:
+            return str(error)
+        return True
 
     def patch(
         self,

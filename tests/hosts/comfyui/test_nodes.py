@@ -264,7 +264,7 @@ def test_a_comfyui_without_a_hook_is_refused_when_it_loads_the_nodes(
 
 def test_bad_settings_are_refused(model: Any, nodes: dict[str, Any], tmp_path: Any) -> None:
     patch = nodes["Omnireuse"]().patch
-    with pytest.raises(ConfigError, match=r"Omnireuse\(speedup=0.5\): speedup must be a number at least 1"):
+    with pytest.raises(ConfigError, match=r"Omnireuse\(speedup=0.5\): speedup must be a number of at least 1"):
         patch(model, 0.5, 0.0)
     with pytest.raises(
         ConfigError, match=r"Omnireuse\(tolerance=1.5\): tolerance must be a number above 0 and below 1"

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,8 @@ from tests.hosts.comfyui.conftest import IN_COMFYUI
 
 pytestmark = IN_COMFYUI
 
-WORKFLOWS = Path(__file__).parents[3] / "integrations" / "comfyui" / "workflows"
+TOP = Path(__file__).parents[3] / "integrations" / "comfyui"
+POSTED, DRAWN = TOP / "api" / "omnireuse.json", TOP / "workflows" / "omnireuse.json"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SUMMARY, SIZE, SAMPLER, REUSE = "7", "5", "6", "2"
 STARTS_WITHIN, RUNS_WITHIN = 400, 300
@@ -29,8 +31,26 @@ STARTS_WITHIN, RUNS_WITHIN = 400, 300
 
 
 def graph() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((WORKFLOWS / "omnireuse_api.json").read_text("utf-8"))
+    found: dict[str, Any] = json.loads(POSTED.read_text("utf-8"))
     return found
+
+
+def small_graph() -> dict[str, Any]:
+    """The workflow with a small picture, which reuses from the first one on."""
+    prompt = graph()
+    prompt[SIZE]["inputs"] |= {"width": 128, "height": 128}
+    prompt[REUSE]["inputs"]["tune"] = False
+    return prompt
+
+
+def done(server: str, number: str) -> dict[str, Any]:
+    """What the server tells of an item of the queue, once it has ended."""
+    ends = time.monotonic() + RUNS_WITHIN
+    while not (found := asked(f"{server}/history/{number}")):
+        assert time.monotonic() < ends
+        time.sleep(1)
+    item: dict[str, Any] = found[number]
+    return item
 
 
 def asked(url: str, data: object = None) -> Any:
@@ -64,16 +84,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_the_workflow_runs_as_it_is_posted(server: str) -> None:
-    prompt = graph()
-    prompt[SIZE]["inputs"] |= {"width": 128, "height": 128}
-    prompt[REUSE]["inputs"]["tune"] = False
-    number = asked(f"{server}/prompt", {"prompt": prompt})["prompt_id"]
-    ends = time.monotonic() + RUNS_WITHIN
-    while not (found := asked(f"{server}/history/{number}")):
-        assert time.monotonic() < ends
-        time.sleep(1)
-    assert found[number]["status"]["status_str"] == "success", found[number]["status"]
-    shown = found[number]["outputs"][SUMMARY]
+    item = done(server, asked(f"{server}/prompt", {"prompt": small_graph()})["prompt_id"])
+    assert item["status"]["status_str"] == "success", item["status"]
+    shown = item["outputs"][SUMMARY]
     assert shown["text"][0].startswith("default: 14 of 28 steps computed")
     (image,) = shown["images"]
     query = f"filename={image['filename']}&type={image['type']}&subfolder="
@@ -81,9 +94,43 @@ def test_the_workflow_runs_as_it_is_posted(server: str) -> None:
         assert Image.open(io.BytesIO(answer.read())).size == (720, 48)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"speedup": 2.0, "tolerance": 0.1}, "speedup must be 0 where tolerance is given"),
+        ({"speedup": 0.5}, "speedup must be a number of at least 1, or 0 to leave it out"),
+        ({"speedup": float("nan")}, "speedup must be a number of at least 1"),
+        ({"tolerance": 2.0}, "tolerance must be a number above 0 and below 1"),
+        ({"start_percent": 2.0}, "bigger than max of 1.0"),
+    ],
+)
+def test_wrong_numbers_are_refused_before_anything_runs(server: str, inputs: dict[str, float], message: str) -> None:
+    prompt = graph()
+    prompt[REUSE]["inputs"] |= inputs
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        asked(f"{server}/prompt", {"prompt": prompt})
+    assert refused.value.code == 400
+    assert message in str(json.loads(refused.value.read())["node_errors"][REUSE]["errors"])
+
+
+def test_an_item_that_fails_leaves_those_before_and_behind_it(server: str) -> None:
+    """Wrong only once it runs, and in the queue between two that are right."""
+    numbers = []
+    for percents in ({}, {"start_percent": 0.9, "end_percent": 0.2}, {}):
+        prompt = small_graph()
+        prompt[REUSE]["inputs"] |= percents
+        prompt[SAMPLER]["inputs"]["seed"] = 5 + len(numbers)
+        numbers.append(asked(f"{server}/prompt", {"prompt": prompt})["prompt_id"])
+    first, wrong, last = (done(server, number) for number in numbers)
+    assert "start_percent must be at least 0 and below end_percent" in str(wrong["status"]["messages"])
+    for item in (first, last):
+        assert item["status"]["status_str"] == "success"
+        assert item["outputs"][SUMMARY]["text"][0].startswith("default: 14 of 28 steps computed (2.00x fewer) in 1 run")
+
+
 def test_the_nodes_are_found_by_the_words_of_other_caches_and_have_a_template(server: str) -> None:
     assert "teacache" in asked(f"{server}/object_info/Omnireuse")["Omnireuse"]["search_aliases"]
-    assert sorted(asked(f"{server}/workflow_templates")["omnireuse"]) == ["omnireuse", "omnireuse_api"]
+    assert sorted(asked(f"{server}/workflow_templates")["omnireuse"]) == ["omnireuse"]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +150,7 @@ def page(server: str) -> Iterator[Any]:
 
 
 def test_the_workflow_of_the_browser_is_the_posted_one(page: Any) -> None:
-    drawn = json.loads((WORKFLOWS / "omnireuse.json").read_text("utf-8"))
+    drawn = json.loads(DRAWN.read_text("utf-8"))
     page.evaluate("async (drawn) => { await window.app.loadGraphData(drawn); }", drawn)
     made = page.evaluate("async () => (await window.app.graphToPrompt()).output")
     assert {name: (each["class_type"], each["inputs"]) for name, each in made.items()} == {
@@ -112,9 +159,7 @@ def test_the_workflow_of_the_browser_is_the_posted_one(page: Any) -> None:
 
 
 def test_the_browser_shows_text_and_picture_of_a_summary(page: Any) -> None:
-    prompt = graph()
-    prompt[SIZE]["inputs"] |= {"width": 128, "height": 128}
-    prompt[REUSE]["inputs"]["tune"] = False
+    prompt = small_graph()
     prompt[SAMPLER]["inputs"]["seed"] = 1
     page.evaluate("async (prompt) => { await window.app.loadApiJson(prompt, 'omnireuse'); }", prompt)
     page.evaluate("async () => { await window.app.queuePrompt(0); }")
@@ -124,5 +169,7 @@ def test_the_browser_shows_text_and_picture_of_a_summary(page: Any) -> None:
     page.wait_for_function(f"{node}.imgs?.length === 1 && {node}.widgets?.some((each) => each.name === 'told')")
     text = page.evaluate(f"{node}.widgets.find((each) => each.name === 'told').value")
     assert text.startswith("default: 14 of 28 steps computed")
+    box = f"{node}.widgets.find((each) => each.name === 'told').inputEl"
+    page.wait_for_function(f"{box}.clientHeight > 0 && {box}.scrollHeight <= {box}.clientHeight")  # all of it
     # What is shown is no input of the next run.
     assert page.evaluate("async () => (await window.app.graphToPrompt()).output")[SUMMARY] == prompt[SUMMARY]

@@ -90,6 +90,13 @@ def test_each_documented_request_reaches_the_plugin(server: Server) -> None:
         assert grown(server, before)['omnireuse_request_steps_total{action="computed",target="speedup"}'] == 8
 
 
+@pytest.mark.parametrize("field", ["extra_params", "extra_args", "omnireuse"])
+def test_settings_under_another_name_reach_nobody(server: Server, field: str) -> None:
+    before = steps_counted(server)
+    ask(server, body(steps=4, **{field: {"omnireuse": "off"} if field != "omnireuse" else "off"}))
+    assert grown(server, before)['omnireuse_requests_total{target="server"}'] == 1
+
+
 @pytest.mark.parametrize(("reuse", "message"), WRONG)
 def test_wrong_settings_are_answered_with_400_and_the_sentence(server: Server, reuse: object, message: str) -> None:
     status, answer = server.post(IMAGES, body(reuse=reuse))

@@ -25,7 +25,7 @@ def plan_for(*, speedup: float = 0.0, tolerance: float = 0.0) -> RequestPlan:
         tolerance: relative error of the final latents, above 0 and below 1; 0 where it is not the target.
     """
     for name, value, is_right, must in (
-        ("speedup", speedup, is_number(speedup) and (not speedup or speedup >= 1), "at least 1"),
+        ("speedup", speedup, is_number(speedup) and (not speedup or speedup >= 1), "of at least 1"),
         ("tolerance", tolerance, is_number(tolerance) and 0 <= tolerance < 1, "above 0 and below 1"),
     ):
         if not is_right:
