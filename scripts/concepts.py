@@ -42,7 +42,7 @@ ROWS = (
     Row("Session, files", 32, 35),
     Row("Session, lines", 4_765, 4_800),
     Row("circles of imports", 0, 0),
-    Row("lines of src", 33_640, 23_000),
+    Row("lines of src", 33_660, 23_000),
 )
 
 
