@@ -323,8 +323,8 @@ GROUPS: dict[str, tuple[Table, ...]] = {
         Table(
             "Tuning",
             ("tune",),
-            "Mean PSNR of four models under eleven solvers and shifts, at 14 and 9 of 28 steps: fewer steps of the "
-            "solver, the last output held, the default untuned, and [tuned](tuning.md) on one and on "
+            "Mean PSNR over eleven pairs of a model (of four) and a solver or shift, at 14 and 9 of 28 steps: fewer "
+            "steps of the solver, the last output held, the default untuned, and [tuned](tuning.md) on one and on "
             "three pictures",
             ("steps", "fewer", "hold", "untuned", "tuned 1", "tuned 3"),
             _tuning,
