@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from diffusers import GGUFQuantizationConfig
 
 import omnireuse
+from omnireuse.errors import StateError
 from omnireuse.profiles.conditions import Watch
+from reference import load_image_pipeline
+from tests import TOP
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import flux as tiny_flux
 
@@ -28,52 +34,59 @@ def _is_linear(module: torch.nn.Module, _: str) -> bool:
     return isinstance(module, LINEAR)
 
 
-def _with_layers(make: Callable[[torch.nn.Linear], torch.nn.Module]) -> Callable[[torch.nn.Module], None]:
-    def change(model: torch.nn.Module) -> None:
-        for path, layer in list(model.named_modules()):
-            if isinstance(layer, LINEAR) and layer.in_features % 32 == 0:
-                parent, _, name = path.rpartition(".")
-                setattr(model.get_submodule(parent), name, make(layer))
-
-    return change
-
-
-def _as_gguf(layer: torch.nn.Linear) -> torch.nn.Module:
-    kind = gguf.GGMLQuantizationType.Q8_0
-    made = gguf_layers.GGUFLinear(
-        layer.in_features, layer.out_features, layer.bias is not None, compute_dtype=torch.float32
-    )
-    made.weight = gguf_layers.GGUFParameter(
-        torch.from_numpy(gguf.quants.quantize(layer.weight.detach().numpy(), kind)), quant_type=kind
-    )
-    made.bias = layer.bias
-    assert isinstance(made, torch.nn.Module)
-    return made
-
-
-def _as_bitsandbytes(layer: torch.nn.Linear) -> torch.nn.Module:
-    has_bias = layer.bias is not None
-    made = bitsandbytes.nn.Linear8bitLt(layer.in_features, layer.out_features, has_bias, has_fp16_weights=False)
-    made.load_state_dict(layer.state_dict())
-    moved: torch.nn.Module = made.to("cpu")
-    return moved
+def _from_gguf(pipe: Any) -> None:
+    """The model from a file of eight-bit blocks, as diffusers loads one."""
+    model, kind = pipe.transformer, gguf.GGMLQuantizationType.Q8_0
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_config(folder)
+        file = f"{folder}/model.gguf"
+        writer = gguf.GGUFWriter(file, "flux")
+        for name, weight in model.state_dict().items():
+            values = weight.numpy()
+            if values.ndim == 2 and values.shape[1] % 32 == 0:
+                writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+            else:
+                writer.add_tensor(name, values)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        as_held = GGUFQuantizationConfig(compute_dtype=torch.float32)
+        loaded = type(model).from_single_file(
+            file, config=folder, quantization_config=as_held, torch_dtype=torch.float32
+        )
+    assert any(isinstance(each, gguf_layers.GGUFLinear) for each in loaded.modules())
+    pipe.transformer = loaded.eval()
 
 
-WAYS: dict[str, Callable[[torch.nn.Module], None]] = {
-    "plain": lambda model: None,
-    "int8 weights": lambda model: torchao.quantize_(model, torchao.Int8WeightOnlyConfig(), filter_fn=_is_linear),
-    "int8 weights and activations": lambda model: torchao.quantize_(
-        model, torchao.Int8DynamicActivationInt8WeightConfig(), filter_fn=_is_linear
-    ),
-    "GGUF": _with_layers(_as_gguf),
-    "bitsandbytes": _with_layers(_as_bitsandbytes),
+def _with_bitsandbytes(pipe: Any) -> None:
+    """Layer by layer, for diffusers' loader of it asks for a GPU."""
+    for path, layer in list(pipe.transformer.named_modules()):
+        if isinstance(layer, LINEAR) and layer.in_features % 32 == 0:
+            has_bias = layer.bias is not None
+            made = bitsandbytes.nn.Linear8bitLt(layer.in_features, layer.out_features, has_bias, has_fp16_weights=False)
+            made.load_state_dict(layer.state_dict())
+            parent, _, name = path.rpartition(".")
+            setattr(pipe.transformer.get_submodule(parent), name, made.to("cpu"))
+
+
+def _with_torchao(config: str) -> Callable[[Any], None]:
+    return lambda pipe: torchao.quantize_(pipe.transformer, getattr(torchao, config)(), filter_fn=_is_linear)
+
+
+WAYS: dict[str, Callable[[Any], None]] = {
+    "plain": lambda pipe: None,
+    "int8 weights": _with_torchao("Int8WeightOnlyConfig"),
+    "int8 weights and activations": _with_torchao("Int8DynamicActivationInt8WeightConfig"),
+    "GGUF": _from_gguf,
+    "bitsandbytes": _with_bitsandbytes,
 }
 
 
 def held(way: str) -> Tiny:
     """A pipeline whose weights are held in one way."""
     tiny = tiny_flux()
-    WAYS[way](tiny.pipe.transformer)
+    WAYS[way](tiny.pipe)
     return tiny
 
 
@@ -84,6 +97,19 @@ def test_all_ways_are_told_apart() -> None:
     for one, other in itertools.permutations(seen.values(), 2):
         assert "holds its weights as" in str(one.unlike(other))
     assert all(each.weights is not None for each in seen.values())
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "plain"])
+def test_a_profile_of_plain_weights_promises_nothing(way: str) -> None:
+    pipe = load_image_pipeline()
+    asked: dict[str, Any] = {
+        "profile": TOP / "models/shapes-flux/profiles/shapes-flux-28-guided.json",
+        "quality": 38,
+    }
+    omnireuse.enable(pipe, **asked).disable()
+    WAYS[way](pipe)
+    with pytest.raises(StateError, match="nothing is promised, for the pipeline holds its weights as"):
+        omnireuse.enable(pipe, **asked)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "plain"])
