@@ -13,7 +13,7 @@ help: ## this list
 setup: $(VENV)/.stamp-project ## the virtual environment in .venv
 
 demo: setup ## one prompt set in full, cached and with fewer steps; writes out/demo/report.html
-	$(BIN)/python -m reference demo $(DEMO)
+	OMP_NUM_THREADS=1 $(BIN)/python -m reference demo $(DEMO)
 
 test: setup ## the tests of a few minutes, on all cores with one thread each (TEST="-k name" narrows it)
 	$(PYTEST) -m "not slow and not sweep" $(TEST)

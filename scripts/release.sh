@@ -32,7 +32,7 @@ trap 'rm -rf "$work"' EXIT
 "$work/venv/bin/pip" install --quiet -c constraints.txt "$(echo dist/omnireuse-"$version"-*.whl)[report]"
 (cd "$work" && venv/bin/omnireuse --version)
 cp -r reference models "$work" # the demo's models are no part of the wheel
-(cd "$work" && PYTHONPATH=. venv/bin/python -m reference demo --out "$work/demo")
+(cd "$work" && PYTHONPATH=. OMP_NUM_THREADS=1 venv/bin/python -m reference demo --out "$work/demo")
 test -s "$work/demo/report.html"
 
 say "ready: git tag v$version, then upload dist/*"
