@@ -21,6 +21,8 @@ import itertools
 import statistics
 import tempfile
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -28,7 +30,7 @@ from rich.progress import track
 
 import omnireuse
 from bench._resumable import Player, Row, Rows, parser_of, parts_of, record_of
-from bench._tolerance_figures import draw, show
+from bench._tolerance_figures import draw, show, within
 from bench.left_out import SOLVERS
 from bench.tune import PICTURES, cache_in, shifts
 
@@ -47,54 +49,54 @@ STEPS, SEED, SHARE = 28, 15_000, 0.9
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing; write ``tolerance.json`` and a picture, and show a table."""
     parser = parser_of("tolerance", __doc__, RUNS, prompts=10)
-    parser.add_argument("--run", nargs="+", default=None, help="names of runs, such as 'shift 1'; all by default")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--tolerances", nargs="+", type=float, default=list(TOLERANCES))
-    parser.add_argument("--draws", type=int, default=2, help="of three captions to tune on")
+    add_options(parser, METHODS)
+    parser.add_argument("--tolerances", dest="aims", nargs="+", type=float, default=list(TOLERANCES))
     options = parser.parse_args(arguments)
-    rows = record_of("tolerance", options, measure)["rows"]
+    rows = record_of("tolerance", options, partial(measure, player=Latents))["rows"]
     show(rows, Console())
     draw(rows, options.out / "tolerance.png")
 
 
-def measure(rows: Rows, options: argparse.Namespace) -> None:
+def add_options(parser: argparse.ArgumentParser, methods: Sequence[str]) -> None:
+    """Add the options of what is asked of pictures."""
+    parser.add_argument("--run", nargs="+", default=None, help="names of runs, such as 'shift 1'; all by default")
+    parser.add_argument("--methods", nargs="+", choices=methods, default=list(methods))
+    parser.add_argument("--draws", type=int, default=2, help="of three captions to tune on")
+
+
+def measure(rows: Rows, options: argparse.Namespace, *, player: type[Latents]) -> None:
     """Run what is missing."""
-    for part, method in track(list(itertools.product(parts_of(options, RUNS), options.methods)), "tolerance"):
-        own = Part(rows, part, options)
+    for part, method in track(list(itertools.product(parts_of(options, RUNS), options.methods)), player.aim):
+        own = Part(rows, part, options, player)
         if method == "fixed":
-            for tolerance in options.tolerances:
-                smallest_kept(own, tolerance)
+            for aim in options.aims:
+                smallest_kept(own, aim)
         elif method == "fewer":
-            for count in counts_of(rows.like(part), options.tolerances):
+            for count in counts_of(rows.like(part), options.aims):
                 own.get("fewer", count)
         else:
-            for tolerance, draw in itertools.product(options.tolerances, range(options.draws)):
+            for aim, draw in itertools.product(options.aims, range(options.draws)):
                 if method == "tuned" or draw == 0:
-                    own.get(method, tolerance, draw)
+                    own.get(method, aim, draw)
 
 
-def smallest_kept(rows: Part, tolerance: float) -> int:
-    """The smallest number of computed steps at which the default keeps a tolerance, by halving."""
+def smallest_kept(rows: Part, aim: float) -> int:
+    """The smallest number of computed steps at which the default keeps what is asked for, by halving."""
     below, kept = 1, STEPS
     while kept - below > 1:
         middle = (below + kept) // 2
-        if is_kept(rows.get("fixed", middle)["errors"], tolerance):
+        if rows.player.share(rows.get("fixed", middle), aim) >= SHARE:
             kept = middle
         else:
             below = middle
     return kept
 
 
-def is_kept(errors: Sequence[float], tolerance: float) -> bool:
-    """Whether at least nine of ten errors are within the tolerance."""
-    return sum(error <= tolerance for error in errors) >= SHARE * len(errors)
-
-
-def counts_of(rows: Sequence[Row], tolerances: Sequence[float]) -> list[int]:
-    """How many steps `tolerance=` computes on average, untuned and tuned, for each tolerance."""
+def counts_of(rows: Sequence[Row], aims: Sequence[float]) -> list[int]:
+    """How many steps compute on average, untuned and tuned, for each that is asked for."""
     counts = set()
-    for method, tolerance in itertools.product(("untuned", "tuned"), tolerances):
-        own = [row["computed"] for row in rows if row["method"] == method and row["setting"] == tolerance]
+    for method, aim in itertools.product(("untuned", "tuned"), aims):
+        own = [row["computed"] for row in rows if row["method"] == method and row["setting"] == aim]
         if own:
             counts.add(round(statistics.fmean(own)))
     return sorted(counts)
@@ -103,63 +105,72 @@ def counts_of(rows: Sequence[Row], tolerances: Sequence[float]) -> list[int]:
 class Part:
     """The rows of one part, measured where they are missing."""
 
-    def __init__(self, rows: Rows, part: Row, options: argparse.Namespace) -> None:
-        self._rows, self._part, self._options = rows, part, options
-        self._player: Latents | None = None
+    def __init__(self, rows: Rows, part: Row, options: argparse.Namespace, player: type[Latents]) -> None:
+        self._rows, self._part, self._options, self.player = rows, part, options, player
+        self._playing: Latents | None = None
 
     def get(self, method: str, setting: float, draw: int = 0) -> Row:
-        """The row of a method at a setting: a tolerance or a number of steps."""
+        """The row of a method at a setting: what is asked for, or a number of steps."""
         key = {**self._part, "method": method, "setting": setting, "draw": draw}
         if not self._rows.like(key):
-            self._player = self._player or Latents(self._part, self._options)
-            self._rows.add({**key, **self._player.play(method, setting, draw)})
+            self._playing = self._playing or self.player(self._part, self._options)
+            self._rows.add({**key, **self._playing.play(method, setting, draw)})
         return self._rows.like(key)[0]
 
 
 class Latents(Player):
     """The final latents of one pipeline by each method, held against those of its full run."""
 
+    aim = "tolerance"
+    """The parameter of `enable` that asks for something."""
+
     def __init__(self, part: Row, options: argparse.Namespace) -> None:
         super().__init__(part, RUNS, prompts=options.prompts, draws=options.draws, drawn=PICTURES, seed=SEED)
-        self._full = self.latents(self.judged)
+        self._full = self.made(self.judged)
+
+    @classmethod
+    def share(cls, row: Row, aim: float) -> float:
+        """The share of the captions that keep what is asked for."""
+        return within(row["errors"], aim)
 
     def play(self, method: str, setting: float, draw: int) -> Row:
-        """The error of each judged caption, how many steps compute on average, and what tuning says."""
+        """How close each judged caption is, how many steps compute on average, and what tuning says."""
         if method == "fewer":
-            return {"computed": setting, "errors": self._errors(self.latents(self.judged, int(setting)))}
+            return {"computed": setting, **self.judge(self.made(self.judged, int(setting)))}
         if method == "fixed":
             with omnireuse.enable(self.pipeline, computed_steps=int(setting), tune=False):
-                return {"computed": setting, "errors": self._errors(self.latents(self.judged))}
+                return {"computed": setting, **self.judge(self.made(self.judged))}
         if method == "untuned":
             with omnireuse.enable(self.pipeline, tolerance=setting, tune=False) as handle:
                 return self._one_by_one(handle)
-        first = self.drawn[draw][0]
+        first, aim = self.drawn[draw][0], {self.aim: setting}
         with (
             tempfile.TemporaryDirectory() as folder,
             cache_in(folder),
-            omnireuse.enable(self.pipeline, tolerance=setting) as handle,
+            omnireuse.enable(self.pipeline, **aim) as handle,
         ):
             for place in self.drawn[draw]:
-                self.latents([place])
+                self.made([place])
             tuning = handle.tuning
             if tuning.state == "measuring":  # shadows are due before the next picture
-                self.latents([first])
+                self.made([first])
                 tuning = handle.tuning
-            found = self._one_by_one(handle) if tuning.expected is None else self._together(handle)
+            follows_rule = tuning.expected is None and self.aim == "tolerance"
+            found = self._one_by_one(handle) if follows_rule else self._together(handle)
         about = {"state": tuning.state, "runs": tuning.runs, "expected": tuning.expected, "text": tuning.reason}
         return found | about
 
     def _one_by_one(self, handle: omnireuse.Handle) -> Row:
         before = len(handle.events)
-        made = torch.cat([self.latents([place]) for place in self.judged])
-        return {"computed": _computed(handle, before) / len(self.judged), "errors": self._errors(made)}
+        made = torch.cat([self.made([place]) for place in self.judged])
+        return {"computed": _computed(handle, before) / len(self.judged), **self.judge(made)}
 
     def _together(self, handle: omnireuse.Handle) -> Row:
         before = len(handle.events)
-        errors = self._errors(self.latents(self.judged))
-        return {"computed": _computed(handle, before), "errors": errors}
+        judged = self.judge(self.made(self.judged))
+        return {"computed": _computed(handle, before), **judged}
 
-    def latents(self, places: Sequence[int], steps: int = STEPS) -> torch.Tensor:
+    def made(self, places: Sequence[int], steps: int = STEPS) -> Any:
         """The final latents of these captions as the pipeline makes them now."""
         call = {**self.case.sampling, "num_inference_steps": steps, **self.guidance}
         if isinstance(call.get("negative_prompt"), str):
@@ -170,10 +181,11 @@ class Latents(Player):
         latents: torch.Tensor = getattr(made, self.case.output)
         return latents.double()
 
-    def _errors(self, made: torch.Tensor) -> list[float]:
+    def judge(self, made: Any) -> Row:
+        """How close each is to its full run."""
         axes = tuple(range(1, made.ndim))
         errors = (made - self._full).abs().sum(axes) / self._full.abs().sum(axes)
-        return [round(error, 6) for error in errors.tolist()]
+        return {"errors": [round(error, 6) for error in errors.tolist()]}
 
 
 def _computed(handle: omnireuse.Handle, before: int) -> int:

@@ -4,7 +4,7 @@ Three calls are all that is needed::
 
     import omnireuse
 
-    handle = omnireuse.enable(pipe)  # or speedup=2.5, tolerance=0.05, …
+    handle = omnireuse.enable(pipe)  # or speedup=2.5, quality=40, …
     image = pipe(prompt).images[0]  # as before
     print(handle.summary())  # what was computed, what was reused, and why
     handle.disable()  # the pipeline is as it was before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import torch.distributed as dist
@@ -108,7 +109,8 @@ def enable(
         speedup: all steps divided by computed steps, ≥ 1. It counts steps, not time: time falls by the denoiser's
             share of it.
         computed_steps: how many steps compute, ≥ 1.
-        quality: PSNR in dB to the full run that at least nine of ten pictures shall reach; needs a profile.
+        quality: PSNR in dB to the full run that at least nine of ten pictures reach, above 0 and at most 100. A
+            profile promises it; without one the first pictures say how many steps compute, and it is expected.
         tolerance: relative L1 error that at least nine of ten final latents stay within, above 0 and below 1: 0.05 is
             5 %. Needs no profile: the first pictures say how many steps compute, and without `tune` the errors measured
             on the way do (`ErrorControl`).
@@ -126,9 +128,8 @@ def enable(
             default those of diffusers' `enable_parallelism` or of the device mesh of the parameters, so make the model
             parallel first; none where every rank runs its own model.
         tune: measure the first pictures of each kind, which are computed in full, and go on with the plan that leaves
-            the least error in them: True, False, or how many pictures at most (3 by default). It goes with the default,
-            `speedup`, `computed_steps` and `tolerance`. Plans are kept on disk (`omnireuse cache list`).
-            OMNIREUSE_TUNE=0 turns it off.
+            the least error in them: True, False, or how many pictures at most (3 by default). It goes with the default
+            and the targets. Plans are kept on disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it off.
         audit: share of the pipeline's calls, in 0…1, that are made again in full after their pictures are done;
             `summary().audits` holds the error of each. It goes with the default, the targets and a profile.
         options: with a backend, fields of `DiffusionCacheConfig`; with a policy, `prediction_target`, `signal` and
@@ -162,8 +163,9 @@ def enable(
     if backend is not None:
         decides, forecasts = type(backend.policy).__name__, type(backend.forecaster).__name__
         return Handle(pipeline, backend, name=f"{decides} × {forecasts} on {backend.region}", agreement=agreement)
-    chosen = strategy_for(pipeline, profile=profile, region=region, **aims)
-    untuned = "a profile" if profile is not None else why_untuned(tune, chosen.strategy.region)
+    why = partial(why_untuned, tune)
+    chosen = strategy_for(pipeline, profile=profile, region=region, untuned=why, **aims)
+    untuned = "a profile" if profile is not None else why(chosen.strategy.region)
     return Handle(
         pipeline,
         chosen.strategy,
@@ -171,7 +173,7 @@ def enable(
         agreement=agreement,
         promise=chosen.promise,
         like=chosen.like,
-        tuner=None if untuned else _tuner(chosen.strategy, check_tune(tune), agreement),
+        tuner=None if untuned else _tuner(chosen.strategy, tune, agreement, quality),
         untuned=untuned,
         auditor=_auditor(audit, tolerance) if audit else None,
         adapts=region is None,
@@ -182,12 +184,12 @@ def _agreement(pipeline: Any, group: dist.ProcessGroup | None) -> Agreement:
     return Agreement(group if group is not None else forward_group(denoisers_of(pipeline)))
 
 
-def _tuner(strategy: Strategy, pictures: int, agreement: Agreement) -> Callable[[Session], Tuner]:
+def _tuner(strategy: Strategy, tune: object, agreement: Agreement, quality: float | None) -> Callable[[Session], Tuner]:
     from omnireuse.tuning.store import Store
     from omnireuse.tuning.tuner import Tuner
 
-    store = Store()  # what it refuses, it refuses before anything is attached
-    return lambda session: Tuner(session, strategy, pictures=pictures, store=store, agreement=agreement)
+    choices: Any = {"pictures": check_tune(tune), "agreement": agreement, "quality": quality}
+    return partial(Tuner, strategy=strategy, store=Store(), **choices)
 
 
 def _auditor(share: float, tolerance: float | None) -> Callable[[Session], Auditor]:

@@ -76,8 +76,8 @@ def check_arguments(
     fixed = whole or (None if profile is None else "profile")
     if tune not in (None, False) and fixed is not None:
         raise ConfigError(
-            f"enable(tune={tune!r}): tuning chooses the plan of the default, speedup=, computed_steps= and tolerance=, "
-            f"and {fixed} has chosen one; leave one of the two out"
+            f"enable(tune={tune!r}): tuning chooses the plan of the default, speedup=, computed_steps=, quality= and "
+            f"tolerance=, and {fixed} has chosen one; leave one of the two out"
         )
     if profile is not None and not isinstance(backend, str):
         aims["profile"] = profile

@@ -62,7 +62,7 @@ SEVERAL_KINDS = ("LTX2VideoTransformer3DModel",)
 _TARGETS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "speedup": ("a number of at least 1 (all steps divided by computed steps)", lambda value: value >= 1),
     "computed_steps": ("a whole number of at least 1", lambda value: value >= 1 and value == int(value)),
-    "quality": ("a PSNR in dB above 0, such as 40", lambda value: value > 0),
+    "quality": ("a PSNR in dB above 0 and at most 100, such as 40", lambda value: 0 < value <= 100),
     "tolerance": (
         "a relative error of the final latents above 0 and below 1, such as 0.05 for 5 %",
         lambda value: 0 < value < 1,
@@ -136,6 +136,7 @@ def strategy_for(
     computed_steps: int | None = None,
     quality: float | None = None,
     tolerance: float | None = None,
+    untuned: Callable[[str], str] = lambda _: "no engine tunes for it",
 ) -> Chosen:
     """The strategy for one target; the default without any.
 
@@ -143,9 +144,10 @@ def strategy_for(
         pipeline: that the strategy is for; None where it is elsewhere: a profile is then not checked against it, and
             the strategy keeps its region unless one is given.
         region: "step" or "call"; None for the one that serves the pipeline.
+        untuned: from a region to why pictures are not measured there, in words; empty where they are.
 
     Raises:
-        ConfigError: two targets are given, no strategy reaches the target, or a quality has no profile.
+        ConfigError: two targets are given, no strategy reaches the target, or a quality has no profile and no tuning.
         StateError: the profile belongs to another pipeline.
     """
     aims = {"tolerance": tolerance, "speedup": speedup, "computed_steps": computed_steps, "quality": quality}
@@ -155,11 +157,14 @@ def strategy_for(
     if len(given) > 1:
         raise ConfigError(f"enable: give one of {given[0]} and {given[1]}, not both")
     if profile is None and quality is not None:
-        raise ConfigError(
-            f"enable(quality={quality!r}): a quality can only be promised by a profile of this pipeline; make one with "
-            "omnireuse.calibrate and give it as profile=, or give tolerance=, the share of the final latents that "
-            "reuse may change, which needs none"
-        )
+        strategy = in_fitting_region(Strategy(policy=Spread(speedup=1.0), forecaster=Blend()), pipeline, region)
+        if why := untuned(strategy.region):
+            raise ConfigError(
+                f"enable(quality={quality!r}): a quality can only be promised by a profile of this pipeline, or be "
+                f"expected of tuning, which is off ({why}); give profile=, which omnireuse.calibrate makes, or "
+                "tolerance=, the share of the final latents that reuse may change, which needs neither"
+            )
+        return Chosen(strategy, f"quality {quality:g} dB")
     if computed_steps == 1:
         without = " without a profile" if profile is None else ""
         raise ConfigError(

@@ -14,6 +14,7 @@ __all__ = ["EXAMPLES", "run"]
 EXAMPLES = """Examples:
 $ omnireuse tune models/shapes-flux --prompts prompts.txt
 $ omnireuse tune MODEL --prompts prompts.txt --speedup 3
+$ omnireuse tune MODEL --prompts prompts.txt --quality 40
 $ omnireuse tune MODEL --prompts prompts.txt --call '{"height": 512}'"""
 
 
@@ -26,6 +27,8 @@ def run(
     pictures: Annotated[int, typer.Option(min=1, help="How many prompts are measured.")] = 3,
     speedup: Annotated[float | None, typer.Option(help="All steps over computed steps (default: 2).")] = None,
     computed: Annotated[int | None, typer.Option(help="How many steps compute, in place of --speedup.")] = None,
+    quality: Annotated[float | None, typer.Option(help="PSNR in dB of nine of ten pictures.")] = None,
+    tolerance: Annotated[float | None, typer.Option(help="Error of nine of ten final latents: 0.05 is 5 %.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
     pipeline: Pipeline = None,
     device: Device = None,
@@ -48,6 +51,8 @@ def run(
         texts,
         speedup=speedup,
         computed_steps=computed,
+        quality=quality,
+        tolerance=tolerance,
         seed=seed,
         device=device,
         dtype=dtype,
@@ -55,5 +60,8 @@ def run(
         **(call or {}),
     )
     (plan,) = profile.plans.values()
+    if not plan.weights:
+        typer.echo("no plan was better than the untuned default, which stays")
+        return 0
     typer.echo(f"{len(plan.steps)} of {profile.num_inference_steps} steps compute: {' '.join(map(str, plan.steps))}")
     return 0

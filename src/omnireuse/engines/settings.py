@@ -243,7 +243,7 @@ class ServerSettings:
         if "backend" in arguments:
             with enable(pipeline, **arguments) as handle:
                 return RequestPlan(handle.strategy, handle.name)
-        wanted = {name: arguments.get(name) for name in (*TARGETS, "profile")}
+        wanted: dict[str, Any] = {name: arguments.get(name) for name in (*TARGETS, "profile")}
         with _blamed_on(KEY if request.targets else self.place):
             chosen = strategy_for(pipeline, region=region, **wanted)
         return RequestPlan(chosen.strategy, chosen.name, chosen.promise)

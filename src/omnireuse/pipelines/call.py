@@ -137,6 +137,16 @@ class Caller:
         Args:
             strict: whether values outside of 0…1 are refused or clipped.
         """
+        if self.signature.takes("output_type"):
+            extra["output_type"] = "np"
+        result = self.result(numbers, **extra)
+        made = result if self._pictures is None else self._pictures(result)
+        return pictures_of(
+            made, len(numbers), where=self.signature.owner, strict=strict, given=self._pictures is not None
+        )
+
+    def result(self, numbers: Sequence[int], **extra: Any) -> Any:
+        """What one call with these prompts returns."""
         call: dict[str, Any] = {**self._call, **extra}
         prompts: Any = [self._prompts[number] for number in numbers]
         generators: Any = [torch.Generator().manual_seed(self._seed + number) for number in numbers]
@@ -146,18 +156,11 @@ class Caller:
             # Beside a list of prompts, pipelines take a list of negative prompts.
             texts = [name for name in call if name.startswith("negative_prompt") and isinstance(call[name], str)]
             call |= {name: [call[name]] * len(numbers) for name in texts}
-        if self.signature.takes("output_type"):
-            call["output_type"] = "np"
         if self._takes_generator:
-            result = self._pipeline(prompt=prompts, generator=generators, **call)
-        else:
-            with torch.random.fork_rng():
-                torch.manual_seed(self._seed + numbers[0])
-                result = self._pipeline(prompt=prompts, **call)
-        made = result if self._pictures is None else self._pictures(result)
-        return pictures_of(
-            made, len(numbers), where=self.signature.owner, strict=strict, given=self._pictures is not None
-        )
+            return self._pipeline(prompt=prompts, generator=generators, **call)
+        with torch.random.fork_rng():
+            torch.manual_seed(self._seed + numbers[0])
+            return self._pipeline(prompt=prompts, **call)
 
 
 def is_modular(pipeline: Any) -> bool:

@@ -24,11 +24,13 @@ class Evidence(Record, frozen=True, kw_only=True):
         errors: relative L1 error of the final latents of each measured picture.
         untuned: the same with the untuned default; empty where that computes every step.
         runs: work of full runs and shadows, in full runs of one call.
+        closeness: PSNR of each picture in dB to the full run's; empty unless a quality was asked for.
     """
 
     errors: tuple[float, ...]
-    untuned: tuple[float, ...]
-    runs: float
+    untuned: tuple[float, ...] = ()
+    runs: float = 0.0
+    closeness: tuple[float, ...] = ()
 
 
 class Plan(Record, frozen=True, kw_only=True):

@@ -43,11 +43,6 @@ class CircuitBreaker:
         self._num_failures = 0
         self._opened_at: float | None = None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether calls are held back."""
-        return self._opened_at is not None
-
     def allows(self) -> bool:
         """Tell whether to try now; after the pause, one call is let through and others wait for its outcome."""
         with self._lock:

@@ -27,43 +27,47 @@ class Budget:
         reuses: whether the untuned default follows them; it computes every step of a short run.
         noises: noise fraction at each step.
         rule: the untuned rule of a tolerance, where one is asked for and not a number of steps; `steps` are all then.
+        quality: PSNR in dB that nine of ten pictures reach, where one is asked for; `steps` are all then.
     """
 
     steps: tuple[int, ...]
     reuses: bool
     noises: tuple[float, ...]
     rule: ErrorControl | None = None
+    quality: float | None = None
 
     @property
-    def tolerance(self) -> float | None:
-        """Relative L1 error of the final latents that nine of ten pictures stay within."""
-        return None if self.rule is None else self.rule.tolerance
+    def aim(self) -> dict[str, float]:
+        """What is asked of the pictures, by the parameter of `enable`; empty where a number of steps is asked for."""
+        if self.quality is not None:
+            return {"quality": self.quality}
+        return {} if self.rule is None else {"tolerance": self.rule.tolerance}
 
     @property
     def words(self) -> str:
         """What follows the measured pictures."""
-        if self.tolerance is None:
-            return f"{len(self.steps)} steps compute"
-        return f"as many steps compute as a tolerance of {self.tolerance:g} needs"
+        kept = ", ".join(f"{name}={value:g}" for name, value in self.aim.items())
+        return f"as few steps compute as keep {kept}" if kept else f"{len(self.steps)} steps compute"
 
     @property
     def none_found(self) -> str:
-        """Why the untuned default stays."""
-        if self.tolerance is None:
-            return "no plan was clearly closer"
-        return "no plan of fewer steps was seen to keep the tolerance"
+        """What stays without a plan, and why."""
+        if not self.aim:
+            return "the untuned default stays; no plan was clearly closer"
+        stays = "the untuned default stays" if self.quality is None else "every step computes"
+        return f"{stays}; no plan of fewer steps was seen to keep the {next(iter(self.aim))}"
 
     def plan_of(self, plans: Mapping[int, Plan]) -> Plan | None:
         """The plan that was kept for this budget."""
-        return plans.get(len(self.steps)) if self.tolerance is None else next(iter(plans.values()), None)
+        return next(iter(plans.values()), None) if self.aim else plans.get(len(self.steps))
 
     def beside(self, plans: Mapping[int, Plan], plan: Plan) -> dict[int, Plan]:
-        """What to keep: the plan beside those of other numbers of steps. A tolerance has one plan alone."""
-        return {**plans, len(self.steps): plan} if self.tolerance is None else {len(plan.steps): plan}
+        """What to keep: the plan beside those of other numbers of steps. What is asked of pictures has one alone."""
+        return {len(plan.steps): plan} if self.aim else {**plans, len(self.steps): plan}
 
 
-def budget_for(policy: Policy, start: RunStart) -> Budget | str:
-    """The budget of a run under the untuned default; in words why it has none."""
+def budget_for(policy: Policy, start: RunStart, quality: float | None = None) -> Budget | str:
+    """The budget of a run under the untuned default, or for a quality in dB; in words why it has none."""
     total = start.total
     if total is None or len(start.levels) < total:
         return "the number of steps is not known"
@@ -71,10 +75,11 @@ def budget_for(policy: Policy, start: RunStart) -> Budget | str:
     noises = tuple(level.coordinate for level in levels)
     if any(level.sample_weight is None for level in levels) or any(a <= b for a, b in pairwise(noises)):
         return f"the noise of {type(start.scheduler).__name__} is not known, or does not fall from step to step"
-    if isinstance(policy, ErrorControl):
+    rule = policy if isinstance(policy, ErrorControl) else None
+    if rule is not None or quality is not None:
         if total < SHORTEST:
             return f"every step of a run of {total} computes"
-        return Budget(steps=tuple(range(total)), reuses=False, noises=noises, rule=policy)
+        return Budget(steps=tuple(range(total)), reuses=False, noises=noises, rule=rule, quality=quality)
     schedule = policy.schedule(total, noises)
     if schedule is None:
         return "steps are chosen within the run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,9 +21,9 @@ from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import Keeper
+from omnireuse.tuning.search import Search, trials_for
 from omnireuse.tuning.state import Tuning
 from omnireuse.tuning.store import Store
-from omnireuse.tuning.tolerance import ToleranceTrials, trials_for
 from omnireuse.tuning.trials import MeasuredCall, Shadows, Trials
 
 __all__ = ["MOST_FAILURES", "Entries", "Entry"]
@@ -56,7 +56,7 @@ class Entry:
     profile: Profile | None = None
     earlier: list[OutputProducts] = field(default_factory=list)
     calls: list[MeasuredCall] = field(default_factory=list)
-    trials: Trials | ToleranceTrials | None = None
+    trials: Trials | Search | None = None
     failures: int = 0
     lock: Any = None
     is_busy: bool = False
@@ -107,16 +107,21 @@ class Entries:
         It is "off" as long as another process measures, and for the first picture of a configuration where
         `MOST_UNFINISHED` others are measured in part: a user who changes an argument with every picture reuses, too.
         """
-        if budget.tolerance is not None:
-            call = {**configuration.call, "tolerance": repr(budget.tolerance)}
-            configuration = msgspec.structs.replace(configuration, call=call)
+        if budget.aim:
+            aim = {name: repr(value) for name, value in budget.aim.items()}
+            configuration = msgspec.structs.replace(configuration, call={**configuration.call, **aim})
         key = (configuration.digest, len(budget.steps))
         if key in self._entries:
             return self._entries[key]
         entry = self._entries[key] = Entry(
             configuration,
             budget,
-            Tuning(state="measuring", wanted=self.pictures, reason="the first pictures are measured"),
+            Tuning(
+                state="measuring",
+                wanted=self.pictures,
+                computes_all=budget.quality is not None,
+                reason="the first pictures are measured",
+            ),
         )
         found = self._agreement.of_first(lambda: self._found(entry))
         if found.profile is not None and found.plan is not None:
@@ -134,7 +139,7 @@ class Entries:
     def _pass_by(self, key: tuple[str, int], why: str) -> None:
         """Serve one picture untuned; the next one of the configuration looks again."""
         entry = self._entries.pop(key)
-        entry.tuning = Tuning(state="off", wanted=self.pictures, reason=why)
+        entry.tuning = replace(entry.tuning, state="off", reason=why)
         self._release(entry)
         if (key, why) not in self._said:
             self._said.add((key, why))
@@ -156,7 +161,7 @@ class Entries:
             unfinished = {each.configuration.digest for each in self._entries.values() if self._is_unfinished(each)}
             if len(unfinished | begun) >= MOST_UNFINISHED:
                 self._seen.add(digest)
-                self._store.begin(digest)
+                self._store.keep_measured(digest, [])
                 return _Found(is_new=True)
         return _Found(earlier=self._store.measured(digest))
 
@@ -254,13 +259,13 @@ class Entries:
         with self.lock:
             self.drop(entry)
             entry.earlier = []
-            self._keep_measured(entry, [])
+            self._keep_measured(entry, None)
             logger.info("measuring begins anew with the next picture: %s", why)
             self._note(entry)
 
     def end(self, entry: Entry, state: str, why: str) -> None:
         """Measure no more; the untuned default serves."""
-        entry.tuning = Tuning(state=state, wanted=self.pictures, reason=why)  # type: ignore[arg-type]  # one of the two
+        entry.tuning = replace(entry.tuning, state=state, pictures=0, runs=0.0, reason=why)  # type: ignore[arg-type]  # one of the two
         self._release(entry)
         (logger.warning if state == "failed" else logger.info)("%s", entry.tuning)
 
@@ -276,7 +281,7 @@ class Entries:
         """Drop the values that were measured."""
         entry.calls, entry.trials = [], None
 
-    def _keep_measured(self, entry: Entry, products: Sequence[OutputProducts]) -> None:
+    def _keep_measured(self, entry: Entry, products: Sequence[OutputProducts] | None) -> None:
         if self._agreement.is_first:
             self._store.keep_measured(entry.configuration.digest, products)
 
@@ -319,18 +324,23 @@ class Entries:
         entry.profile = profile
         entry.strategy = plan.strategy(profile.coordinates) if plan.weights else None
         evidence, total = plan.evidence, profile.num_inference_steps
-        expected, text = None, f"the untuned default stays; {entry.budget.none_found}"
+        expected, text = None, entry.budget.none_found
         if evidence is not None and plan.weights:
             expected = sum(evidence.errors) / len(evidence.errors)
-            text = f"{len(plan.steps)} of {total} steps computed, {expected:.2%} error of the final latents expected"
+            text = f"{len(plan.steps)} of {total} steps computed, "
+            if evidence.closeness:
+                mean = sum(evidence.closeness) / len(evidence.closeness)
+                text += f"{entry.budget.quality:g} dB expected of nine of ten pictures, {mean:.1f} dB on average"
+            else:
+                text += f"{expected:.2%} error of the final latents expected"
             if evidence.untuned:
                 text += f" ({sum(evidence.untuned) / len(evidence.untuned):.2%} untuned)"
         if evidence is not None:
             text += f", on {counted(len(evidence.errors), 'measured picture')}"
-        entry.tuning = Tuning(
+        entry.tuning = replace(
+            entry.tuning,
             state="ready",
             pictures=len(evidence.errors) if evidence is not None else 0,
-            wanted=self.pictures,
             runs=0.0 if evidence is None else evidence.runs,
             expected=expected,
             path=path,
@@ -342,16 +352,10 @@ class Entries:
         return len(entry.calls) + (0.0 if entry.trials is None else entry.trials.runs)
 
     def _note(self, entry: Entry) -> None:
-        tuning = entry.tuning
         # Shadows need a call of this process, so one picture at least is still to be measured.
         earlier = min(sum(len(each.products) for each in entry.earlier), self.pictures - 1)
-        entry.tuning = Tuning(
-            state=tuning.state,
-            pictures=earlier + sum(call.full.pictures for call in entry.calls),
-            wanted=tuning.wanted,
-            runs=round(self._runs(entry), 2),
-            reason=tuning.reason,
-        )
+        pictures = earlier + sum(call.full.pictures for call in entry.calls)
+        entry.tuning = replace(entry.tuning, pictures=pictures, runs=round(self._runs(entry), 2))
 
     @staticmethod
     def _release(entry: Entry) -> None:

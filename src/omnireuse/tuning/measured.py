@@ -11,43 +11,24 @@ from omnireuse.planning.path import OutputProducts
 
 __all__ = ["HEAD", "Measured"]
 
-HEAD = {"measured format": 1}
-
-
-class _Run(Record, frozen=True, kw_only=True):
-    """`OutputProducts` as numbers: the values in order of their shape."""
-
-    shape: tuple[int, int, int, int, int]
-    products: tuple[float, ...]
-    effects: tuple[float, ...]
+HEAD = {"measured format": 2}
 
 
 class Measured(Record, frozen=True, kw_only=True):
     """The full runs of one configuration.
 
     Attributes:
-        runs: one for each measured call.
+        runs: of each measured call the shape of its products, their values in order, and the effects.
     """
 
-    runs: tuple[_Run, ...]
+    runs: tuple[tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]], ...]
 
     @classmethod
     def of(cls, products: Sequence[OutputProducts]) -> Measured:
         """From the products of each call."""
-        return cls(
-            runs=tuple(
-                _Run(
-                    shape=each.products.shape,
-                    products=tuple(each.products.ravel().tolist()),
-                    effects=tuple(each.effects.tolist()),
-                )
-                for each in products
-            )
-        )
+        each = [(run.products, run.effects) for run in products]
+        return cls(runs=tuple((a.shape, tuple(a.ravel().tolist()), tuple(b.tolist())) for a, b in each))
 
     def products(self) -> list[OutputProducts]:
         """The products of each call."""
-        return [
-            OutputProducts(products=np.reshape(run.products, run.shape), effects=np.array(run.effects))
-            for run in self.runs
-        ]
+        return [OutputProducts(products=np.reshape(a, shape), effects=np.array(b)) for shape, a, b in self.runs]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from omnireuse.base.validation import counted
 
-__all__ = ["OFF", "Tuning"]
+__all__ = ["Tuning"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,7 @@ class Tuning:
         expected: relative L1 error of the final latents that the plan in use left in the measured pictures, on average;
             None where nothing was measured, and for the untuned default.
         path: file that keeps the plan; None where it is in memory only.
+        computes_all: whether every step computes where the state is "off" or "failed", as for a quality.
         reason: why the state is as it is, in a sentence.
     """
 
@@ -32,6 +33,7 @@ class Tuning:
     runs: float = 0.0
     expected: float | None = None
     path: str | None = None
+    computes_all: bool = False
     reason: str = ""
 
     def __str__(self) -> str:
@@ -41,14 +43,12 @@ class Tuning:
             computed = f"{self.pictures} of {counted(self.wanted, 'picture')} computed in full"
             return f"measuring: {computed}; reuse begins with the {begins}"
         if self.state == "off":
-            return f"tuning is off: {self.reason}"
+            return f"tuning is off{', and every step computes' if self.computes_all else ''}: {self.reason}"
         if self.state == "failed":
-            return f"not tuned, the untuned default serves: {self.reason}"
+            serves = "every step computes" if self.computes_all else "the untuned default serves"
+            return f"not tuned, {serves}: {self.reason}"
         kept = f"; kept in {self.path}" if self.path is not None else "; kept in memory only"
         return f"tuned: {self.reason}{kept}"
-
-
-OFF = Tuning(state="off", reason="tune=False")
 
 
 def _ordinal(number: int) -> str:

@@ -84,7 +84,7 @@ class Store:
             return Profile.load(file)
         except OmniReuseError as error:
             self._say(f"tuned plans are measured anew: {error}")
-            self.keep_measured(digest, [])
+            self.keep_measured(digest, None)
             return None
 
     def save(self, digest: str, profile: Profile) -> Path | None:
@@ -112,25 +112,16 @@ class Store:
             self._say(f"full runs are measured anew: {error}")
             return []
 
-    def keep_measured(self, digest: str, products: Sequence[OutputProducts]) -> None:
-        """Keep what was measured; delete the file where that is nothing."""
-        if products:
-            self._write_measured(digest, products)
-            return
+    def keep_measured(self, digest: str, products: Sequence[OutputProducts] | None) -> None:
+        """Keep what was measured, or that a configuration has been seen; None deletes the file."""
+        file = self._measured / f"{digest}.json"
         try:
-            (self._measured / f"{digest}.json").unlink(missing_ok=True)
-        except OSError as error:
-            self._say(f"what was measured is kept in memory only: {error}")
-
-    def _write_measured(self, digest: str, products: Sequence[OutputProducts]) -> None:
-        try:
-            write_text(self._measured / f"{digest}.json", as_text(Measured.of(products), HEAD))
+            if products is None:
+                file.unlink(missing_ok=True)
+            else:
+                write_text(file, as_text(Measured.of(products), HEAD))
         except (StateError, OSError) as error:
             self._say(f"what was measured is kept in memory only: {error}")
-
-    def begin(self, digest: str) -> None:
-        """Note that a configuration has been seen, of which nothing is measured."""
-        self._write_measured(digest, [])
 
     def begun(self) -> set[str]:
         """The configurations that have been seen or measured in part, and have no plan."""

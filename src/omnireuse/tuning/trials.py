@@ -151,15 +151,15 @@ class Trial:
         """As `WeightFit.weights`; empty for a forecaster with a name."""
         return () if self.fit is None else self.fit.weights
 
-    def plan(self, untuned: Sequence[float] = ()) -> Plan:
-        """The plan of a fit, with its evidence; `untuned` has the errors of the untuned default."""
+    def plan(self, **seen: tuple[float, ...]) -> Plan:
+        """The plan of a fit, with its evidence; `seen` has further attributes of that."""
         return Plan(
             steps=self.candidate.steps,
             forecaster=FITTED,
             weights=self.weights,
             psnr=None,
             held_out=(),
-            evidence=Evidence(errors=tuple(self.errors), untuned=tuple(untuned), runs=0.0),
+            evidence=Evidence(errors=tuple(self.errors), **seen),  # type: ignore[arg-type]  # none is the runs
         )
 
 
@@ -175,6 +175,19 @@ class Trying:
         self._noises, self._total, self._earlier = noises, len(noises), earlier
         self.runs = 0.0
         """Work of the shadows so far, in full runs."""
+        self._pictures = list[Sequence[Picture] | None]()
+        """Of the full runs."""
+        self._untuned: list[float] = []
+        """Errors of the final latents without a plan."""
+
+    def default_evidence(self) -> Evidence:
+        """What is known of runs without a plan."""
+        return Evidence(errors=tuple(self._untuned))
+
+    def _see(self, calls: Sequence[MeasuredCall], shadows: Shadows) -> None:
+        """Have the pictures of the full runs made once more, as far as they are not known."""
+        for call in calls[len(self._pictures) :]:
+            self._pictures.append(shadows.arrive(call).pictures)
 
     def _planned(self, calls: Sequence[MeasuredCall], budget: int, growth: float) -> tuple[int, ...]:
         """The schedule of so many computed steps with the least error expected (`Planner`)."""
@@ -209,8 +222,6 @@ class Trials(Trying):
         super().__init__(noises, earlier)
         self.untuned = Trial(candidate=Candidate(steps=steps, forecaster="blend"), fit=None) if reuses else None
         self.fitted: list[Trial] = []
-        self._pictures = list[Sequence[Picture] | None]()
-        """Of the full runs."""
         replayed = min(len(call.full.path.calls) for call in calls)
         left = MOST_WORK - (self._cost(steps, replayed) if reuses else 0.0)
         for planned in (*(self._planned(calls, len(steps), growth) for growth in GROWTHS), steps):
@@ -221,24 +232,18 @@ class Trials(Trying):
 
     def run(self, calls: Sequence[MeasuredCall], shadows: Shadows, *, is_whole: bool) -> None:
         """Try all candidates on the calls that they have not followed; `is_whole` says that no more will come."""
-        for call in calls[len(self._pictures) :]:
-            self._pictures.append(shadows.arrive(call).pictures)
+        self._see(calls, shadows)
         if self.untuned is not None:
             self.runs += self.untuned.follow(calls, shadows, self._total, self._pictures)
+            self._untuned = self.untuned.errors
         for trial in self.fitted:
             self.runs += trial.lead(calls, shadows, self._total, self._pictures)
-
-    def default_evidence(self) -> Evidence:
-        """What is known of the untuned default."""
-        errors = () if self.untuned is None else tuple(self.untuned.errors)
-        return Evidence(errors=errors, untuned=errors, runs=0.0)
 
     def plan(self) -> Plan | None:
         """The plan that evidence is for; None where the untuned default stays."""
         if not self.fitted:
             return None
         best = max(self.fitted, key=lambda trial: statistics.fmean(trial.closeness))
-        untuned = [] if self.untuned is None else self.untuned.errors
         if self.untuned is None:
             if max(best.errors) > SHORT_ERROR:
                 return None
@@ -246,4 +251,4 @@ class Trials(Trying):
             gain = statistics.fmean(best.closeness) - statistics.fmean(self.untuned.closeness)
             if gain < LEAST_GAIN / math.sqrt(len(best.closeness)):
                 return None
-        return best.plan(untuned)
+        return best.plan(untuned=tuple(self._untuned))

@@ -49,6 +49,7 @@ class Tuner:
         pictures: how many are measured at most, ≥ 1.
         store: keeps plans.
         agreement: of ranks that share a forward pass.
+        quality: PSNR in dB that nine of ten pictures reach; the untuned default then computes every step.
 
     Attributes:
         calls: reads the arguments of the pipeline's calls.
@@ -62,8 +63,9 @@ class Tuner:
         pictures: int,
         store: Store,
         agreement: Agreement | None = None,
+        quality: float | None = None,
     ) -> None:
-        self._strategy, self.calls = strategy, Calls()
+        self._strategy, self._quality, self.calls = strategy, quality, Calls()
         self._entries = Entries(pictures=pictures, store=store, command="omnireuse.enable(pipe)", agreement=agreement)
         self._lock = self._entries.lock
         self._latest: Entry | None = None
@@ -143,11 +145,12 @@ class Tuner:
 
     def _pass_by(self, why: str) -> None:
         """Say, once for each reason, that the run which begins is not tuned."""
+        computes_all, pictures = self._quality is not None, self._entries.pictures
         with self._lock:
             self._latest, before = None, self._elsewhere
-            self._elsewhere = Tuning(state="off", wanted=self._entries.pictures, reason=why)
+            self._elsewhere = Tuning(state="off", wanted=pictures, computes_all=computes_all, reason=why)
         if self._elsewhere != before:
-            logger.info("%s", self._elsewhere)
+            logger.log(logging.WARNING if computes_all else logging.INFO, "%s", self._elsewhere)
 
     @staticmethod
     def _replay(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replay | str:
@@ -186,7 +189,7 @@ class Tuner:
 
     def _entry(self, start: RunStart, arguments: Mapping[str, Any]) -> Entry | None:
         pipeline = self._session.pipeline
-        budget = budget_for(self._strategy.policy, start)
+        budget = budget_for(self._strategy.policy, start, self._quality)
         if isinstance(budget, str):
             self._pass_by(budget)
             return None

@@ -1,4 +1,4 @@
-"""What a tolerance leaves, measured caption by caption, and what is made of it."""
+"""What a tolerance and a quality leave, measured caption by caption, and what is made of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench import tolerance
+from bench import quality, tolerance
 
 
 @pytest.mark.slow
@@ -28,10 +28,26 @@ def test_a_tolerance_is_measured_in_the_final_latents(tmp_path: Path, capsys: py
     assert "kept in" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_quality_is_measured_in_the_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    part = ["--case", "shapes-flux", "--run", "shift 1", "--guidance", "unguided", "--prompts", "1", "--draws", "1"]
+    quality.main([*part, "--qualities", "40", "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "quality.json").read_text())["rows"]
+    (tuned,) = (row for row in rows if row["method"] == "tuned")
+    assert tuned["state"] == "ready"
+    assert 2 < tuned["computed"] < 28
+    assert tuned["each"][0] > 40
+    assert {row["setting"] for row in rows if row["method"] == "fewer"} == {tuned["computed"]}
+    assert "kept in 1 of 1" in capsys.readouterr().out
+
+
 def test_halving_finds_the_smallest_number_that_keeps_a_tolerance() -> None:
     asked: list[int] = []
 
     class Rows:
+        player = tolerance.Latents
+
         def get(self, method: str, count: int) -> dict[str, Any]:
             asked.append(count)
             return {"errors": [0.1 if count < 11 else 0.01]}

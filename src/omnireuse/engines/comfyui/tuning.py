@@ -128,7 +128,7 @@ class SamplerTuner:
         budget = budget_for(self._strategy.policy, start)
         if isinstance(budget, str):
             return budget
-        if budget.tolerance is not None:
+        if budget.aim:
             return "a tolerance is not tuned in ComfyUI: errors seen within the run decide"
         with self._entries.lock:
             return self._entries.find(self._configuration(guider, call, start), budget), levels

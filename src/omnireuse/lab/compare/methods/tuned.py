@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import omnireuse
 from omnireuse.lab.compare.methods.base import Method, Setting, Subject, call_text, lazily, reuse
@@ -20,7 +20,7 @@ SPEEDUPS = (1.4, 2.0, 3.0, 4.0)
 
 
 def _tune(work: Workload) -> dict[float, omnireuse.Profile]:
-    with tempfile.TemporaryDirectory() as folder, _plans_in(folder):
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {DIRECTORY: folder, SWITCH: "1"}):
         return {
             speedup: omnireuse.tune(
                 work.pipeline,
@@ -33,21 +33,6 @@ def _tune(work: Workload) -> dict[float, omnireuse.Profile]:
             )
             for speedup in SPEEDUPS
         }
-
-
-@contextmanager
-def _plans_in(folder: str) -> Iterator[None]:
-    """Tuning is on, and its plans lie in this folder."""
-    before = {name: os.environ.get(name) for name in (DIRECTORY, SWITCH)}
-    os.environ.update({DIRECTORY: folder, SWITCH: "1"})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _options(found: dict[float, omnireuse.Profile], speedup: float) -> dict[str, Any]:

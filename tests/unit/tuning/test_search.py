@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import omnireuse
-from omnireuse.tuning.tolerance import SLOPE, bounds, count_for, excess
+from omnireuse.tuning.search import SLOPE, bounds, count_for, excess, shortfall
 from tests.helpers import tiny
 from tests.helpers.tiny import Tiny
 
@@ -52,6 +52,18 @@ def test_more_pictures_that_are_alike_need_less_margin() -> None:
     margins = [excess([0.01] * count, 0.01) for count in (1, 2, 3, 10)]
     assert margins == sorted(margins, reverse=True)
     assert margins[-1] > 0
+
+
+@given(closeness=st.lists(st.floats(0, 100), min_size=1, max_size=5), quality=st.floats(1, 100))
+def test_a_shortfall_grows_with_the_quality_and_has_a_margin(closeness: list[float], quality: float) -> None:
+    found = shortfall(closeness, quality)
+    if found <= 0:
+        assert sorted(closeness)[len(closeness) // 2] > quality
+    assert shortfall(closeness, quality + 3) == pytest.approx(found + 3)
+    assert shortfall([each + 3 for each in closeness], quality) == pytest.approx(found - 3)
+    # Twice as many pictures that are alike need less margin, and one of three that misses does not decide.
+    assert shortfall(closeness * 2, quality) < found
+    assert shortfall([50.0, 50.0, 10.0], 30) == shortfall([50.0, 50.0, 60.0], 30) < 0
 
 
 @given(

@@ -1,0 +1,163 @@
+"""The fewest computed steps whose plan keeps a tolerance or a quality in nine of ten pictures, from trials."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from omnireuse.errors import UnsupportedModelError
+from omnireuse.forecasters import Blend
+from omnireuse.loop.strategy import Strategy
+from omnireuse.planning.path import OutputProducts
+from omnireuse.profiles.plan import Plan
+from omnireuse.tuning.budget import Budget
+from omnireuse.tuning.full_run import relative_errors
+from omnireuse.tuning.trials import MeasuredCall, Shadows, Trial, Trials, Trying
+
+__all__ = ["Search", "bounds", "count_for", "excess", "shortfall", "trials_for"]
+
+GROWTHS = {"tolerance": 0.0, "quality": 2.0}
+"""What plans assume of errors on their way (`Planner`): a tolerance is of the final latents, a quality of pictures."""
+LARGEST_SPEEDUP = 7
+"""All steps over the fewest computed steps that are tried."""
+FIRST = {"tolerance": 0.8, "quality": 0.5}
+"""The first number of computed steps that is tried, as a share of what is computed without a plan."""
+FURTHER = {"tolerance": 1, "quality": 2}
+"""Least number of steps more after a miss: without a plan a quality computes every step, and tries are few."""
+ALWAYS = 2
+"""First steps that the untuned rule computes in any case: it knows no error before."""
+SLOPE = 24.0
+"""Fall of the error in dB where the number of computed steps doubles, before two trials have shown it."""
+LEAST_SPREAD = 4.0
+"""Least standard deviation of the errors between pictures, in dB: a few pictures may be alike by chance."""
+UNSEEN = 7.0
+"""By how many dB the errors of other pictures exceed those of the pictures that weights were fitted on, with care."""
+MARGIN = 11.0
+"""By how many dB nine of ten pictures stay below the middle one of many (``python -m bench quality``)."""
+
+
+class Search(Trying):
+    """The plans that are tried for one tolerance or quality. None computes as many steps as the untuned rule does.
+
+    It is a regula falsi over the logarithm of the number of computed steps, with the error in dB that nine of ten
+    pictures are expected to stay within: of the final latents for a tolerance, of the pictures for a quality.
+
+    Args:
+        budget: with a tolerance or a quality.
+        earlier: what is known of calls of other processes.
+    """
+
+    def __init__(self, budget: Budget, earlier: Sequence[OutputProducts] = ()) -> None:
+        super().__init__(budget.noises, earlier)
+        self._rule, self._quality = budget.rule, budget.quality
+        ((name, self._value),) = budget.aim.items()
+        self._growth, self._share, self._further = GROWTHS[name], FIRST[name], FURTHER[name]
+        self._computed = float(self._total)
+        """Computed steps without a plan."""
+        self._tried: dict[int, Trial] = {}
+
+    def run(self, calls: Sequence[MeasuredCall], shadows: Shadows, *, is_whole: bool) -> None:
+        """Look at what is there without a plan. Once all pictures are measured, try plans as long as all shadows take
+        no more work than the full runs.
+
+        Raises:
+            UnsupportedModelError: a quality of calls that return no pictures.
+        """
+        if self._rule is not None and not self._untuned:
+            made = shadows.follow(calls[0], Strategy(policy=self._rule, forecaster=Blend()), ALWAYS)
+            self._computed = ALWAYS + made.computed / calls[0].full.calls
+            self._untuned = relative_errors(made.latents, calls[0].full.final)
+            self.runs += made.computed / calls[0].full.calls / self._total
+        if self._quality is not None:
+            self._see(calls, shadows)
+            self._untuned = [0.0] * sum(call.full.pictures for call in calls)
+            if any(each is None for each in self._pictures):
+                raise UnsupportedModelError(
+                    "a quality is one of pictures, and the call returns none that can be recognised, such as "
+                    "output_type='pil' gives; a tolerance= is one of latents"
+                )
+        if not is_whole:
+            return
+        replayed = min(len(call.full.path.calls) for call in calls)
+        fewest, most = max(-(-self._total // LARGEST_SPEEDUP), 2), math.ceil(self._computed) - 1
+        count = min(max(math.ceil(self._share * self._computed), fewest), most)
+        while fewest <= count and count not in self._tried:
+            trial = Trial.of_fit(self._planned(calls, count, self._growth), self._total)
+            if self.runs + len(calls) * self._cost(trial.candidate.steps, replayed) > len(calls):
+                return
+            self.runs += trial.lead(calls, shadows, self._total, self._pictures)
+            self._tried[count] = trial
+            count = min(max(count_for(self._excesses(), self._further), fewest), most)
+
+    def _excesses(self) -> dict[int, float]:
+        if self._quality is None:
+            return {count: excess(trial.errors, self._value) for count, trial in self._tried.items()}
+        return {count: shortfall(trial.closeness, self._value) for count, trial in self._tried.items()}
+
+    def plan(self) -> Plan | None:
+        """That of the smallest number which keeps it as all larger ones do that were tried; None without."""
+        _, kept = bounds(self._excesses())
+        if kept is None:
+            return None
+        trial = self._tried[kept]
+        return trial.plan() if self._quality is None else trial.plan(closeness=tuple(trial.closeness))
+
+
+def excess(errors: Sequence[float], tolerance: float) -> float:
+    """By how many dB the error that nine of ten other pictures are expected to stay within exceeds a tolerance.
+
+    Errors are taken to be log-normal. Their mean is as uncertain as their number makes it, and a few errors say little
+    about their spread.
+
+    Args:
+        errors: of the pictures that weights were fitted on.
+        tolerance: above 0.
+    """
+    decibels = [20 * math.log10(min(max(error, 1e-9), 1e3)) for error in errors]
+    spread = max(statistics.stdev(decibels) if len(decibels) > 1 else 0.0, LEAST_SPREAD)
+    margin = UNSEEN + statistics.NormalDist().inv_cdf(0.9) * spread * math.sqrt(1 + 1 / len(decibels))
+    return statistics.fmean(decibels) + margin - 20 * math.log10(tolerance)
+
+
+def shortfall(closeness: Sequence[float], quality: float) -> float:
+    """By how many dB nine of ten other pictures are expected to miss a quality; negative where they exceed it.
+
+    The middle one counts: one of three may be the one in ten that misses it, and says little about the others.
+
+    Args:
+        closeness: PSNR in dB of the pictures that weights were fitted on.
+        quality: in dB.
+    """
+    return quality - statistics.median(closeness) + MARGIN * math.sqrt(1 + 1 / len(closeness))
+
+
+def bounds(excesses: Mapping[int, float]) -> tuple[int | None, int | None]:
+    """The largest number of computed steps that misses, and the smallest above it that keeps; None without one."""
+    missed = max((count for count, value in excesses.items() if value > 0), default=None)
+    return missed, min((count for count in excesses if missed is None or count > missed), default=None)
+
+
+def count_for(excesses: Mapping[int, float], further: int = 1) -> int:
+    """The number of computed steps that is expected to keep it just so, from what is known of others.
+
+    Args:
+        excesses: by number of computed steps, at least one.
+        further: the least number of steps more after a miss alone.
+    """
+    missed, kept = bounds(excesses)
+    if kept is not None and missed is not None:
+        share = excesses[missed] / (excesses[missed] - excesses[kept])
+        return math.ceil(missed * math.pow(kept / missed, share))
+    nearest = kept if kept is not None else missed
+    assert nearest is not None, "one was tried"
+    # Far enough, and no further than to double or to halve.
+    found = math.ceil(nearest * math.pow(2.0, min(max(excesses[nearest] / SLOPE, -1.0), 1.0)))
+    return found if missed is None else max(found, missed + further)
+
+
+def trials_for(budget: Budget, calls: Sequence[MeasuredCall], earlier: Sequence[OutputProducts]) -> Trials | Search:
+    """The trials of a budget on the calls that are measured so far; `earlier` is known of calls of other processes."""
+    if budget.aim:
+        return Search(budget, earlier)
+    return Trials(budget.steps, reuses=budget.reuses, noises=budget.noises, calls=calls, earlier=earlier)
