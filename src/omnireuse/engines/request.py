@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,9 @@ from omnireuse.engines.settings import KEY, RequestPlan
 from omnireuse.loop.generation import Generation
 from omnireuse.summary.summary import Promise
 
-__all__ = ["METRICS", "STRATEGY", "RequestReuse", "count_request", "figures_of"]
+__all__ = ["METRICS", "STRATEGY", "RequestReuse", "count_request", "figures_of", "warn_of"]
+
+logger = logging.getLogger("omnireuse")
 
 STRATEGY = f"{KEY}_strategy"
 """Key of the one figure that is a name and no number."""
@@ -52,6 +55,18 @@ class RequestReuse:
         if self.failures:
             found[f"{KEY}_failures"] = float(self.failures)
         return found
+
+
+def warn_of(plan: RequestPlan, total: int) -> None:
+    """Log what a request asks for and a run of so many steps cannot give: once in so many words."""
+    caution = None if plan.strategy is None else plan.strategy.policy.caution(total)
+    if caution is not None:
+        _warn(caution)
+
+
+@functools.lru_cache(256)
+def _warn(text: str) -> None:
+    logger.warning("%s", text)
 
 
 def figures_of(name: str, promise: Promise | None, computed: int, reused: int) -> dict[str, Any]:

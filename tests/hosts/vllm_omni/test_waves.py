@@ -211,6 +211,15 @@ def test_bad_settings_are_refused_at_admission(engine: Any, reuse: object, messa
     assert not engine.scheduler.has_requests()
 
 
+def test_a_speed_up_that_no_run_can_reach_is_served_as_far_as_it_goes_and_said(
+    engine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        result = run(engine, make_request(0, 24, reuse={"speedup": 1e9}))
+        assert result.stage_durations["omnireuse_steps_computed"] == 2
+    assert caplog.text.count("speedup=1e+09 asks for 0 of 24 steps, but 2 compute") == 1
+
+
 def test_absurd_settings_beside_good_requests(engine: Any) -> None:
     alone, rng = run(engine, make_request(0, 24)).output, random.Random(0)
     values = (None, True, 0, 1, 2, 3, -1, 1e9, 10**400, float("nan"), "2", [], {})

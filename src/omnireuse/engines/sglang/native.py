@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.engines.request import RequestReuse
+from omnireuse.engines.request import RequestReuse, warn_of
 from omnireuse.engines.settings import KEY, OFF, RequestPlan
 from omnireuse.engines.sglang.measuring import LoopRun
 from omnireuse.errors import StateError
@@ -126,4 +126,5 @@ def _start(plan: RequestPlan, ctx: Any) -> Generation:
     # A loop that runs a part of the schedule has noise of its own: without levels, steps are counted instead.
     is_whole = len(getattr(scheduler, "timesteps", ())) == total
     levels = noise_levels(scheduler) if is_whole else ()
+    warn_of(plan, total)
     return Generation(plan.strategy, levels, total=total, agreement=Agreement(plan.group))

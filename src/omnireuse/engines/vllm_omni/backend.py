@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, install_prompt_embed_cache
+from omnireuse.engines.request import warn_of
 from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings
 from omnireuse.engines.vllm_omni.admission import refuse_mixed_precision, refuse_pipeline, refuse_plan
 from omnireuse.engines.vllm_omni.calls import RequestCalls
@@ -119,6 +120,7 @@ class Backend:
         wanted = self.settings.wanted(state.sampling.extra_args)
         plan = self._plan(wanted)
         refuse_plan(plan, place=self.settings.place)
+        warn_of(plan, state.total_steps)
         if wanted.targets or self.settings.tune is False or not self._tunes or is_off_by_environment():
             return plan
         if self._ready is None:
