@@ -24,7 +24,7 @@ from omnireuse.calibration.command import profile_table
 from omnireuse.calibration.options import held_out_last
 from omnireuse.calibration.runner import PipelineRunner
 from omnireuse.forecasters import Fitted
-from omnireuse.hooks.call_arguments import read_argument
+from omnireuse.pipelines.call_arguments import read_argument
 from omnireuse.pipelines.source import Source
 from omnireuse.planning.candidate import FITTED, Candidate
 from omnireuse.profiles.conditions import watch_of

@@ -35,12 +35,12 @@ CLOSURES = {
     "Session": "omnireuse.hooks.session",
 }
 ROWS = (
-    Row("enable, files", 51, 60),
-    Row("enable, lines", 7_500, 7_500),
-    Row("Generation, files", 17, 20),
-    Row("Generation, lines", 2_390, 2_800),
-    Row("Session, files", 32, 35),
-    Row("Session, lines", 4_765, 4_800),
+    Row("enable, files", 49, 60),
+    Row("enable, lines", 7_445, 7_500),
+    Row("Generation, files", 15, 20),
+    Row("Generation, lines", 2_325, 2_800),
+    Row("Session, files", 30, 35),
+    Row("Session, lines", 4_735, 4_800),
     Row("circles of imports", 0, 0),
     Row("lines of src", 33_660, 23_000),
 )

@@ -156,7 +156,7 @@ def enable(
     if isinstance(backend, str):
         from omnireuse.named.step_caches import enable_step_cache
 
-        return enable_step_cache(backend, options, pipeline, _agreement(pipeline, group), profile)
+        return enable_step_cache(backend, options, pipeline, lambda: _agreement(pipeline, group), profile)
     agreement = _agreement(pipeline, group)
     if policy is not None:
         backend = strategy_of(policy, "hold" if forecaster is None else forecaster, region=region or "step", **axes)

@@ -10,7 +10,6 @@ import torch
 
 from omnireuse.errors import StateError, WrongTypeError
 from omnireuse.hooks.attachment import RegionFactory
-from omnireuse.hooks.call_arguments import Calls
 from omnireuse.hooks.denoisers import denoisers_of
 from omnireuse.hooks.inert import InertRuns
 from omnireuse.hooks.session import Session, session_of
@@ -18,6 +17,7 @@ from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import Decision
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
+from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.guidance import Calibrated, CalibratedRuns
 from omnireuse.summary.counters import Stats
 from omnireuse.summary.summary import Promise, Summary
@@ -87,7 +87,7 @@ class Handle:
             InertRuns(strategy, self._stats),
             handle=self,
             agreement=agreement,
-            follows=None if like is None else CalibratedRuns(like=like, stats=self._stats, name=name, said=said),
+            follows=None if like is None else CalibratedRuns(like, self._stats, name, said).chooser,
             adapts=adapts,
         )
         self._tuner = None if tuner is None else tuner(self._session)

@@ -114,7 +114,7 @@ class Observer(Recording):
         own = self._generation
         if own is None:
             own = self._generation = Generation(self._strategy, total=self.total, emit=self._decisions.append)
-        watched = replace(call, run=Run(own, call.run.chosen))
+        watched = replace(call, run=Run(own))
         return super().call(replace(call, proceed=lambda *_, **__: blocks.call(watched)))
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:

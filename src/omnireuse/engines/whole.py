@@ -11,8 +11,8 @@ from omnireuse.enabling import enable
 from omnireuse.engines.request import figures_of
 from omnireuse.engines.settings import KEY, RequestSettings, ServerSettings
 from omnireuse.handle import Handle
-from omnireuse.hooks.call_arguments import Calls
 from omnireuse.hooks.interception import Interception, intercept
+from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.tuning.tuner import Tuner
 
 __all__ = ["WholeRequests"]

@@ -14,7 +14,7 @@ from omnireuse.hooks.denoisers import denoisers_of
 from omnireuse.hooks.guiders import GUIDERS, guider_handlers
 from omnireuse.hooks.interception import Interception, intercept, is_bypassed
 from omnireuse.hooks.others import Others
-from omnireuse.hooks.run import Region, Run
+from omnireuse.hooks.run import Region
 from omnireuse.hooks.runs import Runs
 from omnireuse.loop.strategy import Strategy
 
@@ -26,7 +26,6 @@ RegionFactory = Callable[[Strategy, Sequence[torch.nn.Module], object], Region]
 class Attached(Protocol):
     """Handlers of intercepted calls, each called as ``handler(proceed, *args, **kwargs)``."""
 
-    strategy: Strategy
     others: Others
     runs: Runs
 
@@ -60,6 +59,8 @@ class Attachment:
         self.is_on_scheduler = False
         """Whether there is a scheduler that tells the steps."""
         self._session, self._make_region = session, make_region
+        self._kind = ""
+        """Of the region at work."""
         self._denoisers: list[torch.nn.Module] = []
         self._on_denoisers: list[Interception] = []
         self._guiders: list[Any] = []
@@ -82,7 +83,8 @@ class Attachment:
                 if hasattr(denoiser, "cache_context"):
                     handlers["cache_context"] = session.context_entered
                 self._on_denoisers.append(intercept(denoiser, session, handlers))
-            self.remake_region()
+            strategy = session.runs.strategy
+            self.region, self._kind = self._make_region(strategy, denoisers, session), strategy.region
         session.others.look_for_caches(denoisers)
         scheduler = getattr(pipeline, "scheduler", None)
         guiders = [getattr(pipeline, name, None) for name in (*GUIDERS, *COMPANIONS)]
@@ -101,7 +103,7 @@ class Attachment:
                 handlers = guider_handlers(guider, session.runs)
                 if all(hasattr(guider, name) for name in handlers):
                     self._on_others.append(intercept(guider, session, handlers))
-        if session.strategy.region == "step" and not self.is_on_scheduler:
+        if session.runs.strategy.region == "step" and not self.is_on_scheduler:
             raise UnsupportedModelError(
                 f"Strategy(region='step'): {type(pipeline).__name__}.scheduler must have set_timesteps and step, "
                 f"got {scheduler!r}; use region='call', which needs no scheduler"
@@ -112,22 +114,11 @@ class Attachment:
         """Whether the pipeline has other denoisers by now."""
         return not _are_same(denoisers_of(self._session.pipeline), self._denoisers)
 
-    def region_of(self, run: Run | None) -> Region | None:
-        """The region of the run's strategy, which may be another one than the session's; None without a run."""
-        if run is None:
+    def region_for(self, strategy: Strategy) -> Region | None:
+        """The region of a strategy; None where it is the one at work."""
+        if strategy.region == self._kind:
             return None
-        if run.chosen.region is not None:
-            return run.chosen.region
-        if self.region is None or run.generation.strategy.region == self._session.strategy.region:
-            return self.region
-        return self._make_region(run.generation.strategy, self._denoisers, self._session)
-
-    def remake_region(self) -> Region:
-        """The region of the session's present strategy."""
-        if self.region is not None:
-            self.region.undo()
-        self.region = self._make_region(self._session.strategy, self._denoisers, self._session)
-        return self.region
+        return self._make_region(strategy, self._denoisers, self._session)
 
     def undo(self) -> None:
         """Restore every object. Idempotent."""

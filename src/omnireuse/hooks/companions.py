@@ -83,6 +83,8 @@ class Companions:
     """The companions of one session's pipeline."""
 
     def __init__(self) -> None:
+        self.are_called = False
+        """Whether there was a call of any."""
         self._here = _State()
 
     def begin(self) -> None:
@@ -122,7 +124,7 @@ class Companions:
             run: that it belongs to; None where its run has not begun.
             is_reused: whether a schedule reuses the present step in region "step".
         """
-        here = self._here
+        here, self.are_called = self._here, True
         self._enter(None if run is None else (id(run), run.generation.index))
         key = name, here.order[name]
         here.order[name] += 1

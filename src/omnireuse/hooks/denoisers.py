@@ -12,13 +12,13 @@ from omnireuse.hooks.interception import compiled_call, is_optimized
 
 __all__ = [
     "DENOISERS",
+    "adapter_scales",
     "denoisers_of",
     "describe",
     "device_of",
     "dtype_of",
     "is_compiled_whole",
     "model_name",
-    "scales_of",
     "unwrapped",
     "wrapped_modules",
 ]
@@ -95,7 +95,7 @@ def is_compiled_whole(module: torch.nn.Module) -> bool:
     return any(is_optimized(each) or compiled_call(each) is not None for each in wrapped_modules(module))
 
 
-def scales_of(module: torch.nn.Module) -> tuple[Any, ...] | None:
+def adapter_scales(module: torch.nn.Module) -> tuple[Any, ...] | None:
     """Adapters in use with their scales, in the first layer that has some; None without adapters (PEFT)."""
     layers: Any = module.modules() if getattr(unwrapped(module), "peft_config", None) else ()
     for layer in layers:

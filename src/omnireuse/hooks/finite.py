@@ -1,56 +1,35 @@
-"""Whether the latents of a run stayed finite, and after which step they first were not: one look at its end."""
+"""A look at the latents of a run at its end: did they stay finite, and after which step were they first not?"""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from omnireuse.errors import StateError
-from omnireuse.loop.generation import Generation
+from omnireuse.hooks.run import Run
 
 if TYPE_CHECKING:
     from omnireuse.summary.counters import Stats
 
-__all__ = ["Magnitudes", "check_finite"]
+__all__ = ["check_finite"]
 
 logger = logging.getLogger("omnireuse")
 
 
-class Magnitudes:
-    """The largest magnitude of the latents after each step, left on their device until the run has ended."""
-
-    def __init__(self) -> None:
-        self._found: list[tuple[int, torch.Tensor]] = []
-
-    def note(self, step: int, latents: torch.Tensor | None) -> None:
-        """The latents after a step. Cost: one reduction, and nothing is read back."""
-        if latents is None or not latents.is_floating_point() or not latents.numel() or latents.is_meta:
-            return
-        self._found.append((step, torch.linalg.vector_norm(latents.detach(), math.inf)))
-
-    def first_broken(self) -> int | None:
-        """The step after which the latents were first not finite; None where they always were. Cost: one read."""
-        if not self._found:
-            return None
-        device = self._found[0][1].device
-        values = torch.stack([value.to(device, torch.float32) for _, value in self._found]).tolist()
-        return next(
-            (step for (step, _), value in zip(self._found, values, strict=True) if not math.isfinite(value)), None
-        )
-
-
-def check_finite(magnitudes: Magnitudes, generation: Generation, stats: Stats) -> None:
-    """Look at the latents of a run that is done; one that is not finite is counted apart.
+def check_finite(run: Run, stats: Stats) -> None:
+    """Look at the latents of a run that is done; one that is not finite is counted apart. Cost: one read.
 
     A model that computes something that is not finite does so without reuse, too: that is a warning.
 
     Raises:
         StateError: a forecast is the first that is not finite.
     """
-    step, number = magnitudes.first_broken(), generation.number
+    step, generation = _first_broken(run.magnitudes), run.generation
+    number = generation.number
     if step is None:
         return
     stats.mark_broken(number)
@@ -64,3 +43,12 @@ def check_finite(magnitudes: Magnitudes, generation: Generation, stats: Stats) -
         "model's dtype and inputs",
         step,
     )
+
+
+def _first_broken(magnitudes: Sequence[tuple[int, torch.Tensor]]) -> int | None:
+    """The step after which the latents were first not finite; None where they always were."""
+    if not magnitudes:
+        return None
+    device = magnitudes[0][1].device
+    values = torch.stack([value.to(device, torch.float32) for _, value in magnitudes]).tolist()
+    return next((step for (step, _), value in zip(magnitudes, values, strict=True) if not math.isfinite(value)), None)

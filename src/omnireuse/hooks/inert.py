@@ -143,7 +143,7 @@ class InertRuns:
         is_whole = is_complete or (not run.is_stepped and generation.index >= last)
         record = self._stats.end_run(generation.number, is_whole=is_whole)
         explanation = None
-        if run.chosen.kind == "measured":
+        if run.kind == "measured":
             return
         if generation.index == 0 and run.calls >= max(generation.total or 0, MOST_BRANCHES + 1):
             self.no_step_ended(run.calls)

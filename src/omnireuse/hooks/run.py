@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,8 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.errors import StateError
-from omnireuse.hooks.denoisers import scales_of
-from omnireuse.hooks.finite import Magnitudes
+from omnireuse.hooks.denoisers import adapter_scales
 from omnireuse.hooks.regions.rows import row_of, rows_of
 from omnireuse.hooks.timesteps import NAMES
 from omnireuse.loop.events import Choice
@@ -66,50 +66,81 @@ Chooser = Callable[[RunStart], Chosen]
 
 
 class Run:
-    """A generation, and which call of the current step is under way. The session keeps it up to date.
+    """One run of a pipeline: a generation, and the calls of its current step.
 
     Attributes:
         generation: decides, and remembers.
-        latents: the sample that the scheduler returned last, which the current step starts from.
-        step: the step that the following counts belong to.
-        calls: denoiser calls.
-        orders: calls of each denoiser.
-        branches: calls of each branch of each denoiser.
+        kind: as `Chosen.kind`.
+        region: takes its calls in place of the session's region; None for that one.
         region_state: the region's state of this run, a dataclass; None before its first call.
+        latents: the sample that the scheduler returned last, which the current step starts from.
+        calls: denoiser calls of the current step.
+        branches: the same by denoiser and branch.
         told: the step that `cache_context` has named last; None where it names none.
         is_stepped: whether somebody ends its steps: the scheduler's `step`, or a user.
-        chosen: the strategy, and the region where it is not the session's.
         given: arguments of the scheduler's step that is under way, by name.
-        magnitudes: of the latents after each step.
+        magnitudes: numbers of steps, and the largest magnitude of the latents after each, left on their device.
         grids: how the tokens of the latents unfold, by the layout of the call: reading positions waits for the device.
     """
 
-    def __init__(self, generation: Generation, chosen: Chosen) -> None:
-        self.generation, self.chosen = generation, chosen
+    def __init__(self, generation: Generation, kind: str = "reuse", region: Region | None = None) -> None:
+        self.generation, self.kind, self.region = generation, kind, region
+        self.region_state: Any = None
         self.given: Mapping[str, Any] = {}
         self.latents: torch.Tensor | None = None
-        self.step = self.calls = 0
-        self.orders: Counter[int] = Counter()
+        self.calls = 0
+        self._orders: Counter[int] = Counter()
         self.branches: Counter[tuple[int, str]] = Counter()
         self.told: int | None = None
         self.is_stepped = False
+        self.magnitudes: list[tuple[int, torch.Tensor]] = []
         self.grids: dict[Hashable, tuple[int, ...] | None] = {}
         self._first_sigma: float | None = None
-        self.region_state: Any = None
-        self.magnitudes = Magnitudes()
+
+    def count(self, denoiser: int, name: str | None) -> tuple[int, str]:
+        """Count a denoiser call; return its order among the step's calls of this denoiser, and its branch.
+
+        Args:
+            name: of the branch, by the pipeline or its guider; None takes the order in its place.
+        """
+        order = self._orders[denoiser]
+        name = name or str(order)
+        repeat = self.branches[denoiser, name]
+        self.calls += 1
+        self._orders[denoiser] += 1
+        self.branches[denoiser, name] += 1
+        return order, f"{name}#{repeat + 1}" if repeat else name
+
+    def end_step(self, latents: torch.Tensor | None) -> None:
+        """The scheduler or a user has ended the step; the next one starts from `latents`. Cost: one reduction."""
+        if latents is not None and latents.is_floating_point() and latents.numel() and not latents.is_meta:
+            self.magnitudes.append((self.generation.index, torch.linalg.vector_norm(latents.detach(), math.inf)))
+        self.next_step()
+        self.latents, self.is_stepped = latents, True
+
+    def next_step(self) -> None:
+        """The next call belongs to the next step."""
+        self.generation.advance()
+        self.latents, self.calls = None, 0
+        self._orders.clear()
+        self.branches.clear()
 
     def sigma_told(self, sigma: float) -> None:
         """`cache_context` has named the noise level of this step, and the scheduler's algebra is not known."""
         if self._first_sigma is None:
             self._first_sigma = sigma
-        self.generation.position.call_at(told_level(sigma, self._first_sigma))
+        self.generation.call_at(told_level(sigma, self._first_sigma))
+
+    def go_on_in(self, region: Region, strategy: Strategy) -> None:
+        """Take the further calls in another region. Nothing may be remembered yet."""
+        self.region, self.region_state, self.generation.strategy = region, None, strategy
 
     @property
     def is_reused_by_schedule(self) -> bool:
         """Whether a schedule says before any call that the present step is reused."""
         schedule = self.generation.schedule
         is_scheduled = schedule is not None and self.generation.index not in schedule
-        return is_scheduled and self.is_stepped and self.chosen.kind == "reuse"
+        return is_scheduled and self.is_stepped and self.kind == "reuse"
 
     def begin(self, state: S) -> S:
         """The region's state of this run, from its first call on."""
@@ -217,7 +248,7 @@ class DenoiserCall:
         """What a reuse needs unchanged: arguments but for timesteps, of which frames and sound may share one, and the
         scales of adapters, which a callback may change between steps."""
         given = (value for name, value in self.kwargs.items() if name not in NAMES)
-        return layout_of(*self.args, *given), scales_of(self.module)
+        return layout_of(*self.args, *given), adapter_scales(self.module)
 
     def watched(self, strategy: Strategy) -> torch.Tensor | None:
         """The signal, as seen from outside; None where there is none."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 
 from omnireuse.hooks.denoisers import unwrapped
 from omnireuse.hooks.ranks import check_agreement
-from omnireuse.hooks.run import Chooser, Chosen, Run, RunStart
+from omnireuse.hooks.run import Chooser, Chosen, Region, Run, RunStart
 from omnireuse.hooks.timesteps import StepsByTimestep, timestep_of, warn_without_timestep
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.generation import Emit, Generation
@@ -26,19 +26,14 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import clipping, noise_levels
 
-__all__ = ["Follower", "Runs", "StepHint", "ThreadState", "calling_pipeline"]
+__all__ = ["Follower", "Runs", "StepHint", "ThreadState"]
 
 logger = logging.getLogger("omnireuse")
 
 
-class Follower(Protocol):
-    """Chooses each run's strategy, as `guidance.CalibratedRuns` does."""
-
-    def look(self, pipeline: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """The guidance and arguments of a call of the pipeline."""
-
-    def strategy(self, calibrated: Strategy, seen: Any) -> Strategy:
-        """The strategy of a run which begins now, by what was seen; None in a loop that does not call the pipeline."""
+Follower = Callable[[Strategy, "tuple[Any, Sequence[Any], Mapping[str, Any]] | None"], Chooser]
+"""Gives the chooser of runs in a call, from the session's strategy, the pipeline and the arguments of the call; these
+are None in a loop that does not call the pipeline. `profiles.guidance.CalibratedRuns.chooser` is one."""
 
 
 class StepHint(NamedTuple):
@@ -62,7 +57,6 @@ class ThreadState(threading.local):
         guided: the name of the batch that it has prepared the denoiser for.
         chooser: chooses the strategy of this call's runs; None for the session's strategy.
         final: the latents that the scheduler has returned last in this call of the pipeline.
-        seen: what the `Follower` saw when the pipeline was called; None where there is none, or no call.
         depth: how many calls of the session's pipeline this thread is in.
         steps: tells the steps where no scheduler does.
     """
@@ -76,7 +70,6 @@ class ThreadState(threading.local):
     guided: str | None = None
     chooser: Chooser | None = None
     final: torch.Tensor | None = None
-    seen: Any = None
     depth: int = 0
 
     def __init__(self) -> None:
@@ -87,6 +80,8 @@ class Runs:
     """The runs of one pipeline, at most one in a thread.
 
     Args:
+        strategy: of the session.
+        region_for: makes a strategy's region; None where the session's own serves it.
         emit: takes every decision.
         ended: called with each run that ends, and whether it is complete.
         num_timesteps: gives how many of the scheduler's steps the pipeline takes, where it tells.
@@ -97,6 +92,7 @@ class Runs:
         self,
         strategy: Strategy,
         agreement: Agreement,
+        region_for: Callable[[Strategy], Region | None],
         emit: Emit,
         ended: Callable[[Run, bool], None],
         num_timesteps: Callable[[], object],
@@ -106,9 +102,11 @@ class Runs:
         """The present thread's state."""
         self.peak_kept_bytes = 0
         """Most bytes of tensors that one run held."""
-        self.strategy, self._agreement, self._emit, self._ended = strategy, agreement, emit, ended
-        self._num_timesteps, self.follows = num_timesteps, follows
-        self.outside: Chooser | None = None
+        self.strategy = strategy
+        """Of runs that no chooser chooses another one for."""
+        self._agreement, self._region_for, self._emit, self._ended = agreement, region_for, emit, ended
+        self._num_timesteps, self._follows = num_timesteps, follows
+        self.outside: Chooser | None = None if follows is None else lambda start: follows(self.strategy, None)(start)
         """Chooses the strategy of runs that no call of the pipeline makes; None for `strategy`."""
         self._numbers = itertools.count(1)
         self._expected_steps: int | None = None
@@ -121,15 +119,37 @@ class Runs:
         self.here.steps.announce()
         self._expected_steps = num_inference_steps
 
+    @contextmanager
+    def within_call(
+        self, pipeline: Any, args: Sequence[Any], kwargs: Mapping[str, Any], chooser: Chooser | None
+    ) -> Iterator[ThreadState]:
+        """Enter a call of the pipeline; runs in it follow the chooser, or else the session's strategy."""
+        self.end()
+        here = self.here
+        if chooser is None and self._follows is not None:
+            chooser = self._follows(self.strategy, (pipeline, args, kwargs))
+        here.had_run, here.chooser, here.final = False, chooser, None
+        here.depth += 1
+        try:
+            yield here
+        finally:
+            here.depth -= 1
+            here.chooser = None
+            self.end()
+
+    def announce(self, scheduler: Any) -> None:
+        """The scheduler's timesteps are set: the next denoiser call begins a run."""
+        self.here.scheduler = scheduler
+
     def end(self, *, is_complete: bool = False) -> None:
         """Drop this thread's run and everything it kept. Idempotent."""
         here = self.here
         run, here.run, here.scheduler, here.steps.last, here.guided = here.run, None, None, None, None
         if run is not None:
-            if run.chosen.kind == "reuse":
+            if run.kind == "reuse":
                 self.peak_kept_bytes = max(self.peak_kept_bytes, run.kept_bytes)
             run.close()
-            if run.chosen.kind != "shadow":
+            if run.kind != "shadow":
                 self._ended(run, is_complete or run.generation.finished)
 
     def close(self) -> None:
@@ -172,8 +192,7 @@ class Runs:
         run = self.here.run
         if run is not None and run.told is not None and now >= run.told:
             for _ in range(now - run.told):
-                run.generation.advance()
-                run.latents = None
+                run.next_step()
             run.told = now
             if not run.generation.finished:
                 return run
@@ -193,7 +212,7 @@ class Runs:
         if run is not None:
             if belongs_to == "same step":
                 return run
-            run.generation.advance()
+            run.next_step()
             if belongs_to == "next step" and not run.generation.finished:
                 return run
             self.end()
@@ -203,11 +222,9 @@ class Runs:
     def _begin(
         self, total: int | None, levels: Sequence[NoiseLevel], scheduler: Any = None, *, shape: tuple[int, ...] = ()
     ) -> Run:
-        here, follows = self.here, self.follows
-        if (chooser := here.chooser if here.depth else self.outside) is not None:
-            chosen = chooser(RunStart(total=total, levels=levels, scheduler=scheduler, shape=shape))
-        else:
-            chosen = Chosen(strategy=self.strategy if follows is None else follows.strategy(self.strategy, here.seen))
+        here, start = self.here, RunStart(total=total, levels=levels, scheduler=scheduler, shape=shape)
+        chooser = here.chooser if here.depth else self.outside
+        chosen = Chosen(strategy=self.strategy) if chooser is None else chooser(start)
         is_shadow = chosen.kind == "shadow"
         generation = Generation(
             chosen.strategy,
@@ -218,14 +235,15 @@ class Runs:
             emit=None if is_shadow else self._emit,
         )
         generation.outputs.said = self._said
-        here.had_run, here.run = True, Run(generation, chosen)
+        region = chosen.region or self._region_for(chosen.strategy)
+        here.had_run, here.run = True, Run(generation, chosen.kind, region)
         if not is_shadow:
             self._warn(chosen.strategy, generation, scheduler)
         return here.run
 
     def _warn(self, strategy: Strategy, generation: Generation, scheduler: Any) -> None:
         policy, total, bound = strategy.policy, generation.total, clipping(scheduler)
-        cautions = [None if total is None else policy.caution(total, generation.position.noises)]
+        cautions = [None if total is None else policy.caution(total, generation.noises)]
         if bound is not None and strategy.chosen_target == "x0" and policy.expects_reuse:
             cautions.append(
                 f"{type(scheduler).__name__} bounds x0 in its step ({bound}=True), and forecasts of x0 do not see "
@@ -242,21 +260,3 @@ def _shape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]
     """The shape of the latents that a denoiser is called with, its first tensor; empty where that is none."""
     first = next((each for each in (*args[:1], *kwargs.values()) if isinstance(each, torch.Tensor)), None)
     return () if first is None else tuple(first.shape)
-
-
-def calling_pipeline() -> Any | None:
-    """The innermost diffusers pipeline whose call this thread is in; None outside of any.
-
-    Pipelines share schedulers and denoisers (`from_pipe`), which do not know their caller, so the stack is read. Only
-    pipelines that run without being intercepted themselves need this.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "__call__" and code.co_argcount:
-            caller = frame.f_locals.get(code.co_varnames[0])
-            # By name, because importing them is slow.
-            if not {"DiffusionPipeline", "ModularPipeline"}.isdisjoint(cls.__name__ for cls in type(caller).__mro__):
-                return caller
-        frame = frame.f_back  # type: ignore[assignment]  # the outermost has none
-    return None

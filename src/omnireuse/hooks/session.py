@@ -17,10 +17,10 @@ from omnireuse.hooks.attachment import Attachment, RegionFactory
 from omnireuse.hooks.companions import Companions
 from omnireuse.hooks.finite import check_finite
 from omnireuse.hooks.interception import Interception, intercept, is_bypassed
-from omnireuse.hooks.others import Others
+from omnireuse.hooks.others import Others, calling_pipeline
 from omnireuse.hooks.regions.step import SeveralOutputsError, StepRegion
 from omnireuse.hooks.run import Chooser, DenoiserCall, Region, Run
-from omnireuse.hooks.runs import Follower, Runs, StepHint, calling_pipeline
+from omnireuse.hooks.runs import Follower, Runs, StepHint
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import Decision
 from omnireuse.loop.strategy import Strategy
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["Session", "previous_sample", "session_of"]
 
 logger = logging.getLogger("omnireuse")
+
+Around = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+"""Makes one call of the pipeline by `Session.call`, with something before or after it: `around(proceed, args, kwargs)`,
+where `proceed` is the pipeline's own call."""
 
 MOST_CALLS_A_STEP = 64
 """Far more than any guidance needs: a step with more calls is one whose end is not known."""
@@ -83,21 +87,21 @@ class Session:
     ) -> None:
         self._pipeline = self._hold(pipeline)
         self._name = type(pipeline).__name__
-        self.strategy, self.stats, self.handle = strategy, stats, handle
+        self.stats, self.handle = stats, handle
         self._inert, self._adapts = inert, adapts
         self.others = Others(self._name, stats, lambda pipeline: session_of(pipeline) is not None)
         """Warns of others at work on the denoisers."""
         self.runs = Runs(
             strategy,
             agreement or Agreement(),
+            lambda strategy: self._attached.region_for(strategy),
             self._decided,
             self._ended,
             lambda: getattr(self.pipeline, "num_timesteps", None),
             follows,
         )
         self.calls_outside = 0
-        self.around: Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any] | None = None
-        """Makes the pipeline's calls, each by `call`, where something is done before or after them."""
+        self._around: Around | None = None
         self._companions = Companions()
         self._attached = Attachment(self, make_region)
         self._on_pipeline: Interception | None = None
@@ -117,6 +121,21 @@ class Session:
     def pipeline(self) -> Any:
         """The pipeline; None once it is gone."""
         return self._pipeline()
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy of runs that no chooser chooses another one for."""
+        return self.runs.strategy
+
+    def surround(self, around: Around, outside: Chooser | None = None) -> Around:
+        """Make the pipeline's calls by `around` from now on; return the function that has made them until now.
+
+        Args:
+            outside: chooses the strategy of runs that no call of the pipeline makes; None leaves that as it is.
+        """
+        before, self._around = self._around or self.call, around
+        self.runs.outside = outside or self.runs.outside
+        return before
 
     def _hold(self, pipeline: Any) -> Callable[[], Any]:
         this = weakref.ref(self)
@@ -157,9 +176,7 @@ class Session:
         run = self.runs.here.run
         if run is None:
             raise StateError("advance: no run is under way; set the scheduler's timesteps and call the denoiser first")
-        run.magnitudes.note(run.generation.index, latents)
-        run.generation.advance()
-        run.latents, run.is_stepped = latents, True
+        run.end_step(latents)
         if run.generation.finished:
             self.runs.end()
 
@@ -174,9 +191,12 @@ class Session:
             self.stats.fell_back("forecasts of the raw output")
         try:
             if is_complete:
-                check_finite(run.magnitudes, run.generation, self.stats)
+                check_finite(run, self.stats)
         finally:
             self._inert.end(run, is_complete)
+
+    def _region_of(self, run: Run | None) -> Region | None:
+        return None if run is None else run.region or self._attached.region
 
     def _is_ours(self) -> bool:
         """Whether our pipeline calls, or a user's own loop, and not a pipeline that shares parts with ours."""
@@ -187,10 +207,10 @@ class Session:
 
     def called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Takes the calls of the pipeline."""
-        if self.around is None or self.runs.here.depth:
+        if self._around is None or self.runs.here.depth:
             return self.call(proceed, args, kwargs)
         try:
-            return self.around(proceed, args, kwargs)
+            return self._around(proceed, args, kwargs)
         finally:
             self.runs.here.final = None
 
@@ -203,18 +223,10 @@ class Session:
     ) -> Any:
         """One call of the pipeline, whose runs follow the chooser's strategy; None for the session's strategy."""
         self._attached.refresh()
-        runs, here = self.runs, self.runs.here
-        runs.end()
-        here.had_run, here.chooser, here.final, outside = False, chooser, None, self.calls_outside
-        here.seen = None if runs.follows is None else runs.follows.look(self.pipeline, *args, **kwargs)
-        here.depth += 1
-        try:
+        outside = self.calls_outside
+        with self.runs.within_call(self.pipeline, args, kwargs, chooser) as here:
             result = proceed(*args, **kwargs)
-            runs.end(is_complete=getattr(self.pipeline, "_interrupt", False) is not True)
-        finally:
-            here.depth -= 1
-            here.chooser, here.seen = None, None
-            runs.end()
+            self.runs.end(is_complete=getattr(self.pipeline, "_interrupt", False) is not True)
         if not here.had_run:
             self._inert.no_run(self._name, is_called=self.calls_outside != outside)
         return result
@@ -227,16 +239,16 @@ class Session:
             self._companions.begin()
             if is_bypassed(self):
                 self._attached.refresh()
-            self.runs.here.scheduler = self._attached.scheduler
+            self.runs.announce(self._attached.scheduler)
         return result
 
     def scheduler_stepped(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Takes the calls of the scheduler's `step`."""
         run = self.runs.here.run
-        region = self._attached.region_of(run)
+        region = self._region_of(run)
         if run is None or region is None or not self._is_ours():
             return proceed(*args, **kwargs)
-        if run.calls == 0 or run.step != run.generation.index:
+        if not run.calls:
             if self._attached.is_left_behind:
                 self.others.have_replaced_the_denoiser()
                 self.runs.end()
@@ -258,7 +270,7 @@ class Session:
             raise
         latents = previous_sample(result)
         region.stepped(run, latents)
-        if self.around is not None:
+        if self._around is not None:
             self.runs.here.final = latents
         self.advance(latents)
         return result
@@ -274,18 +286,19 @@ class Session:
                     run = self.runs.enter(module, args, kwargs, by_timestep=not self._attached.is_on_scheduler)
             else:
                 self.others.was_called_by(calling_pipeline())
-            region = self._attached.region_of(run)
+            region = self._region_of(run)
             if run is None or region is None:
                 self.calls_outside += 1
                 return proceed(*args, **kwargs)
             if here.told.sigma is not None and run.generation.level.sample_weight is None:
                 run.sigma_told(float(here.told.sigma))
-            order, branch = self._count(run, index)
+            order, branch = run.count(index, here.context or here.guided)
             if run.calls > MOST_CALLS_A_STEP:
                 self.runs.end()
                 self._inert.no_step_ended(MOST_CALLS_A_STEP)
                 return proceed(*args, **kwargs)
-            proceed = self._companions.denoise(proceed, args, kwargs)
+            if self._companions.are_called:
+                proceed = self._companions.denoise(proceed, args, kwargs)
             call = DenoiserCall(run, module, index, branch, order, proceed, args, kwargs)
             try:
                 if torch.is_grad_enabled():
@@ -302,43 +315,6 @@ class Session:
 
         return called
 
-    def companion_handler(self, name: str) -> Callable[..., Any]:
-        """Takes the calls of companions of the denoisers."""
-
-        def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not self._is_ours():
-                return proceed(*args, **kwargs)
-            here = self.runs.here
-            run = here.run if here.scheduler is None else None
-            reuses = run is not None and run.is_reused_by_schedule and type(self._attached.region_of(run)) is StepRegion
-            return self._companions.call(name, run, reuses and not torch.is_grad_enabled(), proceed, args, kwargs)
-
-        return called
-
-    def _forecast_calls(self, run: Run, why: SeveralOutputsError) -> Region:
-        """Go on in region "call". The run has computed its first call, and remembers nothing yet."""
-        logger.warning("%s: from now on the calls of this pipeline are forecast, and not its steps", why)
-        self.stats.fell_back("region call")
-        self.strategy = replace(self.strategy, region="call", shared_cfg_decision=True)
-        self.runs.strategy = run.generation.strategy = self.strategy
-        run.region_state = None
-        return self._attached.remake_region()
-
-    def _count(self, run: Run, denoiser: int) -> tuple[int, str]:
-        """Count a call; return its order among the step's calls of this denoiser, and its branch, which the pipeline
-        names, or its guider, or else that order."""
-        if run.step != run.generation.index:
-            run.step, run.calls = run.generation.index, 0
-            run.orders.clear()
-            run.branches.clear()
-        here, order = self.runs.here, run.orders[denoiser]
-        name = here.context or here.guided or str(order)
-        repeat = run.branches[denoiser, name]
-        run.calls += 1
-        run.orders[denoiser] += 1
-        run.branches[denoiser, name] += 1
-        return order, f"{name}#{repeat + 1}" if repeat else name
-
     @contextmanager
     def context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Takes the calls of a denoiser's `cache_context`."""
@@ -350,6 +326,30 @@ class Session:
                 yield entered
         finally:
             here.context, here.told = outer
+
+    def companion_handler(self, name: str) -> Callable[..., Any]:
+        """Takes the calls of companions of the denoisers."""
+
+        def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not self._is_ours():
+                return proceed(*args, **kwargs)
+            here = self.runs.here
+            run = here.run if here.scheduler is None else None
+            region = self._region_of(run)
+            reuses = run is not None and run.is_reused_by_schedule and type(region) is StepRegion
+            return self._companions.call(name, run, reuses and not torch.is_grad_enabled(), proceed, args, kwargs)
+
+        return called
+
+    def _forecast_calls(self, run: Run, why: SeveralOutputsError) -> Region:
+        """Go on in region "call". The run has computed its first call, and remembers nothing yet."""
+        logger.warning("%s: from now on the calls of this pipeline are forecast, and not its steps", why)
+        self.stats.fell_back("region call")
+        strategy = self.runs.strategy = replace(self.strategy, region="call", shared_cfg_decision=True)
+        region = self._attached.region_for(strategy)
+        assert region is not None, "another one is at work"
+        run.go_on_in(region, strategy)
+        return region
 
 
 def previous_sample(result: Any) -> torch.Tensor | None:

@@ -61,7 +61,7 @@ class _Work:
     def __init__(self, place: int, row: Row, state: BranchState) -> None:
         self.place, self.row, self.state = place, row, state
         self.generation = row.generation
-        self.level, self.coordinate = row.generation.level, row.generation.position.coordinate
+        self.level, self.coordinate = row.generation.level, row.generation.coordinate
         self.target = row.generation.outputs.target or "output"
         self.error: float | None = None
         self.correction: Combination | None = None
@@ -137,7 +137,7 @@ def _predict(rows: Sequence[Row]) -> list[torch.Tensor]:
     for place, row in enumerate(rows):
         state, combination = row.generation.state_of(row.choice), None
         if len(rows) > 1 and len(state.memories) == 1:
-            combination = state.memories[0].combination(row.generation.position.coordinate)
+            combination = state.memories[0].combination(row.generation.coordinate)
         if combination is None:
             outputs[place] = row.generation.predict(row.choice, row.sample)
         else:

@@ -1,9 +1,9 @@
-"""The memory of one branch of one generation between its steps, and measurements on it."""
+"""The memory of one branch of one generation between its steps, decisions by it, and measurements on it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from omnireuse.forecasters.base import Forecaster, Memory
 from omnireuse.forecasters.combination import value_of
 from omnireuse.forecasters.gap import Gap
 from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.policy import StepView
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.signals import change_of, magnitude
 
@@ -68,6 +69,60 @@ class BranchState:
     def __post_init__(self) -> None:
         if self.policy is None:
             self.policy = self.strategy.policy.start()
+
+    def decide(
+        self,
+        view: StepView,
+        schedule: Collection[int] | None,
+        *,
+        leader: bool | None,
+        is_changed: bool,
+        is_noiseless: bool,
+        is_failed: bool,
+    ) -> tuple[bool, str]:
+        """Whether the step is reused, and the reason. Changes nothing.
+
+        Args:
+            view: the step.
+            schedule: the steps that the policy computes; None where it measures.
+            leader: the decision of the step's first branch, if this branch follows it.
+            is_changed: whether the inputs have another layout than the remembered values.
+            is_noiseless: whether an output cannot be told from x0 at this noise level.
+            is_failed: whether something of the run has failed.
+
+        Raises:
+            StateError: a policy that depends on the number of steps, which is not known.
+        """
+        # The policy is asked before the guards, so that one that cannot serve this run says so at the first step.
+        if leader is not None:
+            is_wanted = leader
+        elif is_failed:
+            is_wanted = False
+        elif schedule is not None:
+            is_wanted = view.index not in schedule
+        else:
+            policy = self.strategy.policy
+            is_wanted = policy.wants_reuse(policy.start() if is_changed else self.policy, view)
+        must = "failed" if is_failed else self._guard(view, schedule, is_changed)
+        if must is None and is_wanted and is_noiseless:
+            must = "noiseless"
+        return is_wanted and must is None, must or ("policy" if leader is None else "together")
+
+    def _guard(self, view: StepView, schedule: Collection[int] | None, is_changed: bool) -> str | None:
+        """The guard that makes a step compute, whatever the policy says; None where the policy may decide."""
+        if view.index == 0:
+            return "first"
+        is_last = view.total is not None and view.index >= view.total - 1
+        if is_last and self.strategy.policy.compute_last and (schedule is None or view.index in schedule):
+            return "last"
+        if is_changed:
+            return "layout"
+        if not self.primed:
+            return "unprimed"
+        if view.drift is not None and not math.isfinite(view.drift):
+            return "nonfinite"
+        longest = self.strategy.max_consecutive
+        return "longest" if longest is not None and self.consecutive >= longest else None
 
     def forget(self) -> None:
         """Drop every tensor and start anew, as after a change of layout or of guidance."""

@@ -29,10 +29,8 @@ from omnireuse.forecasters.base import held_bytes
 from omnireuse.forecasters.gap import Gap
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.branch_state import BranchState, Scales
-from omnireuse.loop.deciding import decision
 from omnireuse.loop.events import Choice, Decision
 from omnireuse.loop.policy import StepView
-from omnireuse.loop.position import Position
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel, Parametrization
 
@@ -89,9 +87,9 @@ class Generation:
         steps = total if total is not None else len(levels) or None
         if at:
             if steps is None or not is_whole(at, 1) or at >= steps:
-                known = "the number of steps is not known" if steps is None else f"the run has {steps} steps"
+                length = "the number of steps is not known" if steps is None else f"the run has {steps} steps"
                 raise ConfigError(
-                    f"Generation(at={at!r:.60}): at must be a step of the run, counted from 0, and {known}; give the "
+                    f"Generation(at={at!r:.60}): at must be a step of the run, counted from 0, and {length}; give the "
                     "levels of all steps, or total="
                 )
             levels, steps = levels[at:], steps - at
@@ -99,41 +97,33 @@ class Generation:
         self.number, self.emit = number, emit or _ignore
         self.label = f"generation {number}"
         """Names it in warnings."""
-        self.position = Position(levels, steps, strategy.axis)
-        """Where the run is."""
-        self.schedule = strategy.policy.schedule(steps, self.position.noises) if steps else None
+        self.total = steps
+        """Number of steps; None where it is not known."""
+        self._levels = tuple(levels)
+        known = self._levels[:steps] if steps and steps <= len(levels) else ()
+        is_known = bool(known) and all(level.sample_weight is not None for level in known)
+        self.noises = tuple(level.coordinate for level in known) if is_known else None
+        """Noise fraction at each step; None where the scheduler's algebra is not known."""
+        self._move_to(0)
+        self.schedule = strategy.policy.schedule(steps, self.noises) if steps else None
         """The steps that the policy computes; None where it measures, or the number of steps is unknown. Guards may
         compute more: a step whose inputs changed shape computes."""
         self.forecaster, target = strategy.forecaster, strategy.chosen_target
         if steps and self.schedule is not None:
-            noises = self.position.noises if strategy.axis == "noise" else None
-            if noises is not None and self.position.is_flow and strategy.follows_path:
+            noises = self.noises if strategy.axis == "noise" else None
+            is_flow = is_known and all(level.flow_scale is not None for level in known)
+            if noises is not None and is_flow and strategy.follows_path:
                 target = "velocity"
             self.forecaster = strategy.forecaster.for_run(steps, tuple(sorted(self.schedule)), noises, target)
         self.outputs = Parametrization(target, is_required=strategy.prediction_target is not None)
         """Between the model's outputs and the remembered values."""
         self.failure = ""
-        """Why every further step computes, where something has failed."""
+        """The reason to compute every further step, where something has failed."""
         self._states: dict[tuple[int, str, int | None], BranchState] = {}
         self._leads: dict[tuple[int, int | None], bool] = {}
-        """What the first branch of each denoiser and sample has done at this step."""
+        """Decisions of the first branch of each denoiser and sample at this step: reused or not."""
         self._done: dict[tuple[int, str], None] = {}
         """Denoisers and branches whose choices were carried out at this step, in order."""
-
-    @property
-    def index(self) -> int:
-        """The current step, counted from 0."""
-        return self.position.index
-
-    @property
-    def total(self) -> int | None:
-        """Number of steps; None where it is not known."""
-        return self.position.total
-
-    @property
-    def level(self) -> NoiseLevel:
-        """The noise level at which the model is called."""
-        return self.position.level
 
     @property
     def finished(self) -> bool:
@@ -178,16 +168,14 @@ class Generation:
             drift=None if signal is None else state.drift(signal),
             error=state.error,
             noise=level.noise,
-            noises=self.position.noises,
-            coordinate=self.position.coordinate,
+            noises=self.noises,
+            coordinate=self.coordinate,
             order=self.forecaster.order,
         )
         is_changed = state.layout is not None and layout != state.layout
-        reuse, reason = decision(
-            strategy,
-            self.schedule,
-            state,
+        reuse, reason = state.decide(
             view,
+            self.schedule,
             leader=leader,
             is_changed=is_changed,
             is_noiseless=self.outputs.target in ("x0", "velocity") and not level.output_weight,
@@ -239,9 +227,25 @@ class Generation:
         self.forecaster = before.after_calls(self.index, len(self._done))
         if self.forecaster is not before:
             self._states.clear()
-        self.position.move_to(self.index + 1)
+        self._move_to(self.index + 1)
         self._done.clear()
         self._leads.clear()
+
+    def _move_to(self, index: int) -> None:
+        self.index = index
+        """The current step, counted from 0."""
+        is_known = index < len(self._levels)
+        self.call_at(self._levels[index] if is_known else NoiseLevel(sigma=None, coordinate=float(index)))
+
+    def call_at(self, level: NoiseLevel) -> None:
+        """Until the step is over, the model is called at this noise level, as solvers do between two steps."""
+        self.level = level
+        """The noise level at which the model is called."""
+        self.coordinate = self._coordinate_of(self.index, level)
+        """That level on the strategy's axis."""
+
+    def _coordinate_of(self, index: int, level: NoiseLevel) -> float:
+        return float(index) if self.strategy.axis == "steps" else level.coordinate
 
     def begin_at(self, step: int, remembered: Generation | None = None) -> None:
         """Begin in the midst of a run whose earlier steps another generation has made.
@@ -250,7 +254,7 @@ class Generation:
             step: the first that is made here, counted from 0; it computes unless there is enough to forecast it from.
             remembered: the generation before, under an equal strategy; None where nothing is known of those steps.
         """
-        self.position.move_to(step)
+        self._move_to(step)
         if remembered is not None:
             known = remembered.copy()
             self._states, self.outputs = known._states, known.outputs
@@ -269,7 +273,7 @@ class Generation:
     def predict_values(self, choice: Choice) -> list[torch.Tensor]:
         """The forecast of values that are no outputs, in the dtypes they were computed in; read-only."""
         started, state = perf_counter(), self.state_of(choice)
-        values = state.forecasts(self.position.coordinate)
+        values = state.forecasts(self.coordinate)
         self.conclude(choice, state, started)
         return values
 
@@ -278,7 +282,7 @@ class Generation:
     ) -> list[torch.Tensor]:
         """As `predict`, where the model has several outputs."""
         started, state = perf_counter(), self.state_of(choice)
-        outputs = self.outputs.outputs(self.level, samples, state.forecasts(self.position.coordinate), dtypes)
+        outputs = self.outputs.outputs(self.level, samples, state.forecasts(self.coordinate), dtypes)
         self.conclude(choice, state, started)
         return outputs
 
@@ -324,7 +328,7 @@ class Generation:
         if torch.is_grad_enabled() and any(value.requires_grad for value in values):
             raise StateError(GRADIENT_ERROR)
         state = self.state_of(choice)
-        error, corrected = state.observe(self.position.coordinate, values, choice.signal, scales, gap)
+        error, corrected = state.observe(self.coordinate, values, choice.signal, scales, gap)
         self.conclude(choice, state, started, error=error, corrected=corrected is not None)
         return corrected
 
@@ -340,14 +344,20 @@ class Generation:
 
     def gap_before(self, state: BranchState) -> Gap | None:
         """The reused steps since the branch last computed; None where there are none, or nothing corrects them."""
-        target = self.outputs.target
+        target, first = self.outputs.target, self.index - state.consecutive
         if target not in ("x0", "velocity") or self.strategy.region != "step" or not self.forecaster.corrects:
             return None
-        return self.position.gap_since(self.index - state.consecutive, target)
+        if first == self.index or self.index >= len(self._levels):
+            return None
+        levels = self._levels[first : self.index + 1]
+        coordinates = [self._coordinate_of(first + place, level) for place, level in enumerate(levels[:-1])]
+        return Gap.between(
+            target, coordinates, [each.step if target == "x0" else each.velocity_step for each in levels]
+        )
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of tensor storage held; storage held twice counts once."""
+        """Bytes of tensor storage held; each storage counts once."""
         return held_bytes(self._states.values())
 
     def copy(self) -> Generation:
@@ -364,7 +374,7 @@ class Generation:
 
     def _transformed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Generation:
         twin = copy.copy(self)
-        twin.outputs, twin.position = copy.copy(self.outputs), copy.copy(self.position)
+        twin.outputs = copy.copy(self.outputs)
         twin._states = {key: state.transformed(change) for key, state in self._states.items()}
         twin._done, twin._leads = dict(self._done), dict(self._leads)
         return twin

@@ -226,7 +226,7 @@ def config_of(name: str, options: Mapping[str, Any]) -> DiffusionCacheConfig:
 
 
 def enable_step_cache(
-    name: str, options: Mapping[str, Any], pipeline: Any, agreement: Agreement, profile: Any = None
+    name: str, options: Mapping[str, Any], pipeline: Any, agreement: Callable[[], Agreement], profile: Any = None
 ) -> Handle:
     """Enable a step cache with what a user gave to `enable`, in whose words errors are, beside what a profile has.
 
@@ -239,7 +239,7 @@ def enable_step_cache(
         config = config_of(name, options)
         if profile is not None:
             config = config_of(name, {**profile_for(pipeline, profile).options_for(name), **options})
-        return open_step_cache(name, config, pipeline, agreement)
+        return open_step_cache(name, config, pipeline, agreement())
 
 
 def open_step_cache(name: str, config: DiffusionCacheConfig, pipeline: Any, agreement: Agreement) -> Handle:

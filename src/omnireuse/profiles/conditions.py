@@ -13,7 +13,7 @@ import torch
 from omnireuse.base.records import Record
 from omnireuse.errors import StateError
 from omnireuse.hooks.denoisers import DENOISERS, denoisers_of, dtype_of
-from omnireuse.hooks.snapshot import Snapshot, autocast_state, when_suspected
+from omnireuse.pipelines.snapshot import Snapshot, autocast_state, when_suspected
 from omnireuse.profiles.foreign_hooks import Hooks
 from omnireuse.profiles.holding import held_by
 from omnireuse.profiles.origin import fingerprint

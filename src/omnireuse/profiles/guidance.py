@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from omnireuse.hooks.call_arguments import arguments_of, differences, scales_of
+from omnireuse.hooks.run import Chooser, Chosen
 from omnireuse.loop.strategy import Strategy
+from omnireuse.pipelines.call_arguments import arguments_of, differences, scales_of
 from omnireuse.summary.counters import Stats
 
-__all__ = ["Calibrated", "CalibratedRuns", "Seen"]
+__all__ = ["Calibrated", "CalibratedRuns"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -32,19 +33,7 @@ class Calibrated:
     fallback: Strategy
 
 
-class Seen(NamedTuple):
-    """Guidance and arguments of a run.
-
-    Attributes:
-        unlike: how the pipeline differs, in words, if it does.
-        arguments: of the pipeline's call; None where it was not called.
-    """
-
-    unlike: str | None
-    arguments: Mapping[str, Any] | None
-
-
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class CalibratedRuns:
     """Compares each run with those of the calibration, and chooses its strategy.
 
@@ -60,21 +49,24 @@ class CalibratedRuns:
     name: str
     said: set[str] = field(default_factory=set)
 
-    def look(self, pipeline: Any, /, *args: Any, **kwargs: Any) -> Seen:
-        """The guidance and arguments of a call of the pipeline."""
-        return Seen(self.like.unlike(), arguments_of(pipeline, *args, **kwargs))
-
-    def strategy(self, calibrated: Strategy, seen: Seen | None) -> Strategy:
-        """Strategy of a run that begins.
+    def chooser(self, calibrated: Strategy, call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None) -> Chooser:
+        """The chooser of the strategy of runs in one call.
 
         Args:
             calibrated: of runs that are like those of the calibration.
-            seen: when the pipeline was called; None in a loop that does not call it.
+            call: the pipeline and its arguments; None in a loop that does not call it.
         """
-        unlike, here = Seen(self.like.unlike(), None) if seen is None else seen
-        if self.stats.is_judged:
-            self._compare(unlike, here)
-        return calibrated if here is None else self._by_guidance(calibrated, scales_of(here))
+        unlike, here = self.like.unlike(), None
+        if call is not None:
+            pipeline, args, kwargs = call
+            here = arguments_of(pipeline, *args, **kwargs)
+
+        def choose(_: object) -> Chosen:
+            if self.stats.is_judged:
+                self._compare(unlike, here)
+            return Chosen(strategy=calibrated if here is None else self._by_guidance(calibrated, scales_of(here)))
+
+        return choose
 
     def _compare(self, unlike: str | None, here: Mapping[str, Any] | None) -> None:
         if unlike is not None:

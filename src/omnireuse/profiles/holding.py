@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from omnireuse.hooks.denoisers import unwrapped
-from omnireuse.hooks.snapshot import is_adapter, plain_tensors, sampled
+from omnireuse.pipelines.snapshot import is_adapter, plain_tensors, sampled
 
 __all__ = ["PLAIN", "Holding", "held_by", "held_in"]
 

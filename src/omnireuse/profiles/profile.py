@@ -13,8 +13,8 @@ import msgspec
 
 from omnireuse.base.records import Record, as_text, read_record, write_text
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.hooks.call_arguments import arguments_of, read_argument
 from omnireuse.loop.strategy import Strategy
+from omnireuse.pipelines.call_arguments import arguments_of, read_argument
 from omnireuse.profiles.conditions import OTHER_WEIGHTS, UNKNOWN, Conditions, watch_of
 from omnireuse.profiles.measurements import Measurements
 from omnireuse.profiles.origin import Origin, fingerprint, versions

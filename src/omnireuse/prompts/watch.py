@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from omnireuse.hooks.snapshot import Snapshot, autocast_state, when_suspected
+from omnireuse.pipelines.snapshot import Snapshot, autocast_state, when_suspected
 from omnireuse.prompts.keys import Frozen, UnkeyableError, freeze
 from omnireuse.prompts.reads import IS_NONE, Reads
 

@@ -38,10 +38,9 @@ class Auditor:
 
     def __init__(self, session: Session, share: float, tolerance: float | None) -> None:
         self._session, self._share, self._tolerance = session, share, tolerance
-        self._inner = session.around or session.call
+        self._inner = session.surround(self.around)
         self._lock, self._owed, self._calls = threading.Lock(), 0.0, 0
         self._audits: deque[Audit] = deque(maxlen=KEPT)
-        session.around = self.around
 
     @property
     def audits(self) -> tuple[Audit, ...]:

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from omnireuse.base.records import Record
-from omnireuse.hooks.call_arguments import read_argument, scales_of
 from omnireuse.hooks.run import RunStart
+from omnireuse.pipelines.call_arguments import read_argument, scales_of
 from omnireuse.profiles.conditions import Conditions, watch_of
 from omnireuse.profiles.origin import Origin
 from omnireuse.profiles.plan import Plan

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from omnireuse.hooks.call_arguments import Calls
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Strategy
+from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.profile import Profile
 from omnireuse.tuning.budget import budget_for
 from omnireuse.tuning.configuration import Configuration
@@ -77,7 +77,7 @@ class Tuner:
     def serve(self, session: Session) -> None:
         """Go on with another session on the same pipeline."""
         self._session = session
-        session.around, session.runs.outside = self.around, self._outside
+        session.surround(self.around, self._outside)
 
     @property
     def tuning(self) -> Tuning:

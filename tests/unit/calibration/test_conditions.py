@@ -366,7 +366,7 @@ def test_where_nothing_has_changed_no_weight_is_read(monkeypatch: pytest.MonkeyP
     pipe = flux()
     watch = Watch(pipe)
     before = watch.now()
-    for module in ("profiles.conditions.held_by", "hooks.snapshot.sampled"):
+    for module in ("profiles.conditions.held_by", "pipelines.snapshot.sampled"):
         monkeypatch.setattr(f"omnireuse.{module}", None)
     assert all(watch.now() is before for _ in range(3))
 
@@ -377,7 +377,7 @@ def test_a_slice_of_a_list_of_modules_is_no_change(sliced: str, monkeypatch: pyt
     pipe = flux()
     watch = Watch(pipe)
     before = watch.now()
-    monkeypatch.setattr("omnireuse.hooks.snapshot.sampled", None)
+    monkeypatch.setattr("omnireuse.pipelines.snapshot.sampled", None)
     blocks = pipe.transformer.transformer_blocks if sliced == "its own" else pipe.vae.decoder.up_blocks
     assert len(blocks[:1]) == 1
     assert watch.now() is before

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.hooks.call_arguments import arguments_of, differences, read_argument, scales_of
+from omnireuse.pipelines.call_arguments import arguments_of, differences, read_argument, scales_of
 from tests.helpers.tiny import TINY
 
 

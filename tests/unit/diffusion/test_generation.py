@@ -321,7 +321,7 @@ def test_no_row_keeps_the_memory_of_the_others() -> None:
 def test_a_run_that_begins_in_the_middle_is_a_run_of_the_steps_that_are_left(strategy: Strategy) -> None:
     levels = levels_of(28)
     part, alone = Generation(strategy, levels, at=8), Generation(strategy, levels[8:])
-    assert (part.total, part.index, part.level, part.position.coordinate) == (20, 0, levels[8], levels[8].coordinate)
+    assert (part.total, part.index, part.level, part.coordinate) == (20, 0, levels[8], levels[8].coordinate)
     assert part.schedule == alone.schedule
     choice = part.decide(layout="a")
     assert (choice.reuse, choice.reason) == (False, "first")

@@ -170,7 +170,7 @@ def test_a_slice_of_a_list_of_modules_costs_a_hit_no_look(monkeypatch):
     pipeline, layers = Pipeline(), nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     cache = install_prompt_embed_cache(pipeline)
     pipeline.encode_prompt("a")
-    monkeypatch.setattr("omnireuse.hooks.snapshot.sampled", None)
+    monkeypatch.setattr("omnireuse.pipelines.snapshot.sampled", None)
     assert len(layers[1:]) == 1
     pipeline.encode_prompt("a")
     assert (cache.hits, pipeline.num_encodes) == (1, 1)

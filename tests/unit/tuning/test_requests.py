@@ -14,7 +14,7 @@ import omnireuse
 from omnireuse.engines.settings import RequestSettings, ServerSettings
 from omnireuse.engines.whole import WholeRequests
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.hooks.call_arguments import Calls
+from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.tuning.snapshot import Snapshot
 
 STEPS = 24

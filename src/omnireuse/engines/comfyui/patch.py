@@ -179,7 +179,7 @@ class Reuse:
             self._warn("omnireuse computes every step of this run: its sigmas rise in between")
             self._stats.fell_back("full runs")
             return None
-        caution = strategy.policy.caution(len(run.noise.sigmas), run.generation.position.noises)
+        caution = strategy.policy.caution(len(run.noise.sigmas), run.generation.noises)
         if caution is not None:
             self._warn(caution)
         return run

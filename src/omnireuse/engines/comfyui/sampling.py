@@ -92,7 +92,7 @@ class SamplingRun:
         self.sigma = sigma
         while self.generation.index < self.noise.step_of(sigma):
             self.generation.advance()
-        self.generation.position.call_at(self.noise.level_at(sigma))
+        self.generation.call_at(self.noise.level_at(sigma))
 
     def compute_whole(self) -> None:
         """The call is computed, and nothing is remembered of it: the solver steps from parts of guidance."""

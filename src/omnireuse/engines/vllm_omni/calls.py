@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omnireuse.base.validation import is_number
-from omnireuse.hooks.call_arguments import Calls
+from omnireuse.pipelines.call_arguments import Calls
 
 __all__ = ["RequestCalls", "request_scales", "untunable"]
 

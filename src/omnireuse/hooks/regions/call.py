@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.hooks.regions.rows import row_of
-from omnireuse.hooks.run import DenoiserCall, Region, Run
+from omnireuse.hooks.run import DenoiserCall, Region
 from omnireuse.loop.events import Choice
 from omnireuse.loop.strategy import Strategy
 
@@ -89,10 +89,6 @@ class CallRegion(Region):
         whole = iter(part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
         leaves = [next(whole) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return pytree.tree_unflatten(leaves, structure)
-
-    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """The output as it is; defined here so that a reused step passes one file less."""
-        return output
 
 
 def _predict(call: DenoiserCall, choice: Choice, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
