@@ -18,7 +18,7 @@ import torch
 import omnireuse
 from bench.peers.calibrating import full_runs
 from bench.peers.step_memory import StepMemory
-from omnireuse.forecasters.combination import combine
+from omnireuse.forecasters.base import combine
 from omnireuse.lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
 from omnireuse.lab.compare.workload import Workload
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from bench.peers.stack_cache import Run, StackCache, stack_caches
-from omnireuse.forecasters.combination import combine
+from omnireuse.forecasters.base import combine
 from omnireuse.hooks.regions.stack import Arguments, Block
 from omnireuse.lab.compare.methods.base import Method, Setting, Subject, call_text
 

@@ -103,7 +103,7 @@ class Handle:
 
     @property
     def enabled(self) -> bool:
-        """Whether reuse is on: False after `disable`."""
+        """True if reuse is on: False after `disable`."""
         return self._enabled
 
     @property
@@ -126,7 +126,7 @@ class Handle:
         return self._stats.subscribe(observer)
 
     def summary(self) -> Summary:
-        """What reuse has done so far: a record whose `str` is a short text, and which a notebook shows as figures."""
+        """The effects of reuse so far: a record. Its `str` is a short text; a notebook shows it as figures."""
         return self._stats.summary(
             kept_bytes=self._session.runs.peak_kept_bytes,
             calls_outside=self._session.calls_outside,
@@ -222,7 +222,7 @@ class Handle:
         return f"<Handle on {self._pipeline}{'' if self._enabled else ' (disabled)'}: {self.summary()!r}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The handle as a notebook shows it."""
         from omnireuse.summary.html import summary_html
 
         summary = self.summary()

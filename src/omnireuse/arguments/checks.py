@@ -85,7 +85,7 @@ def check_arguments(
 
 
 KINDS = {"backend": "cache backend", "policy": "policy", "forecaster": "forecaster"}
-"""What is chosen by name: the parameter, and what it is called."""
+"""Parameters that take a name, and the noun for each."""
 
 
 def _names_of(kind: str) -> Collection[str]:

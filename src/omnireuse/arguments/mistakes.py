@@ -1,4 +1,4 @@
-"""What was meant by a wrong argument of `enable`, and what to write for it."""
+"""Errors for wrong arguments of `enable`, with the likely intention and the right way to write it."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def chosen_for(
     computed_steps: int | None = None,
     quality: float | None = None,
 ) -> Chosen:
-    """What a profile has for one target: exactly as many computed steps as are asked for.
+    """The strategy of a profile for one target: exactly as many computed steps as are asked for.
 
     Where no plan has that number, and in runs of another length or at other noise levels, the default's steps compute,
     `Blend` forecasts, and nothing is promised.

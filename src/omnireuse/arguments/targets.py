@@ -44,7 +44,7 @@ POWER = 1.7
 """The spread of computed steps by number, in runs of unknown noise (``python -m bench step_reuse``)."""
 
 SPREAD: dict[str, Any] = {"by_noise": True, "power": POWER, "compute_last": False}
-"""How computed steps are spread where no profile is given (`Spread`)."""
+"""The spread of computed steps without a profile (`Spread`)."""
 
 DEFAULT = Strategy(
     policy=Spread(speedup=2.0, min_computed=12, min_steps=SHORT_RUN, **SPREAD),

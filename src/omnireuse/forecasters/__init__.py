@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from omnireuse.base.registry import Registry
 from omnireuse.errors import UnknownNameError
-from omnireuse.forecasters.base import Forecaster, Memory
+from omnireuse.forecasters.base import Combination, Forecaster, Memory, combine
 from omnireuse.forecasters.blend import Blend
-from omnireuse.forecasters.combination import Combination, combine
 from omnireuse.forecasters.fitted import Fitted
 from omnireuse.forecasters.hold import Hold
 from omnireuse.forecasters.polynomial import Polynomial

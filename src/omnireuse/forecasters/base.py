@@ -10,18 +10,59 @@ import copy
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from omnireuse.base.validation import field_error, is_whole
-from omnireuse.forecasters.combination import Combination, combine
 from omnireuse.forecasters.gap import Gap
 from omnireuse.stores.trees import storage_bytes
 
-__all__ = ["Forecaster", "Memory", "PolynomialMemory", "check_order", "held_bytes", "lagrange_weights"]
+__all__ = [
+    "Combination",
+    "Forecaster",
+    "Memory",
+    "PolynomialMemory",
+    "check_order",
+    "combine",
+    "held_bytes",
+    "lagrange_weights",
+]
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Combination:
+    """A weighted sum of values, so that many requests can be forecast in one operation.
+
+    D candidate forecasts, K remembered values, S samples of a request, E kinds of evidence, R requests.
+
+    Attributes:
+        values: all of one shape (S, …); one of a single dimension is one sample.
+        table: the weights of each candidate, shape (D, K), on the host.
+        evidence: says how much of each candidate to take: E tensors of one shape (…, S) on the values' device; none
+            with one candidate.
+        distance: how far ahead is forecast, as a multiple of the distance over which the evidence was measured; several
+            where the candidates are forecasts of several steps.
+        mix: (evidence (R, E, …, S), distances (R,) or (R, several)) -> share of each candidate, shape (R, D, S).
+    """
+
+    values: Sequence[torch.Tensor]
+    table: Sequence[Sequence[float]]
+    evidence: Sequence[torch.Tensor] = ()
+    distance: float | Sequence[float] = 1.0
+    mix: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+
+def combine(weights: Sequence[float], values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Σ wᵢ · valueᵢ over the first values, accumulated in float32 at least; a new tensor in the values' dtype."""
+    dtype = torch.promote_types(values[0].dtype, torch.float32)
+    total = values[0].to(dtype) * weights[0]
+    for weight, value in zip(weights[1:], values[1:], strict=False):
+        total.add_(value.to(dtype), alpha=weight)
+    return total.to(values[0].dtype)
 
 
 class Memory(ABC):
@@ -33,7 +74,7 @@ class Memory(ABC):
     @property
     @abstractmethod
     def primed(self) -> bool:
-        """Whether enough values were observed to predict."""
+        """True if enough values were observed to predict."""
 
     @abstractmethod
     def observe(self, coordinate: float, value: torch.Tensor) -> None:
@@ -138,12 +179,12 @@ class Forecaster(ABC):
     prediction_target: ClassVar[str | None] = None
     """The only prediction target that it forecasts; None takes the region's default."""
     corrects: bool | None = False
-    """Whether `Memory.correct_interval` corrects what forecasts did to the latents; then it serves region "step" only.
+    """True if `Memory.correct_interval` corrects what forecasts did to the latents; then it serves region "step" only.
     None leaves it to `for_run`."""
 
     @property
     def follows_path(self) -> bool:
-        """Whether it remembers velocities in place of x0 where it can, so that it can correct."""
+        """True if it remembers velocities in place of x0 where it can, so that it can correct."""
         return self.corrects is not False
 
     @property

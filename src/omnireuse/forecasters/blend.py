@@ -9,8 +9,7 @@ from functools import partial
 import torch
 
 from omnireuse.base.validation import field_error, is_number
-from omnireuse.forecasters.base import Forecaster, PolynomialMemory, check_order, lagrange_weights
-from omnireuse.forecasters.combination import Combination
+from omnireuse.forecasters.base import Combination, Forecaster, PolynomialMemory, check_order, lagrange_weights
 from omnireuse.forecasters.gap import Gap
 
 __all__ = ["Blend", "BlendMemory"]

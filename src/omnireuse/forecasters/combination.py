@@ -1,46 +1,17 @@
-"""Forecasts as weighted sums of remembered values, of one request or of many at once.
+"""Weighted sums of many requests at once.
 
 Legend: R rows (requests), K remembered values, D candidate forecasts, S samples of a request, F features of a sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Combination", "candidate_forecasts", "combine", "combined", "value_of"]
+from omnireuse.forecasters.base import Combination, combine
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Combination:
-    """A weighted sum of values, so that many requests can be forecast in one operation.
-
-    Attributes:
-        values: all of one shape (S, …); one of a single dimension is one sample.
-        table: the weights of each candidate, shape (D, K), on the host.
-        evidence: says how much of each candidate to take: E tensors of one shape (…, S) on the values' device; none
-            with one candidate.
-        distance: how far ahead is forecast, as a multiple of the distance over which the evidence was measured; several
-            where the candidates are forecasts of several steps.
-        mix: (evidence (R, E, …, S), distances (R,) or (R, several)) -> share of each candidate, shape (R, D, S).
-    """
-
-    values: Sequence[torch.Tensor]
-    table: Sequence[Sequence[float]]
-    evidence: Sequence[torch.Tensor] = ()
-    distance: float | Sequence[float] = 1.0
-    mix: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-
-
-def combine(weights: Sequence[float], values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Σ wᵢ · valueᵢ over the first values, accumulated in float32 at least; a new tensor in the values' dtype."""
-    dtype = torch.promote_types(values[0].dtype, torch.float32)
-    total = values[0].to(dtype) * weights[0]
-    for weight, value in zip(weights[1:], values[1:], strict=False):
-        total.add_(value.to(dtype), alpha=weight)
-    return total.to(values[0].dtype)
+__all__ = ["candidate_forecasts", "combined", "value_of"]
 
 
 def value_of(combination: Combination) -> torch.Tensor:

@@ -10,9 +10,8 @@ from typing import ClassVar
 import torch
 
 from omnireuse.base.validation import field_error
-from omnireuse.forecasters.base import Forecaster, Memory
+from omnireuse.forecasters.base import Combination, Forecaster, Memory, combine
 from omnireuse.forecasters.blend import Blend, BlendMemory
-from omnireuse.forecasters.combination import Combination, value_of
 from omnireuse.loop.policy import SAME_NOISE
 
 __all__ = ["Fitted"]
@@ -120,7 +119,7 @@ class _FittedMemory(Memory):
 
     def predict(self, coordinate: float) -> torch.Tensor:
         found = self._fitted_at(coordinate, computed=False)
-        return self._fallback.predict(coordinate) if found is None else value_of(found)
+        return self._fallback.predict(coordinate) if found is None else combine(found.table[0], found.values)
 
     def combination(self, coordinate: float) -> Combination | None:
         return self._fitted_at(coordinate, computed=False) or self._fallback.combination(coordinate)

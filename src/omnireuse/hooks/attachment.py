@@ -57,7 +57,7 @@ class Attachment:
         """The region at work; None where nothing is attached."""
         self.scheduler: Any = None
         self.is_on_scheduler = False
-        """Whether there is a scheduler that tells the steps."""
+        """True if there is a scheduler that tells the steps."""
         self._session, self._make_region = session, make_region
         self._kind = ""
         """Of the region at work."""
@@ -111,7 +111,7 @@ class Attachment:
 
     @property
     def is_left_behind(self) -> bool:
-        """Whether the pipeline has other denoisers by now."""
+        """True if the pipeline has other denoisers by now."""
         return not _are_same(denoisers_of(self._session.pipeline), self._denoisers)
 
     def region_for(self, strategy: Strategy) -> Region | None:

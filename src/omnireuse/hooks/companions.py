@@ -84,7 +84,7 @@ class Companions:
 
     def __init__(self) -> None:
         self.are_called = False
-        """Whether there was a call of any."""
+        """True if there was a call of any."""
         self._here = _State()
 
     def begin(self) -> None:

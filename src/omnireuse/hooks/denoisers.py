@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -91,13 +92,13 @@ def wrapped_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def is_compiled_whole(module: torch.nn.Module) -> bool:
-    """Whether `torch.compile` makes one graph of this denoiser, blocks and all."""
+    """True if `torch.compile` makes one graph of this denoiser, blocks and all."""
     return any(is_optimized(each) or compiled_call(each) is not None for each in wrapped_modules(module))
 
 
 def adapter_scales(module: torch.nn.Module) -> tuple[Any, ...] | None:
-    """Adapters in use with their scales, in the first layer that has some; None without adapters (PEFT)."""
-    layers: Any = module.modules() if getattr(unwrapped(module), "peft_config", None) else ()
+    """Adapters in use with their scales, in the first layer that has some (PEFT); None where no layer has any."""
+    layers: Iterable[Any] = module.modules()
     for layer in layers:
         if isinstance(scaling := vars(layer).get("scaling"), dict):
             return layer.disable_adapters, *((name, scaling.get(name)) for name in layer.active_adapters)

@@ -82,13 +82,13 @@ def intercept(
 
 
 def is_bypassed(owner: Any) -> bool:
-    """Whether somebody has overwritten the slot of one of the owner's modules, as `module.compile()` does."""
+    """True if somebody has overwritten the slot of one of the owner's modules, as `module.compile()` does."""
     with _lock:
         return any(layer.owner is owner for slot in _slots if not slot.is_in_place for layer in slot.layers)
 
 
 def is_optimized(module: torch.nn.Module) -> bool:
-    """Whether this is a result of `torch.compile(module)`."""
+    """True if this is a result of `torch.compile(module)`."""
     return "OptimizedModule" in (cls.__name__ for cls in type(module).__mro__)
 
 
@@ -101,7 +101,7 @@ def _refuse_own(target: Any, name: str) -> None:
 
 
 def _calls_through_slot(target: Any) -> bool:
-    """Whether calls of this object end up in `Module.__call__`, which asks the slot."""
+    """True if calls of this object end up in `Module.__call__`, which asks the slot."""
     if not isinstance(target, torch.nn.Module):
         return False
     definer = _definer(target, "__call__")
@@ -148,7 +148,7 @@ class _Slot:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether it lies in the slot."""
+        """True if it lies in the slot."""
         return vars(self.module).get(_SLOT) is self
 
     def add(self, interception: Interception, receiver: Any) -> None:
@@ -228,7 +228,7 @@ class _Dispatcher:
 
     @property
     def is_outermost(self) -> bool:
-        """Whether the class has it as it was placed."""
+        """True if the class has it as it was placed."""
         return vars(self._definer).get(self._name) is self._method
 
     def add(self, interception: Interception, receiver: Any) -> None:
@@ -270,7 +270,7 @@ class _Dispatcher:
                 _dispatchers.remove(self)
 
     def is_for(self, definer: Any, name: str) -> bool:
-        """Whether it serves this method, as the first that its callers meet."""
+        """True if it serves this method, as the first that its callers meet."""
         return self._definer is definer and self._name == name and self.is_outermost
 
 

@@ -137,7 +137,7 @@ class Run:
 
     @property
     def is_reused_by_schedule(self) -> bool:
-        """Whether a schedule says before any call that the present step is reused."""
+        """True if a schedule says before any call that the present step is reused."""
         schedule = self.generation.schedule
         is_scheduled = schedule is not None and self.generation.index not in schedule
         return is_scheduled and self.is_stepped and self.kind == "reuse"
@@ -184,14 +184,16 @@ class DenoiserCall:
 
     Attributes:
         run: which it belongs to.
-        module: the denoiser.
+        module: the denoiser, without its wrappers.
+        model: the name of its class.
         denoiser: its place among the pipeline's denoisers.
         branch: its name among the calls of the step.
         order: its number among the step's calls of this denoiser, from 0.
     """
 
     run: Run
-    module: Any
+    module: torch.nn.Module
+    model: str
     denoiser: int
     branch: str
     order: int
@@ -245,10 +247,11 @@ class DenoiserCall:
 
     @cached_property
     def layout(self) -> Hashable:
-        """What a reuse needs unchanged: arguments but for timesteps, of which frames and sound may share one, and the
-        scales of adapters, which a callback may change between steps."""
+        """The layout that a reuse needs unchanged: of all arguments but timesteps (frames and sound may share one), with
+        the scales of adapters, which a callback may change between steps."""
         given = (value for name, value in self.kwargs.items() if name not in NAMES)
-        return layout_of(*self.args, *given), adapter_scales(self.module)
+        scales = adapter_scales(self.module) if "peft_config" in vars(self.module) else None
+        return layout_of(*self.args, *given), scales
 
     def watched(self, strategy: Strategy) -> torch.Tensor | None:
         """The signal, as seen from outside; None where there is none."""

@@ -15,6 +15,7 @@ import torch
 from omnireuse.errors import StateError
 from omnireuse.hooks.attachment import Attachment, RegionFactory
 from omnireuse.hooks.companions import Companions
+from omnireuse.hooks.denoisers import model_name, unwrapped
 from omnireuse.hooks.finite import check_finite
 from omnireuse.hooks.interception import Interception, intercept, is_bypassed
 from omnireuse.hooks.others import Others, calling_pipeline
@@ -199,7 +200,7 @@ class Session:
         return None if run is None else run.region or self._attached.region
 
     def _is_ours(self) -> bool:
-        """Whether our pipeline calls, or a user's own loop, and not a pipeline that shares parts with ours."""
+        """True if our pipeline calls, or a user's own loop, and not a pipeline that shares parts with ours."""
         if self.runs.here.depth:
             return True
         caller = calling_pipeline()
@@ -277,6 +278,7 @@ class Session:
 
     def denoiser_handler(self, index: int, module: torch.nn.Module) -> Callable[..., Any]:
         """Takes the calls of one denoiser."""
+        model, name = unwrapped(module), model_name(module)
 
         def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             here, run = self.runs.here, None
@@ -299,7 +301,7 @@ class Session:
                 return proceed(*args, **kwargs)
             if self._companions.are_called:
                 proceed = self._companions.denoise(proceed, args, kwargs)
-            call = DenoiserCall(run, module, index, branch, order, proceed, args, kwargs)
+            call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs)
             try:
                 if torch.is_grad_enabled():
                     call.refuse_gradients()

@@ -31,12 +31,12 @@ class Agreement:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other rank takes part."""
+        """True if no other rank takes part."""
         return self._group is None
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank decides for the others, as it does alone."""
+        """True if this rank decides for the others, as it does alone."""
         return self._group is None or dist.get_rank(self._group) == 0
 
     def ratio(self, pair: torch.Tensor) -> float:

@@ -19,8 +19,8 @@ from typing import TypeVar
 import torch
 
 from omnireuse.errors import StateError
-from omnireuse.forecasters.base import Memory
-from omnireuse.forecasters.combination import Combination, candidate_forecasts, combined
+from omnireuse.forecasters.base import Combination, Memory
+from omnireuse.forecasters.combination import candidate_forecasts, combined
 from omnireuse.loop.branch_state import BranchState, measures_errors
 from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import GRADIENT_ERROR, Generation
@@ -91,7 +91,7 @@ def predict_batch(rows: Sequence[Row]) -> list[torch.Tensor | None]:
 
 
 def observe_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
-    """What to give to each row's solver for a computed output, as `Generation.observe` gives it.
+    """The output for each row's solver after a computed step, as `Generation.observe` gives it.
 
     Args:
         rows: whose choices are to compute, with their outputs, each of another generation or branch.
@@ -170,7 +170,7 @@ def _observe(rows: Sequence[Row]) -> list[torch.Tensor]:
 
 
 def _can_fuse(row: Row) -> bool:
-    """Whether learning from an output needs that output alone: no other rank and no signal."""
+    """True if learning from an output needs that output alone: no other rank and no signal."""
     generation, strategy = row.generation, row.generation.strategy
     is_ranked = strategy.policy.needs_error and not generation.agreement.is_alone
     if generation.failure or strategy.chosen_signal == "expected_output" or is_ranked:

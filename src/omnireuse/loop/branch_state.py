@@ -25,7 +25,7 @@ Scales = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
 
 def measures_errors(strategy: Strategy, value: torch.Tensor) -> bool:
-    """Whether forecast errors are measured: where needed, or where reading one back stalls no device."""
+    """True if forecast errors are measured: where needed, or where reading one back stalls no device."""
     return strategy.measure_errors or strategy.policy.needs_error or value.device.type == "cpu"
 
 
@@ -80,7 +80,7 @@ class BranchState:
         is_noiseless: bool,
         is_failed: bool,
     ) -> tuple[bool, str]:
-        """Whether the step is reused, and the reason. Changes nothing.
+        """Reuse the step, or compute it? The answer and its reason. Changes nothing.
 
         Args:
             view: the step.
@@ -197,7 +197,7 @@ class BranchState:
 
     @property
     def primed(self) -> bool:
-        """Whether every value can be forecast."""
+        """True if every value can be forecast."""
         return bool(self.memories) and all(memory.primed for memory in self.memories)
 
     def forecasts(self, coordinate: float) -> list[torch.Tensor]:

@@ -127,7 +127,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are done."""
+        """True if all steps are done."""
         return self.total is not None and self.index >= self.total
 
     def decide(

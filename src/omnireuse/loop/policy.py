@@ -60,22 +60,22 @@ class Policy(ABC):
     """Compute or reuse? Only `wants_reuse` must be written; the defaults are those of a policy without a state."""
 
     needs_drift: ClassVar[bool] = False
-    """Whether `StepView.drift` is measured: one host synchronisation a decision."""
+    """True if `StepView.drift` is measured: one host synchronisation a decision."""
     needs_error: ClassVar[bool] = False
-    """Whether `StepView.error` is measured: one host synchronisation a computed step."""
+    """True if `StepView.error` is measured: one host synchronisation a computed step."""
     drift_since_computed: ClassVar[bool] = False
-    """Whether drift is measured since the last computed step, and not since the previous one."""
+    """True if drift is measured since the last computed step, and not since the previous one."""
     signal: ClassVar[str | None] = None
     """The signal that this policy watches; None takes the region's default."""
 
     @property
     def expects_reuse(self) -> bool:
-        """Whether a run without any reuse deserves a warning."""
+        """True if a run without any reuse deserves a warning."""
         return True
 
     @property
     def compute_last(self) -> bool:
-        """Whether the last step of a run computes whatever the policy says."""
+        """True if the last step of a run computes whatever the policy says."""
         return True
 
     @property
@@ -108,7 +108,7 @@ class Policy(ABC):
 
     @abstractmethod
     def wants_reuse(self, state: Any, view: StepView) -> bool:
-        """Whether this policy would reuse at this step. Pure."""
+        """True if this policy would reuse at this step. Pure."""
 
     def after(self, state: Any, view: StepView, reused: bool) -> Any:
         """The next state, given what was really done."""
@@ -151,6 +151,6 @@ class ThresholdPolicy(Policy):
         return None if self.warmup_name is None else Limit(self.warmup_name, getattr(self, self.warmup_name))
 
     def wants_reuse(self, state: Any, view: StepView) -> bool:
-        """Whether this step's value is known and below the threshold."""
+        """True if this step's value is known and below the threshold."""
         measured = self.measured(state, view)
         return measured is not None and measured < self.limit.value

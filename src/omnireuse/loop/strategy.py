@@ -170,7 +170,7 @@ class Strategy:
 
     @cached_property
     def decides_by_sample(self) -> bool:
-        """Whether the samples of a batch may be decided on differently."""
+        """True if the samples of a batch may be decided on differently."""
         return self.per_sample and (self.policy.needs_drift or self.policy.needs_error)
 
     @cached_property
@@ -180,7 +180,7 @@ class Strategy:
 
     @property
     def follows_path(self) -> bool:
-        """Whether velocities stand in for x0 where the schedule, the noise and the solver's step are known."""
+        """True if velocities stand in for x0 where the schedule, the noise and the solver's step are known."""
         is_free = self.prediction_target is None and self.chosen_target == "x0"
         return is_free and self.region == "step" and self.forecaster.follows_path
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from omnireuse.errors import ConfigError, OmniReuseError, StateError, UnknownNameError, WrongTypeError
-from omnireuse.hooks.denoisers import model_name, unwrapped
+from omnireuse.hooks.denoisers import model_name
 from omnireuse.hooks.regions.stack_pass import StackPass
 from omnireuse.hooks.run import DenoiserCall, Region
 from omnireuse.loop.strategy import Strategy
@@ -155,7 +155,7 @@ def get_extractor(transformer_type: str) -> Extractor:
 
 
 def has_extractor(transformer_type: str) -> bool:
-    """Whether an extractor was registered for a class name."""
+    """True if an extractor was registered for a class name."""
     return transformer_type in _EXTRACTORS
 
 
@@ -169,7 +169,7 @@ class ExtractedRegion(Region):
 
     def call(self, call: DenoiserCall) -> Any:
         """The output, with the blocks run or their stored residual added to the streams before them."""
-        context = self._extractors[call.denoiser](unwrapped(call.module), *call.args, **call.kwargs)
+        context = self._extractors[call.denoiser](call.module, *call.args, **call.kwargs)
         if call.denoiser in self._unseen:
             context.validate()
             self._unseen.discard(call.denoiser)

@@ -58,7 +58,7 @@ class NoiseLevel:
         return -self.step[0] * self.coordinate, self.step[1] + self.step[0] * self.flow_scale
 
     def can_denoise(self, sample: torch.Tensor | None, output: torch.Tensor) -> bool:
-        """Whether x0 is defined here: a known algebra, noise left, and a sample of the output's shape."""
+        """True if x0 is defined here: a known algebra, noise left, and a sample of the output's shape."""
         is_known = self.sample_weight is not None and bool(self.output_weight)
         return is_known and sample is not None and sample.shape == output.shape and output.is_floating_point()
 
@@ -100,7 +100,7 @@ class Parametrization:
         self.said: set[str] = set()
         """Messages logged so far."""
         self.fell_back = False
-        """Whether the output is remembered in place of what was wanted."""
+        """True if the output is remembered in place of what was wanted."""
 
     def settle(self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor) -> None:
         """Choose it at the first computed output: the wanted one where x0 is defined.

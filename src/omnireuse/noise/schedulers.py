@@ -180,7 +180,7 @@ def _level(alpha: float, sigma: float, prediction: str, own: float | None) -> No
 
 
 def _follows_the_path(scheduler: Any) -> bool:
-    """Whether it is one of `_ONE_CALL`, steps as its class does, and adds no noise."""
+    """True if it is one of `_ONE_CALL`, steps as its class does, and adds no noise."""
     named = [cls for cls in type(scheduler).__mro__ if cls.__name__ in _ONE_CALL]
     # A subclass may step in its own way.
     is_own_step = any(vars(cls).get("step") is type(scheduler).step for cls in named)

@@ -29,7 +29,7 @@ def branches_of(calls: Sequence[tuple[int, Any]], like: torch.Tensor) -> list[to
 
 
 def copied(output: Any, device: torch.device | None = None) -> Any:
-    """What a denoiser returned, with copies of its tensors: its next call may overwrite them (CUDA graphs).
+    """A denoiser's return value with copies of its tensors: its next call may overwrite them (CUDA graphs).
 
     Args:
         device: of the copies; None for where the tensors are.

@@ -1,4 +1,4 @@
-"""What a search tries: a schedule with its forecaster."""
+"""A candidate of a search: a schedule with its forecaster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Candidate(Record, frozen=True, kw_only=True):
 
     @property
     def steps_before_gap(self) -> int:
-        """How many computed steps come before the first reused one."""
+        """Number of computed steps before the first reused one."""
         return next((place for place, step in enumerate(self.steps) if step != place), len(self.steps))
 
     def cost(self, total: int, replayed: int) -> float:

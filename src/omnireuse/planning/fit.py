@@ -65,7 +65,7 @@ class WeightFit:
 
 
 class LedRun:
-    """A run that goes on, at each step, with what the weights so far give.
+    """A run that goes on, at each step, with the sums by the weights fitted so far.
 
     Attributes:
         index: of the step to come.
@@ -79,13 +79,13 @@ class LedRun:
 
     @property
     def computes(self) -> bool:
-        """Whether the step to come is computed."""
+        """True if the step to come is computed."""
         return self.index in self._fit._computed
 
     def step(
         self, made: list[torch.Tensor] | None, output: torch.Tensor, target: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
-        """What the solver is to get at this step.
+        """The output for the solver at this step.
 
         Args:
             made: outputs of the branches, which are changed; None where they are not known, or nothing was computed.

@@ -35,7 +35,7 @@ class Path:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputProducts:
-    """How alike the outputs of full runs are.
+    """The likeness of the outputs of full runs.
 
     Attributes:
         products: (samples, branches, steps, branches, steps) inner products of what each branch of guidance adds to

@@ -137,7 +137,7 @@ class Planner:
 
 
 class _Sums:
-    """What the best weighted sums leave of sums of outputs."""
+    """The errors of the best weighted sums, from sums of inner products."""
 
     def __init__(self, outputs: OutputProducts) -> None:
         samples, self._branches, self._steps, _, _ = outputs.products.shape

@@ -1,4 +1,4 @@
-"""What one step of a scheduler makes of the model's output and of the latents, measured on a copy of the scheduler."""
+"""One step of a scheduler as arithmetic on the model's output and the latents, measured on a copy of the scheduler."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class EveryNth(Schedule):
 
     @property
     def expects_reuse(self) -> bool:
-        """Whether anything but a schedule of every step was asked for."""
+        """True if anything but a schedule of every step was asked for."""
         return self.every != 1
 
     def warmup_limit(self, total: int | None) -> Limit | None:

@@ -69,7 +69,7 @@ class Spread(Schedule):
 
     @property
     def expects_reuse(self) -> bool:
-        """Whether anything but a schedule of every step was asked for."""
+        """True if anything but a schedule of every step was asked for."""
         return self.speedup != 1
 
     def warmup_limit(self, total: int | None) -> Limit | None:
@@ -105,7 +105,7 @@ class Spread(Schedule):
         return None
 
     def budget(self, total: int) -> int:
-        """How many steps of a run compute."""
+        """Number of computed steps of a run."""
         if self.speedup is None:
             return min(self.num_computed or 0, total)
         if self.min_steps is not None and total < self.min_steps:
@@ -127,7 +127,7 @@ def check_amount(owner: object, num_computed: int | None, speedup: float | None,
 
 
 def nearest(total: int, speedup: float) -> int:
-    """How many computed steps a speed-up asks for, halves rounded up."""
+    """Number of computed steps for a speed-up, halves rounded up."""
     return math.floor(total / speedup + 0.5)
 
 

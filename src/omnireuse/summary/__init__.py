@@ -1,1 +1,1 @@
-"""What reuse has done: counters, words, HTML and Prometheus."""
+"""The effects of reuse: counters, words, HTML and Prometheus."""

@@ -93,7 +93,7 @@ class Stats:
 
     @property
     def is_judged(self) -> bool:
-        """Whether held-out prompts have shown a quality that can be promised."""
+        """True if held-out prompts have shown a quality that can be promised."""
         return self._promise is not None and math.isfinite(self._promise.tenth)
 
     def withdraw(self, but: str) -> None:
@@ -161,7 +161,7 @@ class Stats:
         audits: tuple[Audit, ...] = (),
         tuning: Tuning | None = None,
     ) -> Summary:
-        """What happened so far, with what others know."""
+        """The summary so far, with figures of others."""
         with self._lock:
             self._count()
             whole, every = Tally(), Tally()

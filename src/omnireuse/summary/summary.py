@@ -35,7 +35,7 @@ _REASONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """What a profile knows of the quality of its plan, and for which runs.
+    """A profile's knowledge of the quality of its plan, and the runs that it holds for.
 
     Attributes:
         tenth: PSNR in dB to the full run that at least nine of ten new pictures reach, by what the held-out prompts
@@ -58,7 +58,7 @@ class Promise:
         return self.tenth if self.but is None else -math.inf
 
     def covers(self, decision: Decision) -> bool:
-        """Whether the decision belongs to a run like those."""
+        """True if the decision belongs to a run like those."""
         if decision.total is not None and decision.total != len(self.coordinates):
             return False
         return decision.noise is None or abs(decision.noise - self.coordinates[decision.step]) <= SAME_NOISE
@@ -162,7 +162,7 @@ class Summary:
         return f"<Summary of {self.name}: {done}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The summary as a notebook shows it."""
         from omnireuse.summary.html import summary_html
 
         return summary_html(self)
@@ -175,7 +175,7 @@ def share_of_steps(summary: Summary) -> str:
 
 
 def summary_lines(summary: Summary) -> Iterator[str]:
-    """What was done, then what each figure means."""
+    """The figures, then the meaning of each."""
     outside = counted(summary.calls_outside, "denoiser call")
     fallbacks = [
         f"fell back to {what} {counted(number, 'time')}; the log says why" for what, number in summary.fallbacks.items()

@@ -148,7 +148,7 @@ class Recording(Region, Keeper):
 
     def _note_call(self, call: DenoiserCall, output: Any) -> None:
         if (kinds := kinds_of(call, output)) > 1:
-            self.fail(f"{type(call.module).__name__} returns {kinds} kinds of latents", is_permanent=True)
+            self.fail(f"{call.model} returns {kinds} kinds of latents", is_permanent=True)
         else:
             self.note_output(call.denoiser, output)
 

@@ -182,3 +182,14 @@ def test_the_mode_for_cuda_graphs_compiles_once_and_computes_as_without_reuse(fl
     assert 0 < (reused - full).norm() / full.norm() < 1
     assert torch.equal(flux.run(seed=1), again)
     assert counters["stats"]["unique_graphs"] == compiled == 1
+
+
+def test_a_wrapped_model_is_known_by_its_own_name(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelines negate the outputs of some models, and their wrappers have other names."""
+    monkeypatch.setattr("omnireuse.hooks.regions.call._NEGATED", {"FluxTransformer2DModel"})
+    options: dict[str, Any] = {"policy": FIXED, "forecaster": "blend", "region": "call"}
+    with omnireuse.enable(flux.pipe, **options):
+        expected = flux.run()
+    wrapped(flux, "eager")
+    with omnireuse.enable(flux.pipe, **options):
+        assert torch.allclose(flux.run(), expected, atol=1e-5)

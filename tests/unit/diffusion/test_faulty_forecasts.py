@@ -12,7 +12,7 @@ import torch
 import omnireuse
 from omnireuse import FixedSchedule
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.forecasters.combination import Combination
+from omnireuse.forecasters.base import Combination
 from omnireuse.loop.batch import Row, observe_batch, predict_batch
 from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.loop.strategy import Strategy

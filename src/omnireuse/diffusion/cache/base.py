@@ -76,7 +76,7 @@ class CacheBackend(ABC):
         return {}
 
     def is_enabled(self) -> bool:
-        """Whether `enable` ran and `disable` did not."""
+        """True if `enable` ran and `disable` did not."""
         return self.enabled
 
     def __repr__(self) -> str:

@@ -100,7 +100,7 @@ class BlocksRegion(Region):
         finally:
             self._here.stack_pass = outer
         if not current.finished:
-            raise StateError(f"{type(call.module).__name__} did not run its last block; {_SKIPPED}")
+            raise StateError(f"{call.model} did not run its last block; {_SKIPPED}")
         return result
 
     def _handler(self, block: Block, *, first: bool, last: bool) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ class BlocksRegion(Region):
             if first:
                 current.enter(block.entering(arguments))
             if not current.choices:
-                raise StateError(f"{type(current.call.module).__name__} did not run its first block; {_SKIPPED}")
+                raise StateError(f"{current.call.model} did not run its first block; {_SKIPPED}")
             if current.reuse:
                 return block.returned(current.leave()) if last else block.passed_on(arguments)
             result = proceed(*args, **kwargs)

@@ -114,7 +114,7 @@ def _observe(
 
 
 def _is_negated(call: DenoiserCall) -> bool:
-    return type(call.module).__name__ in _NEGATED
+    return call.model in _NEGATED
 
 
 def _latents_before(call: DenoiserCall) -> list[torch.Tensor]:

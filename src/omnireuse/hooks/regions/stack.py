@@ -86,7 +86,7 @@ class Stack(Protocol):
 
     @property
     def has_long_skips(self) -> bool:
-        """Whether the k-th block from the end reads the output of the k-th from the beginning."""
+        """True if the k-th block from the end reads the output of the k-th from the beginning."""
 
     def blocks_of(self, denoiser: torch.nn.Module) -> list[Block]:
         """All blocks in the order of the forward. The streams of the first are the streams of the stack."""

@@ -37,7 +37,7 @@ class StackPass:
 
     @property
     def reuse(self) -> bool:
-        """Whether the blocks are skipped: no sample needs them."""
+        """True if the blocks are skipped: no sample needs them."""
         return all(choice.reuse for choice in self.choices)
 
     def enter(self, streams: Sequence[torch.Tensor]) -> None:

@@ -80,7 +80,7 @@ class StepRegion(Region):
         output = self._compute_without(call, state, reused) if reused else call.compute()
         if (kinds := kinds_of(call, output)) > 1:
             raise SeveralOutputsError(
-                f"Strategy(region='step'): {type(call.module).__name__} must return one kind of latents, got {kinds}, "
+                f"Strategy(region='step'): {call.model} must return one kind of latents, got {kinds}, "
                 f"of which the scheduler is given one; use region='call', which forecasts all of them, or 'blocks'"
             )
         if state.layouts and key not in state.placeholders:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from omnireuse.errors import ConfigError
-from omnireuse.hooks.denoisers import unwrapped
 from omnireuse.hooks.regions.blocks import BlocksRegion
 from omnireuse.hooks.regions.stack import Block, Stack
 from omnireuse.hooks.regions.stack_pass import StackPass
@@ -94,7 +93,7 @@ class TailRegion(BlocksRegion):
 
     def call(self, call: DenoiserCall) -> Any:
         """Runs the denoiser, whose blocks ask this region."""
-        if not any(unwrapped(call.module) is each for each in self._whole):
+        if not any(call.module is each for each in self._whole):
             return super().call(call)
         choice = call.decide(None, layout=call.layout, signal=None)
         result = call.compute()
