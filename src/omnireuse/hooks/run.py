@@ -247,7 +247,7 @@ class DenoiserCall:
 
     @cached_property
     def layout(self) -> Hashable:
-        """The layout that a reuse needs unchanged: of all arguments but timesteps (frames and sound may share one), with
+        """The layout that a reuse needs unchanged: all arguments but timesteps (frames and sound may share one), with
         the scales of adapters, which a callback may change between steps."""
         given = (value for name, value in self.kwargs.items() if name not in NAMES)
         scales = adapter_scales(self.module) if "peft_config" in vars(self.module) else None
