@@ -40,7 +40,7 @@ def asked(tmp_path: Path) -> list[str]:
     (tmp_path / "prompts.txt").write_text(f"\n{PROMPT}\n\n")
     return [
         *("compare", str(find_image_pipeline()), "--prompts", str(tmp_path / "prompts.txt"), "--steps", "6"),
-        *("--guidance", "3", "--call", CALL, "--out", str(tmp_path / "out")),
+        *("--guidance", "1", "--call", CALL, "--out", str(tmp_path / "out")),
     ]
 
 
@@ -51,7 +51,7 @@ def test_a_comparison_writes_record_table_and_picture(
     comparison = read_comparison(tmp_path / "out" / "compare.json")
     assert comparison.complete
     (case,) = comparison.cases
-    assert (case.pipeline, case.steps, case.guidance, case.prompts) == ("shapes-flux", 6, 3.0, (PROMPT,))
+    assert (case.pipeline, case.steps, case.guidance, case.prompts) == ("shapes-flux", 6, 1.0, (PROMPT,))
     assert {point.family for point in case.points} == {"baseline", "ours"}
     assert case.full.attributes is None
     assert case.targets["db_over_best_baseline_at_2x"] is not None
@@ -240,7 +240,7 @@ def test_pictures_below_what_is_asked_for_end_with_a_status(
     assert main([*command, "--at-least", "1"]) == 0
     assert main([*command, "--at-least", "99"]) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "nine of ten pictures must reach 99.0 dB: shapes-flux, 6 steps, guidance 3: omnireuse.enable" in said
+    assert "nine of ten pictures must reach 99.0 dB: shapes-flux, 6 steps, no guidance: omnireuse.enable" in said
     assert "0 of 1 pictures" in said
 
 
