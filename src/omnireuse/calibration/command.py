@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from omnireuse.base.records import check_writable
 from omnireuse.base.terminal import notes
 from omnireuse.calibration.calibrate import calibrate
+from omnireuse.calibration.options import checked_prompts
 from omnireuse.calibration.progress import Progress
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.pipelines.call import refuse_reserved
@@ -28,7 +29,7 @@ __all__ = ["profile_table", "run_calibrate"]
 
 def run_calibrate(
     model: str | os.PathLike[str],
-    prompts: Path,
+    prompts: Sequence[str],
     out: Path,
     console: Console,
     *,
@@ -37,7 +38,7 @@ def run_calibrate(
     force: bool = False,
     **options: Any,
 ) -> Profile:
-    """Search for a pipeline on the prompts of a file, and write the profile to `out`.
+    """Search for a pipeline on these prompts, and write the profile to `out`.
 
     Args:
         model: folder, id on a hub, or ``package:function``.
@@ -52,7 +53,7 @@ def run_calibrate(
         StateError: the profile cannot be written in the end; its text is on the console then.
     """
     _check_call(call or {})
-    lines = _read_prompts(prompts)
+    checked_prompts(prompts)
     check_writable(out)
     if out.exists() and not force:
         raise ConfigError(
@@ -63,7 +64,7 @@ def run_calibrate(
     if pictures is not None:
         options["pictures"] = function_named(pictures, "calibrate(--pictures")
     shown = notes.is_terminal and not notes.quiet
-    profile = calibrate(model, lines, progress=shown, watch=_Notes(bar=shown), **options, **(call or {}))
+    profile = calibrate(model, prompts, progress=shown, watch=_Notes(bar=shown), **options, **(call or {}))
     console.print(profile_table(profile))
     try:
         profile.save(out)
@@ -108,20 +109,6 @@ def _check_call(call: Iterable[str]) -> None:
                 f"calibrate(--call): {name} is an option of the search, not an argument of the pipeline; see omnireuse "
                 "calibrate --help"
             )
-
-
-def _read_prompts(path: Path) -> list[str]:
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except OSError as error:
-        raise ConfigError(f"calibrate(--prompts {str(path)!r}): cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"calibrate(--prompts {str(path)!r}): must be text in UTF-8 ({error})") from error
-    if len(lines) < 2:
-        raise ConfigError(
-            f"calibrate(--prompts {str(path)!r}): must hold at least two prompts, one a line, got {len(lines)}"
-        )
-    return lines
 
 
 def profile_table(profile: Profile) -> Table:

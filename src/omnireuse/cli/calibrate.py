@@ -18,6 +18,7 @@ from omnireuse.cli.options import (
     Quiet,
     Verbose,
     pipeline_source,
+    read_prompts,
     whole_numbers,
 )
 from omnireuse.cli.program import INTERRUPTED
@@ -67,7 +68,7 @@ def run(
 
     profile = run_calibrate(
         pipeline_source("calibrate", model, pipeline),
-        prompts,
+        read_prompts(prompts, "calibrate(--prompts"),
         out,
         Console(),
         steps=steps,
