@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 from omnireuse.base.records import check_writable
 from omnireuse.base.terminal import notes
 from omnireuse.calibration.calibrate import calibrate
-from omnireuse.calibration.options import checked_prompts
 from omnireuse.calibration.progress import Progress
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.pipelines.call import refuse_reserved
@@ -53,7 +52,6 @@ def run_calibrate(
         StateError: the profile cannot be written in the end; its text is on the console then.
     """
     _check_call(call or {})
-    checked_prompts(prompts)
     check_writable(out)
     if out.exists() and not force:
         raise ConfigError(

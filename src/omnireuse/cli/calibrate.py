@@ -22,6 +22,7 @@ from omnireuse.cli.options import (
     whole_numbers,
 )
 from omnireuse.cli.program import INTERRUPTED
+from omnireuse.errors import ConfigError
 
 __all__ = ["EXAMPLES", "run"]
 
@@ -64,11 +65,14 @@ def run(
 
     After an interrupt the profile holds what was found so far.
     """
+    texts = read_prompts(prompts, "calibrate(--prompts")
+    if len(texts) < 2:
+        raise ConfigError(f"calibrate(--prompts {str(prompts)!r}): must hold at least two prompts, got {len(texts)}")
     from omnireuse.calibration.command import run_calibrate
 
     profile = run_calibrate(
         pipeline_source("calibrate", model, pipeline),
-        read_prompts(prompts, "calibrate(--prompts"),
+        texts,
         out,
         Console(),
         steps=steps,

@@ -72,7 +72,7 @@ def versions() -> dict[str, str]:
 def fingerprint(pipeline: Any) -> tuple[str, str, str]:
     """Class of the denoiser, digest of its configuration and the scheduler's, class of the scheduler.
 
-    Settings that shift the scheduler's noise levels are left out: a plan serves other shifts too. A configuration that
+    Settings that shift the scheduler's noise levels are left out: each run shows its own. A configuration that
     is no mapping, as of SGLang's models, does not count: the weights tell their models apart.
     """
     denoiser = denoisers_of(pipeline)[0]

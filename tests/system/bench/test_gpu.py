@@ -23,6 +23,7 @@ def test_the_whole_path_runs_on_tiny_models(tmp_path):
             assert row["launches_reused"] is None
 
 
+@pytest.mark.slow
 def test_ways_of_running_leave_results_bit_equal(tmp_path, monkeypatch):
     ways = ["offloaded by groups", "graphs", "broken"]
     monkeypatch.setitem(WAYS, "graphs", lambda sampler: sampler.transformer.compile(backend="eager", fullgraph=True))

@@ -26,7 +26,7 @@ def test_demo_and_report(
 ) -> None:
     monkeypatch.setattr(command, "CACHES", command.CACHES[:2])
     out = tmp_path / "out"
-    arguments = ["--model", str(model), "--out", str(out), "--steps", "20", "--prompts", "2", "--guidance", "3"]
+    arguments = ["--model", str(model), "--out", str(out), "--steps", "20", "--prompts", "2", "--guidance", "1"]
     assert main(["demo", *arguments]) == 0
     text = capsys.readouterr().out
     made = read(out / "report.json")

@@ -20,7 +20,7 @@ MOST = Cache(name="most", options={"policy": omnireuse.FixedSchedule(num_compute
 
 @pytest.fixture(scope="module")
 def workload(model: Path) -> Workload:
-    return reference_workload(IMAGES, load_quietly(IMAGES, model), steps=STEPS, guidance=3.0, prompts=2, seed=0)
+    return reference_workload(IMAGES, load_quietly(IMAGES, model), steps=STEPS, guidance=1.0, prompts=2, seed=0)
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,7 @@ def test_an_untrained_student_says_what_its_teacher_says_whatever_the_guidance()
             torch.testing.assert_close(student(**call, guidance=torch.tensor([guidance]))[0], expected)
 
 
+@pytest.mark.sweep
 def test_the_export_embeds_guidance_and_draws(exported):
     pipeline = load_distilled_pipeline(exported)
     assert pipeline.transformer.config.guidance_embeds

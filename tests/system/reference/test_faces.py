@@ -51,6 +51,7 @@ def trained(train, tmp_path_factory):
         )
 
 
+@pytest.mark.sweep
 def test_the_export_is_a_flux_pipeline_that_draws(trained):
     pipeline = load_faces_pipeline(trained[1])
     assert type(pipeline) is FluxPipeline

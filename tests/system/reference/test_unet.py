@@ -18,6 +18,7 @@ def trained(train):
     return train("shapes-sd", "--flow-steps=3", flow={"batch_size": 4, "checkpoint_every": 2})
 
 
+@pytest.mark.sweep
 def test_the_export_is_a_stable_diffusion_pipeline_that_draws(trained):
     pipeline = load_unet_pipeline(trained[1])
     assert type(pipeline) is StableDiffusionPipeline

@@ -88,6 +88,7 @@ def test_one_wrong_attribute_is_named(change, wrong):
     assert {name for name, right in verdict.items() if not right} == wrong
 
 
+@pytest.mark.sweep
 def test_the_model_encodes_captions_as_the_pipeline_does(exported):
     pipeline = load_video_pipeline(exported)
     flow = VideoFlowModel().eval()
@@ -102,6 +103,7 @@ def test_the_model_encodes_captions_as_the_pipeline_does(exported):
         torch.testing.assert_close(flow(noise, sigma, ids), expected)
 
 
+@pytest.mark.sweep
 def test_the_export_is_a_wan_pipeline_in_float32(exported):
     pipeline = load_video_pipeline(exported)
     assert type(pipeline) is WanPipeline

@@ -37,7 +37,12 @@ def failing_at(step: int, error: BaseException) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("before", "error"), [(0, ValueError("wrong")), (1, torch.OutOfMemoryError("full")), (2, Cancelled())]
+    ("before", "error"),
+    [
+        (0, ValueError("wrong")),
+        pytest.param(1, torch.OutOfMemoryError("full"), marks=pytest.mark.sweep),
+        (2, Cancelled()),
+    ],
 )
 def test_a_picture_that_fails_drops_what_was_measured(flux: Tiny, error: BaseException, before: int) -> None:
     full = flux.run(steps=STEPS)
