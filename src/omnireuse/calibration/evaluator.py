@@ -56,12 +56,8 @@ class Evaluator:
         self.products: OutputProducts | None = None
         """Of the outputs of recorded full runs; None where no weights can be fitted."""
 
-    def run_in_full(self, *, record: bool, advance: Callable[[int], None]) -> None:
-        """Make the full runs.
-
-        Args:
-            record: whether to record what the plan of schedules needs.
-            advance: called with the number of prompts whenever some were run.
+    def run_in_full(self, *, record: bool) -> Iterator[int]:
+        """Make the full runs; `record` for what plans need. Gives the number of prompts whenever some were run.
 
         Raises:
             StateError: a full run is not finite.
@@ -76,7 +72,7 @@ class Evaluator:
                 if number < self._num_trial_batches:
                     self._calls.append(MeasuredCall(replay=batch, full=run.full))
             self._spend(len(run.pictures))
-            advance(len(run.pictures))
+            yield len(run.pictures)
         if len(products) == len(self._batches):
             self.products = OutputProducts.joined(products)
         self.coordinates = self.seen[0].coordinates

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 from omnireuse.calibration.candidates import Candidates
 from omnireuse.calibration.evaluator import Evaluator, trial_cost
@@ -50,14 +51,9 @@ class Search:
         """
         done, total = 0, len(self._options.prompts)
         self._track("full runs", done, total)
-
-        def advance(count: int) -> None:
-            nonlocal done
+        for count in chain(self._searched.run_in_full(record=True), self._held_out.run_in_full(record=False)):
             done += count
             self._track("full runs", done, total)
-
-        self._searched.run_in_full(record=True, advance=advance)
-        self._held_out.run_in_full(record=False, advance=advance)
         self._measured = Measurements.of(self._searched.seen, self._held_out.seen)
 
     def find_best(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from omnireuse.base.records import Record, as_text, read_record, write_text
+from omnireuse.base.validation import is_number
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import arguments_of, read_argument
@@ -112,43 +113,35 @@ class Profile(Record, frozen=True, kw_only=True):
             **found,
         )
 
-    def best(
-        self, *, computed_steps: int | None = None, speedup: float | None = None, quality: float | None = None
-    ) -> Plan:
-        """The plan for one target: at most so many computed steps, at least so many times fewer, or at least this PSNR
-        in dB. Without a target it is at least 2 times fewer, or else as few steps as the profile has.
+    def best(self, *, quality: float | None = None) -> Plan:
+        """The plan with the fewest computed steps that promises this PSNR in dB; by default that of half of the steps or
+        next fewer, or else of as few as the profile has.
 
         Raises:
-            ConfigError: two targets, or one that no plan reaches; the message lists the plans.
+            ConfigError: a quality that no plan promises; the message lists the plans.
         """
-        targets = {"computed_steps": computed_steps, "speedup": speedup, "quality": quality}
         total = self.num_inference_steps
-        given = [(name, value) for name, value in targets.items() if value is not None]
-        (name, target), *rest = given or [("speedup", 2.0)]
-        if rest:
-            raise ConfigError(f"profile: give one of {name} and {rest[0][0]}, not both")
-        if not isinstance(target, (int, float)) or isinstance(target, bool) or not math.isfinite(target) or target <= 0:
-            raise ConfigError(f"profile({name}={target!r}): {name} must be a finite number above 0")
-        if name == "quality":
+        if quality is None:
+            chosen = max((count for count in self.plans if count <= total / 2), default=min(self.plans, default=None))
+        else:
+            if not is_number(quality) or quality <= 0:
+                raise ConfigError(f"profile(quality={quality!r}): quality must be a finite number above 0")
             judged = max((len(plan.held_out) for plan in self.plans.values()), default=0)
             if judged < FEWEST_HELD_OUT:
                 raise ConfigError(
-                    f"profile(quality={target:g}): a promise takes at least {FEWEST_HELD_OUT} held-out prompts, and "
+                    f"profile(quality={quality:g}): a promise takes at least {FEWEST_HELD_OUT} held-out prompts, and "
                     f"this profile was judged on {judged}; calibrate with more prompts, or ask for speedup= or "
                     "computed_steps="
                 )
-            chosen = min((count for count, plan in self.plans.items() if plan.promised >= target), default=None)
-        else:
-            most = target if name == "computed_steps" else total / target
-            fewest = None if given else min(self.plans, default=None)
-            chosen = max((count for count in self.plans if count <= most), default=fewest)
+            chosen = min((count for count, plan in self.plans.items() if plan.promised >= quality), default=None)
         if chosen is None:
             plans = ", ".join(
                 f"{count} computed steps ({total / count:.2f}x) with "
                 f"{f'{plan.promised:.1f} dB' if math.isfinite(plan.promised) else 'no promise'}"
                 for count, plan in sorted(self.plans.items())
             )
-            raise ConfigError(f"profile({name}={target:g}): no plan grants it; {self.model} has {plans}")
+            asked = "" if quality is None else f"(quality={quality:g})"
+            raise ConfigError(f"profile{asked}: no plan grants it; {self.model} has {plans or 'none'}")
         return self.plans[chosen]
 
     def strategy(
