@@ -114,8 +114,8 @@ class Profile(Record, frozen=True, kw_only=True):
         )
 
     def best(self, *, quality: float | None = None) -> Plan:
-        """The plan with the fewest computed steps that promises this PSNR in dB; by default that of half of the steps or
-        next fewer, or else of as few as the profile has.
+        """The plan with the fewest computed steps that promises this PSNR in dB; by default that of half of the steps
+        or next fewer, or else of as few as the profile has.
 
         Raises:
             ConfigError: a quality that no plan promises; the message lists the plans.
