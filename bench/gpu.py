@@ -7,6 +7,8 @@ Random weights in bfloat16 (24, 28 and 41 GB), every second step computed, in ea
 device is waited for after every step, so a step's time includes its host time. Kernel launches are counted by
 torch.profiler in a further run.
 
+What `--minutes` leave no time for is left out, and the page says so.
+
 Then each model runs compiled, in CUDA graphs, quantised and offloaded, in region "step". Beside the times stand whether
 a run that computes every step, and a run after reuse, are bit-equal to the untouched one, and how often the host waits
 for the device in a run with reuse.
@@ -42,6 +44,7 @@ from omnireuse.loop.strategy import REGIONS
 
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "hipLaunchKernel")
 LEAST_STEPS = 6
+OVER = "left out: the minutes are over"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -51,6 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=20.0, help="nothing begins later than that")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny models, to try the code")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
@@ -62,15 +66,21 @@ def main(arguments: list[str] | None = None) -> None:
         f" --repeats {options.repeats} --device {options.device}{' --tiny' if options.tiny else ''}",
         "environment": environment() | {"device": _name(device)},
         "models": {},
+        "left_out": [],
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    kept = options.out / "gpu.json"
+    kept, end = options.out / "gpu.json", time.monotonic() + 60 * options.minutes
     for name in options.models:
+        if time.monotonic() >= end:
+            record["left_out"].append(name)
+            continue
         row = record["models"][name] = measure(name, options, device) | {"ways": {}}
         kept.write_text(json.dumps(record, indent=1))
         for way in options.ways:
-            row["ways"][way] = measure_way(name, way, options, device)
+            is_over = time.monotonic() >= end
+            row["ways"][way] = {"error": OVER} if is_over else measure_way(name, way, options, device)
             kept.write_text(json.dumps(record, indent=1))
+    kept.write_text(json.dumps(record, indent=1))
     console = Console(record=True, width=120)
     show(record, console)
     console.save_html(str(options.out / "gpu.html"))
@@ -264,6 +274,8 @@ def show(record: dict[str, Any], console: Console) -> None:
                 f"{row['steps_over_computed']:.2f}",
             )
     console.print(table)
+    for name in record["left_out"]:
+        console.print(f"{name} {OVER}")
     table = Table(title="ways of running, region step", box=None, title_justify="left")
     headings = ("model", "way", "full ms", "speed-up", "steps / computed", "computing equal", "removed equal", "waits")
     for heading in headings:

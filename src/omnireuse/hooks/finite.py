@@ -39,8 +39,8 @@ def check_finite(run: Run, stats: Stats) -> None:
             f"{type(generation.forecaster).__name__} forecast; compute more steps, or give another forecaster"
         )
     logger.warning(
-        "the latents of this run are NaN or infinite from step %d on, which was computed and not forecast: look at the "
-        "model's dtype and inputs",
+        "the latents of this run are NaN or infinite from step %d on, which was computed and not forecast: see whether "
+        "they are with policy='never', too, and look at the model's dtype and inputs",
         step,
     )
 

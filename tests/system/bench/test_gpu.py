@@ -38,6 +38,14 @@ def test_ways_of_running_leave_results_bit_equal(tmp_path, monkeypatch):
         assert row["steps_over_computed"] == pytest.approx(6 / 4)
 
 
+def test_what_there_is_no_time_for_is_left_out_and_said(tmp_path):
+    tiny = ["--tiny", "--device", "cpu", "--steps", "6", "--repeats", "1", "--minutes", "0"]
+    gpu.main([*tiny, "--models", "flux.1", "qwen-image", "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "gpu.json").read_text())
+    assert (record["models"], record["left_out"]) == ({}, ["flux.1", "qwen-image"])
+    assert "qwen-image left out: the minutes are over" in (tmp_path / "gpu.html").read_text()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_launches_are_counted_on_cuda(tmp_path):

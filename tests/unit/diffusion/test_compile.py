@@ -141,6 +141,24 @@ def test_a_model_compiled_whole_runs_uncompiled_in_regions_between_its_blocks(
 SHAPES = ({}, {"height": 16}, {"batch": 2})
 
 
+@pytest.mark.parametrize("region", sweep(["step", "blocks", "tail"], quick=["blocks"]))
+def test_compiled_blocks_of_any_size_compile_as_often_as_without_reuse(
+    flux: Tiny, counter: CompileCounter, region: str
+) -> None:
+    flux.pipe.transformer.compile_repeated_blocks(backend=counter, fullgraph=True, dynamic=True)
+    expected = [eager(region, **shape) for shape in SHAPES]
+    for shape in SHAPES:
+        flux.run(**shape)
+    plain = counter.frame_count
+    for _ in range(2):
+        with omnireuse.enable(flux.pipe, policy=FIXED, region=region) as handle:
+            for shape, same in zip(SHAPES, expected, strict=True):
+                assert torch.equal(flux.run(**shape), same)
+            assert handle.summary().reused_calls > 0
+    assert counter.frame_count == plain > 0
+    assert not counters["graph_break"]
+
+
 @pytest.mark.parametrize(
     "how",
     [
