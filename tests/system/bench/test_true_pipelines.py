@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import omnireuse
 from bench._fake_device import HostReads, fake_device
 from bench._true_pipelines import PIPELINES
+from bench.memory import fitted
 from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache
 from omnireuse.loop.strategy import REGIONS
 
@@ -51,10 +53,16 @@ def run(pipe: Any, call: dict[str, Any], output: str = "latent") -> HostReads:
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_schedule_waits_for_the_device_once_a_run(name: str) -> None:
+    plan = fitted(STEPS)
+    apart = replace(plan, weights=plan.weights * (2 if name == "wan2.1-14b" else 1))
+    plans = {
+        "tuned": {"policy": omnireuse.Steps(steps=plan.computed), "forecaster": plan},
+        "calibrated": {"policy": omnireuse.Steps(steps=plan.computed), "forecaster": apart, "region": "call"},
+    }
     with made(name) as (pipe, call):
         full = run(pipe, call)
         assert full.count == 0
-        for label, choice in SCHEDULES.items():
+        for label, choice in (SCHEDULES | plans).items():
             with omnireuse.enable(pipe, **choice) as handle:
                 reads = run(pipe, call)
             summary = handle.summary()
