@@ -130,8 +130,8 @@ class Reuse:
     ) -> Any:
         values, leaves_noise = call.sigmas.tolist(), part is not None and part.ends_early
         options = guider.model_options
-        inner = {**options.get("transformer_options", {}), KEY: (run, len(options.get(POST, [])))}
-        guider.model_options = {**options, "transformer_options": inner}
+        # Not among "transformer_options", which reach the model: torch.compile guards their number.
+        guider.model_options = {**options, KEY: (run, len(options.get(POST, [])))}
         try:
             result = proceed()
             if not run.is_as_known:
@@ -189,7 +189,7 @@ class Reuse:
     ) -> Any:
         """A call of the model by the solver: x0 after guidance."""
         options = options or {}
-        found = options.get("transformer_options", {}).get(KEY)
+        found = options.get(KEY)
         if found is None:
             return executor(x, timestep, options, seed)
         run, own_functions = found
@@ -211,7 +211,7 @@ class Reuse:
         self, executor: Any, model: Any, conds: Any, x: torch.Tensor, timestep: torch.Tensor, options: Any
     ) -> Any:
         """The calls of the model for the conditions of all parts of guidance."""
-        found = options.get("transformer_options", {}).get(KEY)
+        found = options.get(KEY)
         if found is None or found[0].is_by_part or found[0].strategy.region != "call":
             return executor(model, conds, x, timestep, options)
         conditions = active_conditions(conds, found[0].sigma)
