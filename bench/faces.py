@@ -25,6 +25,7 @@ from omnireuse.lab.record import Comparison, Point, read_comparison
 from omnireuse.pipelines.closeness import psnr
 from reference.case import FACES
 from reference.drawing import Array
+from reference.figures import WIDTH
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -127,32 +128,46 @@ OURS = {
     "omnireuse, untuned": (":", {"omnireuse, default", "omnireuse, speedup=…"}),
 }
 MOST = 5
+OTHERS = ("tab:orange", "tab:blue", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive", "tab:cyan")
 
 
 def draw_fronts(comparison: Comparison, path: Path, *, stacked: bool) -> None:
     """How close each method comes, by computed steps: this library's default, fewer steps, and of all other caches and
     solvers the five that are closest with half of the steps. Panels stand side by side, or one above another."""
-    rows, columns, size = (len(comparison.cases), 1, (4.2, 7.4)) if stacked else (1, len(comparison.cases), (10, 4))
+    rows, columns, size = (
+        (len(comparison.cases), 1, (4.2, 7.4)) if stacked else (1, len(comparison.cases), (WIDTH, 5.2))
+    )
     figure, panels = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False)
+    colours: dict[str, str] = {}
     for panel, case in zip(panels.flat, comparison.cases, strict=True):
         fronts = {
             point.method: front(each for each in case.points if each.method == point.method) for point in case.points
         }
         others = {point.method for point in case.points if point.family != "ours"} - {FEWER}
         best = sorted(others, key=lambda name: -_at(fronts[name], case.steps / 2))[:MOST]
-        for number, name in enumerate(best):
-            _line(panel, fronts[name], name, color=plt.get_cmap("Set2")(number), lw=1.4)
+        for name in best:
+            colour = colours.setdefault(name, OTHERS[len(colours) % len(OTHERS)])
+            _line(panel, fronts[name], name, color=colour, lw=1.2)
         _line(panel, fronts[FEWER], FEWER, color="0.55", lw=1.4, ls="--")
         for name, (dashes, methods) in OURS.items():
             points = front(point for point in case.points if point.method in methods)
             _line(panel, points, name, color="#0f9b87", lw=2.4, ls=dashes)
         guidance = f"guidance {case.guidance:g}" if case.guidance > 1 else "no guidance"
-        panel.set(title=guidance, xlabel=f"computed steps of {case.steps}", xlim=(5, 21), ylim=(10, 78))
-        panel.legend(fontsize=7.5, loc="lower right")
+        panel.set(
+            title=guidance,
+            xlabel=f"computed steps of {case.steps}",
+            xlim=(6, 21),
+            ylim=(10, 78),
+            xticks=range(6, 21, 2),
+        )
+        place = {"loc": "lower right"} if stacked else {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+        handles, names = panel.get_legend_handles_labels()
+        handles, names = handles[-2:] + handles[:-2], names[-2:] + names[:-2]  # this library's own come first
+        panel.legend(handles, names, fontsize=7.5 if stacked else 9, frameon=stacked, **place)
     for panel in panels[:, 0]:
         panel.set_ylabel("PSNR to the full run, dB")
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
     plt.close(figure)
 
 
