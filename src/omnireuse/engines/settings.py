@@ -80,9 +80,7 @@ class RequestSettings:
         name the key alone.
         """
         if extras is not None and not isinstance(extras, Mapping):
-            raise WrongTypeError(
-                f"a request's extra arguments={extras!r:.60}: they must be a mapping, got {type(extras).__name__}"
-            )
+            raise WrongTypeError(f"a request's extra arguments must be a mapping, got {type(extras).__name__}")
         given = (extras or {}).get(KEY)
         if given is None or given is True or (isinstance(given, str) and given == "on"):
             return cls()
@@ -97,9 +95,7 @@ class RequestSettings:
             if name not in TARGETS:
                 raise UnknownNameError(f"setting of a request's {KEY!r}:", str(name)[:60], TARGETS)
             if value is None:
-                raise WrongTypeError(
-                    f"{KEY}({name}=None): {name} must be a number, got None; leave it out for the server's own target"
-                )
+                raise WrongTypeError(f"{KEY}({name}=None): {name} must be a number, got None; or leave it out")
         with _blamed_on(KEY):
             check_targets(**given)
         if len(given) > 1:
@@ -255,7 +251,6 @@ def _blamed_on(place: str) -> Iterator[None]:
     try:
         yield
     except OmniReuseError as error:
-        told = str(error)
-        if not told.startswith("enable("):
+        if not str(error).startswith("enable("):
             raise
-        raise type(error)(place + told.removeprefix("enable")) from None
+        raise type(error)(place + str(error).removeprefix("enable")) from None

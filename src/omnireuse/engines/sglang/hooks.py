@@ -89,20 +89,12 @@ def _whole(original: Callable[..., Any], stage: Any, batch: Any, server_args: An
     return result
 
 
-def _one(original: Callable[..., Any], pipeline: Any, batch: Any, server_args: Any) -> Any:
-    """One request through all stages of a pipeline."""
+def _together(original: Callable[..., Any], pipeline: Any, given: Any, server_args: Any) -> Any:
+    """One request, or several together, through all stages of a pipeline; a list of one comes in by itself, too."""
     served = REUSE.served
-    result = original(pipeline, batch, server_args)
-    _look(pipeline, [batch], served)
-    return result
-
-
-def _several(original: Callable[..., Any], pipeline: Any, batches: list[Any], server_args: Any) -> Any:
-    """Several requests through all stages together."""
-    served = REUSE.served
-    result = original(pipeline, batches, server_args)
-    if len(batches) > 1:
-        _look(pipeline, batches, served)
+    result = original(pipeline, given, server_args)
+    if not isinstance(given, list) or len(given) > 1:
+        _look(pipeline, given if isinstance(given, list) else [given], served)
     return result
 
 
@@ -136,8 +128,8 @@ SEAMS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     (f"{_STAGE}._run_denoising_loop", "AROUND", _loop),
     (f"{_STAGE}._predict_noise_with_cfg", "AROUND", predicted_noise),
     (f"{_DIFFUSERS}.forward", "AROUND", _whole),
-    (f"{_PIPELINE}.forward", "AROUND", _one),
-    (f"{_PIPELINE}.forward_batch", "AROUND", _several),
+    (f"{_PIPELINE}.forward", "AROUND", _together),
+    (f"{_PIPELINE}.forward_batch", "AROUND", _together),
     (f"{_PIPELINE}.forward_batch_sequentially", "AROUND", _in_turn),
     (f"{_RUNTIME}.utils.perf_logger.RequestMetrics.to_dict", "AFTER", _metrics),
 )

@@ -124,7 +124,6 @@ def _start(plan: RequestPlan, ctx: Any) -> Generation:
     assert plan.strategy is not None
     total, scheduler = len(ctx.timesteps), ctx.scheduler
     # A loop that runs a part of the schedule has noise of its own: without levels, steps are counted instead.
-    is_whole = len(getattr(scheduler, "timesteps", ())) == total
-    levels = noise_levels(scheduler) if is_whole else ()
+    levels = noise_levels(scheduler) if len(getattr(scheduler, "timesteps", ())) == total else ()
     warn_of(plan, total)
     return Generation(plan.strategy, levels, total=total, agreement=Agreement(plan.group))

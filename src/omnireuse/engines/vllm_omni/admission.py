@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings
+from omnireuse.engines.settings import KEY, RequestPlan
 from omnireuse.engines.vllm_omni.ranks import RankSizes, refuse_undecidable
 from omnireuse.engines.vllm_omni.settings import OmniSettings
 from omnireuse.errors import ConfigError, StateError
@@ -93,15 +93,12 @@ class Admission:
             return
         self._settings.check_limits(wanted, steps=sampling.num_inference_steps)
         plan = self._settings.plan(wanted, None)
-        self._check_dtype(wanted)
-        if self._steps and getattr(request, "use_step_execution", True):
-            refuse_plan(plan, place=KEY)
-        refuse_undecidable(plan, self._sizes, place=KEY)
-
-    def _check_dtype(self, wanted: RequestSettings) -> None:
-        profile, names = self._settings.profile, [name for name, _ in wanted.targets]
-        if profile is not None and "quality" in names and self._dtype and profile.dtype not in (None, self._dtype):
+        profile, targets = self._settings.profile, dict(wanted.targets)
+        if profile is not None and "quality" in targets and self._dtype and profile.dtype not in (None, self._dtype):
             raise StateError(
                 f"{KEY}(quality=…): nothing is promised, for the profile was measured in {profile.dtype}, the server "
                 f"runs in {self._dtype}; ask for speedup= or computed_steps="
             )
+        if self._steps and getattr(request, "use_step_execution", True):
+            refuse_plan(plan, place=KEY)
+        refuse_undecidable(plan, self._sizes, place=KEY)
