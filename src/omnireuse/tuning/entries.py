@@ -158,16 +158,13 @@ class Entries:
         if not self.goes_on:
             return _Found()
         if digest not in self._seen and digest not in (begun := self._store.begun()):
-            unfinished = {each.configuration.digest for each in self._entries.values() if self._is_unfinished(each)}
+            begun_here = [each for each in self._entries.values() if each.tuning.state == "measuring" and each.calls]
+            unfinished = {each.configuration.digest for each in begun_here}
             if len(unfinished | begun) >= MOST_UNFINISHED:
                 self._seen.add(digest)
                 self._store.keep_measured(digest, [])
                 return _Found(is_new=True)
         return _Found(earlier=self._store.measured(digest))
-
-    @staticmethod
-    def _is_unfinished(entry: Entry) -> bool:
-        return entry.tuning.state == "measuring" and bool(entry.calls)
 
     def start(self, entry: Entry) -> None:
         """A picture is being measured, until the host says that the entry is busy no more."""

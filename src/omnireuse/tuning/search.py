@@ -84,7 +84,7 @@ class Search(Trying):
         count = min(max(math.ceil(self._share * self._computed), fewest), most)
         while fewest <= count and count not in self._tried:
             trial = Trial.of_fit(self._planned(calls, count, self._growth), self._total)
-            if self.runs + len(calls) * self._cost(trial.candidate.steps, replayed) > len(calls):
+            if self.runs + len(calls) * trial.candidate.cost(self._total, replayed) > len(calls):
                 return
             self.runs += trial.lead(calls, shadows, self._total, self._pictures)
             self._tried[count] = trial
@@ -160,4 +160,4 @@ def trials_for(budget: Budget, calls: Sequence[MeasuredCall], earlier: Sequence[
     """The trials of a budget on the calls that are measured so far; `earlier` is known of calls of other processes."""
     if budget.aim:
         return Search(budget, earlier)
-    return Trials(budget.steps, reuses=budget.reuses, noises=budget.noises, calls=calls, earlier=earlier)
+    return Trials(budget, calls, earlier)

@@ -20,6 +20,7 @@ from omnireuse.planning.path import OutputProducts
 from omnireuse.planning.planner import Planner
 from omnireuse.policies import Steps
 from omnireuse.profiles.plan import Evidence, Plan
+from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.full_run import FullRun, decibels, relative_errors
 
 __all__ = ["Leader", "MeasuredCall", "Shadow", "Shadows", "Trial", "Trials", "Trying"]
@@ -194,41 +195,31 @@ class Trying:
         products = OutputProducts.joined([*self._earlier, *(call.full.products for call in calls)])
         return Planner(products, self._noises, fewest=budget, growth=growth).best(budget)
 
-    def _cost(self, steps: tuple[int, ...], replayed: int) -> float:
-        """Work of one shadow of a schedule, in full runs."""
-        return Candidate(steps=steps, forecaster=FITTED).cost(self._total, replayed)
-
 
 class Trials(Trying):
     """The candidates for one number of computed steps: the untuned default, and schedules whose weights are fitted.
 
     Args:
-        steps: computed steps as the untuned default spreads them.
-        reuses: whether the untuned default follows them; it computes every step of a short run.
-        noises: noise fraction at each step.
+        budget: with a number of computed steps.
         calls: measured so far, at least one; schedules are planned from them.
         earlier: what is known of calls of other processes.
     """
 
-    def __init__(
-        self,
-        steps: tuple[int, ...],
-        *,
-        reuses: bool,
-        noises: tuple[float, ...],
-        calls: Sequence[MeasuredCall],
-        earlier: Sequence[OutputProducts] = (),
-    ) -> None:
-        super().__init__(noises, earlier)
-        self.untuned = Trial(candidate=Candidate(steps=steps, forecaster="blend"), fit=None) if reuses else None
+    def __init__(self, budget: Budget, calls: Sequence[MeasuredCall], earlier: Sequence[OutputProducts] = ()) -> None:
+        super().__init__(budget.noises, earlier)
+        steps, left = budget.steps, MOST_WORK
+        self.untuned: Trial | None = None
         self.fitted: list[Trial] = []
         replayed = min(len(call.full.path.calls) for call in calls)
-        left = MOST_WORK - (self._cost(steps, replayed) if reuses else 0.0)
+        if budget.reuses:
+            self.untuned = Trial(candidate=Candidate(steps=steps, forecaster="blend"), fit=None)
+            left -= self.untuned.candidate.cost(self._total, replayed)
         for planned in (*(self._planned(calls, len(steps), growth) for growth in GROWTHS), steps):
-            cost = self._cost(planned, replayed)
-            if cost <= left and all(planned != trial.candidate.steps for trial in self.fitted):
+            trial = Trial.of_fit(planned, self._total)
+            cost = trial.candidate.cost(self._total, replayed)
+            if cost <= left and all(planned != each.candidate.steps for each in self.fitted):
                 left -= cost
-                self.fitted.append(Trial.of_fit(planned, self._total))
+                self.fitted.append(trial)
 
     def run(self, calls: Sequence[MeasuredCall], shadows: Shadows, *, is_whole: bool) -> None:
         """Try all candidates on the calls that they have not followed; `is_whole` says that no more will come."""
