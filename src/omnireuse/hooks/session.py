@@ -14,10 +14,11 @@ import torch
 
 from omnireuse.errors import StateError
 from omnireuse.hooks.attachment import Attachment, RegionFactory
-from omnireuse.hooks.companions import Companions
+from omnireuse.hooks.companions import COMPANIONS, Companions
 from omnireuse.hooks.denoisers import model_name, unwrapped
 from omnireuse.hooks.finite import check_finite
-from omnireuse.hooks.interception import Interception, intercept, is_bypassed
+from omnireuse.hooks.guiders import GUIDERS, guider_handlers
+from omnireuse.hooks.interception import Handler, Interception, intercept, is_bypassed
 from omnireuse.hooks.others import Others, calling_pipeline
 from omnireuse.hooks.regions.step import SeveralOutputsError, StepRegion
 from omnireuse.hooks.run import Chooser, DenoiserCall, Region, Run
@@ -104,10 +105,10 @@ class Session:
         self.calls_outside = 0
         self._around: Around | None = None
         self._companions = Companions()
-        self._attached = Attachment(self, make_region)
+        self._attached = Attachment(self, make_region, self._handlers)
         self._on_pipeline: Interception | None = None
         try:
-            self._attached.refresh()
+            self._refresh()
             if any("__call__" in vars(cls) for cls in type(pipeline).__mro__):
                 self._on_pipeline = intercept(pipeline, self, {"__call__": self.called})
         except BaseException:
@@ -163,9 +164,25 @@ class Session:
             self._on_pipeline.undo()
             self._on_pipeline = None
 
+    def _refresh(self) -> None:
+        """Stand before the pipeline's present parts, which a user may have exchanged."""
+        self._attached.refresh(self.pipeline, self.strategy)
+        self.others.look_for_caches(self._attached.denoisers)
+
+    def _handlers(self, name: str, part: Any, index: int) -> dict[str, Handler]:
+        """The handlers of a part's methods, as `Attachment` takes them."""
+        if name == "scheduler":
+            return {"set_timesteps": self.timesteps_set, "step": self.scheduler_stepped}
+        if name in GUIDERS:
+            return guider_handlers(part, self.runs)
+        if name in COMPANIONS:
+            return {"__call__": self.companion_handler(name)} if isinstance(part, torch.nn.Module) else {}
+        handlers: dict[str, Handler] = {"__call__": self.denoiser_handler(index, part)}
+        return handlers | ({"cache_context": self.context_entered} if hasattr(part, "cache_context") else {})
+
     def expect(self, num_inference_steps: int | None) -> None:
         """Drop all state; the next run has so many steps, if known, unless a scheduler says otherwise."""
-        self._attached.refresh()
+        self._refresh()
         self.runs.expect(num_inference_steps)
 
     def advance(self, latents: torch.Tensor | None) -> None:
@@ -223,7 +240,7 @@ class Session:
         chooser: Chooser | None = None,
     ) -> Any:
         """One call of the pipeline, whose runs follow the chooser's strategy; None for the session's strategy."""
-        self._attached.refresh()
+        self._refresh()
         outside = self.calls_outside
         with self.runs.within_call(self.pipeline, args, kwargs, chooser) as here:
             result = proceed(*args, **kwargs)
@@ -239,7 +256,7 @@ class Session:
         if self._is_ours():
             self._companions.begin()
             if is_bypassed(self):
-                self._attached.refresh()
+                self._refresh()
             self.runs.announce(self._attached.scheduler)
         return result
 
@@ -250,7 +267,7 @@ class Session:
         if run is None or region is None or not self._is_ours():
             return proceed(*args, **kwargs)
         if not run.calls:
-            if self._attached.is_left_behind:
+            if self._attached.is_left_behind(self.pipeline):
                 self.others.have_replaced_the_denoiser()
                 self.runs.end()
                 return proceed(*args, **kwargs)
