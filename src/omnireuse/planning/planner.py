@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnireuse.planning.path import OutputProducts
+from omnireuse.policies.schedule import cheapest_path
 
 __all__ = ["DISTURBANCE", "Planner"]
 
@@ -72,6 +73,12 @@ class Planner:
                 at = np.nonzero(reached & ends)
                 nodes = np.stack([i[at], (i - before)[at], (i - before - earlier)[at]], axis=1).clip(0)
                 table[at] = self._gap_errors(nodes, gap)
+        # Edges between states (i, the gap before i, the gap before g), sorted by target, then by origin.
+        gap_index, step, recent, past = np.nonzero(np.isfinite(self._errors[..., 0]))
+        origins = (step * axis + recent) * axis + past
+        targets = ((step + gap_index + 1) * axis + gap_index) * axis + recent
+        order = np.lexsort((origins, targets))
+        self._edges = origins[order], targets[order], gap_index[order] + 1
 
     def _gap_errors(self, nodes: NDArray[np.intp], gap: int) -> Array:
         """(gaps, samples) of gaps after i, g, h = `nodes`."""
@@ -114,26 +121,11 @@ class Planner:
         return error
 
     def _cheapest(self, budget: int, shares: Array) -> tuple[int, ...]:
-        """The path with the least sum over gaps, by dynamic programming; ties go to the shorter gap."""
-        costs, last = self._errors @ shares, self._last @ shares
-        cheapest = np.full(last.shape, np.inf)
-        cheapest[0, 0, 0] = 0.0
-        origins: list[NDArray[np.intp]] = []
-        for _ in range(budget - 1):
-            onward = np.full(last.shape, np.inf)
-            origin = np.zeros(last.shape, dtype=np.intp)
-            for gap in range(1, self._longest + 1):
-                reached = (cheapest + costs[gap - 1])[: self._steps - gap]
-                onward[gap:, gap - 1] = reached.min(2)
-                origin[gap:, gap - 1] = reached.argmin(2)
-            origins.append(origin)
-            cheapest = onward
-        i, before, earlier = map(int, np.unravel_index(int((cheapest + last).argmin()), last.shape))
-        path = [i]
-        for origin in reversed(origins):
-            i, before, earlier = i - before - 1, earlier, int(origin[i, before, earlier])
-            path.append(i)
-        return tuple(reversed(path))
+        """The path with the least sum over gaps; ties go to the shorter gap."""
+        origins, targets, gaps = self._edges
+        costs, last = (self._errors @ shares).reshape(self._longest, -1), (self._last @ shares).ravel()
+        path = cheapest_path(origins, targets, costs[gaps - 1, origins], last, budget - 1)
+        return tuple(state // self._longest**2 for state in path)
 
 
 class _Sums:

@@ -1,13 +1,16 @@
-"""The base of schedules: steps that are known before the run, with no measurement, and alike on all ranks."""
+"""Schedules: steps that are known before the run, with no measurement, and alike on all ranks."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 
+import numpy as np
+from numpy.typing import NDArray
+
 from omnireuse.errors import StateError
 from omnireuse.loop.policy import Policy, StepView
 
-__all__ = ["Schedule"]
+__all__ = ["Schedule", "cheapest_path"]
 
 
 class Schedule(Policy):
@@ -24,3 +27,38 @@ class Schedule(Policy):
                 "handle.expect(num_inference_steps), or refresh(pipeline, num_inference_steps) of a cache backend"
             )
         return view.index not in self.schedule(view.total, view.noises)
+
+
+def cheapest_path(
+    origins: NDArray[np.intp],
+    targets: NDArray[np.intp],
+    costs: NDArray[np.float64],
+    ends: NDArray[np.float64],
+    length: int,
+) -> list[int]:
+    """The nodes of the cheapest path from node 0 along `length` edges: the best schedule of so many gaps.
+
+    Ties go to the lower origin.
+
+    Args:
+        origins, targets: (edges,) the nodes of each edge, sorted by target, then by origin.
+        costs: (edges,) of each edge.
+        ends: (nodes,) the cost of ending at each node; ∞ where no path may end.
+    """
+    firsts = np.flatnonzero(np.diff(targets, prepend=-1))  # the first edge to each target
+    reached, counts = targets[firsts], np.diff(firsts, append=len(targets))
+    cheapest = np.full(len(ends), np.inf)
+    cheapest[0] = 0.0
+    before = []
+    for _ in range(length):
+        totals = cheapest[origins] + costs
+        least = np.minimum.reduceat(totals, firsts)
+        is_least = np.flatnonzero(totals == np.repeat(least, counts))
+        chosen, cheapest = np.zeros(len(ends), dtype=np.intp), np.full(len(ends), np.inf)
+        chosen[reached] = origins[is_least[np.searchsorted(is_least, firsts)]]
+        cheapest[reached] = least
+        before.append(chosen)
+    path = [int((cheapest + ends).argmin())]
+    for chosen in reversed(before):
+        path.append(int(chosen[path[-1]]))
+    return path[::-1]

@@ -8,11 +8,10 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from omnireuse.base.validation import Count, Index, check_fields, field_error, is_number, is_whole
 from omnireuse.loop.policy import Limit
-from omnireuse.policies.schedule import Schedule
+from omnireuse.policies.schedule import Schedule, cheapest_path
 
 __all__ = ["SHORT_RUN", "Spread", "check_amount", "nearest", "spread_by_noise"]
 
@@ -174,25 +173,7 @@ def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compu
     squares = np.square(places[None, :] - places[:, None])
     if not compute_last:
         squares[:, -1] *= END
-    squares[np.tril_indices(len(places))] = np.inf
-    chosen = _cheapest_path(squares, count - warmup + (not compute_last))
+    later, earlier = np.tril_indices(len(places), -1)
+    ends = np.where(np.arange(len(places)) == len(places) - 1, 0.0, np.inf)
+    chosen = cheapest_path(earlier, later, squares[earlier, later], ends, count - warmup + (not compute_last))
     return frozenset({*range(warmup), *(warmup - 1 + step for step in chosen)} - {len(noises)})
-
-
-def _cheapest_path(costs: NDArray[np.float64], gaps: int) -> list[int]:
-    """The nodes of the cheapest path from the first node to the last over so many gaps; ties go to the earlier node.
-
-    Args:
-        costs: (nodes, nodes) of the gap from one node to another; ∞ where there is none.
-    """
-    cheapest = np.full(len(costs), np.inf)
-    cheapest[0] = 0.0
-    before = []
-    for _ in range(gaps):
-        totals = cheapest[:, None] + costs
-        before.append(totals.argmin(0))
-        cheapest = totals.min(0)
-    chosen = [len(costs) - 1]
-    for each in reversed(before):
-        chosen.append(int(each[chosen[-1]]))
-    return chosen[::-1]
