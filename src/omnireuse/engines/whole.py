@@ -94,7 +94,7 @@ class WholeRequests:
         """Whether a tuned plan served the last request, and the number of measured pictures. Logs news."""
         assert self._handle is not None, "a request was served"
         tuning = self._handle.tuning
-        if str(tuning) != self._said:
+        if str(tuning) != self._said and not self._active.targets:
             self._said = str(tuning)
             logger.info("omnireuse: %s", tuning)
         if tuning.state == "off":

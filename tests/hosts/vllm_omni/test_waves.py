@@ -69,8 +69,11 @@ def test_off_equals_an_engine_without_a_cache_bit_for_bit(engine: Any, plain: di
         assert torch.equal(run(engine, make_request(which, steps, reuse="off")).output, plain[which])
 
 
-def test_off_by_default_serves_those_who_ask(engine: Any, plain: dict[int, torch.Tensor]) -> None:
-    with other_backend(engine, {"speedup": 3, "default": "off"}):
+def test_off_by_default_serves_those_who_ask(
+    engine: Any, plain: dict[int, torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "omnireuse"), other_backend(engine, {"speedup": 3, "default": "off"}):
+        assert "omnireuse serves QwenImagePipeline: 3x fewer steps for requests that ask for it" in caplog.text
         assert torch.equal(run(engine, make_request(0, 24)).output, plain[0])
         for reuse, computed in (("on", 8), ({"speedup": 2}, 12)):
             result = run(engine, make_request(0, 24, reuse=reuse))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -186,3 +187,13 @@ def test_a_snapshot_is_what_the_argument_was() -> None:
     assert snapshot.generators == [given.generator]
     with pytest.raises(StateError, match="an argument of Request cannot be copied"):
         Snapshot(request(0, lock=threading.Lock()))
+
+
+def test_a_request_with_a_target_of_its_own_is_no_news_of_tuning(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+    with caplog.at_level(logging.INFO, "omnireuse"):
+        for seed in range(2):
+            server.serve(request(seed))
+            server.serve(request(seed), {"speedup": 3})
+    assert "tune=False" not in caplog.text
+    assert caplog.text.count("measuring: 1 of 3 pictures") == 1

@@ -63,7 +63,8 @@ class Backend:
             refuse_pipeline(pipeline, place=self.settings.place)
         self._cache_prompts()
         self.enabled = True
-        logger.info("omnireuse serves %s: %s", type(self._pipeline).__name__, plan.name)
+        whom = " for requests that ask for it" if self.settings.default == "off" else ""
+        logger.info("omnireuse serves %s: %s%s", type(self._pipeline).__name__, plan.name, whom)
 
     def refresh(self, pipeline: Any, num_inference_steps: int, verbose: bool = True) -> None:
         """Nothing to do: a run begins when the pipeline sets its timesteps."""
