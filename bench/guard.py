@@ -41,7 +41,7 @@ from omnireuse.handle import Handle
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.closeness import capped_psnr
 from omnireuse.planning.planner import Planner
-from omnireuse.tuning.trials import MeasuredCall, Trial
+from omnireuse.tuning.trials import MeasuredCall, Trial, finished
 from reference.case import CASES
 
 TOLERANCE = Path(__file__).parent / "results" / "tolerance.json"
@@ -155,7 +155,7 @@ class Player:
         assert self._measured.full is not None
         trial = Trial.of_fit(steps, STEPS)
         call = MeasuredCall(replay=self._fitted, full=self._measured.full)
-        trial.lead([call], self._runner, STEPS, [self._measured.pictures])
+        finished(trial.lead([call], self._runner, STEPS, [self._measured.pictures]))
         fitted = Fitted(coordinates=self._noises, weights=trial.weights, computed=steps)
         return fitted, sum(trial.closeness)
 

@@ -43,6 +43,7 @@ class State:
     stage_durations: dict[str, float] = field(default_factory=dict)
     step_index: int = 0
     chunk_index: int = 0
+    prompt: Any = None
 
     @property
     def request_id(self) -> str:
@@ -79,6 +80,7 @@ class Engine:
         plan: what a request follows; by default what its name of a plan says.
         smooth: whether the transformer follows a smooth field, so that errors stay as small as forecasts leave them.
         device: that the latents are on; None for the host.
+        after: what follows each wave.
     """
 
     def __init__(
@@ -87,10 +89,11 @@ class Engine:
         *,
         smooth: bool = False,
         device: torch.device | None = None,
+        after: Callable[[], None] = lambda: None,
     ) -> None:
         self.rows: list[int] = []
         self.smooth, self.device = smooth, device
-        self.waves = Waves(self.denoise, list, plan or (lambda state: PLANS[state.plan]))
+        self.waves = Waves(self.denoise, list, plan or (lambda state: PLANS[state.plan]), after)
         self.fails = False
 
     def denoise(self, batch: Sequence[State], *, states: Sequence[State], **_: Any) -> torch.Tensor:

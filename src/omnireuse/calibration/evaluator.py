@@ -10,7 +10,7 @@ from omnireuse.forecasters import Fitted
 from omnireuse.planning.candidate import FITTED, Candidate, Scores
 from omnireuse.planning.path import OutputProducts
 from omnireuse.tuning.full_run import replayed_steps
-from omnireuse.tuning.trials import MeasuredCall, Trial
+from omnireuse.tuning.trials import MeasuredCall, Trial, finished
 
 __all__ = ["Evaluator", "trial_cost"]
 
@@ -84,7 +84,7 @@ class Evaluator:
                 yield candidate, self._score(candidate, candidate.forecaster, self._num_trial_batches)
                 continue
             trial = Trial.of_fit(candidate.steps, self._steps)
-            trial.lead(self._calls, self._runner, self._steps, self._pictures)
+            finished(trial.lead(self._calls, self._runner, self._steps, self._pictures))
             self._spend(len(trial.closeness) * trial_cost(candidate, self._steps))
             self.weights[candidate] = Fitted(
                 coordinates=self.coordinates, weights=trial.weights, computed=candidate.steps

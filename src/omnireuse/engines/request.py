@@ -50,8 +50,8 @@ class RequestReuse:
     def figures(self) -> dict[str, Any]:
         """The response's figures: numbers, and the strategy's name under `STRATEGY`."""
         found = figures_of(self.plan.name, self.plan.promise, self.computed, self.reused)
-        if self.plan.tuned:
-            found[f"{KEY}_tuned"] = 1.0
+        if self.plan.tuned or self.plan.measured is not None:
+            found[f"{KEY}_tuned"] = float(self.plan.tuned)
         if self.failures:
             found[f"{KEY}_failures"] = float(self.failures)
         return found

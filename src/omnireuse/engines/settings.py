@@ -44,6 +44,7 @@ class RequestPlan:
         promise: what the profile says of its quality, if it has one.
         group: the ranks that decide together; None where each decides alone.
         tuned: whether the first pictures of a pipeline have chosen it.
+        measured: takes each output of a request that is measured by `note(state, output)`; None where none is.
     """
 
     strategy: Strategy | None
@@ -51,6 +52,7 @@ class RequestPlan:
     promise: Promise | None = None
     group: dist.ProcessGroup | None = None
     tuned: bool = False
+    measured: Any = None
 
 
 OFF = RequestPlan(strategy=None, name="off")

@@ -24,7 +24,7 @@ from omnireuse.tuning.recording import Keeper
 from omnireuse.tuning.search import Search, trials_for
 from omnireuse.tuning.state import Tuning
 from omnireuse.tuning.store import Store
-from omnireuse.tuning.trials import MeasuredCall, Shadows, Trials
+from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadows, Trials, finished
 
 __all__ = ["MOST_FAILURES", "Entries", "Entry"]
 
@@ -218,11 +218,15 @@ class Entries:
 
     def go_on(self, entry: Entry, shadows: Shadows) -> None:
         """Make the shadows that are due; decide where all pictures are measured."""
+        finished(self.going_on(entry, shadows))
+
+    def going_on(self, entry: Entry, shadows: Shadows) -> Pausing[None]:
+        """As `go_on`, with the pauses of the host's shadows."""
         failure: tuple[str, bool] | None = None
         try:
             if entry.trials is None:
                 entry.trials = trials_for(entry.budget, entry.calls, entry.earlier)
-            entry.trials.run(entry.calls, shadows, is_whole=self.is_whole(entry))
+            yield from entry.trials.run(entry.calls, shadows, is_whole=self.is_whole(entry))
         except Exception as error:  # the picture is done, and must not fail because a shadow does
             failure = f"{type(error).__name__}: {error}", isinstance(error, UnsupportedModelError)
         if (failure := self._agreement.of_any(failure)) is not None:

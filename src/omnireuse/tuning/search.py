@@ -13,7 +13,7 @@ from omnireuse.planning.path import OutputProducts
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.full_run import relative_errors
-from omnireuse.tuning.trials import MeasuredCall, Shadows, Trial, Trials, Trying
+from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadows, Trial, Trials, Trying, whole
 
 __all__ = ["Search", "bounds", "count_for", "excess", "shortfall", "trials_for"]
 
@@ -57,7 +57,7 @@ class Search(Trying):
         """Computed steps without a plan."""
         self._tried: dict[int, Trial] = {}
 
-    def run(self, calls: Sequence[MeasuredCall], shadows: Shadows, *, is_whole: bool) -> None:
+    def run(self, calls: Sequence[MeasuredCall], shadows: Shadows, *, is_whole: bool) -> Pausing[None]:
         """Look at what is there without a plan. Once all pictures are measured, try plans as long as all shadows take
         no more work than the full runs.
 
@@ -65,7 +65,8 @@ class Search(Trying):
             UnsupportedModelError: a quality of calls that return no pictures.
         """
         if self._rule is not None and not self._untuned:
-            made = shadows.follow(calls[0], Strategy(policy=self._rule, forecaster=Blend()), ALWAYS)
+            strategy = Strategy(policy=self._rule, forecaster=Blend())
+            made = yield from whole(shadows.follow(calls[0], strategy, ALWAYS))
             self._computed = ALWAYS + made.computed / calls[0].full.calls
             self._untuned = relative_errors(made.latents, calls[0].full.final)
             self.runs += made.computed / calls[0].full.calls / self._total
@@ -86,7 +87,7 @@ class Search(Trying):
             trial = Trial.of_fit(self._planned(calls, count, self._growth), self._total)
             if self.runs + len(calls) * trial.candidate.cost(self._total, replayed) > len(calls):
                 return
-            self.runs += trial.lead(calls, shadows, self._total, self._pictures)
+            self.runs += yield from trial.lead(calls, shadows, self._total, self._pictures)
             self._tried[count] = trial
             count = min(max(count_for(self._excesses(), self._further), fewest), most)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -23,7 +23,7 @@ from omnireuse.profiles.plan import Evidence, Plan
 from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.full_run import FullRun, decibels, relative_errors
 
-__all__ = ["Leader", "MeasuredCall", "Shadow", "Shadows", "Trial", "Trials", "Trying"]
+__all__ = ["Leader", "MeasuredCall", "Pausing", "Shadow", "Shadows", "Trial", "Trials", "Trying", "finished", "whole"]
 
 GROWTHS = (0.0, 2.0)
 """What plans assume of errors on their way to the picture (`Planner`): trials decide (``python -m bench tune``)."""
@@ -63,21 +63,43 @@ class Shadow(NamedTuple):
     pictures: Sequence[Picture] | None = None
 
 
+T = TypeVar("T")
+Pausing = Generator[None, None, T]
+"""Work that pauses where its host makes pauses, after calls of the model."""
+
+
+def finished(work: Pausing[T]) -> T:
+    """Do all of the work at once; return what it comes to."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # the generator's own type
+
+
+def whole(made: Shadow | Pausing[Shadow]) -> Pausing[Shadow]:
+    """The shadow, after the pauses of its host."""
+    return made if isinstance(made, Shadow) else (yield from made)
+
+
 FullPictures = Sequence[Sequence[Picture] | None]
 """For each measured call its pictures; None where they are not known."""
 
 
 class Leader(Protocol):
-    """Makes measured calls again to fit weights. Calls before the first reused step are known of the full run."""
+    """Makes measured calls again to fit weights. Calls before the first reused step are known of the full run.
 
-    def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Shadow:
+    A host that serves others meanwhile returns a generator, which pauses.
+    """
+
+    def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Shadow | Pausing[Shadow]:
         """Fit weights for the steps of a policy along the full run's path, and follow them."""
 
 
 class Shadows(Leader, Protocol):
     """Makes measured calls again beside the pictures."""
 
-    def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Shadow:
+    def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Shadow | Pausing[Shadow]:
         """Follow a strategy of region "step", whose first step that is not computed is given."""
 
     def arrive(self, call: MeasuredCall) -> Shadow:
@@ -107,16 +129,20 @@ class Trial:
         """A schedule of a run of `total` steps, whose weights are fitted."""
         return cls(candidate=Candidate(steps=steps, forecaster=FITTED), fit=WeightFit(steps, total))
 
-    def follow(self, calls: Sequence[MeasuredCall], shadows: Shadows, total: int, pictures: FullPictures = ()) -> float:
+    def follow(
+        self, calls: Sequence[MeasuredCall], shadows: Shadows, total: int, pictures: FullPictures = ()
+    ) -> Pausing[float]:
         """Let the schedule follow the calls that it has not followed, with the blend; as `lead`."""
         strategy = Strategy(policy=self.candidate.policy(total), forecaster=Blend())
         work = 0.0
         for call in calls[self.calls :]:
-            made = shadows.follow(call, strategy, self.candidate.steps_before_gap)
+            made = yield from whole(shadows.follow(call, strategy, self.candidate.steps_before_gap))
             work += self._note(made, call, pictures) / total
         return work
 
-    def lead(self, calls: Sequence[MeasuredCall], leader: Leader, total: int, pictures: FullPictures = ()) -> float:
+    def lead(
+        self, calls: Sequence[MeasuredCall], leader: Leader, total: int, pictures: FullPictures = ()
+    ) -> Pausing[float]:
         """Fit weights on the calls that the candidate has not followed.
 
         Args:
@@ -132,7 +158,7 @@ class Trial:
         for call in calls[self.calls :]:
             # Branches that one call could not tell apart are not told apart at all.
             full = call.full if tells_branches else replace(call.full, path=replace(call.full.path, shares=(1.0,)))
-            made = leader.lead(replace(call, full=full), self.fit, policy)
+            made = yield from whole(leader.lead(replace(call, full=full), self.fit, policy))
             work += self._note(made, call, pictures) / total
         return work
 
@@ -221,14 +247,14 @@ class Trials(Trying):
                 left -= cost
                 self.fitted.append(trial)
 
-    def run(self, calls: Sequence[MeasuredCall], shadows: Shadows, *, is_whole: bool) -> None:
+    def run(self, calls: Sequence[MeasuredCall], shadows: Shadows, *, is_whole: bool) -> Pausing[None]:
         """Try all candidates on the calls that they have not followed; `is_whole` says that no more will come."""
         self._see(calls, shadows)
         if self.untuned is not None:
-            self.runs += self.untuned.follow(calls, shadows, self._total, self._pictures)
+            self.runs += yield from self.untuned.follow(calls, shadows, self._total, self._pictures)
             self._untuned = self.untuned.errors
         for trial in self.fitted:
-            self.runs += trial.lead(calls, shadows, self._total, self._pictures)
+            self.runs += yield from trial.lead(calls, shadows, self._total, self._pictures)
 
     def plan(self) -> Plan | None:
         """The plan that evidence is for; None where the untuned default stays."""

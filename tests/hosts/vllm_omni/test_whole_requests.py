@@ -125,10 +125,34 @@ def test_step_mode_follows_a_plan_that_request_mode_has_tuned(tiny_qwen: Path) -
         joined = [make_request(0, 24, seed=3, **sampling), make_request(0, 24, seed=4, reuse="off", **sampling)]
         results = drive(engine, {0: [joined[0]], 3: [joined[1]]})
         torch.testing.assert_close(results[joined[0].request_id].output, found.output, atol=1e-4, rtol=0)
-        for without in ({"guidance": 2.0}, {"reuse": {"speedup": 2}}):
-            untuned = run(engine, make_request(0, 24, seed=3, **{**sampling, **without}))
-            assert reused(untuned) == 12
-            assert "omnireuse_tuned" not in untuned.stage_durations
+        untuned = run(engine, make_request(0, 24, seed=3, reuse={"speedup": 2}, **sampling))
+        assert reused(untuned) == 12
+        assert "omnireuse_tuned" not in untuned.stage_durations
+
+
+@pytest.mark.usefixtures("_tunes")
+def test_step_mode_measures_its_first_requests_and_tunes(tiny_qwen: Path) -> None:
+    options = {"enforce_eager": True, "max_num_seqs": 3, "step_execution": True}
+    with running_engine(tiny_qwen, **options) as engine:
+        plain = [run(engine, make_request(0, 24, seed=seed)).output for seed in range(3)]
+    with running_engine(tiny_qwen, cache_backend=KEY, **options) as engine:
+        for seed in range(3):
+            result = run(engine, make_request(0, 24, seed=seed))
+            assert torch.equal(result.output, plain[seed])
+            assert (reused(result), result.stage_durations["omnireuse_tuned"]) == (0, 0)
+        # Shadows are made between the waves of others, which the untuned default serves meanwhile.
+        waiting = [make_request(0, 24, seed=seed) for seed in range(3, 15)]
+        results = drive(engine, {12 * number: [each] for number, each in enumerate(waiting)})
+        tuned = [results[each.request_id].stage_durations.get("omnireuse_tuned", 0.0) for each in waiting]
+        assert tuned == sorted(tuned)
+        assert (tuned[0], tuned[-1]) == (0, 1)
+        assert all(reused(result) == 12 for result in results.values())
+        first = run(engine, make_request(0, 24, seed=3))
+        assert first.stage_durations["omnireuse_tuned"] == 1
+    with running_engine(tiny_qwen, cache_backend=KEY, **options) as engine:
+        again = run(engine, make_request(0, 24, seed=3))
+        assert again.stage_durations["omnireuse_tuned"] == 1
+        assert torch.equal(again.output, first.output)
 
 
 def test_named_caches_and_a_change_of_adapter(tiny_qwen: Path, tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import torch
 
 from omnireuse.engines.request import RequestReuse, warn_of
 from omnireuse.engines.settings import KEY, OFF, RequestPlan
-from omnireuse.engines.sglang.measuring import LoopRun
 from omnireuse.errors import StateError
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import Generation, layout_of, warn_given_up
 from omnireuse.noise.schedulers import noise_levels
+from omnireuse.tuning.loops import LoopRun
 
 __all__ = ["denoising_loop", "predicted_noise"]
 

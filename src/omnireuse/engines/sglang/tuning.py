@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from omnireuse.engines.settings import KEY, RequestPlan
-from omnireuse.engines.sglang.measuring import LoopCall, LoopShadows, MeasuredLoop
+from omnireuse.engines.sglang.measuring import LoopCall, LoopShadows
 from omnireuse.hooks.run import RunStart
 from omnireuse.noise.schedulers import noise_levels
 from omnireuse.profiles.conditions import watch_of
@@ -17,6 +17,7 @@ from omnireuse.tuning.budget import budget_for
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entries import Entries, Entry
 from omnireuse.tuning.full_run import FullRun
+from omnireuse.tuning.loops import MeasuredLoop
 from omnireuse.tuning.store import Store
 
 __all__ = ["LoopTuner"]
@@ -70,10 +71,10 @@ class LoopTuner:
         """
         again = call.twin()
         self._entries.start(entry)
-        call.batch.extra[KEY] = run = MeasuredLoop(call)
+        call.batch.extra[KEY] = run = MeasuredLoop(call.ctx.scheduler, len(call.ctx.timesteps), call.given)
         try:
             result = call.make(**kwargs)
-            run.end()
+            run.end(call.ctx.latents)
         except Exception as error:
             self._entries.failed(entry, f"a picture has failed ({type(error).__name__})")
             raise

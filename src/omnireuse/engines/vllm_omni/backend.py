@@ -13,14 +13,14 @@ from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings
 from omnireuse.engines.vllm_omni.admission import refuse_mixed_precision, refuse_pipeline, refuse_plan
 from omnireuse.engines.vllm_omni.calls import RequestCalls
 from omnireuse.engines.vllm_omni.ranks import deciding_group, has_ranks, refuse_shared_encoder, refuse_stages
-from omnireuse.engines.vllm_omni.ready import ReadyPlans
 from omnireuse.engines.vllm_omni.settings import OmniSettings
+from omnireuse.engines.vllm_omni.tuning import WaveTuner
 from omnireuse.engines.vllm_omni.waves import Waves
 from omnireuse.engines.whole import WholeRequests
 from omnireuse.errors import ConfigError
 from omnireuse.prompts.cache import PromptCacheOptions
 from omnireuse.stores.redis import RedisTier
-from omnireuse.tuning.switch import is_off_by_environment
+from omnireuse.tuning.switch import check_tune, is_off_by_environment
 
 __all__ = ["Backend"]
 
@@ -42,7 +42,7 @@ class Backend:
         self._pipeline: Any = None
         self._whole = WholeRequests(self.settings)
         self._tunes = True
-        self._ready: ReadyPlans | None = None
+        self._tuner: WaveTuner | None = None
 
     def is_enabled(self) -> bool:
         """Whether `enable` ran."""
@@ -114,19 +114,18 @@ class Backend:
         if self.waves is None:
             refuse_pipeline(pipeline, place=self.settings.place)
             refuse_plan(self._plan(RequestSettings()), place=self.settings.place)
-            self.waves = Waves(pipeline.denoise_step, sub_batch, self._plan_of)
-            pipeline.denoise_step = self.waves.denoise_step
+            denoise, tuner = pipeline.denoise_step, None
+            if self._tunes and (pictures := check_tune(self.settings.tune)) and not is_off_by_environment():
+                tuner = WaveTuner(self._pipeline, lambda state: denoise(sub_batch([state]), states=[state]), pictures)
+            self.waves = Waves(denoise, sub_batch, self._plan_of, *([] if tuner is None else [tuner.after_wave]))
+            self._tuner, pipeline.denoise_step = tuner, self.waves.denoise_step
 
     def _plan_of(self, state: Any) -> RequestPlan:
         wanted = self.settings.wanted(state.sampling.extra_args)
         plan = self._plan(wanted)
         refuse_plan(plan, place=self.settings.place)
         warn_of(plan, state.total_steps)
-        if wanted.targets or self.settings.tune is False or not self._tunes or is_off_by_environment():
-            return plan
-        if self._ready is None:
-            self._ready = ReadyPlans(self._pipeline)
-        return self._ready.tuned(plan, state)
+        return plan if wanted.targets or self._tuner is None else self._tuner.plan(plan, state)
 
     def _plan(self, wanted: RequestSettings) -> RequestPlan:
         plan = self.settings.plan(wanted, self._pipeline)

@@ -65,6 +65,7 @@ class Waves:
         denoise: the pipeline's own `denoise_step(input_batch, *, states, **kwargs)`.
         sub_batch: makes the input batch of some of the wave's requests.
         plan: of a request.
+        after: what follows each wave that has computed or forecast its outputs.
     """
 
     def __init__(
@@ -72,10 +73,9 @@ class Waves:
         denoise: Callable[..., Any],
         sub_batch: Callable[[list[Any]], Any],
         plan: Callable[[Any], RequestPlan],
+        after: Callable[[], None] = lambda: None,
     ) -> None:
-        self._denoise = denoise
-        self._sub_batch = sub_batch
-        self._plan = plan
+        self._denoise, self._sub_batch, self._plan, self._after = denoise, sub_batch, plan, after
         self._warned = False
         self.computed_whole = 0
         """Waves whose outputs are no single tensor, and which were computed whole for that."""
@@ -116,7 +116,9 @@ class Waves:
                 return self._without_reuse(output, input_batch, entries, False, kwargs)
         self._served(observe_batch, [entry for entry in computing if entry.choice is not None])
         self._count(entries)
-        return torch.cat([entry.output for entry in entries if entry.output is not None])
+        outputs = torch.cat([entry.output for entry in entries if entry.output is not None])
+        self._after()
+        return outputs
 
     def _entry(self, state: Any) -> _Entry:
         kept: RequestReuse | None = state.extra.get(KEY)
@@ -208,6 +210,8 @@ class Waves:
             request.computed += not entry.reuses
             request.reused += entry.reuses
             try:
+                if request.plan.measured is not None:
+                    request.plan.measured.note(entry.state, entry.output)
                 if request.generation is not None:
                     request.generation.advance()
             except Exception as error:  # of this request alone
