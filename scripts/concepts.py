@@ -42,7 +42,7 @@ ROWS = (
     Row("Session, files", 30, 35),
     Row("Session, lines", 4_740, 4_800),
     Row("circles of imports", 0, 0),
-    Row("lines of src", 33_615, 23_000),
+    Row("lines of src", 33_775, 23_000),
 )
 
 
