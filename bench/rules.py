@@ -25,7 +25,7 @@ from rich.progress import track
 from bench._common import new_table
 from bench._resumable import Row, Rows, parser_of, parts_of, record_of
 from bench.tune import RUNS, Tuned
-from omnireuse.policies import fixed, spread
+from omnireuse.policies import spread
 
 Change = tuple[Any, str, Any]
 
@@ -62,7 +62,7 @@ KEY = ("case", "run", "guided", "steps", "computed")
 @contextmanager
 def changed(changes: tuple[Change, ...]) -> Iterator[None]:
     """Constants have other values, and no schedule is remembered."""
-    schedule: Callable[[], None] = fixed._schedule.cache_clear
+    schedule: Callable[[], None] = spread._schedule.cache_clear
     before = [(module, name, getattr(module, name)) for module, name, _ in changes]
     try:
         for module, name, value in changes:
