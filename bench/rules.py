@@ -25,6 +25,7 @@ from rich.progress import track
 from bench._common import new_table
 from bench._resumable import Row, Rows, parser_of, parts_of, record_of
 from bench.tune import RUNS, Tuned
+from omnireuse.forecasters import blend
 from omnireuse.policies import spread
 
 Change = tuple[Any, str, Any]
@@ -32,6 +33,8 @@ Change = tuple[Any, str, Any]
 RULES: dict[str, tuple[Change, ...]] = {
     "a last gap that counts 2.5 times": ((spread, "END", 1.0),),
     "even in (1 − noise)^0.4": ((spread, "EXPONENT", 1.0),),
+    "below 0.3 of the steps: even in (1 − noise)^0.6": ((spread, "FEW", 0.0),),
+    "below 0.4 of the steps: hold where the line missed the whole value": ((blend, "FEW", 0.0),),
 }
 """Each rule, and the constants that turn it off."""
 

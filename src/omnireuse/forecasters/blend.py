@@ -17,6 +17,8 @@ __all__ = ["Blend", "BlendMemory"]
 EXPONENT = 1.5
 """`Blend.exponent` for x0. Where the output is straight in noise, x0 is straight in noise²; 1.5 is halfway to noise
 itself (``python -m bench few_steps``)."""
+FEW, MISSED = 0.4, torch.finfo(torch.float32).max
+"""`Blend.holds_misses` below this share of computed steps (``python -m bench rules``), and the shortfall of a miss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,31 +31,34 @@ class Blend(Forecaster):
     expected over half the distance. The expected weight is clamped to [0, 1], and is 0 until the first fit. Each sample
     of a batch has a weight of its own.
 
-    Cost: two reductions a computed step, no host synchronisation (w stays on the device); order + 1 values kept.
+    Cost: up to four reductions a computed step, no host synchronisation (w stays on the device); order + 1 values kept.
 
     Args:
         order: degree of the polynomial, 1 to 3.
         corrects: at the first computed step after reused ones, integrate those again with the value interpolated, and
-            move the latents to the result. In region "step", where the
-            schedule, the noise and the scheduler's step are known (`NoiseLevel.step`); other runs take computed outputs
-            as they are. Velocities are remembered for it in place of x0 where `NoiseLevel.flow_scale` is known and no
-            prediction target was asked for; they are interpolated by the polynomial through all known values, x0 by a
-            line. None is True where it is possible; False remembers x0 in any case.
+            move the latents to the result. In region "step", where the schedule, the noise and the scheduler's step are
+            known (`NoiseLevel.step`). Velocities are remembered for it in place of x0 where `NoiseLevel.flow_scale` is
+            known and no prediction target was asked for; they are interpolated by the polynomial through all known
+            values, x0 by a line. None is True where it is possible; False remembers x0 in any case.
+        holds_misses: hold the next gap, and correct nothing, where the polynomial missed the truth by more than the
+            truth itself. None is True where fewer than two fifths of the steps compute.
         exponent: polynomials and distances are in noise^exponent, in [0.5, 3]. None is 1.5 for x0 in runs whose
             schedule and noise are known, and 1 elsewhere.
 
     Raises:
-        ConfigError: `order` or `exponent` out of range, or `corrects` is neither a bool nor None.
+        ConfigError: `order` or `exponent` out of range, or `corrects` or `holds_misses` is neither a bool nor None.
     """
 
     order: int = 1
     corrects: bool | None = None
+    holds_misses: bool | None = None
     exponent: float | None = None
 
     def __post_init__(self) -> None:
         check_order(self)
-        if self.corrects is not None and not isinstance(self.corrects, bool):
-            raise field_error(self, "corrects", "be True, False or None")
+        for name in ("corrects", "holds_misses"):
+            if not isinstance(getattr(self, name), (bool, type(None))):
+                raise field_error(self, name, "be True, False or None")
         if self.exponent is not None and not (is_number(self.exponent) and 0.5 <= self.exponent <= 3):
             raise field_error(self, "exponent", "be a number in [0.5, 3] or None")
 
@@ -63,40 +68,57 @@ class Blend(Forecaster):
 
     def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, target: str) -> Blend:
         is_x0 = noises is not None and target == "x0"
-        exponent = EXPONENT if is_x0 else None
-        return replace(
-            self,
-            corrects=is_x0 or target == "velocity" if self.corrects is None else self.corrects,
-            exponent=exponent if self.exponent is None else self.exponent,
-        )
+        exponent = EXPONENT if is_x0 and self.exponent is None else self.exponent
+        corrects = is_x0 or target == "velocity" if self.corrects is None else self.corrects
+        holds = len(computed) < FEW * total if self.holds_misses is None else self.holds_misses
+        return replace(self, corrects=corrects, holds_misses=holds, exponent=exponent)
 
     def start(self, branch: int = 0) -> BlendMemory:
-        return BlendMemory(self.order, exponent=self.exponent or 1.0)
+        memory = HoldingMemory if self.holds_misses else BlendMemory
+        return memory(self.order, exponent=self.exponent or 1.0)
+
+
+def _shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """1 − w of each row, at least 0."""
+    slope, change = _rows(forecast - last), _rows(value - last)
+    # 0/0 where the forecast equals the last value: there is no slope to follow.
+    fitted = (change * slope).sum(1) / slope.square().sum(1)
+    return (1 - torch.nan_to_num(fitted, nan=0.0)).clamp_min(0.0)
+
+
+def _rows(value: torch.Tensor) -> torch.Tensor:
+    """One row for each sample, in float32; a value of one dimension is one sample."""
+    return value.float().reshape(value.shape[0] if value.ndim > 1 else 1, -1)
+
+
+def _shortfall_or_missed(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    missed = _rows(value - forecast).square().sum(1) > _rows(value).square().sum(1)
+    return _shortfall(last, forecast, value).masked_fill(missed, MISSED)
 
 
 class BlendMemory(PolynomialMemory):
-    """Holding and the polynomial as candidates. The evidence is 1 − w of each sample, at least 0."""
+    """Holding and the polynomial as candidates. The evidence is 1 − w of each sample, at least 0, or `MISSED`."""
+
+    _shown = staticmethod(_shortfall)
 
     def __init__(self, order: int, *, exponent: float = 1.0) -> None:
         super().__init__(order, None if exponent == 1 else partial(_weights_in_power, exponent))
         self._exponent = exponent
         self._evidence: torch.Tensor | None = None
         """Shape (B,), on the values' device."""
-        self._over = 1.0
-        """The distance over which it was measured."""
+        self._over = 1.0  # The distance over which it was measured.
 
     def observe(self, coordinate: float, value: torch.Tensor) -> None:
         self.remember(coordinate, value, self.evidence_at(coordinate, value))
 
     def evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
-        if not self._learns_at(coordinate):
-            return None
-        return _shortfall(self.last, super().predict(coordinate), value)
+        learns = self._learns_at(coordinate)
+        return self._shown(self.last, super().predict(coordinate), value) if learns else None
 
-    @staticmethod
-    def evidence_of(forecasts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    @classmethod
+    def evidence_of(cls, forecasts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         hold, line = (each.flatten(0, 1) for each in forecasts.unbind(1))
-        return _shortfall(hold, line, values.flatten(0, 1)).reshape(values.shape[:2])
+        return cls._shown(hold, line, values.flatten(0, 1)).reshape(values.shape[:2])
 
     def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
         if evidence is not None:
@@ -112,29 +134,23 @@ class BlendMemory(PolynomialMemory):
         return torch.lerp(last, super().predict(coordinate), weight)
 
     def candidates(self, coordinate: float) -> Combination | None:
-        if not self._learns_at(coordinate):
-            return None
-        return Combination(values=self.values, table=[self._hold(), self.weights(coordinate)])
+        table = [self._hold(), self.weights(coordinate)]
+        return Combination(values=self.values, table=table) if self._learns_at(coordinate) else None
 
     def combination(self, coordinate: float) -> Combination | None:
         if self._evidence is None:
             return Combination(values=self.values, table=[self._hold()])
-        return Combination(
-            values=self.values,
-            table=[self._hold(), self.weights(coordinate)],
-            evidence=(self._evidence,),
-            distance=self._distance(coordinate),
-            mix=_mix,
-        )
+        table, distance = [self._hold(), self.weights(coordinate)], self._distance(coordinate)
+        return Combination(values=self.values, table=table, evidence=(self._evidence,), distance=distance, mix=_mix)
 
     def _learns_at(self, coordinate: float) -> bool:
         return len(self._nodes) >= 2 and coordinate != self.last_coordinate
 
     def _way(self, coordinate: float) -> float:
         """Distance of the coordinate from the last value's."""
-        if self._exponent == 1:  # Coordinates of step numbers and unknown noise may be negative.
-            return abs(coordinate - self.last_coordinate)
-        return float(abs(coordinate**self._exponent - self.last_coordinate**self._exponent))
+        last, power = self.last_coordinate, self._exponent
+        # Coordinates of step numbers and unknown noise may be negative.
+        return abs(coordinate - last) if power == 1 else float(abs(coordinate**power - last**power))
 
     def _distance(self, coordinate: float) -> float:
         return self._way(coordinate) / self._over
@@ -147,17 +163,13 @@ class BlendMemory(PolynomialMemory):
     ) -> Combination | None:
         """The gap's correction of the latents: their path with interpolated values, less that of the forecasts."""
         if evidence is None:
-            self.remember(coordinate, value, None)
-            return None
+            return super().correct_interval(gap, coordinate, value, None)
         old, held, nodes = self.values, self._hold(), [*(node for node, _ in self._nodes), coordinate]
         skipped = 0 if gap.target == "velocity" else len(nodes) - 2
         between = [[*[0.0] * skipped, *self._weights(nodes[skipped:], at)] for at in gap.coordinates]
         moves = [sum(s * row[k] for s, row in zip(gap.shares, between, strict=True)) for k in range(len(nodes))]
         stays = [*(sum(gap.shares) * weight for weight in held), 0.0]
-        table = [
-            [*(0.0 for _ in old), 1.0],
-            [gap.gain * (move - stay) for move, stay in zip(moves, stays, strict=True)],
-        ]
+        table = [[0.0] * len(old) + [1.0], [gap.gain * (a - b) for a, b in zip(moves, stays, strict=True)]]
         distances: list[float] = []
         # Before the first evidence the gap's forecasts were the last value.
         if self._evidence is not None:
@@ -167,13 +179,14 @@ class BlendMemory(PolynomialMemory):
                 distances.append(self._distance(at))
         before = evidence if self._evidence is None else self._evidence
         self.remember(coordinate, value, evidence)
-        return Combination(
-            values=[*old, value],
-            table=table,
-            evidence=(before,),
-            distance=distances,
-            mix=_corrected,
-        )
+        values, shown = [*old, value], (before, evidence)
+        return Combination(values=values, table=table, evidence=shown, distance=distances, mix=_corrected)
+
+
+class HoldingMemory(BlendMemory):
+    """The same, of a run that holds misses."""
+
+    _shown = staticmethod(_shortfall_or_missed)
 
 
 def _expected(shortfall: torch.Tensor, distance: torch.Tensor | float) -> torch.Tensor:
@@ -189,23 +202,11 @@ def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
 
 def _corrected(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
     """The shares of the value, of the interpolation and of each forecast that was made."""
-    before = evidence[:, :1]
+    before, now = evidence[:, :1], evidence[:, 1:]
+    corrects = (now < MISSED).to(now.dtype)
     forecasts = _expected(before, distances[:, :, None])
-    return torch.cat((torch.ones_like(before).expand(-1, 2, -1), forecasts), dim=1)
+    return torch.cat((torch.ones_like(now), corrects, corrects * forecasts), dim=1)
 
 
 def _weights_in_power(exponent: float, nodes: Sequence[float], coordinate: float) -> list[float]:
     return lagrange_weights([node**exponent for node in nodes], coordinate**exponent)
-
-
-def _shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """1 − w of each row, at least 0."""
-    slope, change = _rows(forecast - last), _rows(value - last)
-    # 0/0 where the forecast equals the last value: there is no slope to follow.
-    fitted = (change * slope).sum(1) / slope.square().sum(1)
-    return (1 - torch.nan_to_num(fitted, nan=0.0)).clamp_min(0.0)
-
-
-def _rows(value: torch.Tensor) -> torch.Tensor:
-    """One row for each sample, in float32; a value of one dimension is one sample."""
-    return value.float().reshape(value.shape[0] if value.ndim > 1 else 1, -1)

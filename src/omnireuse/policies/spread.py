@@ -32,8 +32,8 @@ class Spread(Schedule):
         warmup: steps at the start that always compute, ≥ 0; they count as computed steps.
         power: spreads the steps by number: the k-th of n gaps ends at (k / n)^power of the way, ≥ 1. 1 spreads them
             evenly; above 1 they are closest at the beginning.
-        by_noise: spread them by noise instead, as a share of the run's first noise, evenly in (1 − noise)^0.4. Runs
-            whose noise is not known, or does not fall from step to step, go by `power`.
+        by_noise: spread them by noise instead, as a share of the run's first noise, evenly in (1 − noise)^0.4, or ^0.6
+            below 0.3 of the steps. Runs whose noise is not known, or does not fall, go by `power`.
         min_computed: with `speedup`, the least number of steps that compute, ≥ 2.
         min_steps: with `speedup`, the least number of steps of a run that reuses; shorter runs compute everything, ≥ 2.
         compute_last: whether the last step computes although `by_noise` has a better use for so little noise.
@@ -150,10 +150,10 @@ def _spread_by_number(total: int, count: int, warmup: int, power: float) -> froz
     return frozenset({*computed, total - 1})
 
 
-EXPONENT = 0.4
-"""Computed steps are even in (1 − noise)^0.4, of the noise that the run begins with."""
-END = 2.5
-"""Weight of the gap after the last computed step: no later step corrects its forecasts (``python -m bench rules``)."""
+EXPONENT, END = 0.4, 2.5
+"""The gap after the last computed step counts 2.5 times: no later one corrects it (``python -m bench rules``)."""
+FEW, FEW_EXPONENT, FEW_END = 0.3, 0.6, 1.0
+"""Below this share of the steps most gaps are held: their error grows with the square, that of lines with the cube."""
 
 
 def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compute_last: bool) -> frozenset[int]:
@@ -164,15 +164,16 @@ def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compu
     Args:
         noises: noise fraction at each step, falling.
         compute_last: whether the last step computes. Otherwise the gap from the last computed step to no noise counts
-            too, 2.5 times: where the last step has little noise left, it is better spent earlier.
+            too, `END` times: where the last step has little noise left, it is better spent earlier.
     """
+    exponent, end = (FEW_EXPONENT, FEW_END) if count < FEW * len(noises) else (EXPONENT, END)
     # Rounding may leave a shifted scheduler's first noise fraction above 1.
-    places = (1 - np.minimum(noises, 1.0)[warmup - 1 :] / min(noises[0], 1.0)) ** EXPONENT
+    places = (1 - np.minimum(noises, 1.0)[warmup - 1 :] / min(noises[0], 1.0)) ** exponent
     if not compute_last:
         places = np.append(places, 1.0)
     squares = np.square(places[None, :] - places[:, None])
     if not compute_last:
-        squares[:, -1] *= END
+        squares[:, -1] *= end
     later, earlier = np.tril_indices(len(places), -1)
     ends = np.where(np.arange(len(places)) == len(places) - 1, 0.0, np.inf)
     chosen = cheapest_path(earlier, later, squares[earlier, later], ends, count - warmup + (not compute_last))

@@ -39,7 +39,7 @@ def sigmas_of(**options: Any) -> tuple[Any, list[float]]:
 
 
 def by_the_book(order: int, sigmas: list[float], latents: torch.Tensor, target: str | None) -> torch.Tensor:
-    """The same run with the gap's latents really integrated again."""
+    """The same run with the gap's latents really integrated again, unless the polynomial had missed the whole value."""
     is_x0 = target == "x0"
     known: list[tuple[float, torch.Tensor]] = []
     shortfall: torch.Tensor | None = None
@@ -69,6 +69,9 @@ def by_the_book(order: int, sigmas: list[float], latents: torch.Tensor, target: 
                 last, slope = known[-1][1], curve(sigma, known) - known[-1][1]
                 weight = ((moving - last) * slope).flatten(1).sum(1) / slope.square().flatten(1).sum(1)
                 shortfall, over = (1 - weight).clamp_min(0), abs(sigma - known[-1][0])
+                missed = (moving - curve(sigma, known)).flatten(1).norm(dim=1) > moving.flatten(1).norm(dim=1)
+                shortfall = torch.where(missed, 1e30, shortfall)
+                again = None if again is None else torch.where(shaped(missed), latents, again)
             if again is not None:
                 latents = again
             known, gap = [*known, (sigma, moving)][-order - 1 :], []
@@ -105,9 +108,8 @@ def test_the_gap_is_integrated_again(order: int, target: str | None) -> None:
     scheduler, sigmas = sigmas_of(shift=3.0)
     latents = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
     policy = FixedSchedule(steps=COMPUTED)
-    strategy = Strategy(
-        policy=policy, forecaster=Blend(order=order, corrects=True, exponent=1.0), prediction_target=target
-    )
+    forecaster = Blend(order=order, corrects=True, holds_misses=True, exponent=1.0)
+    strategy = Strategy(policy=policy, forecaster=forecaster, prediction_target=target)
     found, events = by_the_package(strategy, scheduler, sigmas, latents)
     torch.testing.assert_close(found, by_the_book(order, sigmas, latents, target), rtol=1e-4, atol=1e-5)
     plain, _ = by_the_package(
@@ -151,6 +153,26 @@ def test_rows_of_a_batch_have_velocities_of_their_own() -> None:
 
     for ours, alone in zip(run(together=True), run(together=False), strict=True):
         torch.testing.assert_close(ours, alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_where_the_line_missed_the_whole_value_the_next_gap_is_held_and_this_one_not_corrected(turns: bool) -> None:
+    scheduler, sigmas = sigmas_of()
+    policy, lengths = FixedSchedule(steps=(0, 1, 2, 4, 11)), {0: 1.0, 1: 1.1, 2: 1.3, 4: 0.1 if turns else 1.7, 11: 2.0}
+    strategy = Strategy(policy=policy, forecaster=Blend(holds_misses=True))
+    generation = Generation(strategy, noise_levels(scheduler))
+    direction, latents = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(3)).unbind(0)
+    used: dict[int, torch.Tensor] = {}
+    for step, (sigma, after) in enumerate(pairwise(sigmas)):
+        choice = generation.decide()
+        if choice.reuse:
+            used[step] = generation.predict(choice, latents)
+        else:
+            used[step] = generation.observe(choice, lengths[step] * direction, latents)
+        latents = latents + (after - sigma) * used[step]
+        generation.advance()
+    for step in (4, 5, 6):
+        assert torch.equal(used[step], lengths[4] * direction) == turns
 
 
 def test_a_straight_path_is_left_alone() -> None:

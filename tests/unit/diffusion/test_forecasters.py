@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from omnireuse import Blend, Hold, Polynomial
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.forecasters import FORECASTERS, forecaster_named
 from omnireuse.forecasters.base import lagrange_weights
+from omnireuse.testing import check_forecaster
 
 coefficient = st.floats(-3, 3)
+vectors = st.lists(coefficient, min_size=3, max_size=3)
 
 
 @st.composite
@@ -95,6 +97,43 @@ def test_blend_weighs_the_slope_by_what_it_would_have_been_worth(third: float, e
     for at, value in ((1.0, 0.0), (0.8, 1.0), (0.6, third)):
         memory.observe(at, torch.tensor([value], dtype=torch.float64))
     assert memory.predict(0.4).item() == pytest.approx(expected)
+
+
+def observed(*values: torch.Tensor) -> torch.Tensor:
+    """The forecast at 0.5 of values at 1, 0.8 and 0.6, by a blend that holds misses."""
+    memory = Blend(holds_misses=True).start()
+    for at, value in zip((1.0, 0.8, 0.6), values, strict=True):
+        memory.observe(at, value)
+    return memory.predict(0.5)
+
+
+@given(first=vectors, second=vectors, third=vectors)
+def test_a_value_that_the_line_missed_by_more_than_the_value_is_held(
+    first: list[float], second: list[float], third: list[float]
+) -> None:
+    values = [torch.tensor([each], dtype=torch.float64) for each in (first, second, third)]
+    missed, size = (2 * values[1] - values[0] - values[2]).norm(), values[2].norm()
+    assume(missed > 0.01 and abs(missed - size) > 1e-4 * size)
+    forecast = observed(*values)
+    if missed > size:
+        assert torch.equal(forecast, values[2])
+    # A part that all values share makes every miss small beside them, and changes no weight.
+    shared = observed(*(torch.cat((each, torch.full((1, 1), 100.0, dtype=each.dtype)), dim=1) for each in values))
+    if missed < size:
+        torch.testing.assert_close(shared[:, :3], forecast)
+
+
+def test_a_blend_that_holds_misses_keeps_the_contract_of_a_forecaster() -> None:
+    check_forecaster(Blend(holds_misses=True))
+
+
+def test_misses_are_held_in_runs_of_few_computed_steps() -> None:
+    for count, holds in ((11, True), (12, False)):
+        assert Blend().for_run(28, tuple(range(count)), None, "output").holds_misses is holds
+        for asked in (True, False):
+            assert Blend(holds_misses=asked).for_run(28, tuple(range(count)), None, "output").holds_misses is asked
+    with pytest.raises(ConfigError, match="holds_misses must be True, False or None"):
+        Blend(holds_misses=1)  # type: ignore[arg-type]
 
 
 def test_each_sample_of_a_batch_has_its_own_weight() -> None:
