@@ -76,7 +76,11 @@ class _Mode(FakeTensorMode):
 def _registered() -> torch.device:
     _setup_privateuseone_for_python_backend(NAME)
     # Gradient checkpointing asks the process's accelerator, also for tensors of the host.
-    getattr(torch, NAME).get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
+    module = getattr(torch, NAME)
+    module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
+    # `torch.random.fork_rng` keeps its random state from now on; it has none.
+    module.get_rng_state = lambda device=NAME: torch.empty(0, dtype=torch.uint8)
+    module.set_rng_state = lambda state, device=NAME: None
     return torch.device(NAME, 0)
 
 

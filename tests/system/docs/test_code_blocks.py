@@ -31,7 +31,7 @@ def test_the_blocks_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest
     for folder in ("models", "bench", "examples"):
         (tmp_path / folder).symlink_to(TOP / folder)
     monkeypatch.chdir(tmp_path)
-    if name.endswith("tuning.md"):
+    if name.endswith(("tuning.md", "step-reuse-options.md")):
         monkeypatch.setenv("OMNIREUSE_TUNE", "1")
     for variable in ("OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_WAN"):
         monkeypatch.delenv(variable, raising=False)

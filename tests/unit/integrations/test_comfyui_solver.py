@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from omnireuse.engines.comfyui.recording import Leader, SolverPath
+from omnireuse.engines.comfyui.shadows import Leader, SolverPath
 from omnireuse.engines.comfyui.solver import measured_response
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.planning.fit import WeightFit

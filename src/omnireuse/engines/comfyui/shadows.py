@@ -22,7 +22,7 @@ from omnireuse.tuning.full_run import FullRun, replayed_steps
 from omnireuse.tuning.recording import Keeper
 from omnireuse.tuning.trials import MeasuredCall, Shadow
 
-__all__ = ["Measurement", "SamplerShadows"]
+__all__ = ["Leader", "Measurement", "SamplerShadows", "SolverPath"]
 
 
 @dataclass
