@@ -78,7 +78,12 @@ from tests.helpers.tiny import Tiny
         ([Path("a.json")], {}, WrongTypeError, "write profile='a.json'"),
         (["a.json"], {}, ConfigError, "write profile='a.json'"),
         ([Never()], {}, WrongTypeError, "write policy=Never()"),
-        ([Blend()], {}, WrongTypeError, "write forecaster=Blend(order=1, corrects=None, holds_misses=None, exponent=None)"),
+        (
+            [Blend()],
+            {},
+            WrongTypeError,
+            "write forecaster=Blend(order=1, corrects=None, holds_misses=None, exponent=None)",
+        ),
         ([Strategy(policy=Never())], {"region": "call"}, ConfigError, "the Strategy chooses its region itself"),
         ([Strategy(policy=Never())], {"policy": "fixed"}, ConfigError, "give either a backend or a policy"),
         ([Strategy(policy=Never())], {"speedup": 2}, ConfigError, "so a backend cannot be given with it"),
