@@ -140,6 +140,7 @@ def test_many_clients_at_once_get_their_solo_pictures_and_leave_nothing(server: 
     with ThreadPoolExecutor(6) as clients:
         served = list(clients.map(one, range(REQUESTS)))
     assert sum(served) == REQUESTS * 8 // 10
+    print(f"{REQUESTS} requests, {sum(served)} served: {before} before, {kept(server)} after")
     assert keeps_no_more(lambda: kept(server), before), (before, kept(server))
 
 
