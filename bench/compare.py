@@ -1,10 +1,9 @@
 """The reference pipelines with this library, with other libraries' caches and with plain fewer steps.
 
     python -m bench compare [--case shapes-flux] [--steps 28 50] [--guidance 6 1] [--profile FILE …] [--only METHOD …]
-    python -m bench compare --merge FILE …
 
 Held-out captions that neither training nor any search has seen, each picture held against the full run from the same
-noise and read by the attribute checker. Parts may run side by side, each with an ``--out`` of its own, and be merged.
+noise and read by the attribute checker.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rich.console import Console
 from bench.peers import peers_among
 from omnireuse.errors import StateError
 from omnireuse.lab.compare.methods import chosen_methods, own_methods
-from omnireuse.lab.compare.run import compare_all, merged, results_file, show
+from omnireuse.lab.compare.run import compare_all, results_file, show
 from omnireuse.lab.compare.workload import Workload
 from reference.case import CASES, CLIPS, IMAGES
 from reference.workload import load_quietly, reference_workload
@@ -43,18 +42,14 @@ def main(arguments: list[str] | None = None) -> None:
         "--only", nargs="+", default=[], metavar="METHOD", help="methods or families: ours, peer, baseline"
     )
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
-    parser.add_argument("--merge", type=Path, nargs="+", default=[], metavar="FILE")
     options = parser.parse_args(arguments)
-    if options.merge:
-        comparison = merged(options.merge)
-    else:
-        comparison = compare_all(
-            workloads(options),
-            chosen_methods(options.profile, options.only, own_methods(peers_among(options.only))),
-            results_file(options.out),
-            timed=options.time,
-            command=f"python -m bench compare --prompts {options.prompts} --time {options.time}",
-        )
+    comparison = compare_all(
+        workloads(options),
+        chosen_methods(options.profile, options.only, own_methods(peers_among(options.only))),
+        results_file(options.out),
+        timed=options.time,
+        command=f"python -m bench compare --prompts {options.prompts} --time {options.time}",
+    )
     show(comparison, results_file(options.out), Console())
     if not comparison.complete:
         raise StateError(f"compare: interrupted; {options.out} holds what was measured")

@@ -15,20 +15,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench._scores import load_scores
 from bench.peers import peers_among
-from omnireuse.base.records import write_text
 from omnireuse.cli.options import read_prompts
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.lab.compare.run import compare_pipeline, show
-from omnireuse.lab.record import json_schema
-from omnireuse.lab.scores import SCORES
 
 CALIBRATION = Path(__file__).parent / "calibration_prompts.txt"
 """Prompts for methods that calibrate themselves, none of DrawBench's."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run and write ``results.json``, its schema and its page."""
+    """Run and write ``results.json`` and its page."""
     parser = argparse.ArgumentParser(prog="python -m bench drawbench", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model", nargs="?", help="id on the Hugging Face Hub, or folder, of a diffusers pipeline")
     parser.add_argument("--prompts", type=Path, help="one prompt a line, or CSV with a column Prompts")
@@ -60,14 +58,13 @@ def main(arguments: list[str] | None = None) -> None:
         calibration_prompts=read_prompts(options.calibration_prompts, "drawbench(--calibration-prompts"),
         seed=options.seed,
         timed=options.time,
-        scores=SCORES,
+        scores=load_scores(),
         device=options.device,
         dtype=options.dtype,
         out=file,
         command=f"python -m bench drawbench {options.model} --call '{json.dumps(options.call)}'",
         **options.call,
     )
-    write_text(options.out / "results.schema.json", json.dumps(json_schema(), indent=1) + "\n")
     show(comparison, file, Console())
     if not comparison.complete:
         raise StateError(f"drawbench: interrupted; {file} holds what was measured, the same command goes on")

@@ -9,18 +9,15 @@ from typing import IO, Any
 from omnireuse.errors import MissingExtraError
 from omnireuse.lab.front import front
 from omnireuse.lab.record import Case, Comparison, Point
-from omnireuse.lab.report.clips import read_frames
-from omnireuse.lab.report.runs import runs_of, strip
-from omnireuse.lab.report.style import DIFFERENCE_GAIN, LIGHT, decibels
+from omnireuse.lab.report.style import LIGHT
 
 try:
     import matplotlib as mpl
     from matplotlib.figure import Figure
-    from PIL import Image, ImageChops
 except ImportError as missing:
     raise MissingExtraError("a figure", "report") from missing
 
-__all__ = ["comparison_figure", "difference", "explain", "grid_figure", "panels_of", "quiet_axes", "save_figure"]
+__all__ = ["comparison_figure", "explain", "panels_of", "quiet_axes", "save_figure"]
 
 COLUMNS = 2
 WIDTH = 7.2
@@ -133,95 +130,3 @@ def _looks(points: list[Point]) -> dict[str, dict[str, Any]]:
                 # Colours are used up: the dashes tell the methods apart.
                 looks[name]["linestyle"] = (0, (5 - again, 1 + again))
     return looks
-
-
-def grid_figure(case: Case, folder: Path, *, rows: int = 4) -> Figure:
-    """One column for each run. For each prompt (the first `rows`) a row of images with the decisions as a strip, and a
-    row of their differences to the full run. A clip shows four of its frames.
-
-    Raises:
-        ConfigError: an image of the results is not in `folder`.
-    """
-    runs = runs_of(case)
-    rows, columns = min(rows, len(case.prompts)), len(runs)
-    with mpl.rc_context(_STYLE):
-        width, head, cell, gap, caption = 0.6 + 1.75 * columns, 0.95, 1.55, 0.2, 0.32
-        reading = textwrap.wrap(
-            "Under each image: its steps from noise to picture, and its difference to the full run, "
-            f"{DIFFERENCE_GAIN} times as bright; black is identical.",
-            int(width * 15.5),
-        )
-        row = 2 * cell + caption + 0.36
-        height = head + rows * row + 0.42 + 0.17 * len(reading)
-        figure = Figure(figsize=(width, height), facecolor=LIGHT["paper"])
-
-        def place(x: float, y: float, w: float, h: float) -> Any:
-            axes = figure.add_axes((x / width, 1 - (y + h) / height, w / width, h / height))
-            axes.set_axis_off()
-            return axes
-
-        def write(x: float, y: float, text: str, **style: Any) -> None:
-            figure.text(x / width, 1 - y / height, text, va="baseline", **style)
-
-        left = (width - columns * cell - (columns - 1) * gap) / 2
-        for column, (run, point) in enumerate(zip(runs, (None, *case.points), strict=True)):
-            x = left + column * (cell + gap)
-            colour = LIGHT[run.tone]
-            heavy = "bold" if run.role != "baseline" else "normal"
-            write(x, 0.42, run.name, fontsize=10, weight=heavy, color=colour)
-            words = f"{case.steps} steps"
-            if point is not None and point.speedup is not None and point.psnr is not None:
-                words = f"{point.computed_steps:.3g} steps · {point.speedup.median:.1f}× · {decibels(point.psnr.mean)}"
-            write(x, 0.64, words, fontsize=7.6, color=LIGHT["muted"])
-            for number in range(rows):
-                y = head + number * row
-                if column == 0:
-                    text = textwrap.shorten(case.prompts[number], 120, placeholder="…")
-                    write(left, y + 0.02, text, fontsize=8.4, color=LIGHT["ink"])
-                y += 0.12
-                shown = _pixels(folder / run.samples[number].image)
-                place(x, y, cell, cell).imshow(shown, interpolation="nearest")
-                below = y + cell + 0.25
-                full = _pixels(folder / case.full.samples[number].image)
-                if column == 0:
-                    words = f"difference to\nthe full run, ×{DIFFERENCE_GAIN}"
-                    middle = {"ha": "center", "linespacing": 1.4}
-                    write(x + cell / 2, below + cell / 2, words, fontsize=8, color=LIGHT["muted"], **middle)
-                else:
-                    place(x, below, cell, cell).imshow(difference(shown, full), interpolation="nearest")
-                branches = strip(run.samples[number])
-                for line, (_, cells) in enumerate(branches):
-                    thick = 0.13 / len(branches)
-                    axes = place(x, y + cell + 0.06 + line * thick, cell, thick * (0.86 if len(branches) > 1 else 1))
-                    axes.set_xlim(0, len(cells))
-                    axes.set_ylim(0, 1)
-                    for index, (reused, _) in enumerate(cells):
-                        axes.axvspan(index + 0.06, index + 0.94, color=LIGHT["line"] if reused else colour, linewidth=0)
-        foot = head + rows * row + 0.04
-        for at, colour, text in ((0.0, "full", "computed step"), (1.25, "line", "reused step")):
-            axes = place(left + at, foot, 0.15, 0.1)
-            axes.axvspan(0, 1, color=LIGHT[colour], linewidth=0)
-            axes.set_xlim(0, 1)
-            write(left + at + 0.22, foot + 0.095, text, fontsize=8, color=LIGHT["muted"])
-        for line, text in enumerate(reading):
-            write(left, foot + 0.32 + 0.17 * line, text, fontsize=8.4, color=LIGHT["ink"])
-    return figure
-
-
-def difference(image: Image.Image, full: Image.Image) -> Image.Image:
-    """|image − full| of every channel, `DIFFERENCE_GAIN` times as bright."""
-    return ImageChops.difference(image, full).point(lambda level: DIFFERENCE_GAIN * level)
-
-
-def _pixels(path: Path) -> Image.Image:
-    """An image as it is, or four frames of a clip, evenly spaced and read like a page."""
-    frames = read_frames(path)
-    if len(frames) == 1:
-        return frames[0]
-    width, height = frames[0].size
-    gap = max(1, width // 32)
-    sheet = Image.new("RGB", (2 * width + gap, 2 * height + gap), LIGHT["paper"])
-    for place in range(4):
-        frame = frames[round(place * (len(frames) - 1) / 3)]
-        sheet.paste(frame, ((width + gap) * (place % 2), (height + gap) * (place // 2)))
-    return sheet

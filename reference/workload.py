@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ def reference_workload(
     calibration: int = 0,
     name: str | None = None,
 ) -> Workload:
-    """One case with captions that training never saw; `seed` decides them and the noise.
+    """One case with captions that training never saw; `seed` decides them and the noise. The further score of a picture
+    is the share of its caption's attributes that the checker finds in it.
 
     Args:
         calibration: how many further captions methods may calibrate themselves on; searches use the same ones.
@@ -44,6 +45,11 @@ def reference_workload(
     scenes = case.held_out(prompts, seed=seed)
     captions = tuple(case.caption(scene) for scene in scenes)
     further = dict.fromkeys(case.caption(scene) for scene in case.held_out(2 * calibration, seed=CALIBRATION_SEED))
+    by_caption = dict(zip(captions, scenes, strict=True))
+
+    def right(picture: Any, full: Any, caption: str) -> float:
+        return statistics.fmean(case.check(by_caption[caption], picture).values())
+
     rest = ("num_inference_steps", "negative_prompt", case.guidance)
     return Workload(
         name=name or case.name,
@@ -55,6 +61,6 @@ def reference_workload(
         calibration_seed=CALIBRATION_SEED,
         seed=seed,
         call={key: value for key, value in case.sampling.items() if key not in rest} | guided_call(pipeline, guidance),
-        checks=tuple(partial(case.check, scene) for scene in scenes),
+        scores={"attributes right": right},
         batch_size=batch_size,
     )

@@ -6,7 +6,7 @@
     python scripts/gallery.py images clips --again      # the pages only, of the demos' results in out/gallery
     python scripts/gallery.py pictures         # docs/images only, of the results in bench/results
 
-The pages are what `python -m reference demo` and `omnireuse report` write; nothing is added here but the list of them.
+The pages are what `python -m reference demo` and `omnireuse compare` write; nothing is added here but the list of them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from pathlib import Path
 from msgspec.structs import replace
 from PIL import Image
 
-from omnireuse.cli import main as omnireuse
-from omnireuse.lab.record import Case, Comparison, read_comparison, write_comparison
-from omnireuse.lab.report.clips import read_frames
+from omnireuse.lab.record import Case, Comparison, read_comparison
+from omnireuse.lab.report.page import write_page
 from omnireuse.lab.report.style import DARK, LIGHT
 from reference.commands import main as reference
-from reference.figures import comparison_figure, difference, save_figure
+from reference.demo.page import write_demo_page
+from reference.demo.record import read_demo
+from reference.figures import comparison_figure, save_figure
+from reference.pictures import difference, read_frames
 
 TOP = Path(__file__).parents[1]
 GALLERY = TOP / "docs" / "gallery"
@@ -100,21 +102,18 @@ def make(name: str, points: Path, *, again: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     results = folder / "report.json"
     if name == "peers":
-        write_comparison(callable_now(usual(read_comparison(points))), results)
-    elif not again:
+        comparison = callable_now(usual(read_comparison(points)))
+        write_page(comparison, page)
+        write_plot(name, comparison)
+    else:
         kind = ["--prompts", "4"] if name == "images" else ["--video", "--prompts", "2"]
-        run("demo", *kind, "--out", str(folder))
-    run("report", str(results), "--out", str(page))
-    write_thumbnail(name, results)
+        if not again and (status := reference(["demo", *kind, "--out", str(folder)])):
+            raise SystemExit(status)
+        write_demo_page(read_demo(results), folder, page)
+        write_thumbnail(name, results)
     if page.stat().st_size > LARGEST:
         size = page.stat().st_size
         raise SystemExit(f"{page}: must be at most {LARGEST:,} bytes, got {size:,}; take fewer prompts or points")
-
-
-def run(*command: str) -> None:
-    """A command of omnireuse, or the end of the script."""
-    if status := (reference if command[0] == "demo" else omnireuse)(command):
-        raise SystemExit(status)
 
 
 def usual(comparison: Comparison) -> Comparison:
@@ -130,7 +129,7 @@ def callable_now(comparison: Comparison) -> Comparison:
     cases = []
     for case in comparison.cases:
         points = tuple(point for point in case.points if GONE not in point.call)
-        cases.append(replace(case, points=points, highlight=points.index(case.points[case.highlight])))
+        cases.append(replace(case, points=points))
     return replace(comparison, cases=tuple(cases))
 
 
@@ -139,11 +138,10 @@ def with_newer(comparison: Comparison) -> Comparison:
     newer = {(case.pipeline, case.steps, case.guidance): case.points for case in read_comparison(NEWER).cases}
     cases = []
     for case in comparison.cases:
-        best, found = case.points[case.highlight], newer.get((case.pipeline, case.steps, case.guidance), ())
+        found = newer.get((case.pipeline, case.steps, case.guidance), ())
         methods = {point.method for point in found}
         points = (*(point for point in case.points if point.method not in methods), *found)
-        highlight = next((place for place, point in enumerate(points) if point is best), 0)
-        cases.append(replace(case, points=points, highlight=highlight))
+        cases.append(replace(case, points=points))
     return replace(comparison, cases=tuple(cases))
 
 
@@ -159,31 +157,31 @@ def write_index() -> None:
     (GALLERY / "index.html").write_text(text, encoding="utf-8")
 
 
+def write_plot(name: str, comparison: Comparison) -> None:
+    """The small picture of a comparison for the index: the plot of its first case."""
+    figure = comparison_figure(replace(comparison, cases=comparison.cases[:1]))
+    # At this size neither can be read; the page has both.
+    figure.legends[0].remove()
+    figure.suptitle("")
+    figure.set_size_inches(6.0, 4.0)
+    held = io.BytesIO()
+    figure.savefig(held, format="png", dpi=100)
+    Image.open(held).convert("RGB").save(GALLERY / f"{name}.webp", quality=80, method=6)
+
+
 def write_thumbnail(name: str, results: Path) -> None:
-    """A small picture of a page for the index: of a demo the prompt that differs most, of points the first case."""
-    target = GALLERY / f"{name}.webp"
-    if name == "peers":
-        comparison = read_comparison(results)
-        figure = comparison_figure(replace(comparison, cases=comparison.cases[:1]))
-        # At this size neither can be read; the page has both.
-        figure.legends[0].remove()
-        figure.suptitle("")
-        figure.set_size_inches(6.0, 4.0)
-        held = io.BytesIO()
-        figure.savefig(held, format="png", dpi=100)
-        picture = Image.open(held).convert("RGB")
-    else:
-        (case,) = read_comparison(results).cases
-        best = case.points[case.highlight]
-        shown = [each for each in (case.full, best, case.baseline_of(best)) if each is not None]
-        differ = min(range(len(case.prompts)), key=lambda number: shown[-1].samples[number].psnr)
-        frames = [read_frames(results.parent / each.samples[differ].image) for each in shown]
-        pictures = [each[len(each) // 2].resize((SIDE, SIDE), Image.Resampling.NEAREST) for each in frames]
-        picture = Image.new("RGB", (SIDE * len(pictures), 2 * SIDE))
-        for column, one in enumerate(pictures):
-            picture.paste(one, (SIDE * column, 0))
-            picture.paste(difference(one, pictures[0]), (SIDE * column, SIDE))
-    picture.save(target, quality=80, method=6)
+    """The small picture of a demo for the index: the prompt that differs most."""
+    demo = read_demo(results)
+    plain = demo.baseline_of(0)
+    shown = [demo.full, demo.samples[0], *([] if plain is None else [demo.samples[plain]])]
+    differ = min(range(len(demo.case.prompts)), key=lambda number: shown[-1][number].psnr)
+    frames = [read_frames(results.parent / each[differ].image) for each in shown]
+    pictures = [each[len(each) // 2].resize((SIDE, SIDE), Image.Resampling.NEAREST) for each in frames]
+    picture = Image.new("RGB", (SIDE * len(pictures), 2 * SIDE))
+    for column, one in enumerate(pictures):
+        picture.paste(one, (SIDE * column, 0))
+        picture.paste(difference(one, pictures[0]), (SIDE * column, SIDE))
+    picture.save(GALLERY / f"{name}.webp", quality=80, method=6)
 
 
 def write_pictures() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ import omnireuse
 from omnireuse.base.records import check_writable
 from omnireuse.base.terminal import notes, progress_bar
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.lab.record import Comparison, environment, read_comparison, write_comparison
-from omnireuse.lab.report.page import write_page
+from omnireuse.lab.record import Comparison, environment
 from omnireuse.profiles.profile import Profile
 from omnireuse.tuning.store import DIRECTORY
 from omnireuse.tuning.switch import PICTURES, is_off_by_environment
@@ -24,6 +24,8 @@ from reference.case import CLIPS, FACES, Case
 from reference.demo.compare import Cache, compare_caches, generations
 from reference.demo.config import DemoConfig
 from reference.demo.live import LiveStrip
+from reference.demo.page import write_demo_page
+from reference.demo.record import Demo, read_demo, write_demo
 from reference.demo.table import demo_table
 from reference.workload import load_quietly, reference_workload
 
@@ -64,13 +66,13 @@ def _written_before(out: Path) -> list[Path]:
     if not record.exists():
         return []
     try:
-        earlier = read_comparison(record)
+        earlier = read_demo(record)
     except ConfigError as error:
         raise ConfigError(
             f"demo(--out {str(out)!r}): {record} must be missing, or the record of an earlier demo; "
             f"delete it, or name another folder ({error})"
         ) from error
-    rows = (row for case in earlier.cases for row in (case.full.samples, *(point.samples for point in case.points)))
+    rows = (earlier.full, *earlier.samples)
     return [*(out / name for name in dict.fromkeys(sample.image for row in rows for sample in row)), out / PAGE, record]
 
 
@@ -156,6 +158,7 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
         )
         compared, complete = compare_caches(
             workload,
+            [partial(case.check, scene) for scene in case.held_out(config.prompts, seed=config.seed)],
             caches,
             folder=config.out,
             advance=lambda name: progress.update(bar, advance=1, description=name),
@@ -166,14 +169,15 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         environment=environment(),
         complete=complete,
-        cases=(compared,),
+        cases=(compared.case,),
     )
-    write_comparison(comparison, config.out / RECORD)
-    page = write_page([comparison], config.out, config.out / PAGE)
-    console.print(demo_table(compared))
+    demo = Demo(comparison=comparison, full=compared.full, samples=compared.samples)
+    write_demo(demo, config.out / RECORD)
+    page = write_demo_page(demo, config.out, config.out / PAGE)
+    console.print(demo_table(demo))
     console.print()
     if not complete:
-        done = len(compared.prompts)
+        done = len(demo.case.prompts)
         console.print(f"[yellow]interrupted:[/] kept the {done} of {config.prompts} prompts that were finished")
     for path in (config.out / RECORD, page):
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,11 +17,15 @@ from omnireuse.lab.compare.harness import Harness, Measured
 from omnireuse.lab.compare.methods.base import Kept, Setting
 from omnireuse.lab.compare.methods.baselines import fewer_steps
 from omnireuse.lab.compare.workload import Workload
-from omnireuse.lab.record import Case, FullRun, Point, Sample, StepDecision
+from omnireuse.lab.record import Case, FullRun, Point
 from omnireuse.lab.report.clips import save_clip
 from omnireuse.pipelines.closeness import bootstrap, capped_psnr, spread, ssim
+from reference.demo.record import Sample, StepDecision
 
-__all__ = ["Cache", "compare_caches", "generations"]
+__all__ = ["ATTRIBUTES", "Cache", "Compared", "compare_caches", "generations"]
+
+ATTRIBUTES = "attributes right"
+"""Name of the score: the share of the prompt's attributes that a checker finds in the picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,25 +70,27 @@ def generations(num_prompts: int, num_caches: int) -> int:
 
 def compare_caches(
     workload: Workload,
+    checks: Sequence[Callable[[Any], Mapping[str, bool]]],
     caches: Sequence[Cache],
     *,
     folder: Path,
     advance: Callable[[str], None] = lambda _: None,
     decided: Callable[[Decision], None] = lambda _: None,
-) -> tuple[Case, bool]:
+) -> tuple[Compared, bool]:
     """Generate every prompt in full, with each cache, and with as few plain steps as each cache computed.
 
     Caches that compute the same number of steps share one plain run. All runs take turns on each prompt, so that a slow
     moment of the machine meets all of them. An interrupt (Ctrl-C) ends the comparison after the last whole prompt.
 
     Args:
+        checks: for each prompt a function from a picture to whether it shows each attribute.
         caches: the first is the one that the page is about.
         folder: pictures are written to ``folder/images``.
         advance: called with the name of each run when it has made a picture.
         decided: called with each decision of a cache, while its run goes on.
 
     Returns:
-        The case, and whether it is complete.
+        The case with its samples, and whether it is complete.
 
     Raises:
         KeyboardInterrupt: before the first prompt was whole.
@@ -100,14 +106,13 @@ def compare_caches(
             (picture,), full = run.pictures, harness.full[number]
             name = f"images/{number:02d}-{place}.png"
             save_clip(picture, folder / name)
-            checked = workload.checks[number](picture).items() if workload.checks else None
             return Sample(
                 image=name,
                 seconds=run.seconds,
                 computed_steps=steps,
                 psnr=capped_psnr(picture, full),
                 ssim=ssim(picture, full),
-                attributes=None if checked is None else {key: bool(held) for key, held in checked},
+                attributes={key: bool(held) for key, held in checks[number](picture).items()},
                 decisions=tuple(decisions),
             )
 
@@ -141,42 +146,54 @@ def compare_caches(
             if not rows:
                 raise
             complete = False
-    return case_of(workload, caches, rows, kept), complete
+    return _compared(workload, caches, rows, kept), complete
 
 
-def case_of(workload: Workload, caches: Sequence[Cache], rows: Sequence[Sequence[Sample]], kept: Sequence[int]) -> Case:
-    """The record of so many whole prompts; each row holds the full run, then each cache and its plain run."""
+class Compared(NamedTuple):
+    """A case, and the samples of its full run and of each point."""
+
+    case: Case
+    full: tuple[Sample, ...]
+    samples: tuple[tuple[Sample, ...], ...]
+
+
+def _compared(
+    workload: Workload, caches: Sequence[Cache], rows: Sequence[Sequence[Sample]], kept: Sequence[int]
+) -> Compared:
+    """So many whole prompts; each row holds the full run, then each cache and its plain run."""
     full, *columns = (tuple(column) for column in zip(*rows, strict=True))
     points: list[Point] = []
+    samples: list[tuple[Sample, ...]] = []
     for place, cache in enumerate(caches):
         own = _figures(columns[2 * place], full)
         points.append(
             Point(method=cache.name, family="ours", settings={}, call=str(cache), kept_bytes=kept[place], **own)
         )
+        samples.append(columns[2 * place])
         baseline = columns[2 * place + 1]
         steps = [sample.whole_steps for sample in baseline]
-        if any([sample.whole_steps for sample in each.samples] == steps for each in points if each.label):
+        plain = (row for row, point in zip(samples, points, strict=True) if point.family == "baseline")
+        if any([sample.whole_steps for sample in row] == steps for row in plain):
             continue
         few, many = min(steps), max(steps)
         count, argument = (f"{few}", f"{few}") if few == many else (f"{few}–{many}", "n")
-        label = f"fewer steps ({count})"
-        if label in {each.label for each in points}:
-            label = f"fewer steps ({count}, as {cache.name})"
+        name = f"fewer steps ({count})"
+        if name in {each.method for each in points}:
+            name = f"fewer steps ({count}, as {cache.name})"
         settings: dict[str, Any] = (
             {} if few == many else {"n": f"{count}, as many as {cache.name} computed for the prompt, rounded up"}
         )
         points.append(
             Point(
-                method="fewer steps",
+                method=name,
                 family="baseline",
                 settings=settings,
                 call=f"pipeline(prompt, num_inference_steps={argument})",
-                label=label,
                 **_figures(baseline, full),
             )
         )
-    attributes = _attributes(full)
-    return Case(
+        samples.append(baseline)
+    case = Case(
         pipeline=workload.name,
         steps=workload.steps,
         guidance=workload.guidance,
@@ -184,25 +201,24 @@ def case_of(workload: Workload, caches: Sequence[Cache], rows: Sequence[Sequence
         seed=workload.seed,
         full=FullRun(
             seconds=spread([each.seconds for each in full]),
-            attributes=float(np.mean(attributes)) if attributes else None,
-            samples=full,
+            scores={ATTRIBUTES: float(np.mean(_attributes(full)))},
         ),
         points=tuple(points),
     )
+    return Compared(case, full, tuple(samples))
 
 
 def _figures(samples: tuple[Sample, ...], full: tuple[Sample, ...]) -> dict[str, Any]:
-    each, attributes = tuple(sample.psnr for sample in samples), _attributes(samples)
+    each = tuple(sample.psnr for sample in samples)
     return {
         "computed_steps": float(np.mean([sample.computed_steps for sample in samples])),
         "psnr": bootstrap(each),
         "each": each,
         "ssim": bootstrap([sample.ssim for sample in samples]),
-        "attributes": bootstrap(attributes) if attributes else None,
+        "scores": {ATTRIBUTES: bootstrap(_attributes(samples))},
         "speedup": spread([one.seconds / own.seconds for one, own in zip(full, samples, strict=True)]),
-        "samples": samples,
     }
 
 
 def _attributes(samples: Sequence[Sample]) -> list[float]:
-    return [float(np.mean(list(sample.attributes.values()))) for sample in samples if sample.attributes]
+    return [float(np.mean(list(sample.attributes.values()))) for sample in samples]

@@ -8,9 +8,11 @@ import numpy as np
 from msgspec.structs import replace
 from PIL import Image
 
-from omnireuse.lab.record import Case, Comparison, FullRun, Point, Sample, StepDecision
+from omnireuse.lab.record import Case, Comparison, FullRun, Point
 from omnireuse.lab.report.clips import save_clip
 from omnireuse.pipelines.closeness import Mean, Spread, bootstrap, spread
+from reference.demo.compare import ATTRIBUTES
+from reference.demo.record import Demo, Sample, StepDecision
 
 PROMPTS = (
     "a large red circle in the centre on a plain teal background",
@@ -51,52 +53,52 @@ def _samples(index: int, family: str, computed: set[int], psnr: float) -> tuple[
 
 
 FULL = _samples(0, "full", set(range(STEPS)), 100.0)
+TEACACHE = set(range(0, 28, 2)) | {27}
+REUSED = set(range(0, 28, 3)) | {1, 2, 27}
+RUNS = (
+    ("omnireuse", "ours", _samples(1, "ours", REUSED, 44.0)),
+    ("TeaCache 0.2", "ours", _samples(2, "ours", TEACACHE, 36.0)),
+    ("fewer steps (15)", "baseline", _samples(3, "baseline", set(range(15)), 37.4)),
+    ("fewer steps (12)", "baseline", _samples(4, "baseline", set(range(12)), 34.0)),
+)
 
 
-def _point(index: int, name: str, computed: set[int], psnr: float, family: str = "ours") -> Point:
-    samples = _samples(index, family, computed, psnr)
+def _point(name: str, family: str, samples: tuple[Sample, ...]) -> Point:
     each = tuple(sample.psnr for sample in samples)
     ours = family == "ours"
-    steps = len(computed)
+    steps = samples[0].computed_steps
     return Point(
-        method=name if ours else "fewer steps",
+        method=name,
         family=family,
         settings={"threshold": 0.2} if ours else {},
-        computed_steps=float(steps),
+        computed_steps=steps,
         psnr=bootstrap(each),
         each=each,
         ssim=bootstrap([sample.ssim for sample in samples]),
-        attributes=bootstrap([sum(sample.attributes.values()) / 3 for sample in samples if sample.attributes]),
+        scores={ATTRIBUTES: bootstrap([sum(sample.attributes.values()) / 3 for sample in samples])},
         speedup=spread([full.seconds / own.seconds for full, own in zip(FULL, samples, strict=True)]),
         kept_bytes=98_304 if ours else None,
-        call=f"omnireuse.enable(pipeline, {name!r})" if ours else f"pipeline(prompt, num_inference_steps={steps})",
-        label="" if ours else f"fewer steps ({steps})",
-        samples=samples,
+        call=f"omnireuse.enable(pipeline, {name!r})" if ours else f"pipeline(prompt, num_inference_steps={steps:g})",
     )
 
 
-def gallery() -> Comparison:
+def gallery() -> Demo:
     case = Case(
         pipeline="shapes-flux",
         steps=STEPS,
         guidance=5.0,
         prompts=PROMPTS,
-        full=FullRun(seconds=spread([each.seconds for each in FULL]), attributes=8 / 9, samples=FULL),
-        points=(
-            _point(1, "TeaCache 0.2", set(range(0, 28, 2)) | {27}, 36.0),
-            _point(2, "omnireuse", set(range(0, 28, 3)) | {1, 2, 27}, 44.0),
-            _point(3, "", set(range(15)), 37.4, "baseline"),
-            _point(4, "", set(range(12)), 34.0, "baseline"),
-        ),
-        highlight=1,
+        full=FullRun(seconds=spread([each.seconds for each in FULL]), scores={ATTRIBUTES: 8 / 9}),
+        points=tuple(_point(*run) for run in RUNS),
     )
-    return Comparison(
+    comparison = Comparison(
         command="python -m reference demo",
         created="2026-01-02T03:04:05+00:00",
         environment={"torch": "2.13.0", "processor": "2 cores"},
         complete=True,
         cases=(case,),
     )
+    return Demo(comparison=comparison, full=FULL, samples=tuple(samples for _, _, samples in RUNS))
 
 
 def changed(made: Comparison, **fields: object) -> Comparison:
@@ -104,14 +106,12 @@ def changed(made: Comparison, **fields: object) -> Comparison:
     return replace(made, cases=(replace(made.cases[0], **fields),))
 
 
-def images(made: Comparison) -> list[tuple[str, ...]]:
+def images(made: Demo) -> list[tuple[str, ...]]:
     """For each run, the full one first, the names of its pictures."""
-    (case,) = made.cases
-    rows = (case.full.samples, *(point.samples for point in case.points))
-    return [tuple(sample.image for sample in row) for row in rows]
+    return [tuple(sample.image for sample in row) for row in (made.full, *made.samples)]
 
 
-def save_images(made: Comparison, folder: Path) -> None:
+def save_images(made: Demo, folder: Path) -> None:
     rng = np.random.default_rng(0)
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for number, names in enumerate(zip(*images(made), strict=True)):
@@ -122,7 +122,7 @@ def save_images(made: Comparison, folder: Path) -> None:
             Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / name)
 
 
-def save_clips(made: Comparison, folder: Path, *, frames: int = 4) -> None:
+def save_clips(made: Demo, folder: Path, *, frames: int = 4) -> None:
     """Clips whose frames differ in brightness, so that a screenshot tells which one is shown."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     clip = np.stack([np.full((16, 16, 3), (number + 1) / (frames + 1)) for number in range(frames)])
@@ -140,7 +140,7 @@ def point(method: str, family: str, steps: float, psnr: float, **more: object) -
         psnr=Mean(mean=psnr, low=psnr - 2, high=psnr + 2),
         each=(psnr - 1, psnr + 1),
         ssim=Mean(mean=0.98, low=0.97, high=0.99),
-        attributes=Mean(mean=0.9, low=0.8, high=1.0),
+        scores={"attributes right": Mean(mean=0.9, low=0.8, high=1.0)},
         speedup=Spread(median=1.5, low=1.4, high=1.7),
         loop_speedup=Spread(median=1.6, low=1.5, high=1.7),
         kept_bytes=3 * 2**20,
@@ -164,9 +164,8 @@ def peers() -> Comparison:
         steps=28,
         guidance=6.0,
         prompts=("one", "two"),
-        full=FullRun(seconds=Spread(median=0.95, low=0.9, high=1.0), attributes=0.99),
+        full=FullRun(seconds=Spread(median=0.95, low=0.9, high=1.0), scores={"attributes right": 0.99}),
         points=points,
-        targets={"steps for 40 dB": 10.5, "steps for 60 dB": None},
     )
     return Comparison(
         command="omnireuse compare",

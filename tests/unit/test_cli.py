@@ -24,7 +24,7 @@ from reference import commands
 OWN = ("demo", "replay", "engine-demo")
 """The commands of the repository, which are no part of the package."""
 PROGRAM = ("omnireuse", "python -m reference")
-COMMANDS = ("tune", "calibrate", "compare", "report", "cache", *OWN)
+COMMANDS = ("tune", "calibrate", "compare", "cache", *OWN)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -61,7 +61,7 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
     assert main([]) == 0
     out = capsys.readouterr().out
     assert "calibrate" in out
-    assert "report" in out
+    assert "compare" in out
 
 
 def test_a_misspelt_command_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,11 +150,11 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "shown", "hidden"),
     [
-        (["report", "x"], {"warning: careful", "a notice"}, {"details"}),
-        (["report", "x", "-v"], {"warning: careful", "a notice", "info: details"}, set()),
-        (["--verbose", "report", "x"], {"warning: careful", "a notice", "info: details"}, set()),
-        (["report", "x", "--quiet"], {"error: broken"}, {"careful", "a notice", "details"}),
-        (["-q", "report", "x"], {"error: broken"}, {"careful", "a notice", "details"}),
+        (["cache", "list"], {"warning: careful", "a notice"}, {"details"}),
+        (["cache", "list", "-v"], {"warning: careful", "a notice", "info: details"}, set()),
+        (["--verbose", "cache", "list"], {"warning: careful", "a notice", "info: details"}, set()),
+        (["cache", "list", "--quiet"], {"error: broken"}, {"careful", "a notice", "details"}),
+        (["-q", "cache", "list"], {"error: broken"}, {"careful", "a notice", "details"}),
     ],
 )
 def test_quiet_and_verbose(
@@ -164,21 +164,21 @@ def test_quiet_and_verbose(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def rebuild(*_: object) -> Path:
+    def files(_: object) -> list[Path]:
         logger = logging.getLogger("omnireuse")
         logger.info("details")
         logger.warning("careful")
         logger.error("broken")
         notes.print("a notice")
-        return Path("page.html")
+        return []
 
-    monkeypatch.setattr("omnireuse.lab.report.page.rebuild", rebuild)
+    monkeypatch.setattr("omnireuse.tuning.store.Store.files", files)
     assert main(arguments) == 0
     out, err = capsys.readouterr()
-    assert out == "wrote page.html\n", "results are shown always, on standard output"
+    assert out.startswith("0 files in "), "results are shown always, on standard output"
     assert {words for words in shown | hidden if words in err} == shown
     # What one command was told does not reach the next.
-    assert main(["report", "x"]) == 0
+    assert main(["cache", "list"]) == 0
     err = capsys.readouterr().err
     assert "careful" in err
     assert "details" not in err
@@ -249,18 +249,14 @@ def test_missing_weights_are_an_error_that_says_where_they_are(
     assert not (tmp_path / "out").exists()
 
 
-def test_report_of_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "No such file" in fails(capsys, "report", str(tmp_path / "results.json"))
-
-
 def test_a_file_that_cannot_be_used_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def rebuild(*_: object) -> None:
-        raise PermissionError(13, "Permission denied", "page.html")
+    def files(_: object) -> None:
+        raise PermissionError(13, "Permission denied", "plans")
 
-    monkeypatch.setattr("omnireuse.lab.report.page.rebuild", rebuild)
-    assert fails(capsys, "report", "x") == "error: page.html: Permission denied\n"
+    monkeypatch.setattr("omnireuse.tuning.store.Store.files", files)
+    assert fails(capsys, "cache", "list") == "error: plans: Permission denied\n"
 
 
 def test_interrupt_before_anything_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,6 @@ def test_every_extra_of_the_package_is_known() -> None:
         (["demo"], "skimage", "python -m reference demo needs an optional dependency"),
         (["engine-demo"], "matplotlib", "python -m reference engine-demo needs an optional dependency"),
         (["compare", "folder", "--prompts", "x"], "matplotlib", "omnireuse compare needs an optional dependency"),
-        (["report", "results.json"], "jinja2", "omnireuse report needs an optional dependency"),
         (["replay", "trace.csv"], "matplotlib", "python -m reference replay needs an optional dependency"),
     ],
 )

@@ -1,10 +1,10 @@
-"""The command line: ``omnireuse demo``, ``tune``, ``calibrate``, ``compare``, ``report`` and ``cache``."""
+"""The command line: ``omnireuse demo``, ``tune``, ``calibrate``, ``compare`` and ``cache``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omnireuse.cli import cache, calibrate, compare, demo, report, tune
+from omnireuse.cli import cache, calibrate, compare, demo, tune
 from omnireuse.cli.program import program
 
 __all__ = ["COMMANDS", "main"]
@@ -14,7 +14,6 @@ COMMANDS = {
     "tune": tune,
     "calibrate": calibrate,
     "compare": compare,
-    "report": report,
     "cache": cache,
 }
 

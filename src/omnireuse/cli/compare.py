@@ -35,13 +35,13 @@ EXAMPLES = """Examples:
 $ omnireuse compare models/shapes-flux --prompts prompts.txt --steps 28 50
 $ omnireuse compare MODEL --prompts prompts.txt --profile profile.json
 $ omnireuse compare MODEL --prompts prompts.txt --only ours fewer-steps
-$ omnireuse compare MODEL --prompts prompts.txt --only default --at-least 40
-$ omnireuse compare --merge part1/compare.json part2/compare.json"""
+$ omnireuse compare MODEL --prompts prompts.txt --only default --at-least 40"""
 
 
 def run(
     model: Model = None,
-    prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="Text file with one prompt a line.")] = None,
+    *,
+    prompts: Annotated[Path, typer.Option(metavar="FILE", help="Text file with one prompt a line.")],
     steps: Annotated[
         list[int] | None, typer.Option(metavar="N...", help="Denoising steps of the full run (default: 28).")
     ] = None,
@@ -71,10 +71,6 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the noise of the first prompt.")] = 0,
     time: Annotated[int, typer.Option(metavar="N", help="Prompts to measure the wall-clock on; 0 is none.")] = 0,
-    score: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME...", help="Further scores: lpips, clip, image_reward, where they are installed."),
-    ] = None,
     batch: Annotated[int, typer.Option(help="Prompts in a call, where a method allows it.")] = 1,
     pipeline: Pipeline = None,
     device: Device = None,
@@ -91,10 +87,6 @@ def run(
             "--at-least", metavar="DB", help="End with status 1 where fewer than nine pictures of ten reach this PSNR."
         ),
     ] = None,
-    merge: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE...", help="Put results of runs that were made apart together, and run nothing."),
-    ] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
@@ -107,56 +99,42 @@ def run(
     Exit status: 1 where --at-least is missed, 3 where a setting failed.
     """
     check_extra("omnireuse compare", "report")
-    if merge is None:
-        source = pipeline_source("compare", model, pipeline, unless=", unless --merge is")
-        if prompts is None:
-            raise ConfigError("compare: --prompts must be given, unless --merge is; see omnireuse compare --help")
+    source = pipeline_source("compare", model, pipeline)
     from omnireuse.lab.compare.methods import method_named
-    from omnireuse.lab.compare.run import (
-        compare_pipeline,
-        failed_settings,
-        merged,
-        results_file,
-        short_of,
-        show,
-    )
+    from omnireuse.lab.compare.run import compare_pipeline, failed_settings, results_file, short_of, show
     from omnireuse.pipelines.source import function_named
 
-    if merge or prompts is None:
-        comparison = merged(merge or ())
-    else:
-        if own := (call or {}).keys() & signature(compare_pipeline).parameters:
-            raise ConfigError(f"compare(--call): {min(own)} is an option of compare; see omnireuse compare --help")
-        comparison = compare_pipeline(
-            source,
-            read_prompts(prompts, "compare(--prompts"),
-            steps=steps or [28],
-            guidance=guidance or [],
-            profiles=profile or [],
-            only=only or [],
-            calibration_prompts=[]
-            if calibration_prompts is None
-            else read_prompts(calibration_prompts, "compare(--calibration-prompts"),
-            seed=seed,
-            timed=time,
-            scores=score or [],
-            batch_size=batch,
-            device=device,
-            dtype=dtype,
-            pictures=None if pictures is None else function_named(pictures, "compare(--pictures"),
-            out=out,
-            methods=[method_named(each) for each in method or []],
-            fresh=fresh,
-            progress=not notes.quiet,
-            command="omnireuse compare",
-            **(call or {}),
-        )
+    if own := (call or {}).keys() & signature(compare_pipeline).parameters:
+        raise ConfigError(f"compare(--call): {min(own)} is an option of compare; see omnireuse compare --help")
+    comparison = compare_pipeline(
+        source,
+        read_prompts(prompts, "compare(--prompts"),
+        steps=steps or [28],
+        guidance=guidance or [],
+        profiles=profile or [],
+        only=only or [],
+        calibration_prompts=[]
+        if calibration_prompts is None
+        else read_prompts(calibration_prompts, "compare(--calibration-prompts"),
+        seed=seed,
+        timed=time,
+        batch_size=batch,
+        device=device,
+        dtype=dtype,
+        pictures=None if pictures is None else function_named(pictures, "compare(--pictures"),
+        out=out,
+        methods=[method_named(each) for each in method or []],
+        fresh=fresh,
+        progress=not notes.quiet,
+        command="omnireuse compare",
+        **(call or {}),
+    )
     show(comparison, results_file(out), Console())
     failed = failed_settings(comparison)
     short = [] if at_least is None else [*short_of(comparison, at_least), *failed]
     for what, lines in (("failed", failed), (f"nine of ten pictures must reach {at_least} dB", short)):
         for line in lines:
             notes.print(f"{what}: {line}", highlight=False, soft_wrap=True)
-    if not (comparison.complete or merge):
+    if not comparison.complete:
         return INTERRUPTED
     return SHORT if short else FAILED if failed else 0

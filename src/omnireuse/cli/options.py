@@ -93,14 +93,10 @@ Call = Annotated[
 ]
 
 
-def pipeline_source(command: str, model: str | None, pipeline: str | None, *, unless: str = "") -> str:
-    """MODEL or --pipeline, whichever was given.
-
-    Args:
-        unless: when neither need be given, for the error.
-    """
+def pipeline_source(command: str, model: str | None, pipeline: str | None) -> str:
+    """MODEL or --pipeline, whichever was given."""
     if (model is None) == (pipeline is None):
-        how = f"must be given{unless}" if model is None else "cannot both be given"
+        how = "must be given" if model is None else "cannot both be given"
         raise ConfigError(
             f"{command}: MODEL, a folder or an id, {'or' if model is None else 'and'} --pipeline {how}; see omnireuse "
             f"{command} --help"

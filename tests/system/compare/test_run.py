@@ -61,7 +61,7 @@ def test_every_method_runs_on_images(images: Make, key: str) -> None:
         assert 0 < point.computed_steps <= (9 if key == "speca" else 8)
         # A cache that takes two branches for one (FasterCache here) makes another picture altogether.
         assert 5 < point.psnr.mean <= 100
-        assert point.attributes is not None
+        assert 0 <= point.scores["attributes right"].mean <= 1
         assert len(point.each) == 2
 
 
@@ -182,7 +182,7 @@ def test_pictures_that_are_not_finite_count_as_nothing_alike(images: Make) -> No
         finally:
             del pipeline.image_processor.postprocess
 
-    (point,) = compare(replace(images(), checks=()), [one(poisoned)]).points
+    (point,) = compare(replace(images(), scores={}), [one(poisoned)]).points
     assert point.error is None
     assert point.each == (0.0, 0.0)
 
@@ -230,6 +230,4 @@ def test_an_unknown_method_gets_the_nearest_named() -> None:
 
 def test_a_workload_without_prompts_is_refused(images: Make) -> None:
     with pytest.raises(ConfigError, match="must hold at least one"):
-        replace(images(), prompts=(), checks=())
-    with pytest.raises(ConfigError, match="as many as the 2 prompts, got 1"):
-        replace(images(), checks=images().checks[:1])
+        replace(images(), prompts=())

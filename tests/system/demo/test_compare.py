@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import omnireuse
 from omnireuse.lab.compare.workload import Workload
-from omnireuse.lab.record import Case
-from omnireuse.lab.report.clips import read_frames
+from omnireuse.lab.record import Comparison
 from reference.case import IMAGES
 from reference.demo.compare import Cache, compare_caches
+from reference.demo.record import Demo
+from reference.pictures import read_frames
 from reference.workload import load_quietly, reference_workload
 
 STEPS = 8
@@ -24,42 +26,42 @@ def workload(model: Path) -> Workload:
 
 
 @pytest.fixture(scope="module")
-def compared(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Path, list[str]]:
+def compared(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> tuple[Demo, Path, list[str]]:
     folder, seen = tmp_path_factory.mktemp("demo"), []
     twice = replace(HALF, name="half again")
-    case, complete = compare_caches(workload, [HALF, twice, MOST], folder=folder, advance=seen.append)
+    checks = [partial(IMAGES.check, scene) for scene in IMAGES.held_out(2, seed=0)]
+    made, complete = compare_caches(workload, checks, [HALF, twice, MOST], folder=folder, advance=seen.append)
     assert complete
-    return case, folder, seen
+    comparison = Comparison(command="", created="", environment={}, complete=True, cases=(made.case,))
+    return Demo(comparison=comparison, full=made.full, samples=made.samples), folder, seen
 
 
-def test_caches_that_compute_as_many_steps_share_a_run_of_fewer(compared: tuple[Case, Path, list[str]]) -> None:
-    case, folder, _ = compared
-    assert [point.title for point in case.points] == [
+def test_caches_that_compute_as_many_steps_share_a_run_of_fewer(compared: tuple[Demo, Path, list[str]]) -> None:
+    demo, folder, _ = compared
+    assert [point.method for point in demo.case.points] == [
         "half", "fewer steps (4)", "half again", "most", "fewer steps (6)"
     ]  # fmt: skip
-    half, plain, again, most, _ = case.points
-    assert case.baseline_of(half) is case.baseline_of(again) is plain
-    assert case.baseline_of(plain) is None
+    half, plain, _, most, _ = demo.case.points
+    assert [demo.baseline_of(place) for place in range(5)] == [1, None, 1, 4, None]
     assert plain.call == "pipeline(prompt, num_inference_steps=4)"
     assert (half.computed_steps, plain.computed_steps) == (pytest.approx(4), 4)
     assert most.psnr is not None
     assert half.psnr is not None
     assert most.psnr.mean > half.psnr.mean
-    shown = {sample.image for row in (case.full.samples, *(p.samples for p in case.points)) for sample in row}
+    shown = {sample.image for row in (demo.full, *demo.samples) for sample in row}
     assert {f"images/{path.name}" for path in (folder / "images").iterdir()} == shown
 
 
-def test_decisions_attributes_and_pictures_are_kept(compared: tuple[Case, Path, list[str]]) -> None:
-    case, folder, _ = compared
-    half = case.points[0]
-    sample = half.samples[1]
+def test_decisions_attributes_and_pictures_are_kept(compared: tuple[Demo, Path, list[str]]) -> None:
+    demo, folder, _ = compared
+    half, sample = demo.case.points[0], demo.samples[0][1]
     assert sum(not each.reused for each in sample.decisions) == 4
     assert {each.step for each in sample.decisions} == set(range(STEPS))
     assert sample.attributes
     assert (half.kept_bytes or 0) > 0
     assert len(read_frames(folder / sample.image)) == 1
     assert half.call.startswith("omnireuse.enable(pipeline, policy=Spread(")
-    assert all(not each.decisions for each in (*case.full.samples, *case.points[1].samples))
-    assert {each.psnr for each in case.full.samples} == {100.0}
+    assert all(not each.decisions for each in (*demo.full, *demo.samples[1]))
+    assert {each.psnr for each in demo.full} == {100.0}
     assert half.speedup is not None
     assert half.speedup.low > 0

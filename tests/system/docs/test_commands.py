@@ -43,8 +43,8 @@ def test_the_examples_of_the_help_are_commands(module: ModuleType, monkeypatch: 
 
 def test_commands_are_found_in_blocks_and_in_text(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("Say `omnireuse\nreport`, or `handle`:\n\n```sh\nmake test  # all\n```\n\n```text\nmake it\n```\n")
-    assert shown(page) == [(5, "make test  # all"), (1, "omnireuse report")]
+    page.write_text("Say `omnireuse\ncache`, or `handle`:\n\n```sh\nmake test  # all\n```\n\n```text\nmake it\n```\n")
+    assert shown(page) == [(5, "make test  # all"), (1, "omnireuse cache")]
 
 
 @pytest.mark.parametrize(

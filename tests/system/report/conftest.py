@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from omnireuse.lab.report.page import render_page
+from omnireuse.lab.report.page import write_page
+from reference.demo.page import write_demo_page
 from tests.helpers.comparisons import gallery, peers, save_clips, save_images
 
 from .window import CHROMIUM, Window
@@ -35,13 +36,16 @@ def window(chromium: Browser) -> Iterator[Window]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     save_images(gallery(), folder)
-    (folder / "page.html").write_text(render_page([gallery(), peers()], folder), encoding="utf-8")
-    return folder / "page.html"
+    return write_demo_page(gallery(), folder, folder / "page.html")
 
 
 @pytest.fixture(scope="session")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clips")
     save_clips(gallery(), folder)
-    (folder / "page.html").write_text(render_page([gallery()], folder), encoding="utf-8")
-    return folder / "page.html"
+    return write_demo_page(gallery(), folder, folder / "page.html")
+
+
+@pytest.fixture(scope="session")
+def methods(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_page(peers(), tmp_path_factory.mktemp("methods") / "page.html")

@@ -11,10 +11,10 @@ import pytest
 from tests import TOP
 
 pytest.importorskip("PIL")
-from omnireuse.lab.report.clips import read_frames
 from reference.card import write_card
 from reference.case import CLIPS, IMAGES, Case
 from reference.evaluate import Figures
+from reference.pictures import read_frames
 
 WEIGHTS = TOP / "models"
 SHAPES = {"image": (64, 64, 3), "clip": (9, 64, 64, 3)}

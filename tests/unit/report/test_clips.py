@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from omnireuse.errors import ConfigError
-from omnireuse.lab.report.clips import FRAME_MILLISECONDS, read_frames, save_clip
-from omnireuse.lab.report.page import render_page
+from omnireuse.lab.report.clips import FRAME_MILLISECONDS, save_clip
+from reference.demo.page import write_demo_page
+from reference.pictures import read_frames
 from tests.helpers.comparisons import PROMPTS, gallery, images
 
 CLIP = np.random.default_rng(0).random((4, 16, 16, 3), dtype=np.float32)
@@ -34,7 +35,7 @@ def test_the_page_holds_the_frames_of_a_clip_side_by_side_and_to_the_bit(tmp_pat
     for names in images(made):
         for name in names:
             save_clip(CLIP, tmp_path / name)
-    page = render_page([made], tmp_path)
+    page = write_demo_page(made, tmp_path, tmp_path / "page.html").read_text()
     assert page.count('<div class="frame clip"><img src="data:image/webp') == 5 * len(PROMPTS)
     assert "--frames: 4;" in page
     assert f'data-frames="4" data-milliseconds="{FRAME_MILLISECONDS}"' in page
@@ -42,3 +43,12 @@ def test_the_page_holds_the_frames_of_a_clip_side_by_side_and_to_the_bit(tmp_pat
     assert held
     joined = np.asarray(Image.open(io.BytesIO(base64.b64decode(held[1]))))
     np.testing.assert_array_equal(joined, np.concatenate(list(np.rint(CLIP * 255).astype(np.uint8)), axis=1))
+
+
+def test_a_damaged_picture_is_refused_by_its_name(tmp_path: Path) -> None:
+    save_clip(CLIP[0], tmp_path / "one.png")
+    whole = (tmp_path / "one.png").read_bytes()
+    for broken in (b"", b"hello", whole[: len(whole) // 2], whole[:40] + bytes(40) + whole[80:]):
+        (tmp_path / "one.png").write_bytes(broken)
+        with pytest.raises(ConfigError, match=r"one\.png"):
+            read_frames(tmp_path / "one.png")

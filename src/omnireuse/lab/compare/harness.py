@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,11 +26,9 @@ from omnireuse.lab.compare.count import Work, now
 from omnireuse.lab.compare.methods.base import Kept, Method, Setting, unchanged
 from omnireuse.lab.compare.restore import restored
 from omnireuse.lab.compare.workload import Workload, call_text
-from omnireuse.lab.front import targets
 from omnireuse.lab.record import Case, FullRun, Point, environment
 from omnireuse.lab.report.clips import save_pair
-from omnireuse.lab.scores import Score
-from omnireuse.pipelines.closeness import Mean, bootstrap, capped_psnr, spread, ssim
+from omnireuse.pipelines.closeness import bootstrap, capped_psnr, spread, ssim
 from omnireuse.pipelines.pictures import Picture
 
 __all__ = ["Harness", "Measured", "Turn"]
@@ -79,8 +77,7 @@ class _Row(Record, frozen=True, kw_only=True):
 
     psnr: float
     ssim: float
-    attributes: float | None
-    scores: dict[str, float | None]
+    scores: dict[str, float]
     flops: float
     kept_bytes: int
 
@@ -98,7 +95,6 @@ class Harness:
 
     Args:
         workload: its runs.
-        scores: by name, beside PSNR and SSIM; None where one could not be loaded.
         journal: its figures are not measured again.
 
     Attributes:
@@ -111,11 +107,9 @@ class Harness:
         StateError: a full run that is not finite or whose work cannot be counted.
     """
 
-    def __init__(
-        self, workload: Workload, *, scores: Mapping[str, Score | None] | None = None, journal: Journal | None = None
-    ) -> None:
+    def __init__(self, workload: Workload, *, journal: Journal | None = None) -> None:
         self.workload = workload
-        self._scores, self._journal = dict(scores or {}), journal or Journal()
+        self._journal = journal or Journal()
         self.full: list[Picture] = []
 
     def __enter__(self) -> Self:
@@ -164,7 +158,7 @@ class Harness:
             "list of calibration prompts": str(workload.calibration),
             "seed": f"{workload.seed}, {workload.calibration_seed}",
             "batch size": str(workload.batch_size),
-            "set of scores": str({name: score is not None for name, score in self._scores.items()}),
+            "set of scores": str(list(workload.scores)),
             "environment": str(environment()),
         }
 
@@ -206,12 +200,11 @@ class Harness:
         return folder / f"{hashlib.sha256(f'{self._part} {name}'.encode()).hexdigest()[:16]}.png"
 
     def _row(self, number: int, picture: Picture, measured: Measured) -> _Row:
-        full, prompt, checks = self.full[number], self.workload.prompts[number], self.workload.checks
+        full, prompt = self.full[number], self.workload.prompts[number]
         return _Row(
             psnr=capped_psnr(picture, full),
             ssim=ssim(picture, full) if np.isfinite(picture).all() else 0.0,
-            attributes=statistics.fmean(checks[number](picture).values()) if checks else None,
-            scores={name: score and score(picture, full, prompt) for name, score in self._scores.items()},
+            scores={name: score(picture, full, prompt) for name, score in self.workload.scores.items()},
             flops=measured.flops / len(measured.pictures),
             kept_bytes=measured.kept_bytes,
         )
@@ -294,8 +287,7 @@ class Harness:
                 psnr=bootstrap(each),
                 each=each,
                 ssim=bootstrap([row.ssim for row in rows]),
-                attributes=_mean([row.attributes for row in rows]),
-                scores=_means(rows),
+                scores={name: bootstrap([row.scores[name] for row in rows]) for name in self.workload.scores},
                 kept_bytes=max(row.kept_bytes for row in rows),
                 call=setting.call,
                 worst=f"{worst.parent.name}/{worst.name}" if worst is not None and worst.exists() else "",
@@ -337,16 +329,13 @@ class Harness:
     def case(self, points: Iterable[Point], turns: Sequence[Turn] = ()) -> Case:
         """The record of these points."""
         workload, rows = self.workload, self._full_rows
-        attributes = _mean([row.attributes for row in rows])
         full = FullRun(
             seconds=spread([turn.seconds for turn in turns]) if turns else None,
-            attributes=None if attributes is None else attributes.mean,
-            scores=_means(rows),
+            scores={name: statistics.fmean(row.scores[name] for row in rows) for name in workload.scores},
             peak_bytes=_most(turns),
         )
         same = {name: getattr(workload, name) for name in ("steps", "guidance", "prompts", "seed")}
-        case = Case(pipeline=workload.name, **same, full=full, points=tuple(points))
-        return replace(case, targets=targets(case))
+        return Case(pipeline=workload.name, **same, full=full, points=tuple(points))
 
 
 def _name(method: Method, setting: Setting) -> str:
@@ -363,12 +352,3 @@ def _fastest(runs: Sequence[Measured]) -> Turn:
 
 def _most(runs: Sequence[Measured | Turn]) -> int | None:
     return max((run.peak_bytes for run in runs if run.peak_bytes is not None), default=None)
-
-
-def _mean(values: Sequence[float | None]) -> Mean | None:
-    known = [value for value in values if value is not None]
-    return bootstrap(known) if known else None
-
-
-def _means(rows: Sequence[_Row]) -> dict[str, Mean | None]:
-    return {name: _mean([row.scores[name] for row in rows]) for name in rows[0].scores}

@@ -24,12 +24,11 @@ from omnireuse.lab.compare.harness import Harness, Turn
 from omnireuse.lab.compare.methods import chosen_methods, own_methods
 from omnireuse.lab.compare.methods.base import Method, Setting
 from omnireuse.lab.compare.methods.ours import warn_of_unused
-from omnireuse.lab.compare.table import case_table, targets_table
-from omnireuse.lab.compare.workload import Workload, workloads_of
-from omnireuse.lab.front import nearest_to_half, targets
+from omnireuse.lab.compare.table import answers_table, case_table
+from omnireuse.lab.compare.workload import Score, Workload, workloads_of
+from omnireuse.lab.front import nearest_to_half
 from omnireuse.lab.record import Case, Comparison, Point, environment, read_comparison, write_comparison
 from omnireuse.lab.report.page import write_page
-from omnireuse.lab.scores import Score, load_scores
 from omnireuse.pipelines.source import Source
 
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     "compare_all",
     "compare_pipeline",
     "failed_settings",
-    "merged",
     "results_file",
     "settings_of",
     "short_of",
@@ -61,7 +59,6 @@ def compare(
     methods: Sequence[Method],
     *,
     timed: int = 0,
-    scores: Mapping[str, Score | None] | None = None,
     journal: Journal | None = None,
     advance: Callable[[str, int, int], None] = lambda *_: None,
     save: Callable[[Case], None] = lambda _: None,
@@ -70,12 +67,12 @@ def compare(
 
     Args:
         timed: prompts for the wall-clock, one setting of each method; 0 leaves it out.
-        scores, journal: as for `Harness`.
+        journal: as for `Harness`.
         advance: called with what runs now, how many settings are done and how many there are.
         save: called with the case so far after every setting.
     """
     advance("full run", 0, 0)
-    with Harness(workload, scores=scores, journal=journal) as harness:
+    with Harness(workload, journal=journal) as harness:
         points: list[Point] = []
         left = list(settings_of(methods, harness))
         for number, (method, setting) in enumerate(left):
@@ -112,7 +109,7 @@ def compare_pipeline(
     calibration_prompts: Sequence[str] = (),
     seed: int = 0,
     timed: int = 0,
-    scores: Iterable[str] = (),
+    scores: Mapping[str, Score] | None = None,
     batch_size: int = 1,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
@@ -143,8 +140,8 @@ def compare_pipeline(
             any, those methods are left out, and the results say so.
         seed: of the first prompt's noise; the others count on from it.
         timed: prompts for the wall-clock; 0 leaves it out.
-        scores: of `evaluation.scores`: "lpips", "clip", "image_reward". One that is not installed is None in the
-            results, with a warning.
+        scores: further scores by name, each a function (picture, picture of the full run, prompt) -> score. Pictures
+            are (height, width, channels) in 0…1, a clip has its frames before them.
         batch_size: prompts in a call, where a method does not decide by what it measures.
         device: as for `omnireuse.calibrate`, and so are `dtype` and `pictures`.
         out: the file of the results, "….json", or a folder for ``compare.json``; written again after every setting.
@@ -159,7 +156,7 @@ def compare_pipeline(
     Raises:
         ConfigError: no prompts, a pipeline that cannot be loaded or whose results are not safely read as pictures, an
             argument of the call that is set here, or earlier results in `out` that were made otherwise.
-        UnknownNameError: a method or score that does not exist, or an argument that the pipeline does not take.
+        UnknownNameError: a method that does not exist, or an argument that the pipeline does not take.
         MissingExtraError: the report's libraries are not installed.
         StateError: the pipeline could not be restored.
     """
@@ -174,7 +171,6 @@ def compare_pipeline(
     if fresh:
         file.unlink(missing_ok=True)
         remove_journal(file.with_suffix(".sqlite"))
-    loaded = load_scores(scores)
     source = Source(given=pipeline, device=device, dtype=dtype, where="compare")
     source.check()
     workloads = workloads_of(
@@ -187,15 +183,14 @@ def compare_pipeline(
         calibration=tuple(calibration_prompts),
         calibration_seed=seed + len(prompts),
         batch_size=batch_size,
+        scores=dict(scores or {}),
         as_pictures=pictures,
     )
     warn_of_unused(places, workloads)
     if progress:
         shown = f"{describe(workloads[0].pipeline)}; {len(prompts)} prompts, {len(chosen)} methods"
         tqdm.write(shown, file=sys.stderr)
-    return compare_all(
-        workloads, chosen, file, timed=timed, scores=loaded, resume=True, command=command, progress=progress
-    )
+    return compare_all(workloads, chosen, file, timed=timed, resume=True, command=command, progress=progress)
 
 
 def results_file(out: str | os.PathLike[str]) -> Path:
@@ -210,7 +205,6 @@ def compare_all(
     *,
     timed: int,
     command: str,
-    scores: Mapping[str, Score | None] | None = None,
     resume: bool = False,
     progress: bool = True,
 ) -> Comparison:
@@ -239,7 +233,6 @@ def compare_all(
             others = tuple(point for point in earlier[key].points if point.method not in chosen)
             full = case.full if case.full.seconds is not None else earlier[key].full
             case = replace(case, full=full, points=others + case.points)
-            case = replace(case, targets=targets(case))
         cases[key] = case
         record(complete=False)
 
@@ -256,9 +249,7 @@ def compare_all(
                         bar.reset(total=total)
                     bar.update(done - bar.n)
 
-                done = compare(
-                    workload, methods, timed=timed, scores=scores, journal=journal, advance=advance, save=save
-                )
+                done = compare(workload, methods, timed=timed, journal=journal, advance=advance, save=save)
                 advance("done", len(done.points), len(done.points))
     except KeyboardInterrupt:
         if not is_begun:
@@ -305,45 +296,12 @@ def failed_settings(comparison: Comparison) -> list[str]:
     ]
 
 
-def merged(paths: Iterable[Path]) -> Comparison:
-    """Parts of one comparison as one: the points of each case side by side, of two equal settings the later one.
-
-    Raises:
-        ConfigError: a file that is no comparison, two environments, or a case with two sets of prompts.
-    """
-    parts = [(path, read_comparison(path)) for path in paths]
-    first, whole = parts[0]
-    cases: dict[tuple[str, int, float], Case] = {}
-    for path, part in parts:
-        if part.environment != whole.environment:
-            raise ConfigError(f"merge({path}): environment must be that of {first}; they ran on unlike machines")
-        for case in part.cases:
-            key = case.pipeline, case.steps, case.guidance
-            known = cases.get(key, case)
-            if known.prompts != case.prompts:
-                raise ConfigError(f"merge({path}): {case.name} must have the prompts of the other parts")
-            points = {_setting_of(point): point for point in known.points + case.points}
-            full = case.full if case.full.seconds is not None else known.full
-            cases[key] = replace(case, full=full, points=tuple(points.values()))
-    return replace(
-        whole,
-        command="; ".join(dict.fromkeys(part.command for _, part in parts)),
-        created=max(part.created for _, part in parts),
-        complete=all(part.complete for _, part in parts),
-        cases=tuple(replace(cases[key], targets=targets(cases[key])) for key in sorted(cases)),
-    )
-
-
-def _setting_of(point: Point) -> tuple[str, str]:
-    return point.method, repr(sorted(point.settings.items()))
-
-
 def show(comparison: Comparison, file: Path, console: Console) -> None:
     """Print the tables, and write the record and its page beside it."""
     for case in comparison.cases:
-        for table in (case_table(case), targets_table(case)):
+        for table in (case_table(case), answers_table(case)):
             console.print(table)
             console.print()
     write_comparison(comparison, file)
-    page = write_page([comparison], file.parent, file.with_suffix(".html"))
+    page = write_page(comparison, file.with_suffix(".html"))
     console.print(f"wrote {file} and {page}", soft_wrap=True)

@@ -9,11 +9,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from omnireuse.lab.front import front, is_noise, leading, target_words
+from omnireuse.lab.front import answers, front, is_noise, leading
 from omnireuse.lab.record import Case, Point
 from omnireuse.pipelines.closeness import Mean, Spread
 
-__all__ = ["case_table", "targets_table"]
+__all__ = ["answers_table", "case_table"]
 
 STYLES = {"ours": "bold green", "peer": "", "baseline": "dim"}
 
@@ -21,7 +21,6 @@ COLUMNS: dict[str, Callable[[Point], str]] = {
     "computed": lambda point: "" if point.computed_steps is None else f"{point.computed_steps:.1f}",
     "PSNR, dB": lambda point: _mean(point.psnr, 1),
     "SSIM": lambda point: _mean(point.ssim, 3),
-    "attributes": lambda point: _mean(point.attributes, 3),
     "speed-up": lambda point: _ratio(point.speedup),
     "of the\nloop": lambda point: _ratio(point.loop_speedup),
     "KiB\nkept": lambda point: "" if point.kept_bytes is None else f"{point.kept_bytes / 1024:.0f}",
@@ -55,14 +54,13 @@ def case_table(case: Case) -> Group:
     return Group(*lines)
 
 
-def targets_table(case: Case) -> Table:
+def answers_table(case: Case) -> Table:
     """The answers that the comparison is for."""
     table = Table(title=f"{case.name}: ours beside the best of the others", box=None, title_justify="left")
     table.add_column("")
     table.add_column("", justify="right")
-    for name, value in case.targets.items():
-        if value is not None:
-            table.add_row(target_words(name), f"{value:+.2f}".lstrip("+"))
+    for words, value in answers(case).items():
+        table.add_row(words, f"{value:.2f}")
     if not table.row_count:
         table.add_row("no answer: that takes methods of ours and others that meet in steps or quality")
     return table
@@ -90,7 +88,7 @@ def _details(point: Point) -> str:
         return point.error.splitlines()[0]
     settings = ", ".join(f"{name}={value}" for name, value in point.settings.items())
     interval = f"{point.psnr.low:.1f}–{point.psnr.high:.1f} dB" if point.psnr else ""
-    scores = [f"{name} {_mean(score, 3) or '–'}" for name, score in point.scores.items()]
+    scores = [f"{name} {_mean(score, 3)}" for name, score in point.scores.items()]
     ratio, clock = point.speedup, "" if point.seconds is None else f"{point.seconds.median:.2f} s"
     clock += "" if ratio is None else f" ({ratio.low:.2f}–{ratio.high:.2f}×)"
     return "; ".join(words for words in (settings, interval, *scores, clock) if words)

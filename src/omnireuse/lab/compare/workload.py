@@ -7,7 +7,7 @@ import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -19,11 +19,14 @@ from omnireuse.pipelines.pictures import Picture
 from omnireuse.pipelines.source import Source
 from omnireuse.prompts.fingerprint import tensor_checksum
 
-__all__ = ["GUIDANCE", "Workload", "call_text", "guided_call", "is_distilled", "workloads_of"]
+__all__ = ["GUIDANCE", "Score", "Workload", "call_text", "guided_call", "is_distilled", "workloads_of"]
 
 GUIDANCE = ("true_cfg_scale", "guidance_scale")
 """Names of the argument that sets guidance. Where a pipeline has both, the second belongs to a distilled model, whose
 denoiser embeds it, and costs no second branch."""
+
+Score: TypeAlias = "Callable[[Picture, Picture, str], float]"
+"""(picture, that of the full run, prompt) -> score, beside PSNR and SSIM."""
 
 SET_HERE = {
     "num_inference_steps": "steps= says how many the full run has, and baselines take fewer",
@@ -41,7 +44,7 @@ class Workload:
         guidance: for the record; `call` holds what sets it.
         seed: of the first prompt's noise; the others count on from it.
         call: arguments of every call beside prompt, steps and noise.
-        checks: for each prompt a function from a picture to which attributes it shows; empty where nothing can.
+        scores: further scores of each picture, by name.
         calibration: prompts that methods may calibrate themselves on, none of `prompts`; without them, methods that
             need a calibration are left out with an error.
         calibration_seed: of the first of those prompts' noise.
@@ -50,8 +53,8 @@ class Workload:
             frames first; None where the result is read as pipelines of diffusers return it.
 
     Raises:
-        ConfigError: no prompts, another number of checks, prompts that are both calibrated on and compared, or an
-            argument of the call that is set here.
+        ConfigError: no prompts, prompts that are both calibrated on and compared, or an argument of the call that is
+            set here.
         UnknownNameError: an argument that the call does not take.
     """
 
@@ -62,7 +65,7 @@ class Workload:
     prompts: tuple[str, ...]
     seed: int
     call: Mapping[str, Any] = field(default_factory=dict)
-    checks: tuple[Callable[[Picture], Mapping[str, bool]], ...] = ()
+    scores: Mapping[str, Score] = field(default_factory=dict)
     calibration: tuple[str, ...] = ()
     calibration_seed: int = 0
     batch_size: int = 1
@@ -72,10 +75,6 @@ class Workload:
     def __post_init__(self) -> None:
         if not self.prompts:
             raise ConfigError("Workload(prompts): prompts must hold at least one")
-        if self.checks and len(self.checks) != (count := len(self.prompts)):
-            raise ConfigError(
-                f"Workload(checks): checks must be as many as the {count} prompts, got {len(self.checks)}"
-            )
         if shared := set(self.prompts) & set(self.calibration):
             must = "calibration must hold none of the prompts that are compared"
             raise ConfigError(f"Workload(calibration): {must}, got {min(shared)!r}")

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from omnireuse.errors import ConfigError, MissingExtraError
+from omnireuse.errors import MissingExtraError
 
 try:
-    from PIL import Image, ImageSequence
+    from PIL import Image
 except ImportError as missing:
     raise MissingExtraError("a picture of the report", "report") from missing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FRAME_MILLISECONDS", "read_frames", "save_clip", "save_pair"]
+__all__ = ["FRAME_MILLISECONDS", "save_clip", "save_pair"]
 
 FRAME_MILLISECONDS = 125
 """How long a clip shows each frame."""
@@ -39,16 +39,3 @@ def save_pair(left: NDArray[Any], right: NDArray[Any], path: Path) -> None:
     both = np.concatenate([left, right], axis=-2)[..., ::step, ::step, :]
     path.parent.mkdir(parents=True, exist_ok=True)
     save_clip(np.nan_to_num(both).clip(0.0, 1.0), path)
-
-
-def read_frames(path: Path) -> list[Image.Image]:
-    """The frames of a PNG; a still image has one.
-
-    Raises:
-        ConfigError: no such image.
-    """
-    try:
-        with Image.open(path) as image:
-            return [frame.convert("RGB") for frame in ImageSequence.Iterator(image)]
-    except OSError as error:
-        raise ConfigError(f"image {path}: {error.strerror or error}; images belong beside their results") from error

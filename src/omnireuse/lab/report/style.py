@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from omnireuse.pipelines.closeness import IDENTICAL_DB
 
-__all__ = ["DARK", "DIFFERENCE_GAIN", "LIGHT", "decibels", "in_words", "size"]
-
-DIFFERENCE_GAIN = 4
-"""The factor by which differences to the full run are brightened, because the pictures look alike."""
+__all__ = ["DARK", "LIGHT", "decibels", "size"]
 
 #: Colours by role. Texts have a contrast of at least 4.5 on paper and card.
 LIGHT = {
@@ -52,13 +48,6 @@ def decibels(value: float | None, *, signed: bool = False) -> str:
     if value >= IDENTICAL_DB and not signed:
         return "identical"
     return f"{value:{'+' if signed else ''}.1f} dB".replace("-", "−")
-
-
-def in_words(each: Sequence[float]) -> str:
-    """What PSNRs to the full run, in dB, mean to the eye in nine of ten pictures."""
-    steps = ((45.0, "indistinguishable"), (38.0, "hardly visible"), (30.0, "small changes"))
-    tenth = sorted(each)[len(each) // 10]
-    return next((words for least, words in steps if tenth >= least), "visible changes")
 
 
 def size(count: int) -> str:

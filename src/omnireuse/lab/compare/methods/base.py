@@ -108,7 +108,7 @@ def calibration_workload(workload: Workload, count: int) -> Workload:
         )
     prompts = workload.calibration[:count]
     return replace(
-        workload, prompts=prompts, checks=(), calibration=(), seed=workload.calibration_seed, batch_size=len(prompts)
+        workload, prompts=prompts, scores={}, calibration=(), seed=workload.calibration_seed, batch_size=len(prompts)
     )
 
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 
 from omnireuse.base.loading import quiet_loading
-from omnireuse.errors import UnknownNameError
+from omnireuse.lab.compare.workload import Score
 from omnireuse.pipelines.pictures import Picture
 
-__all__ = ["CLIP", "SCORES", "Score", "load_scores"]
-
 logger = logging.getLogger("omnireuse")
-
-Score: TypeAlias = "Callable[[Picture, Picture, str], float]"
-"""(picture, that of the full run, prompt) -> score; of a clip the mean over its frames."""
 
 CLIP = "openai/clip-vit-large-patch14"
 
@@ -76,21 +71,14 @@ SCORES: dict[str, Callable[[], Score]] = {"lpips": _lpips, "clip": _clip, "image
 """Name -> its loader."""
 
 
-def load_scores(names: Iterable[str]) -> dict[str, Score | None]:
-    """The scores of these names. One that cannot be loaded is None, and a warning says why.
-
-    Raises:
-        UnknownNameError: a name that is not in `SCORES`.
-    """
-    found: dict[str, Score | None] = {}
-    for name in names:
-        if name not in SCORES:
-            raise UnknownNameError("score", name, SCORES)
+def load_scores() -> dict[str, Score]:
+    """The scores that can be loaded; of the others a warning says why."""
+    found: dict[str, Score] = {}
+    for name, load in SCORES.items():
         try:
             with quiet_loading():
-                found[name] = SCORES[name]()
+                found[name] = load()
         except Exception as error:  # whatever a package or its download raises
             reason = str(error).strip().split("\n")[0]
-            logger.warning("score %s is left out, its results are null: %s: %s", name, type(error).__name__, reason)
-            found[name] = None
+            logger.warning("score %s is left out: %s: %s", name, type(error).__name__, reason)
     return found

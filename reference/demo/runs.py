@@ -1,10 +1,10 @@
-"""The runs of a case with pictures: their colours, and their decisions as strips."""
+"""The runs of a demo: their colours, and their decisions as strips."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omnireuse.lab.record import Case, Sample
+from reference.demo.record import Demo, Sample
 
 __all__ = ["ShownRun", "axis_of", "runs_of", "strip"]
 
@@ -28,35 +28,34 @@ class ShownRun:
     best: bool = False
 
 
-def runs_of(case: Case) -> tuple[ShownRun, ...]:
+def runs_of(demo: Demo) -> tuple[ShownRun, ...]:
     """The full run and then the points of a case, in their order."""
-    best = case.points[case.highlight]
     spare = iter(("first", "second", "third"))
-    tones: dict[str, str] = {}
-    for point in case.points:
+    tones: dict[int, str] = {}
+    for place, point in enumerate(demo.case.points):
         if point.family != "baseline":
-            tones[point.title] = "highlight" if point is best else next(spare, "muted")
-            if (baseline := case.baseline_of(point)) is not None:
-                tones.setdefault(baseline.title, tones[point.title])
+            tones[place] = next(spare, "muted") if place else "highlight"
+            if (baseline := demo.baseline_of(place)) is not None:
+                tones.setdefault(baseline, tones[place])
     return (
-        ShownRun(name="full", role="reference", tone="full", samples=case.full.samples),
+        ShownRun(name="full", role="reference", tone="full", samples=demo.full),
         *(
             ShownRun(
-                name=point.title,
+                name=point.method,
                 role="baseline" if point.family == "baseline" else "cache",
-                tone=tones.get(point.title, "muted"),
-                samples=point.samples,
-                best=point is best,
+                tone=tones.get(place, "muted"),
+                samples=demo.samples[place],
+                best=place == 0,
             )
-            for point in case.points
+            for place, point in enumerate(demo.case.points)
         ),
     )
 
 
-def axis_of(case: Case) -> int:
+def axis_of(demo: Demo) -> int:
     """Steps that the decisions of all runs fit on: more than `steps` where a solver calls the model more often."""
-    samples = (sample for point in case.points for sample in point.samples)
-    return max(case.steps, 1 + max((each.step for sample in samples for each in sample.decisions), default=0))
+    decisions = (each for row in demo.samples for sample in row for each in sample.decisions)
+    return max(demo.case.steps, 1 + max((each.step for each in decisions), default=0))
 
 
 def strip(sample: Sample) -> list[tuple[str, list[tuple[bool, str]]]]:

@@ -12,8 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor
 
-from omnireuse.errors import UnknownNameError
-from omnireuse.lab import scores
+from bench import _scores as scores
 from reference.load import find_image_pipeline
 
 PICTURE = np.random.default_rng(0).random((32, 32, 3)).astype(np.float32)
@@ -33,8 +32,7 @@ class MeanDistance:
 
 def test_lpips_is_given_pictures_between_minus_one_and_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lpips", SimpleNamespace(LPIPS=MeanDistance))
-    score = scores.load_scores(["lpips"])["lpips"]
-    assert score is not None
+    score = scores.SCORES["lpips"]()
     assert score(PICTURE, FULL, "") == pytest.approx(2 * float(np.abs(PICTURE - FULL).mean()), rel=1e-5)
     clip = np.stack([PICTURE, FULL])
     assert score(clip, np.stack([FULL, FULL]), "") == pytest.approx(score(PICTURE, FULL, "") / 2, rel=1e-5)
@@ -47,8 +45,7 @@ def test_image_reward_is_given_the_prompt_and_a_picture(monkeypatch: pytest.Monk
         return SimpleNamespace(score=lambda prompt, image: len(prompt) + image.getpixel((0, 0))[0] / 255)
 
     monkeypatch.setitem(sys.modules, "ImageReward", SimpleNamespace(load=load))
-    score = scores.load_scores(["image_reward"])["image_reward"]
-    assert score is not None
+    score = scores.SCORES["image_reward"]()
     assert score(FULL, FULL, "circle") == pytest.approx(6.5, abs=0.01)
 
 
@@ -69,15 +66,13 @@ def test_the_clip_score_is_a_hundred_times_the_cosine(tmp_path: Path, monkeypatc
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     monkeypatch.setattr(scores, "CLIP", str(tmp_path))
-    score = scores.load_scores(["clip"])["clip"]
-    assert score is not None
+    score = scores.SCORES["clip"]()
     assert score(PICTURE, FULL, "a red circle") == pytest.approx(100 * abs(cosine), abs=1e-3)
     assert score(np.stack([PICTURE, PICTURE]), FULL, "a red circle") == pytest.approx(100 * abs(cosine), abs=1e-3)
     with torch.no_grad():
         model.text_projection.weight.neg_()
     model.save_pretrained(tmp_path)
-    opposite = scores.load_scores(["clip"])["clip"]
-    assert opposite is not None
+    opposite = scores.SCORES["clip"]()
     assert opposite(PICTURE, FULL, "a red circle") == 0.0
 
 
@@ -88,14 +83,9 @@ def test_what_is_not_installed_is_left_out_with_one_line(
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(scores, "CLIP", str(tmp_path / "nowhere"))
     with caplog.at_level(logging.WARNING, "omnireuse"):
-        assert scores.load_scores(scores.SCORES) == {"lpips": None, "clip": None, "image_reward": None}
-    assert [record.getMessage().split(",")[0] for record in caplog.records] == [
+        assert scores.load_scores() == {}
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "score lpips is left out",
         "score clip is left out",
         "score image_reward is left out",
     ]
-
-
-def test_a_misspelt_score_is_refused() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'lpips'"):
-        scores.load_scores(["lpip"])
