@@ -17,8 +17,7 @@ from itertools import accumulate
 from typing import Any
 
 from omnireuse.core.encoder_cache_manager import EncoderCacheManager
-from omnireuse.encoders import EncoderKey, Outcome, SharedEncoderCacheConfig, SharedEncoderCacheManager
-from omnireuse.encoders.eviction import POLICIES
+from omnireuse.encoders import EncoderKey, Outcome, SharedEncoderCacheManager
 from omnireuse.encoders.vllm_manager import VllmEncoderCacheManager
 
 try:
@@ -84,7 +83,7 @@ def serve_shared(manager: SharedEncoderCacheManager, request: Request) -> None:
             raise SystemExit("the trace does not fit")
         if lease.outcome is Outcome.RESERVED:
             manager.commit(lease)
-    manager.drain_events()
+    manager.drain_evicted()
 
 
 def serve_plain(manager: EncoderCacheManager, request: Request) -> None:
@@ -107,18 +106,13 @@ def free_shared(manager: SharedEncoderCacheManager, request: Request) -> None:
         manager.release(request.request_id, i)
 
 
-def shared(policy: str) -> Callable[[int], SharedEncoderCacheManager]:
-    """Make a shared manager of a capacity."""
-    return lambda size: SharedEncoderCacheManager(SharedEncoderCacheConfig(max_embeds=size, policy=policy))
-
-
 def managers() -> dict[str, tuple[Callable[[int], Any], Serve, Serve]]:
     """Name → how to make it, serve a request, free a request."""
     own = {} if VllmOwn is None else {VLLM: (VllmOwn, serve_vllm, free_vllm)}
     return {
         **own,
-        "VllmEncoderCacheManager lru": (VllmEncoderCacheManager, serve_vllm, free_vllm),
-        **{f"SharedEncoderCacheManager {policy}": (shared(policy), serve_shared, free_shared) for policy in POLICIES},
+        "VllmEncoderCacheManager": (VllmEncoderCacheManager, serve_vllm, free_vllm),
+        "SharedEncoderCacheManager": (SharedEncoderCacheManager, serve_shared, free_shared),
         "EncoderCacheManager": (EncoderCacheManager, serve_plain, free_vllm),
     }
 

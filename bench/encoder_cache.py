@@ -6,7 +6,7 @@ Speed: the same trace (each item once, then popular ones) through every manager 
 Times are processor time of one thread. An access is one input's whole life: asked for, planned where missing, freed;
 requests of 4 inputs, one drain each.
 vLLM's manager takes part if the venv of scripts/vllm_venv.sh is there; then that venv's Python times everything.
-Hit ratios: three made-up traces through every policy, beside LRU and the clairvoyant bound.
+Hit ratios: three made-up traces through the shared cache, beside LRU and the clairvoyant bound.
 """
 
 from __future__ import annotations

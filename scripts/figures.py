@@ -267,9 +267,8 @@ def _promise(record: Record) -> Rows:
 
 MANAGERS = {
     "vLLM 0.33 EncoderCacheManager": "vLLM 0.33's",
-    "VllmEncoderCacheManager lru": "for vLLM, LRU",
-    "SharedEncoderCacheManager lru": "shared, LRU",
-    "SharedEncoderCacheManager s3-fifo": "shared, S3-FIFO",
+    "VllmEncoderCacheManager": "for vLLM",
+    "SharedEncoderCacheManager": "shared",
     "EncoderCacheManager": "of one owner",
 }
 

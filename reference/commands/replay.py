@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from omnireuse.base.extras import check_extra
-from omnireuse.cli.options import Quiet, Verbose, names, whole_numbers
+from omnireuse.cli.options import Quiet, Verbose, whole_numbers
 from reference.replay.config import ReplayConfig
 
 __all__ = ["EXAMPLES", "run"]
@@ -32,9 +32,6 @@ def run(
             help="Sizes of the cache in embeddings (default: shares of what all items take).",
         ),
     ] = None,
-    policy: Annotated[
-        Any, typer.Option(parser=names, metavar="NAME,NAME,...", help="Eviction policies (default: all).")
-    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results (default: out/replay).")] = None,
     make: Annotated[
         str | None, typer.Option(metavar="KIND", help="Write TRACE instead: zipf, scan or multi-turn.")
@@ -47,14 +44,12 @@ def run(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Replay a trace of accesses through the shared encoder cache, with each eviction policy.
+    """Replay a trace of accesses through the shared encoder cache.
 
-    Shows the hit ratio of each policy beside LRU and the best possible one.
+    Shows the hit ratio beside those of LRU and of the best possible policy.
     With --make, a trace is written instead.
     """
-    config = ReplayConfig(
-        trace=trace, capacity=capacity, policy=policy, out=out, make=make, accesses=accesses, seed=seed, size=size
-    )
+    config = ReplayConfig(trace=trace, capacity=capacity, out=out, make=make, accesses=accesses, seed=seed, size=size)
     if make is None:
         check_extra("python -m reference replay", "report")
     from reference.replay.command import run_replay

@@ -19,7 +19,6 @@ class EngineConfig:
         max_running: requests that are computed at a time.
         encoder_step_embeds: embeddings that one step may encode.
         encoder_cache_embeds: embeddings that the encoder cache holds.
-        encoder_policy: which output leaves first, see `SharedEncoderCacheConfig`.
         encoder_host_bytes: host memory for outputs that left the device, 0 for none.
         share_encodes: whether requests share encoder outputs; without it each encodes for itself.
         share_prefixes: whether a request starts on the blocks that others computed for the same prefix.
@@ -34,7 +33,6 @@ class EngineConfig:
     max_running: int = 6
     encoder_step_embeds: int = 48
     encoder_cache_embeds: int = 96
-    encoder_policy: str = "lru"
     encoder_host_bytes: int = 0
     share_encodes: bool = True
     share_prefixes: bool = True

@@ -61,7 +61,7 @@ class Engine:
                     f"EngineConfig({name}={getattr(self.config, name)}): field must be at least "
                     f"{model.num_image_embeds}, the embeddings of one image"
                 )
-        cache = VllmEncoderCacheManager(self.config.encoder_cache_embeds, policy=self.config.encoder_policy)
+        cache = VllmEncoderCacheManager(self.config.encoder_cache_embeds)
         self.scheduler = Scheduler(self.config, cache)
         self.runner = ModelRunner(model, self.config)
         self.marks: list[Mark] = []

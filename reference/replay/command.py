@@ -14,10 +14,9 @@ from rich.table import Table
 
 from omnireuse.base.records import check_writable
 from omnireuse.base.terminal import progress_bar
-from omnireuse.encoders.eviction import POLICIES
 from reference.replay.config import ReplayConfig
 from reference.replay.generate import make_trace
-from reference.replay.run import BOUND, ORACLE, Score, default_capacities, has_equal_sizes, replay
+from reference.replay.run import BOUND, LRU, Score, default_capacities, has_equal_sizes, replay
 from reference.replay.traces import Access, read_trace, requests_of, write_trace
 
 __all__ = ["bound_in_words", "run_replay", "scores_tables"]
@@ -30,7 +29,7 @@ def run_replay(config: ReplayConfig, console: Console) -> None:
     """Replay `config.trace` and write ``replay.json`` and ``hit_ratio.png`` to `config.out`; or make the trace.
 
     Raises:
-        ConfigError, UnknownNameError: the trace, a capacity, a policy or the kind to make cannot be.
+        ConfigError, UnknownNameError: the trace, a capacity or the kind to make cannot be.
     """
     if config.make is not None:
         accesses = 20_000 if config.accesses is None else config.accesses
@@ -47,10 +46,8 @@ def run_replay(config: ReplayConfig, console: Console) -> None:
     check_writable(results)
     capacities = config.capacity or default_capacities(trace)
     with progress_bar(*Progress.get_default_columns()) as progress:
-        bar = progress.add_task("replay", total=len(capacities) * len(config.policy or POLICIES))
-        scores = replay(
-            trace, capacities=capacities, policies=config.policy or (), advance=lambda: progress.update(bar, advance=1)
-        )
+        bar = progress.add_task("replay", total=len(capacities))
+        scores = replay(trace, capacities=capacities, advance=lambda: progress.update(bar, advance=1))
     console.print(f"{config.trace.name}: {describe(trace)}", highlight=False, soft_wrap=True)
     saved = "embeddings" if trace[0].cost is None else "encode time"
     for table in (
@@ -116,5 +113,5 @@ def _scores_table(
         table.add_column(f"{capacity:,}", justify="right", no_wrap=True)
     for policy in dict.fromkeys(score.policy for score in scores):
         cells = [f"{by_place[policy, capacity]:.1%}" for capacity in capacities]
-        table.add_row(policy, *cells, style="dim" if policy in (ORACLE, BOUND) else "")
+        table.add_row(policy, *cells, style="dim" if policy in (LRU, BOUND) else "")
     return table

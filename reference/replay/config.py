@@ -17,7 +17,6 @@ class ReplayConfig:
     Attributes:
         trace: file of accesses, see `reference.replay.traces`; with `make`, the file to write.
         capacity: embeddings, one replay each; None for shares of the trace's own items.
-        policy: eviction policies; None for all.
         out: folder for the results, created where missing; None for ``out/replay``.
         make: kind of trace to make instead of a replay.
         accesses, seed, size: of the trace to make; None for 20,000, 0 and a mix of sizes.
@@ -28,7 +27,6 @@ class ReplayConfig:
 
     trace: Path
     capacity: tuple[int, ...] | None = None
-    policy: tuple[str, ...] | None = None
     out: Path | None = None
     make: str | None = None
     accesses: int | None = None
@@ -36,7 +34,7 @@ class ReplayConfig:
     size: int | None = None
 
     def __post_init__(self) -> None:
-        unread = ("accesses", "seed", "size") if self.make is None else ("capacity", "policy", "out")
+        unread = ("accesses", "seed", "size") if self.make is None else ("capacity", "out")
         for name in unread:
             value = getattr(self, name)
             if value is not None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle
 
 from omnireuse.errors import MissingExtraError
 from omnireuse.lab.report.style import LIGHT
 from reference.figures import explain, quiet_axes
-from reference.replay.run import BOUND, ORACLE, Score
+from reference.replay.run import BOUND, LRU, Score
 
 try:
     from matplotlib.figure import Figure
@@ -20,7 +19,7 @@ __all__ = ["hit_ratio_figure"]
 
 
 def hit_ratio_figure(title: str, scores: Sequence[Score], *, size: tuple[float, float] = (7.2, 4.4)) -> Figure:
-    """One line a policy over capacity; LRU's oracle dotted upon it, the bound above them all."""
+    """One line a policy over capacity: ours, LRU dotted, and the bound above both."""
     figure = Figure(figsize=size, layout="constrained", facecolor=LIGHT["card"])
     axes = figure.add_subplot()
     explain(
@@ -28,17 +27,16 @@ def hit_ratio_figure(title: str, scores: Sequence[Score], *, size: tuple[float, 
         "Each line is a policy: higher finds more of what is asked for in the cache, further right has more room; no "
         "policy can enter the shaded part.",
     )
-    colours = cycle(LIGHT[tone] for tone in ("first", "highlight", "second", "third"))
     for policy in dict.fromkeys(score.policy for score in scores):
         own = [score for score in scores if score.policy == policy]
         x, y = [score.capacity for score in own], [score.hit_ratio for score in own]
         if policy == BOUND:
             axes.plot(x, y, color=LIGHT["full"], linewidth=1.2, marker="_", label=policy)
             axes.fill_between(x, y, 1.0, color=LIGHT["line"], alpha=0.5, linewidth=0)
-        elif policy == ORACLE:
+        elif policy == LRU:
             axes.plot(x, y, color=LIGHT["ink"], linestyle=(0, (1, 3)), zorder=4, label=policy)
         else:
-            axes.plot(x, y, color=next(colours), linewidth=1.8, marker="o", markersize=4, label=policy)
+            axes.plot(x, y, color=LIGHT["first"], linewidth=1.8, marker="o", markersize=4, label=policy)
     axes.set_title(title, loc="left", fontsize=10.5, color=LIGHT["ink"])
     axes.set_xscale("log")
     capacities = sorted({score.capacity for score in scores})

@@ -1,24 +1,19 @@
-"""A trace through the shared encoder cache, by policy and capacity, beside LRU and the clairvoyant bound."""
+"""A trace through the shared encoder cache, by capacity, beside LRU and the clairvoyant bound."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from omnireuse.encoders import (
-    EncoderKey,
-    ItemTooLargeError,
-    SharedEncoderCacheConfig,
-    SharedEncoderCacheManager,
-)
-from omnireuse.encoders.eviction import POLICIES
-from omnireuse.errors import ConfigError, UnknownNameError
+from omnireuse.encoders import EncoderKey, ItemTooLargeError, SharedEncoderCacheManager
+from omnireuse.errors import ConfigError
 from reference.replay.oracles import interval_bound, lru_hits, min_hits
 from reference.replay.traces import Access, requests_of
 
-__all__ = ["BOUND", "ORACLE", "Score", "default_capacities", "manager_hits", "replay"]
+__all__ = ["BOUND", "LRU", "OURS", "Score", "default_capacities", "manager_hits", "replay"]
 
-ORACLE = "LRU oracle"
+OURS = "S3-FIFO"
+LRU = "LRU"
 BOUND = "clairvoyant bound"
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
@@ -28,7 +23,7 @@ class Score:
     """How one policy did at one capacity.
 
     Attributes:
-        policy: an eviction policy of the shared encoder cache, `ORACLE` or `BOUND`.
+        policy: `OURS`, that of the shared encoder cache; `LRU`, that of vLLM; or `BOUND`.
         capacity: embeddings that the cache may hold.
         hit_ratio: accesses that were hits, of all.
         saved: encode seconds that hits saved, of all; embeddings where the trace has no cost.
@@ -42,10 +37,9 @@ class Score:
     num_refused: int = 0
 
 
-def manager_hits(trace: Sequence[Access], capacity: int, policy: str) -> tuple[list[bool], int]:
+def manager_hits(trace: Sequence[Access], capacity: int) -> tuple[list[bool], int]:
     """Send a trace through the shared encoder cache; returns whether each access hit, and how many were refused."""
-    config = SharedEncoderCacheConfig(max_embeds=capacity, policy=policy)
-    manager = SharedEncoderCacheManager(config)
+    manager = SharedEncoderCacheManager(capacity)
     hits, num_refused = [], 0
     for accesses in requests_of(trace):
         for position, access in enumerate(accesses):
@@ -62,7 +56,6 @@ def manager_hits(trace: Sequence[Access], capacity: int, policy: str) -> tuple[l
             else:
                 manager.commit(lease)
         manager.release_request("request")
-        manager.drain_events()
     return hits, num_refused
 
 
@@ -76,19 +69,16 @@ def replay(
     trace: Sequence[Access],
     *,
     capacities: Sequence[int] = (),
-    policies: Sequence[str] = (),
     advance: Callable[[], object] = lambda: None,
 ) -> list[Score]:
-    """Replay a trace; for each capacity every policy, then LRU and the bound.
+    """Replay a trace; for each capacity the shared cache, then LRU and the bound.
 
     Args:
         trace: at least one access.
         capacities: embeddings, each ≥ 1; `default_capacities` if none.
-        policies: names; all if none.
-        advance: called after each capacity and policy.
+        advance: called after each capacity.
 
     Raises:
-        UnknownNameError: no such policy.
         ConfigError: a capacity out of range, or an empty trace.
     """
     if not trace:
@@ -96,18 +86,14 @@ def replay(
     for capacity in capacities:
         if capacity < 1:
             raise ConfigError(f"replay(capacity={capacity}): capacity must be ≥ 1 embedding, got {capacity}")
-    for policy in policies:
-        if policy not in POLICIES:
-            raise UnknownNameError("eviction policy", policy, POLICIES)
     values = [access.size if access.cost is None else access.cost for access in trace]
     scores = []
     for capacity in sorted(set(capacities)) or default_capacities(trace):
-        for policy in policies or POLICIES:
-            hits, num_refused = manager_hits(trace, capacity, policy)
-            scores.append(_score(policy, capacity, hits, values, num_refused))
-            advance()
-        scores.append(_score(ORACLE, capacity, lru_hits(trace, capacity), values))
+        hits, num_refused = manager_hits(trace, capacity)
+        scores.append(_score(OURS, capacity, hits, values, num_refused))
+        scores.append(_score(LRU, capacity, lru_hits(trace, capacity), values))
         scores.append(_bound(trace, capacity, values))
+        advance()
     return scores
 
 

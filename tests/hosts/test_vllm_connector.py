@@ -53,16 +53,16 @@ NAMES = {f"r{number}" for number in range(60)}
 
 
 @pytest.mark.parametrize(
-    ("runner", "num_workers", "scheduling", "policy", "ours"),
+    ("runner", "num_workers", "scheduling", "ours"),
     [
-        (1, 1, "fcfs", "s3-fifo", True),
-        (2, 2, "fcfs", "lru", False),
-        (1, 2, "priority", "s3-fifo", True),
-        (2, 1, "fcfs", "lru", True),
+        (1, 1, "fcfs", True),
+        (2, 2, "fcfs", False),
+        (1, 2, "priority", True),
+        (2, 1, "fcfs", True),
     ],
 )
 def test_what_left_the_device_comes_back_from_the_host(
-    monkeypatch: pytest.MonkeyPatch, runner: int, num_workers: int, scheduling: str, policy: str, ours: bool
+    monkeypatch: pytest.MonkeyPatch, runner: int, num_workers: int, scheduling: str, ours: bool
 ) -> None:
     """Every request reads its own outputs, some are aborted while theirs are saved, and nothing is left over."""
     budget = 400 * ROW
@@ -70,7 +70,7 @@ def test_what_left_the_device_comes_back_from_the_host(
     encodes = {}
     for host_bytes in (0, budget):
         engine = Engine(
-            monkeypatch, ec(host_bytes=host_bytes, policy=policy), runner=runner, num_workers=num_workers,
+            monkeypatch, ec(host_bytes=host_bytes), runner=runner, num_workers=num_workers,
             scheduling=scheduling, ours=ours,
         )  # fmt: skip
         finished = engine.serve(requests(3), to_abort)
@@ -82,9 +82,7 @@ def test_what_left_the_device_comes_back_from_the_host(
         engine.close()
     assert engine.stats["loads_host"] > 0
     assert encodes[budget] < encodes[0]
-    print(
-        f"\nrunner {runner}, {num_workers} workers, {scheduling}, {policy}: encodes {encodes[0]} -> {encodes[budget]}"
-    )
+    print(f"\nrunner {runner}, {num_workers} workers, {scheduling}: encodes {encodes[0]} -> {encodes[budget]}")
 
 
 @pytest.mark.parametrize("runner", [1, 2])
@@ -215,7 +213,6 @@ def test_a_worker_that_cannot_keep_an_output_makes_all_drop_it(monkeypatch: pyte
     [
         ({"host_byte": 1}, UnknownNameError, "did you mean 'host_bytes'"),
         ({"host_bytes": -1}, ConfigError, "field must be a number of bytes"),
-        ({"policy": "s3fifo"}, UnknownNameError, "did you mean 's3-fifo'"),
         ({"disk": "/x", "weights": "0" * 64}, ConfigError, "stand beside disk_bytes"),
         ({"redis": "redis://x"}, ConfigError, "be a digest of the encoder's weights"),
     ],

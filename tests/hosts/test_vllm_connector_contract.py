@@ -371,7 +371,7 @@ def test_an_output_is_there_once_every_worker_has_said_so(tmp_path: Path) -> Non
 
 def test_what_is_loaded_may_leave_the_host_in_the_same_step(tmp_path: Path) -> None:
     """The oldest leaves first, loads come before drops, and a loaded tensor does not change any more."""
-    extra = {"host_bytes": 2 * 4 * ROW, "policy": "lru"}
+    extra = {"host_bytes": 2 * 4 * ROW}
     scheduler, worker = (connect(side, "ec_both", tmp_path, **extra) for side in ("SCHEDULER", "WORKER"))
     outputs = {each: encode(each, 4) for each in "abcd"}
     for each in "ab":

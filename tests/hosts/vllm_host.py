@@ -26,11 +26,11 @@ BLOCK, CACHE_EMBEDS, STEP_EMBEDS, STEP_TOKENS = 16, 160, 96, 64
 
 
 def make_config(
-    *, ours: bool = False, policy: str = "lru", scheduling: str = "fcfs", num_blocks: int = 40, ec: object = None
+    *, ours: bool = False, scheduling: str = "fcfs", num_blocks: int = 40, ec: object = None
 ) -> SimpleNamespace:
     cache_config = CacheConfig(block_size=BLOCK, enable_prefix_caching=False)
     cache_config.num_gpu_blocks = num_blocks
-    manager = EncoderCacheManagerConfig(encoder_cache_manager_cls=OURS, manager_config={"policy": policy})
+    manager = EncoderCacheManagerConfig(encoder_cache_manager_cls=OURS)
     return SimpleNamespace(
         scheduler_config=SchedulerConfig.default_factory(
             max_num_seqs=6, max_num_batched_tokens=STEP_TOKENS, max_model_len=1024, policy=scheduling,

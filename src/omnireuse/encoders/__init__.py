@@ -1,21 +1,6 @@
-"""Share encoder outputs between requests: count references, set room aside, choose victims."""
+"""Encoder outputs shared between requests: references, room, victims, and the tensors."""
 
-from omnireuse.encoders.interface import (
-    CacheEvent,
-    EncoderKey,
-    ItemTooLargeError,
-    Lease,
-    Outcome,
-    SharedEncoderCacheConfig,
-)
+from omnireuse.encoders.interface import EncoderKey, ItemTooLargeError, Lease, Outcome
 from omnireuse.encoders.manager import SharedEncoderCacheManager
 
-__all__ = [
-    "CacheEvent",
-    "EncoderKey",
-    "ItemTooLargeError",
-    "Lease",
-    "Outcome",
-    "SharedEncoderCacheConfig",
-    "SharedEncoderCacheManager",
-]
+__all__ = ["EncoderKey", "ItemTooLargeError", "Lease", "Outcome", "SharedEncoderCacheManager"]

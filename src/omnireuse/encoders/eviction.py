@@ -1,139 +1,110 @@
-"""The eviction policies: which unreferenced entry goes first."""
+"""The order of eviction: S3-FIFO, which keeps repeatedly used entries through a scan of others that are used once."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Hashable
-from typing import Any
 
-from omnireuse.base.registry import Registry
+from omnireuse.encoders.interface import EncoderKey
 
-__all__ = ["LRU", "POLICIES", "S3FIFO", "EvictionPolicy"]
+__all__ = ["EncoderEntry", "EvictionQueues"]
+
+_MAX_USES = 3
+_SMALL_SHARE = 0.1
+_MIN_GHOSTS = 16  # with an empty main queue, none would be remembered
 
 
-class EvictionPolicy(ABC):
-    """Order entries for eviction. It does not decide whether an entry may go, only which one goes first.
+class EncoderEntry:
+    """One encoder output, planned or ready.
 
-    Keys are opaque; sizes are in the cache's unit (encoder embeddings). Deterministic: the same calls give the same
-    victims. Only `victim` must be written: the other methods report what happens, and do nothing by default.
+    Attributes:
+        waiting: while the output is planned, its holders (request id, position) in order; the first one encodes it.
+            None once it is ready.
+        num_references: by requests. Without any, the entry is idle: it may be evicted.
+        num_uses: uses since it was added or last passed over, at most three.
     """
 
-    @abstractmethod
-    def victim(self, idle: OrderedDict[Any, Any]) -> Hashable:
-        """Return the entry to evict. It stays for now.
+    __slots__ = ("key", "num_bytes", "num_embeds", "num_references", "num_uses", "waiting")
 
-        Args:
-            idle: the entries that may go, at least one, the one released first at the front. Not to be changed.
-        """
+    def __init__(self, key: EncoderKey, num_embeds: int, num_bytes: int, encoder: tuple[str, int]) -> None:
+        self.key, self.num_embeds, self.num_bytes = key, num_embeds, num_bytes
+        self.waiting: list[tuple[str, int]] | None = [encoder]
+        self.num_references, self.num_uses = 1, 0
 
-    def stored(self, key: Hashable, size: int) -> None:  # noqa: B027 - not every policy listens
-        """Add an entry, which is in use."""
-
-    def used(self, key: Hashable) -> None:  # noqa: B027 - as `stored`
-        """An entry got another reference."""
-
-    def released(self, key: Hashable) -> None:  # noqa: B027 - as `stored`
-        """An entry lost its last reference: it may go."""
-
-    def removed(self, key: Hashable, *, evicted: bool) -> None:  # noqa: B027 - as `stored`
-        """An entry is gone; `evicted` if for room, and so worth remembering."""
+    def count_use(self) -> None:
+        """Count one more use."""
+        if self.num_uses < _MAX_USES:
+            self.num_uses += 1
 
 
-class LRU(EvictionPolicy):
-    """Evict the entry that was released first. O(1)."""
-
-    def victim(self, idle: OrderedDict[Any, Any]) -> Hashable:
-        """Return the entry at the front."""
-        key: Hashable = next(iter(idle))
-        return key
-
-
-_MAX_FREQUENCY = 3
-_SMALL_SHARE = 0.1
-_MIN_GHOSTS = 16  # an empty main queue would otherwise never learn what came back
-
-
-class S3FIFO(EvictionPolicy):
-    """Evict from a small queue what was used once; from the main queue what was not used since its last turn.
+class EvictionQueues:
+    """A small queue of new entries, and a main queue of those that were used again. Deterministic.
 
     Source: Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023, algorithm 1.
     """
 
     def __init__(self) -> None:
-        self._small: OrderedDict[Hashable, None] = OrderedDict()
-        self._main: OrderedDict[Hashable, None] = OrderedDict()
-        self._ghost: OrderedDict[Hashable, None] = OrderedDict()
-        self._size: dict[Hashable, int] = {}
-        self._frequency: dict[Hashable, int] = {}
-        self._small_size = self._total_size = 0
+        self._small: OrderedDict[EncoderKey, EncoderEntry] = OrderedDict()
+        self._main: OrderedDict[EncoderKey, EncoderEntry] = OrderedDict()
+        self._ghosts: OrderedDict[EncoderKey, None] = OrderedDict()
+        self._small_embeds = 0
 
-    def stored(self, key: Hashable, size: int) -> None:
-        """Join the small queue, or the main one if it was evicted from the small one not long ago."""
-        self._size[key], self._frequency[key] = size, 0
-        self._total_size += size
-        if key in self._ghost:
-            del self._ghost[key]
-            self._main[key] = None
+    def add(self, entry: EncoderEntry) -> None:
+        """Join the small queue, or the main one if the key was evicted from the small one not long ago."""
+        if entry.key in self._ghosts:
+            del self._ghosts[entry.key]
+            self._main[entry.key] = entry
         else:
-            self._small[key] = None
-            self._small_size += size
+            self._small[entry.key] = entry
+            self._small_embeds += entry.num_embeds
 
-    def used(self, key: Hashable) -> None:
-        """Count uses, up to three."""
-        self._frequency[key] = min(self._frequency[key] + 1, _MAX_FREQUENCY)
-
-    def victim(self, idle: OrderedDict[Any, Any]) -> Hashable:
-        """Rotate the queues until an entry comes up that may go and was not used enough to stay."""
-        small_first = self._small_size > _SMALL_SHARE * self._total_size
-        queues = (self._from_small, self._from_main) if small_first else (self._from_main, self._from_small)
-        for turn in queues:
-            key = turn(idle)
-            if key is not None:
-                return key
-        # All that may go were promoted on the way.
-        return next(key for key in self._main if key in idle)
-
-    def removed(self, key: Hashable, *, evicted: bool) -> None:
-        """Leave the queue; remember entries evicted from the small one, as many as the main one holds."""
-        size = self._size.pop(key)
-        self._total_size -= size
-        del self._frequency[key]
-        if key in self._main:
-            del self._main[key]
+    def remove(self, entry: EncoderEntry, *, remember: bool) -> None:
+        """Leave the queue. Of keys to remember, as many are kept as the main queue holds."""
+        if self._main.pop(entry.key, None) is not None:
             return
-        del self._small[key]
-        self._small_size -= size
-        if evicted:
-            self._ghost[key] = None
-            while len(self._ghost) > max(len(self._main), _MIN_GHOSTS):
-                self._ghost.popitem(last=False)
+        self._leave_small(entry)
+        if remember:
+            self._ghosts[entry.key] = None
+            while len(self._ghosts) > max(len(self._main), _MIN_GHOSTS):
+                self._ghosts.popitem(last=False)
+
+    def victim(self, num_embeds: int) -> EncoderEntry:
+        """The idle entry to evict next; there is at least one. It stays for now.
+
+        Args:
+            num_embeds: embeddings in both queues.
+        """
+        turns = [self._from_small, self._from_main]
+        for turn in turns if self._small_embeds > _SMALL_SHARE * num_embeds else reversed(turns):
+            entry = turn()
+            if entry is not None:
+                return entry
+        # All idle entries were promoted on the way.
+        return next(entry for entry in self._main.values() if not entry.num_references)
+
+    def _leave_small(self, entry: EncoderEntry) -> None:
+        del self._small[entry.key]
+        self._small_embeds -= entry.num_embeds
 
     # An entry in use that comes up goes to the back: left at the front, every victim would have to pass it again.
 
-    def _from_small(self, idle: OrderedDict[Any, Any]) -> Hashable | None:
+    def _from_small(self) -> EncoderEntry | None:
         for _ in range(len(self._small)):
-            key = next(iter(self._small))
-            if self._frequency[key] > 1:
-                del self._small[key]
-                self._small_size -= self._size[key]
-                self._main[key], self._frequency[key] = None, 0
-            elif key in idle:
-                return key
+            entry = next(iter(self._small.values()))
+            if entry.num_uses > 1:
+                self._leave_small(entry)
+                self._main[entry.key], entry.num_uses = entry, 0
+            elif not entry.num_references:
+                return entry
             else:
-                self._small.move_to_end(key)
+                self._small.move_to_end(entry.key)
         return None
 
-    def _from_main(self, idle: OrderedDict[Any, Any]) -> Hashable | None:
-        for _ in range((_MAX_FREQUENCY + 1) * len(self._main)):
-            key = next(iter(self._main))
-            if key in idle:
-                if self._frequency[key] == 0:
-                    return key
-                self._frequency[key] -= 1
-            self._main.move_to_end(key)
+    def _from_main(self) -> EncoderEntry | None:
+        for _ in range((_MAX_USES + 1) * len(self._main)):
+            entry = next(iter(self._main.values()))
+            if not entry.num_references:
+                if not entry.num_uses:
+                    return entry
+                entry.num_uses -= 1
+            self._main.move_to_end(entry.key)
         return None
-
-
-POLICIES: Registry[type[EvictionPolicy]] = Registry("omnireuse.eviction_policies", {"lru": LRU, "s3-fifo": S3FIFO})
-"""The package's own, and those of the entry points `omnireuse.eviction_policies`."""

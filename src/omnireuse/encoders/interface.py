@@ -1,44 +1,17 @@
-"""Configuration, requests and results of a shared encoder cache."""
+"""Keys, leases and errors of a shared encoder cache."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from omnireuse.base.sizes import require_size
-from omnireuse.encoders.eviction import POLICIES
-from omnireuse.errors import ConfigError, UnknownNameError
+from omnireuse.errors import ConfigError
 
-__all__ = [
-    "CacheEvent", "EncoderKey", "ItemTooLargeError", "Lease", "Outcome", "SharedEncoderCacheConfig",
-]  # fmt: skip
+__all__ = ["EncoderKey", "ItemTooLargeError", "Lease", "Outcome"]
 
 
 class ItemTooLargeError(ConfigError):
     """An item is larger than the whole cache: waiting for room would never end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedEncoderCacheConfig:
-    """Budgets and eviction.
-
-    Args:
-        max_embeds: capacity in encoder embeddings, ≥ 0.
-        max_bytes: a second capacity, in bytes, ≥ 0; None for none.
-        policy: which unreferenced entry leaves first: lru or s3-fifo.
-    """
-
-    max_embeds: int
-    max_bytes: int | None = None
-    policy: str = "lru"
-
-    def __post_init__(self) -> None:
-        require_size("SharedEncoderCacheConfig(max_embeds)", self.max_embeds)
-        if self.max_bytes is not None:
-            require_size("SharedEncoderCacheConfig(max_bytes)", self.max_bytes)
-        if self.policy not in POLICIES:
-            raise UnknownNameError("eviction policy", self.policy, POLICIES)
 
 
 # Types that every access creates or hashes are NamedTuples: a frozen dataclass takes several times as long for both.
@@ -78,17 +51,3 @@ class Lease(NamedTuple):
     request_id: str
     position: int
     outcome: Outcome
-
-
-class CacheEvent(NamedTuple):
-    """A change that the owner of the tensors must follow.
-
-    Args:
-        kind: "removed" or "cleared" (every entry at once; key is None).
-        why: for "removed": evicted or aborted.
-    """
-
-    kind: str
-    key: EncoderKey | None
-    num_embeds: int = 0
-    why: str = ""

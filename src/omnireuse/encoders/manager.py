@@ -2,45 +2,79 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import math
+from collections import deque
 
 from omnireuse.base.sizes import require_size
-from omnireuse.encoders.entry_table import EncoderEntry, EntryTable
-from omnireuse.encoders.interface import (
-    CacheEvent,
-    EncoderKey,
-    Lease,
-    Outcome,
-    SharedEncoderCacheConfig,
-)
+from omnireuse.encoders.eviction import EncoderEntry, EvictionQueues
+from omnireuse.encoders.interface import EncoderKey, ItemTooLargeError, Lease, Outcome
 from omnireuse.errors import StateError
 
 __all__ = ["SharedEncoderCacheManager"]
 
 # Looked up once: on CPython 3.11 and older, a member access costs as much as a method call.
 _HIT, _JOINED, _RESERVED = Outcome.HIT, Outcome.JOINED, Outcome.RESERVED
-# A named tuple's own constructor is a function in Python; this one is not.
-_lease: Callable[[tuple[EncoderKey, str, int, Outcome]], Lease] = functools.partial(tuple.__new__, Lease)
+_MAX_PENDING = 65_536
+_COUNTERS = (
+    "hits", "misses", "joined", "reserved", "committed", "aborted", "evicted", "no_room", "evictions_forgotten",
+)  # fmt: skip
 
 
-class SharedEncoderCacheManager(EntryTable):
+class SharedEncoderCacheManager:
     """Decide which encoder outputs stay, by content, for all requests together. It holds no tensors.
 
     `reserve` plans an output, and `commit` makes it a hit. A request that looks an output up holds it until `release`.
-    An output that nobody holds stays until its room is needed. One scheduler owns the manager; it has no lock.
+    An output that nobody holds (an idle one) stays until its room is needed; S3-FIFO says which one goes first. One
+    scheduler owns the manager; it has no lock.
+
+    Args:
+        max_embeds: capacity in encoder embeddings, ≥ 0.
+        max_bytes: a second capacity, in bytes, ≥ 0; None for none.
+
+    Raises:
+        WrongTypeError, ConfigError: a capacity that is no integer ≥ 0.
     """
 
-    def __init__(self, config: SharedEncoderCacheConfig) -> None:
-        super().__init__(config)
+    def __init__(self, max_embeds: int, *, max_bytes: int | None = None) -> None:
+        self.max_embeds = require_size("SharedEncoderCacheManager(max_embeds)", max_embeds)
+        self.max_bytes = max_bytes
+        self._byte_limit = math.inf
+        if max_bytes is not None:
+            self._byte_limit = require_size("SharedEncoderCacheManager(max_bytes)", max_bytes)
+        self._evicted: deque[EncoderKey] = deque(maxlen=_MAX_PENDING)
+        self._counters = dict.fromkeys(_COUNTERS, 0)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._queues = EvictionQueues()
+        self._entries: dict[EncoderKey, EncoderEntry] = {}
         self._held: dict[str, dict[int, EncoderEntry]] = {}
+        self._num_embeds = self._num_bytes = self._num_idle = self._idle_embeds = self._idle_bytes = 0
 
     def __repr__(self) -> str:
-        return f"SharedEncoderCacheManager({self.config}, {self.stats()})"
+        return f"SharedEncoderCacheManager({self.max_embeds}, max_bytes={self.max_bytes}, {self.stats()})"
+
+    def is_ready(self, key: EncoderKey) -> bool:
+        """Tell whether the output is in the cache. Takes no reference: it may leave any time."""
+        entry = self._entries.get(key)
+        return entry is not None and entry.waiting is None
+
+    def get_num_embeds(self, key: EncoderKey) -> int | None:
+        """Return the size of a planned or ready output; None if it is neither."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.num_embeds
 
     def held_positions(self, request_id: str) -> dict[int, EncoderKey]:
         """A request's outputs, by position (a copy)."""
         return {position: entry.key for position, entry in self._held.get(request_id, {}).items()}
+
+    def stats(self) -> dict[str, int]:
+        """Return counters and sizes."""
+        return {
+            **self._counters,
+            "entries": len(self._entries), "embeds": self._num_embeds, "bytes": self._num_bytes,
+            "idle_entries": self._num_idle, "idle_embeds": self._idle_embeds,
+        }  # fmt: skip
 
     def lookup(self, key: EncoderKey, request_id: str, position: int) -> Lease | None:
         """Hold the output if it is ready, else return None.
@@ -55,7 +89,7 @@ class SharedEncoderCacheManager(EntryTable):
             return None
         self._hold(entry, request_id, position)
         self._counters["hits"] += 1
-        return _lease((key, request_id, position, _HIT))
+        return Lease(key, request_id, position, _HIT)
 
     def reserve(
         self, key: EncoderKey, request_id: str, position: int, num_embeds: int, num_bytes: int = 0
@@ -84,31 +118,25 @@ class SharedEncoderCacheManager(EntryTable):
         is_new = self._hold(entry, request_id, position)
         if entry.waiting is None:
             self._counters["hits"] += is_new
-            return _lease((key, request_id, position, _HIT))
+            return Lease(key, request_id, position, _HIT)
         self._counters["joined"] += is_new
         is_encoder = entry.waiting[0] == (request_id, position)
-        return _lease((key, request_id, position, _RESERVED if is_encoder else _JOINED))
+        return Lease(key, request_id, position, _RESERVED if is_encoder else _JOINED)
 
     def _plan(self, key: EncoderKey, request_id: str, position: int, num_embeds: int, num_bytes: int) -> Lease | None:
-        if type(num_embeds) is not int or type(num_bytes) is not int or num_embeds < 0 or num_bytes < 0:
-            num_embeds = require_size("reserve(num_embeds)", num_embeds)
-            num_bytes = require_size("reserve(num_bytes)", num_bytes)
-        held = self._held.get(request_id)
-        if held is not None:
-            self._require_position_free(key, request_id, position)
-        if (
-            self._num_embeds + num_embeds > self._max_embeds or self._num_bytes + num_bytes > self._max_bytes
-        ) and not self.make_room(num_embeds, num_bytes):
+        num_embeds = require_size("reserve(num_embeds)", num_embeds)
+        num_bytes = require_size("reserve(num_bytes)", num_bytes)
+        self._require_position_free(key, request_id, position)
+        if not self.make_room(num_embeds, num_bytes):
             self._counters["no_room"] += 1
             return None
-        entry = EncoderEntry(key, num_embeds, num_bytes, (request_id, position))
-        self._add(entry)
-        if held is None:
-            self._held[request_id] = {position: entry}
-        else:
-            held[position] = entry
+        entry = self._entries[key] = EncoderEntry(key, num_embeds, num_bytes, (request_id, position))
+        self._num_embeds += num_embeds
+        self._num_bytes += num_bytes
+        self._queues.add(entry)
+        self._held.setdefault(request_id, {})[position] = entry
         self._counters["reserved"] += 1
-        return _lease((key, request_id, position, _RESERVED))
+        return Lease(key, request_id, position, _RESERVED)
 
     def commit(self, lease: Lease, *, num_bytes: int | None = None) -> None:
         """Mark the output as ready: from now on it is a hit.
@@ -125,7 +153,7 @@ class SharedEncoderCacheManager(EntryTable):
             entry.num_bytes = num_bytes
         entry.waiting = None
         self._counters["committed"] += 1
-        self._fit_budgets()
+        self._evict()
 
     def abort(self, lease: Lease) -> list[Lease]:
         """Give up a planned output: its room and all references go. Returns the leases that had joined.
@@ -134,7 +162,7 @@ class SharedEncoderCacheManager(EntryTable):
             StateError: as for `commit`.
         """
         entry = self._require_encoder(lease, "abort")
-        waiting, entry.waiting, entry.num_references = entry.waiting or [], None, 0
+        waiting = entry.waiting or []
         for request_id, position in waiting:
             del self._held[request_id][position]
             if not self._held[request_id]:
@@ -162,7 +190,8 @@ class SharedEncoderCacheManager(EntryTable):
                 return Lease(entry.key, *entry.waiting[0], _RESERVED) if was_encoder else None
             self._remove(entry, "aborted")
         elif not entry.num_references:
-            self._enter_idle(entry)
+            self._count_idle(entry, 1)
+            self._evict()  # a commit may have reported more bytes than there was room for
         return None
 
     def release_request(self, request_id: str) -> list[Lease]:
@@ -171,41 +200,96 @@ class SharedEncoderCacheManager(EntryTable):
         return [lease for lease in promoted if lease is not None and lease.request_id != request_id]
 
     def clear(self) -> None:
-        """Forget everything, references too: the tensors are gone."""
+        """Forget everything, references too, because the tensors are gone."""
         self._reset()
-        self._held.clear()
-        self._emit(CacheEvent("cleared", None))
+        self._evicted.clear()
+
+    def can_fit(self, num_embeds: int, num_bytes: int = 0) -> bool:
+        """Tell whether that much would fit if everything unreferenced left. Changes nothing."""
+        return not self._is_over(num_embeds - self._idle_embeds, num_bytes - self._idle_bytes)
+
+    def make_room(self, num_embeds: int, num_bytes: int = 0) -> bool:
+        """Evict until that much fits; False, with nothing evicted, if it cannot now.
+
+        Raises:
+            ItemTooLargeError: it is larger than the cache.
+        """
+        if num_embeds > self.max_embeds or num_bytes > self._byte_limit:
+            raise ItemTooLargeError(
+                f"SharedEncoderCacheManager({self.max_embeds}, max_bytes={self.max_bytes}): must hold at least one "
+                f"item, got one of {num_embeds} embeddings and {num_bytes} bytes; waiting would never help: raise the "
+                "budget or make items smaller"
+            )
+        if not self.can_fit(num_embeds, num_bytes):
+            return False
+        self._evict(num_embeds, num_bytes)
+        return True
+
+    def drain_evicted(self) -> list[EncoderKey]:
+        """Return the outputs evicted since the last call, oldest first: the owner of the tensors drops them.
+
+        The latest 65,536 are kept; the counter `evictions_forgotten` tells of older ones. A key may be planned again.
+        """
+        evicted = list(self._evicted)
+        self._evicted.clear()
+        return evicted
 
     def assert_invariants(self) -> None:
         """Assert that the sums are right and that entries and requests agree about holders."""
-        super().assert_invariants()
-        num_references = dict.fromkeys(self._entries, 0)
+        references = dict.fromkeys(self._entries, 0)
         for request_id, held in self._held.items():
             assert held, "a request that holds nothing is remembered"
             for position, entry in held.items():
                 assert self._entries.get(entry.key) is entry, "a request holds an entry that is gone"
                 assert entry.waiting is None or (request_id, position) in entry.waiting, "a holder does not wait"
-                num_references[entry.key] += 1
-        assert num_references == {key: entry.num_references for key, entry in self._entries.items()}, "num_references"
+                references[entry.key] += 1
+        assert references == {key: entry.num_references for key, entry in self._entries.items()}, "num_references"
+        idle = [entry for entry in self._entries.values() if not entry.num_references]
+        assert all(entry.waiting is None for entry in idle), "a planned entry is idle"
+        for name, entries in (("_num", self._entries.values()), ("_idle", idle)):
+            assert getattr(self, f"{name}_embeds") == sum(e.num_embeds for e in entries), f"{name}_embeds"
+            assert getattr(self, f"{name}_bytes") == sum(e.num_bytes for e in entries), f"{name}_bytes"
+        assert self._num_idle == len(idle), "num_idle"
+        assert not (idle and self._is_over()), "over budget with idle entries"
 
     def _hold(self, entry: EncoderEntry, request_id: str, position: int) -> bool:
         """Hold the entry at the position; False if it was held there already."""
-        held = self._held.get(request_id)
-        if held is None:
-            self._held[request_id] = {position: entry}
-        elif position in held:
+        held = self._held.setdefault(request_id, {})
+        if position in held:
             self._require_position_free(entry.key, request_id, position)
             return False
-        else:
-            held[position] = entry
+        held[position] = entry
         if not entry.num_references:
-            self._leave_idle(entry)
+            self._count_idle(entry, -1)
         entry.num_references += 1
         if entry.waiting is not None:
             entry.waiting.append((request_id, position))
-        if self._used is not None:
-            self._used(entry.key)
+        entry.count_use()
         return True
+
+    def _remove(self, entry: EncoderEntry, why: str) -> None:
+        del self._entries[entry.key]
+        self._num_embeds -= entry.num_embeds
+        self._num_bytes -= entry.num_bytes
+        self._queues.remove(entry, remember=why == "evicted")
+        self._counters[why] += 1
+
+    def _count_idle(self, entry: EncoderEntry, sign: int) -> None:
+        self._num_idle += sign
+        self._idle_embeds += sign * entry.num_embeds
+        self._idle_bytes += sign * entry.num_bytes
+
+    def _evict(self, num_embeds: int = 0, num_bytes: int = 0) -> None:
+        """Evict idle entries until that much more fits or none is left."""
+        while self._num_idle and self._is_over(num_embeds, num_bytes):
+            entry = self._queues.victim(self._num_embeds)
+            self._count_idle(entry, -1)
+            self._remove(entry, "evicted")
+            self._counters["evictions_forgotten"] += len(self._evicted) == _MAX_PENDING
+            self._evicted.append(entry.key)
+
+    def _is_over(self, num_embeds: int = 0, num_bytes: int = 0) -> bool:
+        return self._num_embeds + num_embeds > self.max_embeds or self._num_bytes + num_bytes > self._byte_limit
 
     def _require_position_free(self, key: EncoderKey, request_id: str, position: int) -> None:
         held = self._held.get(request_id, {}).get(position)

@@ -3,8 +3,7 @@
 vLLM loads it by name:
 
     EncoderCacheManagerConfig(
-        encoder_cache_manager_cls="omnireuse.encoders.vllm_manager.VllmEncoderCacheManager",
-        manager_config={"policy": "s3-fifo"},
+        encoder_cache_manager_cls="omnireuse.encoders.vllm_manager.VllmEncoderCacheManager"
     )
 
 Source of the calls and their order: vllm 0.33.0, v1/core/sched/scheduler.py and v1/core/encoder_cache_manager.py.
@@ -17,14 +16,8 @@ import functools
 import logging
 from typing import Any
 
-from omnireuse.encoders import (
-    EncoderKey,
-    Lease,
-    Outcome,
-    SharedEncoderCacheConfig,
-    SharedEncoderCacheManager,
-)
-from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
+from omnireuse.encoders import EncoderKey, Lease, Outcome, SharedEncoderCacheManager
+from omnireuse.errors import ConfigError, StateError, UnsupportedModelError
 
 __all__ = ["VllmEncoderCacheManager"]
 
@@ -43,13 +36,12 @@ class VllmEncoderCacheManager:
 
     Args:
         cache_size: capacity in encoder embeddings.
-        policy: see `SharedEncoderCacheConfig`.
         join_within_pass: let a request use what another one plans in the same pass. Must be off if the scheduler may
             withdraw a plan of the same pass (priority scheduling): then both encode.
     """
 
-    def __init__(self, cache_size: int, *, policy: str = "lru", join_within_pass: bool = True) -> None:
-        self.shared = SharedEncoderCacheManager(SharedEncoderCacheConfig(max_embeds=cache_size, policy=policy))
+    def __init__(self, cache_size: int, *, join_within_pass: bool = True) -> None:
+        self.shared = SharedEncoderCacheManager(cache_size)
         self.cache_size = cache_size
         self._join_within_pass = join_within_pass
         self._planned: dict[EncoderKey, Lease] = {}  # planned in this pass → the lease to commit
@@ -63,14 +55,13 @@ class VllmEncoderCacheManager:
                 "VllmEncoderCacheManager: encoder-decoder models do not keep encoder outputs in this cache; leave "
                 "encoder_cache_manager_cls unset for them"
             )
-        options = dict(vllm_config.ec_manager_config.manager_config)
-        for name in options:
-            if name != "policy":
-                raise UnknownNameError("manager_config key", name, ["policy"])
-        is_fcfs = vllm_config.scheduler_config.policy == "fcfs"
-        manager = cls(cache_size, join_within_pass=is_fcfs, **options)
-        logger.info("omnireuse keeps encoder outputs: %r", manager.shared.config)
-        return manager
+        if given := dict(vllm_config.ec_manager_config.manager_config):
+            raise ConfigError(
+                f"VllmEncoderCacheManager(manager_config={given}): field must be empty, as eviction is S3-FIFO; "
+                "for LRU leave encoder_cache_manager_cls unset, because vLLM's own manager has it"
+            )
+        logger.info("omnireuse keeps encoder outputs: %d embeddings, evicted by S3-FIFO", cache_size)
+        return cls(cache_size, join_within_pass=vllm_config.scheduler_config.policy == "fcfs")
 
     @property
     def num_free_slots(self) -> int:
@@ -85,7 +76,6 @@ class VllmEncoderCacheManager:
     def reset(self) -> None:
         """Forget everything, because the weights changed. vLLM itself tells the runner."""
         self.shared.clear()
-        self.shared.drain_events()
         self._planned.clear()
         self._encoders.clear()
 
@@ -172,11 +162,8 @@ class VllmEncoderCacheManager:
                 self.shared.commit(lease)
             self._planned.clear()
             self._encoders.clear()
-        events = self.shared.drain_events()
-        if not events:
-            return []
-        freed = dict.fromkeys(event.key for event in events if event.key is not None and event.why != "aborted")
-        return [key.content for key in freed if self.shared.get_num_embeds(key) is None]
+        evicted = dict.fromkeys(self.shared.drain_evicted())
+        return [key.content for key in evicted if self.shared.get_num_embeds(key) is None]
 
     def get_manager_metadata(self) -> None:
         """The worker needs nothing beside the freed identifiers."""

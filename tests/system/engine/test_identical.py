@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache
-from omnireuse.encoders.eviction import POLICIES
 from reference.engine import Engine, EngineConfig, Request, Result, TinyOmniModel
 from reference.engine.conversation import converse, made_up_conversations
 from reference.engine.request import Sequence, largest_difference
@@ -53,11 +52,11 @@ def test_each_cache_alone_is_bit_equal(model: TinyOmniModel, cache: str) -> None
     assert on.counts[saved] < off.counts[saved]
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_under_pressure_the_tokens_are_the_same(model: TinyOmniModel, policy: str) -> None:
-    trace = random_trace(model, sorted(POLICIES).index(policy), 25, aborted=0.3)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_under_pressure_the_tokens_are_the_same(model: TinyOmniModel, seed: int) -> None:
+    trace = random_trace(model, seed, 25, aborted=0.3)
     off, expected = run(model, trace, **TIGHT, **OFF)
-    on, results = run(model, trace, **TIGHT, encoder_policy=policy, encoder_host_bytes=200_000)
+    on, results = run(model, trace, **TIGHT, encoder_host_bytes=200_000)
     assert largest_difference(results, expected) <= TOLERANCE
     assert off.counts["preempt"]
     assert on.counts["preempt"]

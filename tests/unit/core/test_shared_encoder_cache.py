@@ -8,28 +8,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from omnireuse.encoders import (
-    CacheEvent,
-    EncoderKey,
-    ItemTooLargeError,
-    Lease,
-    Outcome,
-    SharedEncoderCacheConfig,
-    SharedEncoderCacheManager,
-    entry_table,
-)
-from omnireuse.encoders.eviction import POLICIES
-from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
-
-every_policy = pytest.mark.parametrize("policy", sorted(POLICIES))
+from omnireuse.encoders import EncoderKey, ItemTooLargeError, Lease, Outcome, SharedEncoderCacheManager
+from omnireuse.encoders import manager as module
+from omnireuse.errors import ConfigError, StateError, WrongTypeError
 
 
 def key(content: str, **parts: object) -> EncoderKey:
     return EncoderKey(content=content, **parts)
 
 
-def make(max_embeds: int = 10, **config: object) -> SharedEncoderCacheManager:
-    return SharedEncoderCacheManager(SharedEncoderCacheConfig(max_embeds=max_embeds, **config))
+def make(max_embeds: int = 10, **budget: object) -> SharedEncoderCacheManager:
+    return SharedEncoderCacheManager(max_embeds, **budget)
 
 
 def encode(manager: SharedEncoderCacheManager, content: str, size: int, request: str = "x", **commit: object) -> Lease:
@@ -219,17 +208,11 @@ def test_an_item_that_can_never_fit_is_an_error_and_not_a_spin(embeds: int, size
         ({"max_embeds": -1}, ConfigError),
         ({"max_embeds": 1.5}, WrongTypeError),
         ({"max_embeds": 1, "max_bytes": -1}, ConfigError),
-        ({"max_embeds": 1, "policy": "lruu"}, UnknownNameError),
     ],
 )
-def test_configurations_that_cannot_be_are_refused(config: dict, error: type[Exception]) -> None:
-    with pytest.raises(error, match=list(config)[-1] if error is not UnknownNameError else "did you mean 'lru'"):
-        SharedEncoderCacheConfig(**config)
-
-
-def test_an_unknown_policy_is_answered_with_those_there_are() -> None:
-    with pytest.raises(UnknownNameError, match=r"'w-tinylfu'.*known: lru, s3-fifo"):
-        SharedEncoderCacheConfig(max_embeds=1, policy="w-tinylfu")
+def test_budgets_that_cannot_be_are_refused(config: dict, error: type[Exception]) -> None:
+    with pytest.raises(error, match=list(config)[-1]):
+        SharedEncoderCacheManager(**config)
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:
@@ -242,22 +225,18 @@ def test_sizes_that_cannot_be_are_refused() -> None:
 # --- forgetting
 
 
-def test_lru_evicts_in_the_order_of_the_last_release() -> None:
+def test_what_was_used_once_leaves_in_the_order_it_came() -> None:
     manager = make(3)
     for content in ("a", "b", "c"):
         encode(manager, content, 1, content)
     for request in ("b", "a", "c"):
         manager.release(request, 0)
-    manager.lookup(key("b"), "again", 0)
-    manager.release("again", 0)
-    manager.drain_events()
     assert manager.make_room(3)
-    assert [event.key.content for event in manager.drain_events()] == ["a", "c", "b"]
+    assert [gone.content for gone in manager.drain_evicted()] == ["a", "b", "c"]
 
 
-@every_policy
-def test_no_policy_evicts_before_room_is_needed_or_more_than_needed(policy: str) -> None:
-    manager = make(4, policy=policy)
+def test_nothing_is_evicted_before_room_is_needed_or_more_than_needed() -> None:
+    manager = make(4)
     for content in "abcd":
         see(manager, content, 1)
     assert manager.stats()["evicted"] == 0
@@ -267,7 +246,7 @@ def test_no_policy_evicts_before_room_is_needed_or_more_than_needed(policy: str)
 
 
 def test_a_scan_does_not_flush_what_is_asked_for_often() -> None:
-    manager = make(10, policy="s3-fifo")
+    manager = make(10)
     for _ in range(4):
         for content in "abcde":
             see(manager, content, 1)
@@ -277,7 +256,7 @@ def test_a_scan_does_not_flush_what_is_asked_for_often() -> None:
 
 
 def test_s3_fifo_remembers_what_came_back() -> None:
-    manager = make(4, policy="s3-fifo")
+    manager = make(4)
     see(manager, "back", 1)
     for number in range(4):
         see(manager, f"once {number}", 1)
@@ -313,27 +292,33 @@ def test_clear_forgets_references_too() -> None:
 # --- reports
 
 
-def test_events_tell_what_happened_in_order() -> None:
+def test_evictions_are_told_in_order_until_a_clear() -> None:
     manager = make(4)
     encode(manager, "cat", 4, "a")
     manager.release("a", 0)
     encode(manager, "dog", 3, "b")
+    assert manager.drain_evicted() == [key("cat")]
+    assert manager.drain_evicted() == []
+    manager.release("b", 0)
+    encode(manager, "cow", 3, "c")
     manager.clear()
-    assert manager.drain_events() == [
-        CacheEvent(kind="removed", key=key("cat"), num_embeds=4, why="evicted"),
-        CacheEvent(kind="cleared", key=None),
-    ]
-    assert manager.drain_events() == []
+    assert manager.drain_evicted() == []
 
 
-def test_events_nobody_drains_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_table, "_MAX_PENDING_EVENTS", 2)
+def test_an_abort_is_no_eviction() -> None:
+    manager = make(4)
+    manager.abort(manager.reserve(key("cat"), "a", 0, 4))
+    assert manager.drain_evicted() == []
+
+
+def test_evictions_that_nobody_drains_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_PENDING", 2)
     manager = make()
     for content in "abc":
         see(manager, content, 1)
     manager.make_room(10)
-    assert [event.key.content for event in manager.drain_events()] == ["b", "c"]
-    assert manager.stats()["events_dropped"] == 1
+    assert [gone.content for gone in manager.drain_evicted()] == ["b", "c"]
+    assert manager.stats()["evictions_forgotten"] == 1
 
 
 def test_imports_without_torch() -> None:
@@ -348,9 +333,9 @@ def test_imports_without_torch() -> None:
 class AnySequence(RuleBasedStateMachine):
     """Against a model that keeps, per key, whether it is there and who holds it, and no order of eviction."""
 
-    @initialize(policy=st.sampled_from(sorted(POLICIES)))
-    def start(self, policy: str) -> None:
-        self.manager = make(12, max_bytes=20, policy=policy)
+    @initialize()
+    def start(self) -> None:
+        self.manager = make(12, max_bytes=20)
         self.sizes = {f"k{n}": 1 + n for n in range(6)}
         self.leaders: dict[str, Lease] = {}  # keys planned → the lease that has to encode
         self.there: set[str] = set()
@@ -359,13 +344,11 @@ class AnySequence(RuleBasedStateMachine):
     where = st.tuples(st.sampled_from("abc"), st.integers(0, 2))
 
     def sync(self) -> None:
-        """Take evictions over from the event stream: only what is there and unheld may leave."""
-        for event in self.manager.drain_events():
-            if event.kind == "removed" and event.why != "aborted":
-                content = event.key.content
-                assert content in self.there
-                assert content not in self.holders.values()
-                self.there.remove(content)
+        """Take evictions over: only what is there and unheld may leave."""
+        for gone in self.manager.drain_evicted():
+            assert gone.content in self.there
+            assert gone.content not in self.holders.values()
+            self.there.remove(gone.content)
 
     @rule(content=st.sampled_from([f"k{n}" for n in range(6)]), where=where)
     def reserve(self, content: str, where: tuple[str, int]) -> None:
@@ -380,7 +363,7 @@ class AnySequence(RuleBasedStateMachine):
             assert not known
             kept = set(self.leaders) | set(self.holders.values())
             needed = sum(self.sizes[c] for c in kept) + self.sizes[content]
-            assert needed > self.manager.config.max_embeds or 2 * needed > self.manager.config.max_bytes
+            assert needed > self.manager.max_embeds or 2 * needed > self.manager.max_bytes
             return
         self.holders[where] = content
         if content in self.leaders:
@@ -448,7 +431,6 @@ class AnySequence(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         self.manager.clear()
-        self.manager.drain_events()
         self.leaders, self.holders = {}, {}
         self.there = set()
 

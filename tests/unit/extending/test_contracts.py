@@ -1,4 +1,4 @@
-"""Every policy, forecaster, eviction policy and tier keeps its contract; a new one is picked up by itself."""
+"""Every policy, forecaster and tier keeps its contract; a new one is picked up by itself."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from omnireuse import ErrorControl, FixedSchedule, MagCache, Polynomial, StepView, TeaCache
-from omnireuse.encoders.eviction import LRU
-from omnireuse.encoders.eviction import POLICIES as EVICTION_POLICIES
 from omnireuse.errors import ConfigError
 from omnireuse.forecasters import FORECASTERS, Forecaster, Memory
 from omnireuse.forecasters.base import PolynomialMemory
@@ -22,7 +20,7 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import POLICIES, StepMask
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
-from omnireuse.testing import check_eviction_policy, check_forecaster, check_policy, check_tier
+from omnireuse.testing import check_forecaster, check_policy, check_tier
 
 OTHERS: list[Policy] = [
     FixedSchedule(speedup=2.0),
@@ -42,11 +40,6 @@ def test_a_policy_keeps_its_contract(policy: Policy) -> None:
 @pytest.mark.parametrize("name", FORECASTERS)
 def test_a_forecaster_keeps_its_contract(name: str) -> None:
     check_forecaster(FORECASTERS[name]())
-
-
-@pytest.mark.parametrize("name", EVICTION_POLICIES)
-def test_an_eviction_policy_keeps_its_contract(name: str) -> None:
-    check_eviction_policy(EVICTION_POLICIES[name])
 
 
 def test_the_tier_on_disk_keeps_its_contract(tmp_path: Path) -> None:
@@ -188,21 +181,6 @@ def test_a_broken_forecaster_is_found(kind: type[Memory], message: str) -> None:
 def test_polynomials_of_every_order_keep_the_contract() -> None:
     for order in (1, 2, 3):
         check_forecaster(Polynomial(order=order))
-
-
-class _Stubborn(LRU):
-    first: Any = None
-
-    def stored(self, key: Any, size: int) -> None:
-        self.first = self.first or key
-
-    def victim(self, idle: Any) -> Any:
-        return self.first
-
-
-def test_a_broken_eviction_policy_is_found() -> None:
-    with pytest.raises(AssertionError, match="must name an entry that is there and may go"):
-        check_eviction_policy(_Stubborn)
 
 
 class _Forgets(DiskTier):

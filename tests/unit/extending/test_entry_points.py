@@ -1,4 +1,4 @@
-"""Another package adds a policy, a forecaster, an eviction policy, an adapter and a method, found by their names."""
+"""Another package adds a policy, a forecaster, an adapter and a method, found by their names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from omnireuse import Forecaster, Memory, Policy, StepView
-from omnireuse.encoders.eviction import LRU
 from omnireuse.models import BLOCK_STACKS
 from omnireuse.lab.compare.methods.base import Method
 from dataclasses import replace
@@ -57,13 +56,6 @@ class Last(Forecaster):
         return _First()
 
 
-class Youngest(LRU):
-    """Evict what was released last."""
-
-    def victim(self, idle: Any) -> Any:
-        return next(reversed(idle))
-
-
 method = Method(key="mine", name="mine", family="peer", grid=lambda harness: [])
 adapter = replace(BLOCK_STACKS["FluxTransformer2DModel"], model="MyFlux")
 broken = None
@@ -77,9 +69,6 @@ missing = reuse_plugin:NotThere
 [omnireuse.forecasters]
 last = reuse_plugin:Last
 
-[omnireuse.eviction_policies]
-youngest = reuse_plugin:Youngest
-
 [omnireuse.adapters]
 MyFlux = reuse_plugin:adapter
 
@@ -92,22 +81,20 @@ import logging
 import sys
 
 from omnireuse import FixedSchedule
-from omnireuse.encoders.eviction import POLICIES
 from omnireuse.models import block_stack_for
 from omnireuse.forecasters import FORECASTERS
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.lab.compare.methods import METHODS
 from omnireuse.errors import OmniReuseError, UnknownNameError
-from omnireuse.testing import check_eviction_policy, check_forecaster, check_policy
+from omnireuse.testing import check_forecaster, check_policy
 
 assert "reuse_plugin" not in sys.modules, "a plugin is loaded when its name is asked for"
 strategy = strategy_of("thirds", "last")
 check_policy(strategy.policy)
 check_forecaster(strategy.forecaster)
-check_eviction_policy(POLICIES["youngest"])
 assert block_stack_for("MyFlux").model == "MyFlux"
 assert METHODS["mine"].name == "mine"
-assert "youngest" in POLICIES and "last" in set(FORECASTERS)
+assert "last" in set(FORECASTERS)
 try:
     strategy_of("third")
 except UnknownNameError as error:

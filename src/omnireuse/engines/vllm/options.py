@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from omnireuse.encoders.eviction import POLICIES
 from omnireuse.engines import host
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.stores.disk import DiskTier
@@ -25,7 +24,6 @@ class ConnectorOptions:
 
     Args:
         host_bytes: budget of the host tier in bytes, for each worker; 0 for none.
-        policy: which output leaves the host tier first: lru or s3-fifo.
         disk: directory of the disk tier; needs `disk_bytes`.
         disk_bytes: quota of the directory in bytes.
         redis: URL of the Redis tier.
@@ -35,11 +33,10 @@ class ConnectorOptions:
 
     Raises:
         ConfigError: a value out of range, or an option without the one that it needs.
-        UnknownNameError: an unknown policy.
+        UnknownNameError: an unknown option.
     """
 
     host_bytes: int = 4 << 30
-    policy: str = "s3-fifo"
     disk: str | None = None
     disk_bytes: int | None = None
     redis: str | None = None
@@ -58,8 +55,6 @@ class ConnectorOptions:
     def __post_init__(self) -> None:
         if type(self.host_bytes) is not int or self.host_bytes < 0:
             raise _wrong("host_bytes", self.host_bytes, "be a number of bytes ≥ 0", "0 turns the host tier off")
-        if self.policy not in POLICIES:
-            raise UnknownNameError("eviction policy", self.policy, POLICIES)
         if (self.disk is None) != (self.disk_bytes is None):
             raise _wrong("disk", self.disk, f"stand beside disk_bytes={self.disk_bytes!r}", "give both or neither")
         is_kept = self.disk or self.redis

@@ -11,8 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from omnireuse.encoders import EncoderKey, Lease, SharedEncoderCacheConfig, SharedEncoderCacheManager
-from omnireuse.encoders.interface import ItemTooLargeError
+from omnireuse.encoders import EncoderKey, ItemTooLargeError, Lease, SharedEncoderCacheManager
 from omnireuse.encoders.outputs import EncoderOutput, EncoderOutputStore
 from omnireuse.engines.vllm.options import ConnectorOptions
 from omnireuse.engines.vllm.plans import Item, StepPlan, StepReport
@@ -65,9 +64,7 @@ class SchedulerHalf:
         self.counts: Counter[str] = Counter()
         self._produces, self._consumes, self._can_encode, self._clock = produces, consumes, can_encode, clock
         self._outer, self._weights, self._fetch_seconds = outer, weights, options.fetch_seconds
-        self._host = SharedEncoderCacheManager(
-            SharedEncoderCacheConfig(max_embeds=sys.maxsize, max_bytes=options.host_bytes, policy=options.policy)
-        )
+        self._host = SharedEncoderCacheManager(sys.maxsize, max_bytes=options.host_bytes)
         self._has_host = consumes and options.host_bytes > 0
         self._bytes_per_embed, self._num_keeps = 0.0, 0
         self._drops: list[EncoderKey] = []
@@ -144,10 +141,7 @@ class SchedulerHalf:
         fetched = {name: Item(key, value.num_embeds) for name, (key, value) in plan.values.items()}
         for item in fetched.values():
             self._keep(item, plan)
-        plan.drops, self._drops = self._drops, []
-        for event in self._host.drain_events():
-            if event.key is not None and event.kind == "removed" and event.why != "aborted":
-                plan.drops.append(event.key)
+        plan.drops, self._drops = self._drops + self._host.drain_evicted(), []
         self._on_device.update(plan.encodes | plan.loads | fetched)
         self._start_pass()
         return plan
