@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
-import torch
-
-from omnireuse.errors import WrongTypeError
-from omnireuse.prompts.counts import Counts, checked
+from omnireuse.errors import ConfigError, WrongTypeError
 from omnireuse.prompts.entry import CACHE_MISS, Entry
 from omnireuse.prompts.keys import PromptKey, as_key
 from omnireuse.prompts.outside import Outside
@@ -23,6 +20,10 @@ from omnireuse.stores.tier import Tier, TieredStore
 __all__ = ["Loaded", "PromptCacheOptions", "PromptEmbedCache"]
 
 logger = logging.getLogger("omnireuse")
+
+_COUNTERS = (
+    "hits", "misses", "bypassed", "coalesced", "mutated", "outdated", "outside_hits", "row_hits", "row_misses",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +47,20 @@ class PromptCacheOptions:
         check_budget("PromptCacheOptions", "max_bytes", self.max_bytes)
 
 
-Loaded: TypeAlias = tuple[Any, bool]
-"""A value, and whether it may be stored: not if the encoders changed while it was computed."""
+class Loaded(NamedTuple):
+    """A value that was just encoded.
+
+    Args:
+        is_current: False if the encoders changed meanwhile: the value is not stored.
+        rows: stored in its place; None for the value itself.
+    """
+
+    value: Any
+    is_current: bool
+    rows: Mapping[PromptKey, Any] | None = None
 
 
-class PromptEmbedCache(Counts):
+class PromptEmbedCache:
     """A thread-safe cache of what ``encode_prompt`` returns.
 
     Values are copied on the way in (detached, each tensor in storage of its own size) and read-only by contract on
@@ -62,6 +72,12 @@ class PromptEmbedCache(Counts):
             work all the same. May be assigned.
         max_bytes: most bytes of tensor storage; a shorthand for the field of ``options``.
         options: everything else.
+
+    Attributes:
+        hits: calls served without an encode of their own.
+        misses: encodes.
+        bypassed: calls past the cache. These three may be assigned.
+        bypassed_by: calls past the cache, by reason, see :class:`~omnireuse.prompts.keys.UnkeyableError`.
 
     Raises:
         ConfigError: a size below 1.
@@ -75,25 +91,26 @@ class PromptEmbedCache(Counts):
         max_bytes: int | None = None,
         options: PromptCacheOptions | None = None,
     ) -> None:
-        super().__init__()
         options = options or PromptCacheOptions()
         self.options = options if max_bytes is None else replace(options, max_bytes=max_bytes)
         self.enabled = enabled
-        self._max_size: int = checked("max_size", max_size, 1)
-        self.store: MemoryStore[Entry] = MemoryStore(max_bytes=self.options.max_bytes, max_entries=max_size)
+        self.hits = self.misses = self.bypassed = 0
+        self.coalesced = self.mutated = self.outdated = self.outside_hits = self.row_hits = self.row_misses = 0
+        self.bypassed_by: Counter[str] = Counter()
+        self.store: MemoryStore[Entry] = MemoryStore(max_bytes=self.options.max_bytes, max_entries=_checked(max_size))
         self.outside: Outside | None = None
         """The store outside the process, as the wrapped pipeline sees it."""
+        self._counting = threading.Lock()
         self._flights: SingleFlight[Entry | None] = SingleFlight()
 
     @property
     def max_size(self) -> int:
         """Most entries, at least 1; assigning a smaller one evicts at once."""
-        return self._max_size
+        return self.store.max_entries or 1
 
     @max_size.setter
     def max_size(self, max_size: int) -> None:
-        self.store.resize(checked("max_size", max_size, 1))
-        self._max_size = max_size
+        self.store.resize(_checked(max_size))
 
     def get(self, key: Hashable) -> Any:
         """The value of ``key``, or ``_CACHE_MISS``; counted."""
@@ -107,7 +124,7 @@ class PromptEmbedCache(Counts):
         Raises:
             WrongTypeError: ``value`` holds something that can be read once (a generator).
         """
-        self.keep(as_key(key), value, "a value")
+        self._keep(as_key(key), value, "a value")
 
     def clear(self) -> None:
         """Drop every entry; counters stay."""
@@ -123,11 +140,14 @@ class PromptEmbedCache(Counts):
 
         ``coalesced`` waited for another call's encode; ``mutated`` entries were changed in place by a consumer;
         ``outdated`` results were not stored because the encoders changed meanwhile, ``refused`` ones exceed the
-        budget of bytes; ``unplaced`` hits could not be moved to the device of their call.
+        budget of bytes.
         """
         store = self.store
+        with self._counting:
+            counted = {name: getattr(self, name) for name in _COUNTERS}
+            counted |= {f"bypassed_{reason}": number for reason, number in self.bypassed_by.items()}
         held = {"num_bytes": store.num_bytes} | {name: store.counts[name] for name in ("evictions", "refused")}
-        return {"size": len(store), "max_size": self.max_size} | self.counters() | held
+        return {"size": len(store), "max_size": self.max_size} | counted | held
 
     def release(self) -> int:
         """Free the entries' device memory, before the model sleeps; the bytes freed. Each comes back when asked for."""
@@ -137,132 +157,112 @@ class PromptEmbedCache(Counts):
         """Bytes that the entries hold on an accelerator now."""
         return sum(entry.device_bytes for entry in self.store.snapshot().values())
 
+    def add(self, name: str, number: int = 1) -> None:
+        """Count ``number`` more of ``name``."""
+        with self._counting:
+            setattr(self, name, getattr(self, name) + number)
+
+    def bypass(self, reason: str) -> None:
+        """Count a call past the cache."""
+        with self._counting:
+            self.bypassed += 1
+            self.bypassed_by[reason] += 1
+
     def drop_calls(self) -> None:
         """Drop every entry of a wrapped call: the encoders changed, and no key can reach it any more."""
         dropped = self.store.discard_if(lambda key: isinstance(key, PromptKey) and key[0] is not None)
         if dropped:
             logger.info("encoders changed: %d cached prompt embeddings dropped", dropped)
 
-    def find(self, key: PromptKey, target: torch.device | None = None) -> Any:
-        """The value of ``key`` or ``CACHE_MISS``, uncounted."""
-        entry = self.store.lookup(key, None)
-        return CACHE_MISS if entry is None else self._hand_out(key, entry, target)
+    def find(self, key: PromptKey) -> Any:
+        """The value of ``key`` in this process, or ``CACHE_MISS``; uncounted."""
+        return self._hand_out(key, self.store.lookup(key, None))
 
-    def keep(self, key: PromptKey, value: Any, label: str, target: torch.device | None = None) -> Entry:
-        """Store a copy of ``value``, outside too if it comes from a call; its entry."""
-        entry = self._keep_here(key, value, label, target)
-        if self.outside is not None and key[0] is not None:
-            self.outside.put(key, value, target)
-        return entry
+    def look(self, key: PromptKey, label: str) -> Any:
+        """The value of ``key`` here or outside, or ``CACHE_MISS``; uncounted."""
+        return self._hand_out(key, self._stored(key, label))
 
-    def _keep_here(self, key: PromptKey, value: Any, label: str, target: torch.device | None) -> Entry:
-        entry = Entry(value, label, target)
-        if entry.opaque_kinds:
-            kinds = ", ".join(sorted(entry.opaque_kinds))
-            logger.info("prompt-embedding cache: %s holds %s, kept as it is: its bytes are not counted", label, kinds)
-        if not self.store.put(key, entry, entry.num_bytes):
-            budget = self.options.max_bytes
-            logger.warning(
-                "prompt embedding %s not stored: %d bytes exceed max_bytes=%s", label, entry.num_bytes, budget
-            )
-        return entry
-
-    def fetch(
-        self,
-        labels: Mapping[PromptKey, str],
-        load: Callable[[list[PromptKey]], Mapping[PromptKey, Loaded]],
-        target: torch.device | None = None,
-    ) -> dict[PromptKey, Any]:
-        """The values of keys, found or loaded. Each is loaded once, however many threads ask for it.
-
-        Args:
-            load: gives the values of those keys that nobody else is loading.
-        """
-        values = {key: self.find(key, target) for key in labels}
-        own: dict[PromptKey, Any] = {}
-        led: set[PromptKey] = set()
-
-        def lead(keys: list[PromptKey]) -> dict[PromptKey, Entry | None]:
-            led.update(keys)
-            entries = {key: self._stored(key, labels[key], target) for key in keys}
-            absent = [key for key in keys if entries[key] is None]
-            for key, loaded in (load(absent) if absent else {}).items():
-                own[key] = loaded[0]
-                entries[key] = self._settle(key, loaded, labels[key], target)
-            return entries
-
-        missing = [key for key, value in values.items() if value is CACHE_MISS]
-        for key, entry in (self._flights.run_many(missing, lead) if missing else {}).items():
-            # The loader of a value gets the encode's own tensors: the store has copies.
-            values[key] = own[key] if key in own else self._shared(key, entry, target, waited=key not in led)
-            if values[key] is CACHE_MISS:
-                values[key] = load([key])[key][0]
-        return values
-
-    async def fetch_async(
-        self, key: PromptKey, label: str, load: Callable[[], Awaitable[Loaded]], target: torch.device | None
-    ) -> Any:
-        """As :meth:`fetch` for one key and a coroutine function. A store outside is asked in another thread."""
+    def fetch(self, key: PromptKey, label: str, load: Callable[[], Loaded]) -> Any:
+        """The value of ``key``, found or loaded. It is loaded once, however many threads ask for it."""
+        value = self.find(key)
+        if value is not CACHE_MISS:
+            return value
         own: list[Any] = []
 
-        async def lead() -> Entry | None:
-            stored = functools.partial(self._stored, key, label, target)
-            entry = stored() if self.outside is None else await asyncio.to_thread(stored)
+        def lead() -> Entry | None:
+            entry = self._stored(key, label)
             if entry is None:
-                loaded = await load()
-                own.append(loaded[0])
-                settle = functools.partial(self._settle, key, loaded, label, target)
-                entry = settle() if self.outside is None else await asyncio.to_thread(settle)
+                loaded = load()
+                own.append(loaded.value)
+                entry = self._settle(key, loaded, label)
             return entry
 
-        entry, led = await self._flights.run_async(key, lead)
-        value = own[0] if own else self._shared(key, entry, target, waited=not led)
-        return (await load())[0] if value is CACHE_MISS else value
+        entry, led = self._flights.run(key, lead)
+        if own:  # the loader of a value gets the encode's own tensors: the store has copies
+            return own[0]
+        value = self._hand_out(key, entry)
+        self.add("coalesced", not led and value is not CACHE_MISS)
+        return load().value if value is CACHE_MISS else value
 
-    def _stored(self, key: PromptKey, label: str, target: torch.device | None) -> Entry | None:
-        """The value that another leader stored between a call's lookup and flight, or that is outside."""
+    def _stored(self, key: PromptKey, label: str) -> Entry | None:
+        """The entry of ``key`` here or outside."""
         entry = self.store.lookup(key, None)
         if entry is not None or self.outside is None:
             return entry
-        value = self.outside.lookup(key, target)
+        value = self.outside.lookup(key)
         if value is CACHE_MISS:
             return None
         self.add("outside_hits")
-        return self._keep_here(key, value, label, target)
+        return self._keep(key, value, label)
 
-    def _settle(self, key: PromptKey, loaded: Loaded, label: str, target: torch.device | None) -> Entry | None:
+    def _settle(self, key: PromptKey, loaded: Loaded, label: str) -> Entry | None:
         """The entry of a loaded value; None if it cannot be shared, and each call must make its own."""
-        value, is_current = loaded
         try:
-            if is_current:
-                return self.keep(key, value, label, target)
-            self.add("outdated")
-            return Entry(value, label, target)  # for those who wait
+            if not loaded.is_current:
+                self.add("outdated")
+                return Entry(loaded.value, label)  # for those who wait
+            kept = {key: loaded.value} if loaded.rows is None else loaded.rows
+            entries = {one: self._keep(one, value, label) for one, value in kept.items()}
+            if self.outside is not None:
+                for one, value in kept.items():
+                    self.outside.put(one, value)
+            return entries.get(key) or Entry(loaded.value, label)
         except WrongTypeError as error:
             self.bypass("result")
             logger.warning("prompt-embedding cache: result of encode_prompt(%s) not stored: %s", label, error)
             return None
 
-    def _shared(self, key: PromptKey, entry: Entry | None, target: torch.device | None, *, waited: bool) -> Any:
-        """A value that another call encoded."""
-        value = CACHE_MISS if entry is None else self._hand_out(key, entry, target)
-        self.add("coalesced", waited and value is not CACHE_MISS)
-        return value
+    def _keep(self, key: PromptKey, value: Any, label: str) -> Entry:
+        """Store a copy of ``value`` in this process."""
+        entry = Entry(value, label)
+        if entry.opaque_kinds:
+            kinds = ", ".join(sorted(entry.opaque_kinds))
+            logger.info("prompt-embedding cache: %s holds %s, kept as it is: its bytes are not counted", label, kinds)
+        if not self.store.put(key, entry, entry.num_bytes):
+            size, budget = entry.num_bytes, self.options.max_bytes
+            logger.warning("prompt embedding %s not stored: %d bytes exceed max_bytes=%s", label, size, budget)
+        return entry
 
-    def _hand_out(self, key: PromptKey, entry: Entry, target: torch.device | None) -> Any:
+    def _hand_out(self, key: PromptKey, entry: Entry | None) -> Any:
+        if entry is None:
+            return CACHE_MISS
         mutation = entry.find_mutation()
         if mutation is None:
-            try:
-                return entry.copy(target) if self.options.copy_on_hit else entry.value(target)
-            except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
-                self.add("unplaced")
-                logger.warning("prompt embedding %s cannot be moved to %s: %s", entry.label, target, error)
-        else:
-            self.add("mutated")
-            logger.warning(
-                "prompt embedding %r was changed in place after it was stored (%s); it is dropped and encoded again; "
-                "clone it before changing it, or install the cache with copy_on_hit=True",
-                entry.label, mutation,
-            )  # fmt: skip
+            return entry.copy() if self.options.copy_on_hit else entry.value()
+        self.add("mutated")
+        logger.warning(
+            "prompt embedding %r was changed in place after it was stored (%s); it is dropped and encoded again; "
+            "clone it before changing it, or install the cache with copy_on_hit=True",
+            entry.label, mutation,
+        )  # fmt: skip
         self.store.discard(key)  # the encode that follows takes its place
         return CACHE_MISS
+
+
+def _checked(max_size: Any) -> int:
+    if isinstance(max_size, int) and not isinstance(max_size, bool) and max_size >= 1:
+        return max_size
+    raise ConfigError(
+        f"PromptEmbedCache(max_size={max_size!r}): field must be an integer of at least 1, got {max_size!r}; pass "
+        "enabled=False to store nothing"
+    )

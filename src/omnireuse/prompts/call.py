@@ -41,7 +41,6 @@ class EncodeCall:
         self.cache = cache
         self.signature = inspect.signature(function)
         self.bind = _binder(self.signature)
-        self.is_async = inspect.iscoroutinefunction(function)
         parameters = self.signature.parameters
         self._embeds = frozenset(filter(is_embeds_name, parameters))
         self._surplus = next((name for name, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
@@ -50,8 +49,8 @@ class EncodeCall:
             name = type(pipeline).__name__
             logger.info("the code of encode_prompt of %s does not tell what it reads: all parts are watched", name)
         self.echoes = [] if reads is None else sorted(echo for echo in reads.echoes if echo[1] in parameters)
-        # The division of lists into rows, by kind of call and size; None: undivided.
-        self.layouts: dict[tuple[Any, int], Layout | None] = {}
+        # The division of lists into rows, by kind of call; None: undivided.
+        self.layouts: dict[Any, Layout | None] = {}
         layouts, held = self.layouts, weakref.ref(cache)
 
         def forget() -> None:
@@ -78,16 +77,9 @@ class EncodeCall:
         """Whether the pipeline's ``encode_prompt`` is still the one that was read."""
         return self._original is not None or getattr(type(pipeline), "encode_prompt", None) is self._code
 
-    def state(self) -> tuple[Frozen, ...] | None:
-        """The state of the encoders as of now; None while no key can be made."""
-        try:
-            return self.watch.state(self.pipeline)
-        except UnkeyableError:
-            return None
-
-    def key(self, bound: dict[str, Any], state: tuple[Frozen, ...]) -> PromptKey:
-        """The key of a call. The device is no part of it: the numbers are the same wherever they are wanted."""
-        parts: list[Frozen] = [state]
+    def key(self, bound: dict[str, Any], state: tuple[Frozen, ...], target: torch.device | None) -> PromptKey:
+        """The key of a call."""
+        parts: list[Any] = [state, target]
         for name, value in bound.items():
             if value is None or (name == "device" and type(value) in _DEVICES):
                 parts.append(None)

@@ -33,11 +33,10 @@ class Entry:
         value: what ``encode_prompt`` returned; its tensors are copied, detached and compacted. Parts that nobody can
             look into are kept as they are: neither their bytes nor changes to them are noticed.
         label: names the entry in messages (the start of its prompt).
-        target: the device that the call asked for: tensors that are there follow a later call to another device.
     """
 
-    def __init__(self, value: object, label: str, target: torch.device | None) -> None:
-        self.label, self._target = label, target
+    def __init__(self, value: object, label: str) -> None:
+        self.label = label
         self._structure, leaves = flatten(value, opaque=True)
         self.opaque_kinds = self._structure.opaque_kinds
         # A tuple of tensors is handed out as it is; other containers are built anew, so that a caller may change them.
@@ -47,26 +46,17 @@ class Entry:
         self._keep([compact_copy(leaf) for leaf in leaves], is_home=True)
         self.num_bytes = storage_bytes(self._leaves)
 
-    def value(self, target: torch.device | None = None) -> Any:
-        """The stored value: fresh containers, and the stored tensors (read-only by contract).
+    def value(self) -> Any:
+        """The stored value: fresh containers, and the stored tensors (read-only by contract), on their device again."""
+        if not self._is_home:
+            with self._lock, torch.inference_mode(False), torch.no_grad():
+                pairs = zip(self._leaves, self._homes, strict=True)
+                self._keep([leaf if home is None else leaf.to(home) for leaf, home in pairs], is_home=True)
+        return unflatten(self._structure, self._leaves) if self._value is None else self._value
 
-        Tensors that followed the device of the first call follow ``target``. What was released comes back and stays.
-        """
-        is_usual = target is None or target == self._target
-        if self._is_home and is_usual:
-            return unflatten(self._structure, self._leaves) if self._value is None else self._value
-        with self._lock, torch.inference_mode(False), torch.no_grad():
-            leaves = [
-                leaf if home is None else leaf.to(target if target and home == self._target else home)
-                for leaf, home in zip(self._leaves, self._homes, strict=True)
-            ]
-            if is_usual and not self._is_home:
-                self._keep(leaves, is_home=True)
-        return unflatten(self._structure, leaves)
-
-    def copy(self, target: torch.device | None = None) -> Any:
+    def copy(self) -> Any:
         """The value with tensors of its own."""
-        structure, leaves = flatten(self.value(target), opaque=True)
+        structure, leaves = flatten(self.value(), opaque=True)
         return unflatten(structure, [compact_copy(leaf) for leaf in leaves])
 
     def release(self) -> int:

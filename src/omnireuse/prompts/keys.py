@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ Frozen = Any
 _MAX_CONTENT_BYTES = 64 << 20  # of one array or image
 _LONG_TEXT = 1024
 _MAX_NODES = 20_000
-_MAX_DEPTH = 100
 _EMBEDS = re.compile(r"_embeds(_|$)")
 
 
@@ -28,10 +27,10 @@ class UnkeyableError(Exception):
 
     Args:
         reason: ``embeds`` (the caller brought embeddings), ``type`` (an argument that no key can be made of),
-            ``recursive`` (one that contains itself), ``float_tensor`` (most likely computed anew for every call),
-            ``large_content`` (an array or image of more than 64 MiB), ``large_key`` (more than 20,000 nested values) or
-            ``training`` (an encoder is in training mode). Counted without this error: ``signature`` (arguments that
-            ``encode_prompt`` refuses) and ``result`` (it returned something that can be read once).
+            ``float_tensor`` (most likely computed anew for every call), ``large_content`` (an array or image of more
+            than 64 MiB), ``large_key`` (more than 20,000 values, or one within itself) or ``training`` (an encoder is
+            in training mode). Counted without this error: ``signature`` (arguments that ``encode_prompt`` refuses) and
+            ``result`` (it returned something that can be read once).
     """
 
     def __init__(self, reason: str) -> None:
@@ -40,9 +39,17 @@ class UnkeyableError(Exception):
 
 
 class PromptKey(tuple[Any, ...]):
-    """A key that is already frozen. Its first element is the state of the encoders."""
+    """A key that is already frozen: the state of the encoders, the device of the result, then the arguments.
+
+    The state is None for keys of :meth:`PromptEmbedCache.put`, which have no device.
+    """
 
     __slots__ = ()
+
+    @property
+    def target(self) -> torch.device | None:
+        """The device that the call wants its tensors on."""
+        return self[1]  # type: ignore[no-any-return]  # by construction
 
 
 def as_key(key: Hashable) -> PromptKey:
@@ -50,9 +57,9 @@ def as_key(key: Hashable) -> PromptKey:
     if type(key) is PromptKey:
         return key
     try:
-        return PromptKey((None, freeze(key)))
+        return PromptKey((None, None, freeze(key)))
     except UnkeyableError:
-        return PromptKey((None, type(key), key))
+        return PromptKey((None, None, type(key), key))
 
 
 def is_embeds_name(name: str) -> bool:
@@ -79,73 +86,66 @@ def freeze(value: object) -> Frozen:
         return value
     if kind is bool or (kind is int and value.bit_length() < 64):  # type: ignore[attr-defined]  # kind is int
         return (kind, value)
-    text = _Speller().spell(value)
+    try:
+        text = _spell(value, iter(range(_MAX_NODES)))
+    except RecursionError:
+        raise UnkeyableError("large_key") from None
     return (kind, text if len(text) <= _LONG_TEXT else digest_of(text.encode()))
 
 
-class _Speller:
-    """Spells one argument as a text that no other type or value has."""
+def _spell(value: Any, nodes: Iterator[int]) -> str:
+    """A text that no other type or value has.
 
-    def __init__(self) -> None:
-        self._open: set[int] = set()
-        self._num_nodes = 0
+    Args:
+        nodes: as many as there may be values inside.
+    """
+    if next(nodes, None) is None:
+        raise UnkeyableError("large_key")
+    kind = type(value)
+    if value is None or kind is bool or (kind is str and len(value) <= _LONG_TEXT):
+        return repr(value)
+    if kind is str:
+        return _content("str", value.encode("utf-8", "surrogatepass"))
+    if kind is int:
+        return hex(value)  # the decimal form of a huge int is quadratic, and limited by the interpreter
+    if kind is float:
+        return f"float {value.hex()}"  # tells 0.0 from -0.0, and NaN equals NaN
+    if kind is bytes:
+        return _content("bytes", value)
+    if kind in (torch.dtype, torch.device):
+        return f"{kind.__name__} {value}"
+    if isinstance(value, np.generic) and not value.dtype.hasobject:
+        is_nan = value.dtype.kind in "fc" and np.isnan(value)
+        return f"numpy {value.dtype.str} {'nan' if is_nan else value.tobytes().hex()}"
+    if kind is dict:  # equal dicts are equal whatever the order of insertion
+        pairs = sorted(f"{_spell(name, nodes)}: {_spell(item, nodes)}" for name, item in value.items())
+        return f"dict({', '.join(pairs)})"
+    if kind in (list, tuple, torch.Size):
+        return f"{kind.__name__}({', '.join([_spell(item, nodes) for item in value])})"
+    return _spell_large(value)
 
-    def spell(self, value: Any) -> str:
-        self._num_nodes += 1
-        if self._num_nodes > _MAX_NODES:
-            raise UnkeyableError("large_key")
-        kind = type(value)
-        if value is None or kind is bool or (kind is str and len(value) <= _LONG_TEXT):
-            return repr(value)
-        if kind is str:
-            return _content("str", value.encode("utf-8", "surrogatepass"))
-        if kind is int:
-            return hex(value)  # the decimal form of a huge int is quadratic, and limited by the interpreter
-        if kind is float:
-            return f"float {value.hex()}"  # tells 0.0 from -0.0, and NaN equals NaN
-        if kind is bytes:
-            return _content("bytes", value)
-        if kind in (torch.dtype, torch.device):
-            return f"{kind.__name__} {value}"
-        if isinstance(value, np.generic) and not value.dtype.hasobject:
-            is_nan = value.dtype.kind in "fc" and np.isnan(value)
-            return f"numpy {value.dtype.str} {'nan' if is_nan else value.tobytes().hex()}"
-        if kind in (list, tuple, torch.Size, dict):
-            return self._container(kind, value)
-        return self._large(value)
 
-    def _container(self, kind: type, value: Any) -> str:
-        if id(value) in self._open or len(self._open) >= _MAX_DEPTH:
-            raise UnkeyableError("recursive")
-        self._open.add(id(value))
-        if kind is dict:  # equal dicts are equal whatever the order of insertion
-            inner = sorted(f"{self.spell(name)}: {self.spell(item)}" for name, item in value.items())
-        else:
-            inner = [self.spell(item) for item in value]
-        self._open.discard(id(value))
-        return f"{kind.__name__}({', '.join(inner)})"
-
-    def _large(self, value: Any) -> str:
-        """A token tensor, an array or an image, by its content."""
-        image = sys.modules.get("PIL.Image")
-        if type(value) is torch.Tensor and value.device.type != "meta":
-            is_whole = not (value.is_floating_point() or value.is_complex() or value.is_quantized)
-            if value.layout is not torch.strided or not is_whole:
-                raise UnkeyableError("float_tensor")
-            _check_size(value.nbytes)
-            array = value.detach().cpu().numpy()
-        elif type(value) is np.ndarray and not value.dtype.hasobject:
-            _check_size(value.nbytes)
-            array = value
-        elif image is not None and isinstance(value, image.Image):
-            _check_size(value.width * value.height * len(value.getbands()) * 4)
-            palette = value.getpalette() if value.mode in ("P", "PA") else None
-            about = f"image {value.mode} {value.size} {palette} {value.info.get('transparency')}"
-            return _content(about, value.tobytes())
-        else:
-            raise UnkeyableError("type")
-        about = f"{type(value).__name__} {array.dtype.str} {array.shape}"
-        return _content(about, np.ascontiguousarray(array).tobytes())
+def _spell_large(value: Any) -> str:
+    """A token tensor, an array or an image, by its content."""
+    image = sys.modules.get("PIL.Image")
+    if type(value) is torch.Tensor and value.device.type != "meta":
+        is_whole = not (value.is_floating_point() or value.is_complex() or value.is_quantized)
+        if value.layout is not torch.strided or not is_whole:
+            raise UnkeyableError("float_tensor")
+        _check_size(value.nbytes)
+        array = value.detach().cpu().numpy()
+    elif type(value) is np.ndarray and not value.dtype.hasobject:
+        _check_size(value.nbytes)
+        array = value
+    elif image is not None and isinstance(value, image.Image):
+        _check_size(value.width * value.height * len(value.getbands()) * 4)
+        palette = value.getpalette() if value.mode in ("P", "PA") else None
+        about = f"image {value.mode} {value.size} {palette} {value.info.get('transparency')}"
+        return _content(about, value.tobytes())
+    else:
+        raise UnkeyableError("type")
+    about = f"{type(value).__name__} {array.dtype.str} {array.shape}"
+    return _content(about, np.ascontiguousarray(array).tobytes())
 
 
 def _check_size(num_bytes: int) -> None:

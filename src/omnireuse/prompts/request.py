@@ -11,7 +11,8 @@ import torch
 
 from omnireuse.prompts.cache import Loaded
 from omnireuse.prompts.call import EncodeCall
-from omnireuse.prompts.keys import PromptKey
+from omnireuse.prompts.entry import CACHE_MISS
+from omnireuse.prompts.keys import Frozen, PromptKey, UnkeyableError
 from omnireuse.prompts.rows import Layout, RowPlan, has_rows, join, plan_rows, slices_of, split
 
 __all__ = ["Request"]
@@ -35,64 +36,40 @@ class Request:
         self._call, self._cache, self._bound, self._target = call, call.cache, bound, target
         self._args, self._kwargs = args, kwargs
         call.watch.audit(call.pipeline)  # a look at everything is short beside an encode
-        self._state = call.state() or ()
+        self._state = self._state_now()
         self._num_encodes = 0
 
     def run(self) -> Any:
-        """The value of a call of a plain function."""
+        """The value of the call."""
         plan = plan_rows(self._bound)
         is_short = plan is not None and len(plan.rows) <= min(_MAX_ROWS, max(2, self._cache.max_size // 2))
-        return self._counted(self._run_rows(plan) if plan is not None and is_short else self._fetch(self._bound))
-
-    async def run_async(self) -> Any:
-        """The value of a call of a coroutine function."""
-        key = self._key(self._bound)
-
-        async def load() -> Loaded:
-            return self._loaded(await self._call.function(*self._args, **self._kwargs))
-
-        return self._counted(await self._cache.fetch_async(key, _label(self._bound), load, self._target))
-
-    def _counted(self, value: Any) -> Any:
+        value = self._run_rows(plan) if plan is not None and is_short else self._fetch(self._bound)
         if not self._num_encodes:
             self._cache.add("hits")
         return value
 
     def _run_rows(self, plan: RowPlan) -> Any:
-        kind = self._kind(plan), len(plan.rows)
-        if kind not in self._call.layouts:
+        """The rows that are held, and one missing row encoded alone; the whole list where more are missing."""
+        kind, layouts = self._kind(plan), self._call.layouts
+        if kind not in layouts:
             value = self._fetch(self._bound)
             if self._key(self._bound) in self._cache.store:  # else out of date already, or too large
-                self._call.layouts[kind] = self._test_rows(plan, value)
+                layouts[kind] = self._test_rows(plan, value)
             return value
-        layout = self._call.layouts[kind]
-        joined = None if layout is None else self._join_rows(plan, layout)
-        return self._fetch(self._bound) if joined is None else joined
-
-    def _join_rows(self, plan: RowPlan, layout: Layout) -> Any | None:
+        layout = layouts[kind]
+        if layout is None:
+            return self._fetch(self._bound)
         keys = [self._key(row) for row in plan.rows]
-        rows, num_encoded = dict(zip(keys, plan.rows, strict=True)), 0
-
-        def load(absent: list[PromptKey]) -> dict[PromptKey, Loaded]:
-            nonlocal num_encoded
-            num_encoded += len(absent)
-            return self._encode_rows(plan, {key: rows[key] for key in absent})
-
-        values = self._cache.fetch({key: _label(row) for key, row in rows.items()}, load, self._target)
-        self._cache.add("row_hits", len(keys) - num_encoded)
-        self._cache.add("row_misses", num_encoded)
-        return join([values[key] for key in keys], layout)
-
-    def _encode_rows(self, plan: RowPlan, missing: dict[PromptKey, dict[str, Any]]) -> dict[PromptKey, Loaded]:
-        """In one batch where its size is tested, else one by one."""
-        layout = self._call.layouts.get((self._kind(plan), len(missing)))
-        parts, is_current = None, False
-        if layout is not None:
-            batch, is_current = self._encode(plan.batch(list(missing.values())))
-            parts = split(batch, len(missing), layout)
-        if parts is None:
-            return {key: self._encode(row) for key, row in missing.items()}
-        return {key: (part, is_current) for key, part in zip(missing, parts, strict=True)}
+        rows = dict(zip(keys, plan.rows, strict=True))
+        values = {key: self._cache.look(key, _label(row)) for key, row in rows.items()}
+        missing = [key for key in rows if values[key] is CACHE_MISS]
+        self._cache.add("row_hits", len(keys) - len(missing))
+        self._cache.add("row_misses", len(missing))
+        joined = None
+        if len(missing) < 2:
+            values |= {key: self._fetch(rows[key]) for key in missing}
+            joined = join([values[key] for key in keys], layout)
+        return self._fetch(self._bound, keys, layout) if joined is None else joined
 
     def _test_rows(self, plan: RowPlan, batch: Any) -> Layout | None:
         """The division of lists of this size into rows, which are then kept in place of the list."""
@@ -101,8 +78,8 @@ class Request:
             alone = [self._fetch(row) for row in plan.rows]
             layout = slices_of(batch, size, alone[0])
             if layout is not None and has_rows(batch, size, layout, alone):
-                uneven, is_current = self._encode(plan.uneven())
-                if is_current and has_rows(uneven, size, layout, alone[:-1]):
+                uneven = self._encode(plan.uneven(self._bound))
+                if uneven.is_current and has_rows(uneven.value, size, layout, alone[:-1]):
                     self._cache.store.discard(self._key(self._bound))
                     return layout
         except Exception as error:  # the call has its value: a test must not fail it
@@ -110,9 +87,15 @@ class Request:
         logger.info("lists of %d prompts are encoded whole: rows alone do not give the same bits", size)
         return None
 
-    def _fetch(self, bound: dict[str, Any]) -> Any:
-        key = self._key(bound)
-        return self._cache.fetch({key: _label(bound)}, lambda _keys: {key: self._encode(bound)}, self._target)[key]
+    def _fetch(self, bound: dict[str, Any], rows: list[PromptKey] | None = None, layout: Layout = ()) -> Any:
+        """The value of a call, kept whole or, if its keys are given, as `rows`."""
+
+        def load() -> Loaded:
+            loaded = self._encode(bound)
+            parts = None if rows is None else split(loaded.value, len(rows), layout)
+            return loaded if parts is None else loaded._replace(rows=dict(zip(rows or (), parts, strict=True)))
+
+        return self._cache.fetch(self._key(bound), _label(bound), load)
 
     def _encode(self, bound: dict[str, Any]) -> Loaded:
         if bound is self._bound:
@@ -130,15 +113,23 @@ class Request:
                 "call it under torch.no_grad(), or uninstall the cache to train an encoder",
                 _label(self._bound),
             )
-        return value, self._call.state() == self._state
+        return Loaded(value, self._state_now() == self._state)
+
+    def _state_now(self) -> tuple[Frozen, ...]:
+        """The state of the encoders as of now; empty while no key can be made."""
+        try:
+            return self._call.watch.state(self._call.pipeline)
+        except UnkeyableError:
+            return ()
 
     def _key(self, bound: dict[str, Any]) -> PromptKey:
-        return self._call.key(bound, self._state)
+        return self._call.key(bound, self._state, self._target)
 
     def _kind(self, plan: RowPlan) -> Any:
-        """All of the call but its prompts."""
-        parts = zip(self._bound, self._key(self._bound)[1:], strict=True)
-        return self._state, plan.names, tuple(part for name, part in parts if name not in plan.names)
+        """All of the call but its prompts, and their number."""
+        state, target, *parts = self._key(self._bound)
+        fixed = [part for name, part in zip(self._bound, parts, strict=True) if name not in plan.names]
+        return state, target, plan.names, len(plan.rows), tuple(fixed)
 
 
 def _label(bound: dict[str, Any]) -> str:

@@ -30,15 +30,10 @@ class RowPlan:
     names: tuple[str, ...]
     rows: tuple[dict[str, Any], ...]
 
-    def batch(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """The bound arguments of one call with these rows."""
-        return rows[0] | {name: [row[name][0] for row in rows] for name in self.names}
-
-    def uneven(self) -> dict[str, Any]:
+    def uneven(self, bound: dict[str, Any]) -> dict[str, Any]:
         """The call with its last prompt replaced by all of them in a row."""
-        whole = self.batch(list(self.rows))
-        texts = {name: whole[name] for name in self.names if all(type(item) is str for item in whole[name])}
-        return whole | {name: [*items[:-1], " ".join(items)] for name, items in texts.items()}
+        texts = {name: bound[name] for name in self.names if all(type(item) is str for item in bound[name])}
+        return bound | {name: [*items[:-1], " ".join(items)] for name, items in texts.items()}
 
 
 def plan_rows(bound: dict[str, Any]) -> RowPlan | None:

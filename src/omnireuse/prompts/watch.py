@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import weakref
@@ -19,6 +20,7 @@ __all__ = ["EncoderWatch"]
 
 logger = logging.getLogger("omnireuse")
 
+_EPOCHS = itertools.count()  # of all pipelines, so that no epoch comes again
 _TOKENIZER_SETTINGS = ("padding_side", "truncation_side", "model_max_length")
 
 
@@ -37,7 +39,7 @@ class EncoderWatch:
     def __init__(self, reads: Reads | None, on_change: Callable[[], None]) -> None:
         self._reads, self._on_change = reads, on_change
         self._lock = threading.RLock()
-        self._epoch, self._is_due = 0, True
+        self._epoch, self._is_due = next(_EPOCHS), True
         self._snapshot: Snapshot | None = None
         self._settings: list[tuple[str, ...]] = []
         this = weakref.ref(self)
@@ -53,7 +55,7 @@ class EncoderWatch:
     def bump(self) -> int:
         """Start a new epoch and return it."""
         with self._lock:
-            self._epoch += 1
+            self._epoch = next(_EPOCHS)
             self._on_change()
             return self._epoch
 

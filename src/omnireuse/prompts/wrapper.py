@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-import threading
 import weakref
 from typing import Any
 
@@ -35,8 +34,7 @@ class CachedEncodePrompt:
         self._pipeline = weakref.ref(pipeline)
         self.original, self.model_tag = original, model_tag
         self.cache = PromptEmbedCache(max_size, enabled, options=options)
-        self._call: EncodeCall | None = None
-        self._reading = threading.Lock()
+        self._call = EncodeCall(pipeline, original, self.cache, model_tag)
         function = own_function(pipeline) if original is None else original
         self.__wrapped__ = getattr(function, "__func__", function)  # a bound method would keep the pipeline alive
         self.__name__, self.__doc__ = "encode_prompt", function.__doc__
@@ -49,23 +47,23 @@ class CachedEncodePrompt:
             return call.function(*args, **kwargs)
         try:
             bound = call.bind(*args, **kwargs)
-            key = call.key(bound, call.watch.state(pipeline))
+            state = call.watch.state(pipeline)
             target = call.target(pipeline, bound)
+            key = call.key(bound, state, target)
         except UnkeyableError as error:
             cache.bypass(error.reason)
             return call.function(*args, **kwargs)
         except (TypeError, RuntimeError):
             cache.bypass("signature")
             return call.function(*args, **kwargs)  # raises its own error, or knows better
-        value = cache.find(key, target)
+        value = cache.find(key)
         if value is CACHE_MISS:
-            request = Request(call, args, kwargs, bound, target)
-            return request.run_async() if call.is_async else request.run()
+            return Request(call, args, kwargs, bound, target).run()
         cache.add("hits")
         for attribute, parameter in call.echoes:
             if bound[parameter] is not None and hasattr(pipeline, attribute):
                 setattr(pipeline, attribute, bound[parameter])
-        return _ready(value) if call.is_async else value
+        return value
 
     @property
     def pipeline(self) -> Any:
@@ -79,17 +77,11 @@ class CachedEncodePrompt:
     def call(self) -> EncodeCall:
         """The signature of the pipeline's ``encode_prompt``; read anew if the class has another one."""
         call, pipeline = self._call, self.pipeline
-        if call is not None and call.is_current(pipeline):
-            return call
-        with self._reading:
-            call = self._call
-            if call is None or not call.is_current(pipeline):  # else another thread was first
-                if call is not None:
-                    name = type(pipeline).__name__
-                    logger.info("encode_prompt of %s was replaced; its cached embeddings are dropped", name)
-                    self.close()
-                self._call = call = EncodeCall(pipeline, self.original, self.cache, self.model_tag)
-            return call
+        if not call.is_current(pipeline):
+            logger.info("encode_prompt of %s was replaced; its embeddings are dropped", type(pipeline).__name__)
+            self.close()
+            self._call = call = EncodeCall(pipeline, self.original, self.cache, self.model_tag)
+        return call
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -104,8 +96,7 @@ class CachedEncodePrompt:
 
     def close(self) -> None:
         """Stop watching; the cache is emptied."""
-        if self._call is not None:
-            self._call.watch.close()
+        self._call.watch.close()
         self.cache.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CachedEncodePrompt:
@@ -114,7 +105,3 @@ class CachedEncodePrompt:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CachedEncodePrompt, (self.pipeline, self.original, *self.arguments.values())
-
-
-async def _ready(value: Any) -> Any:
-    return value

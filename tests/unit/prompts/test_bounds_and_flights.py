@@ -1,6 +1,5 @@
 """Bytes bound the cache, one encode serves all who wait, and errors are theirs alone."""
 
-import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +11,7 @@ from omnireuse.diffusion.cache.prompt_embed_cache import (
     PromptEmbedCache,
     install_prompt_embed_cache,
 )
+from omnireuse.errors import UnsupportedModelError
 
 from .conftest import Pipeline
 
@@ -87,61 +87,13 @@ def test_a_failing_encode_fails_its_waiters_with_its_own_error_and_is_not_cached
     assert len(cache.store) == 1
 
 
-class Async(Pipeline):
-    """An engine whose encode_prompt is a coroutine."""
+def test_a_coroutine_function_is_refused():
+    class Async(Pipeline):
+        async def encode_prompt(self, prompt):
+            return self.text_encoder(prompt)
 
-    error = None
-
-    async def encode_prompt(self, prompt):
-        self.num_encodes += 1
-        await asyncio.sleep(0.01)
-        if self.error:
-            raise self.error
-        return self.text_encoder(prompt).detach()
-
-
-def test_tasks_that_miss_together_encode_once():
-    pipeline = Async()
-    cache = install_prompt_embed_cache(pipeline)
-
-    async def many():
-        first = await asyncio.gather(*[pipeline.encode_prompt("p") for _ in range(5)])
-        return [*first, await pipeline.encode_prompt("p")]
-
-    results = asyncio.run(many())
-    assert pipeline.num_encodes == 1
-    assert all(torch.equal(r, results[0]) for r in results)
-    assert (cache.hits, cache.misses) == (5, 1)
-
-
-def test_a_failing_coroutine_fails_its_waiters():
-    pipeline = Async()
-    pipeline.error = ValueError("no")
-    cache = install_prompt_embed_cache(pipeline)
-
-    async def many():
-        return await asyncio.gather(*[pipeline.encode_prompt("p") for _ in range(3)], return_exceptions=True)
-
-    assert [str(e) for e in asyncio.run(many())] == ["no"] * 3
-    assert (pipeline.num_encodes, len(cache.store)) == (1, 0)
-
-
-def test_a_cancelled_leader_hands_over():
-    pipeline = Async()
-    install_prompt_embed_cache(pipeline)
-
-    async def scenario():
-        leader = asyncio.create_task(pipeline.encode_prompt("p"))
-        await asyncio.sleep(0)
-        waiter = asyncio.create_task(pipeline.encode_prompt("p"))
-        await asyncio.sleep(0)
-        leader.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await leader
-        return await waiter
-
-    assert asyncio.run(scenario()).shape == (1, 6, 4)
-    assert pipeline.num_encodes == 2
+    with pytest.raises(UnsupportedModelError, match="must be a plain function, got a coroutine function"):
+        install_prompt_embed_cache(Async())
 
 
 def test_a_function_that_asks_for_itself_does_not_wait_for_itself():

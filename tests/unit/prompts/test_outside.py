@@ -1,6 +1,5 @@
 """Embeddings outlive the process, belong to the very weights that made them, and no tier can hurt a request."""
 
-import asyncio
 import logging
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptCacheOptions, install_prompt_embed_cache
-from omnireuse.prompts.fingerprint import fingerprint, tensor_checksum
+from omnireuse.prompts.checksum import parts_checksum, tensor_checksum
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
 from tests import TOP
@@ -99,28 +98,12 @@ def test_a_dead_tier_costs_a_miss_and_no_more(tmp_path):
     assert tier.counts["failed_read"] + tier.counts["failed_write"] == 3
 
 
-def test_a_coroutine_uses_the_store_too(tmp_path):
-    class Async(Pipeline):
-        async def encode_prompt(self, prompt):
-            self.num_encodes += 1
-            return self.text_encoder(prompt).detach()
-
-    results = []
-    for _ in range(2):
-        pipeline = Async()
-        options = PromptCacheOptions(outside=DiskTier(tmp_path, max_bytes=1 << 20))
-        cache = install_prompt_embed_cache(pipeline, options=options)
-        results.append(asyncio.run(pipeline.encode_prompt("abc")))
-    assert torch.equal(*results)
-    assert (pipeline.num_encodes, cache.details()["outside_hits"]) == (0, 1)
-
-
-def test_the_fingerprint_is_of_content():
+def test_the_checksum_of_parts_is_of_content():
     one, other = Pipeline().text_encoder, Pipeline().text_encoder
-    assert fingerprint({"e": one}) == fingerprint({"e": other})
+    assert parts_checksum({"e": one}) == parts_checksum({"e": other})
     with torch.no_grad():
         other.out.weight[0, 0], other.out.weight[0, 1] = other.out.weight[0, 1].clone(), other.out.weight[0, 0].clone()
-    assert fingerprint({"e": one}) != fingerprint({"e": other})
+    assert parts_checksum({"e": one}) != parts_checksum({"e": other})
 
 
 def test_the_checksum_sees_order_and_every_byte():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import re
@@ -43,7 +44,7 @@ def install_prompt_embed_cache(
 ) -> PromptEmbedCache | None:
     """Cache what the pipeline's ``encode_prompt`` returns.
 
-    Works on any object with a callable ``encode_prompt``, plain or coroutine. A second call returns the cache that is
+    Works on any object with a callable ``encode_prompt``. A second call returns the cache that is
     there and logs arguments that differ. The installation is copied and pickled with the pipeline (with an empty
     cache).
 
@@ -59,7 +60,7 @@ def install_prompt_embed_cache(
 
     Raises:
         ConfigError: a value out of range.
-        UnsupportedModelError: an object that takes no attributes.
+        UnsupportedModelError: an object that takes no attributes, or whose ``encode_prompt`` is a coroutine function.
     """
     found = getattr(pipeline, "encode_prompt", None)
     if not callable(found):
@@ -69,6 +70,11 @@ def install_prompt_embed_cache(
             type(pipeline).__name__,
         )
         return None
+    if inspect.iscoroutinefunction(found):
+        raise UnsupportedModelError(
+            f"install_prompt_embed_cache(pipeline={type(pipeline).__name__}): encode_prompt must be a plain function, "
+            "got a coroutine function; install the cache on an object with the plain function that it calls"
+        )
     options = options or PromptCacheOptions()
     if max_bytes is not None:
         options = replace(options, max_bytes=max_bytes)

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from omnireuse.profiles.conditions import Conditions
 from omnireuse.profiles.holding import held_in
-from omnireuse.prompts.fingerprint import tensor_checksum
+from omnireuse.prompts.checksum import tensor_checksum
 
 __all__ = ["conditions_of", "content_of", "sampler_name"]
 

@@ -17,7 +17,7 @@ from omnireuse.pipelines.bars import without_bar
 from omnireuse.pipelines.call import Caller, Signature, is_modular, refuse_reserved
 from omnireuse.pipelines.pictures import Picture
 from omnireuse.pipelines.source import Source
-from omnireuse.prompts.fingerprint import tensor_checksum
+from omnireuse.prompts.checksum import tensor_checksum
 
 __all__ = ["GUIDANCE", "Score", "Workload", "call_text", "guided_call", "is_distilled", "workloads_of"]
 

@@ -69,15 +69,15 @@ def test_flights_do_not_mix_keys_and_are_forgotten():
     results = {}
 
     def work(key):
-        results[key] = flights.run_many([key], lambda keys: (inside.wait(), dict.fromkeys(keys, key))[1])
+        results[key] = flights.run(key, lambda: (inside.wait(), key)[1])
 
     threads = [threading.Thread(target=work, args=(key,)) for key in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert results == {"a": {"a": "a"}, "b": {"b": "b"}}
-    assert flights.run_many(["a"], lambda keys: dict.fromkeys(keys, 2)) == {"a": 2}
+    assert results == {"a": ("a", True), "b": ("b", True)}
+    assert flights.run("a", lambda: 2) == (2, True)
 
 
 def test_an_interrupted_leader_hands_over_to_a_waiter():
@@ -85,23 +85,23 @@ def test_an_interrupted_leader_hands_over_to_a_waiter():
     results = []
 
     def leader():
-        def load(keys):
+        def load():
             entered.set()
             gate.wait(10)
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            flights.run_many(["k"], load)
+            flights.run("k", load)
 
     first = threading.Thread(target=leader)
     first.start()
     entered.wait(10)
-    second = threading.Thread(target=lambda: results.append(flights.run_many(["k"], lambda keys: {"k": "mine"})))
+    second = threading.Thread(target=lambda: results.append(flights.run("k", lambda: "mine")))
     second.start()
     gate.set()
     first.join(10)
     second.join(10)
-    assert results == [{"k": "mine"}]
+    assert results == [("mine", True)]
 
 
 def test_trees_come_back_with_their_containers():

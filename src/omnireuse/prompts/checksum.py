@@ -1,4 +1,4 @@
-"""An encoder's identity by content: equal in every process that has loaded the same weights, on any device."""
+"""Checksums of content: equal in every process that has loaded the same weights, on any device."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import nn
 
 from omnireuse.prompts.keys import digest_of
 
-__all__ = ["fingerprint", "tensor_checksum"]
+__all__ = ["parts_checksum", "tensor_checksum"]
 
 _CHUNK = 1 << 20
 _PRIME = 1_099_511_628_211  # the 64-bit FNV prime; any odd number would do
 
 
-def fingerprint(parts: dict[str, Any]) -> str:
+def parts_checksum(parts: dict[str, Any]) -> str:
     """32 hex digits for the encoders, tokenizers and processors that a prompt goes through.
 
     Cost: reads every weight once (memory bandwidth, on its own device), so it is made once an epoch and only for stores
