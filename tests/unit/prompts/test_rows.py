@@ -166,7 +166,7 @@ class Gated(Rowwise):
 
 def test_lists_that_overlap_in_threads_encode_a_list_and_a_lone_row_once():
     pipeline, twin = Gated(), Rowwise()
-    cache = install_prompt_embed_cache(pipeline)
+    install_prompt_embed_cache(pipeline)
     pipeline.gate.set()
     pipeline.encode_prompt(["a", "b"])
     pipeline.gate.clear()
