@@ -20,6 +20,7 @@ from omnireuse.arguments.choices import (
     WholeRegion,
 )
 from omnireuse.arguments.targets import strategy_for, strategy_of
+from omnireuse.errors import WrongTypeError
 from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of
 from omnireuse.hooks.ranks import forward_group
@@ -115,10 +116,9 @@ def enable(
             5 %. Needs no profile: the first pictures say how many steps compute, and without `tune` the errors measured
             on the way do (`ErrorControl`).
         profile: what `omnireuse.calibrate` found for this pipeline; or its file, its folder, or its id on the Hugging
-            Face Hub, ``owner/name`` or ``owner/name@revision``. It computes half of the steps unless
-            `speedup`, `computed_steps` or `quality` is given. A number of steps that it has no plan for is computed all
-            the same, without a promise. With the backend "tea_cache" or "mag_cache" it gives the
-            measured coefficients or ratios.
+            Face Hub, ``owner/name`` or ``owner/name@revision``. It computes half of the steps unless `speedup`,
+            `computed_steps` or `quality` is given. A number of steps that it has no plan for is computed all the same,
+            without a promise. With the backend "tea_cache" or "mag_cache" it gives the measured coefficients or ratios.
         policy: a policy or its name; `options` may then name the `prediction_target`, the `signal` and the `axis` of
             `Strategy`.
         forecaster: a forecaster or its name; "hold" where a policy is given without one.
@@ -132,8 +132,7 @@ def enable(
             and the targets. Plans are kept on disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it off.
         audit: share of the pipeline's calls, in 0…1, that are made again in full after their pictures are done;
             `summary().audits` holds the error of each. It goes with the default, the targets and a profile.
-        options: with a backend, fields of `DiffusionCacheConfig`; with a policy, `prediction_target`, `signal` and
-            `axis`.
+        options: fields of `DiffusionCacheConfig` with a backend; with a policy `prediction_target`, `signal`, `axis`.
 
     Returns:
         The handle: `summary()` says what was reused, `disable()` restores the pipeline. It is a context manager, too.
@@ -181,6 +180,8 @@ def enable(
 
 
 def _agreement(pipeline: Any, group: dist.ProcessGroup | None) -> Agreement:
+    if group is not None and not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+        raise WrongTypeError(f"enable(group={group!r:.60}): group must be a torch.distributed process group")
     return Agreement(group if group is not None else forward_group(denoisers_of(pipeline)))
 
 

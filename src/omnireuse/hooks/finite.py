@@ -28,15 +28,14 @@ def check_finite(run: Run, stats: Stats) -> None:
     Raises:
         StateError: a forecast is the first that is not finite.
     """
-    step, generation = _first_broken(run.magnitudes), run.generation
-    number = generation.number
+    step, number, by = _first_broken(run.magnitudes), run.generation.number, type(run.generation.forecaster).__name__
     if step is None:
         return
     stats.mark_broken(number)
     if any(event.run == number and event.step == step and event.reused for event in stats.events):
         raise StateError(
-            f"the latents of this run are NaN or infinite from step {step} on, which "
-            f"{type(generation.forecaster).__name__} forecast; compute more steps, or give another forecaster"
+            f"the latents of this run are NaN or infinite from step {step} on, which {by} forecast, unless "
+            "a callback changed them there; compute more steps, or give another forecaster"
         )
     logger.warning(
         "the latents of this run are NaN or infinite from step %d on, which was computed and not forecast: see whether "

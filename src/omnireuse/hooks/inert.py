@@ -110,12 +110,10 @@ def too_much(strategy: Strategy, record: RunRecord) -> Explanation | None:
 
 
 def _too_few_steps(total: int) -> Explanation:
-    steps = "1 step" if total == 1 else f"{total} steps"
-    return Explanation(
-        "too few steps",
-        f"a run of {steps} leaves none out with these settings",
-        "to save time on so short a run, take fewer steps instead",
-    )
+    steps, advice = f"{total} steps", "to save time on so short a run, take fewer steps instead"
+    if total == 1:
+        steps, advice = "1 step", "it needs no reuse"
+    return Explanation("too few steps", f"a run of {steps} leaves none out with these settings", advice)
 
 
 def _no_steps(what: str) -> Explanation:

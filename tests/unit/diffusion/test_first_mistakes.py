@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from diffusers import FluxPipeline
 
 import omnireuse
@@ -25,6 +26,27 @@ def test_a_class_and_none_are_no_loaded_pipeline(given: Any, named: str) -> None
     for function in (omnireuse.enable, omnireuse.disable):
         with pytest.raises(WrongTypeError, match=rf"{named}; pass a loaded pipeline, as FluxPipeline\.from_pretrained"):
             function(given)
+
+
+@pytest.mark.parametrize("given", [{}, {"backend": "error_control"}, {"policy": "fixed"}], ids=str)
+def test_a_group_is_a_process_group(flux: Tiny, given: Any) -> None:
+    with pytest.raises(WrongTypeError, match=r"enable\(group=3\): group must be a torch\.distributed process group"):
+        omnireuse.enable(flux.pipe, **given, group=3)
+
+
+def test_a_run_of_one_step_is_not_told_to_take_fewer(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "omnireuse"), omnireuse.enable(flux.pipe, policy="fixed"):
+        flux.run(steps=1)
+    assert "a run of 1 step leaves none out with these settings; it needs no reuse" in caplog.text
+
+
+def test_latents_that_a_callback_breaks_are_not_laid_on_the_forecaster_alone(flux: Tiny) -> None:
+    def broken(pipe: Any, step: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
+        return {"latents": given["latents"] * torch.nan}
+
+    omnireuse.enable(flux.pipe, policy="fixed")
+    with pytest.raises(StateError, match="from step 1 on, which Hold forecast, unless a callback changed them there"):
+        flux.run(callback_on_step_end=broken)
 
 
 @pytest.mark.parametrize("made", [pickle.dumps, copy.copy, copy.deepcopy])
