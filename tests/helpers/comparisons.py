@@ -142,7 +142,6 @@ def point(method: str, family: str, steps: float, psnr: float, **more: object) -
         ssim=Mean(mean=0.98, low=0.97, high=0.99),
         scores={"attributes right": Mean(mean=0.9, low=0.8, high=1.0)},
         speedup=Spread(median=1.5, low=1.4, high=1.7),
-        loop_speedup=Spread(median=1.6, low=1.5, high=1.7),
         kept_bytes=3 * 2**20,
         call=f"{method.split()[0]}.enable(pipe, computed_steps={steps:g})",
         **more,  # type: ignore[arg-type]

@@ -35,10 +35,9 @@ def leading(case: Case) -> list[Point]:
 
 def is_noise(case: Case, point: Point) -> bool:
     """Whether the clock shows a speed-up that its computed steps cannot give: then it measured something else."""
-    if point.computed_steps is None or not point.computed_steps:
+    if not point.computed_steps or point.speedup is None:
         return False
-    most = CLOCK * case.steps / point.computed_steps
-    return any(each is not None and each.median > most for each in (point.speedup, point.loop_speedup))
+    return point.speedup.median > CLOCK * case.steps / point.computed_steps
 
 
 def nearest_to_half(points: Sequence[Point], steps: int) -> list[int]:

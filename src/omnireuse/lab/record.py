@@ -44,7 +44,6 @@ class Point(Record, frozen=True, kw_only=True):
         ssim: structural similarity to the full run.
         scores: those of the workload, by name.
         speedup: wall-clock of the full run over its own, prompt by prompt; None where it was not timed.
-        loop_speedup: the same of the denoising loop alone, without encoding prompts and decoding latents.
         seconds: its own wall-clock; None where it was not timed.
         peak_bytes: the most that CUDA had allocated while it was timed; None without CUDA.
         kept_bytes: the most that was kept between steps; None where it is not known.
@@ -63,7 +62,6 @@ class Point(Record, frozen=True, kw_only=True):
     ssim: Mean | None = None
     scores: dict[str, Mean] = msgspec.field(default_factory=dict)
     speedup: Spread | None = None
-    loop_speedup: Spread | None = None
     seconds: Spread | None = None
     peak_bytes: int | None = None
     kept_bytes: int | None = None

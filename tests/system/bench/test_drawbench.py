@@ -98,7 +98,7 @@ def test_results_of_other_inputs_are_not_mixed(runs: list[Any], tmp_path: Path) 
     drawbench.main(asked(tmp_path, "out", "--only", "default-call", "--time", "0"))
     with pytest.raises(ConfigError, match=r"was begun with another seed; delete the file to begin anew"):
         drawbench.main(asked(tmp_path, "out", "--only", "default-call", "--time", "0", "--seed", "1"))
-    (tmp_path / "out" / "results.sqlite").write_text("not a database, whatever its name says" * 40)
+    (tmp_path / "out" / "results.jsonl").write_text("not a journal, whatever its name says\n" * 40)
     with pytest.raises(ConfigError, match="not a journal"):
         drawbench.main(asked(tmp_path, "out"))
 

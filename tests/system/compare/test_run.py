@@ -195,7 +195,7 @@ def test_wall_clock_is_taken_of_one_setting_a_method(images: Make) -> None:
         ("fewer uniform steps", pytest.approx(3)),
         ("omnireuse, default by call", pytest.approx(3)),
     ]
-    assert all(point.loop_speedup is not None and point.loop_speedup.low > 0 for point in timed)
+    assert all(point.speedup is not None and point.speedup.low > 0 for point in timed)
     assert case.full.seconds is not None
     assert case.full.seconds.low > 0
 

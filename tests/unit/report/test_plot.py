@@ -66,7 +66,7 @@ def test_what_computes_everything_leads_nowhere() -> None:
 
 def test_a_clock_that_shows_more_than_steps_can_give_is_noise() -> None:
     (case,) = peers().cases
-    point = replace(case.points[0], computed_steps=case.steps / 2, loop_speedup=None)
+    point = replace(case.points[0], computed_steps=case.steps / 2)
     for median, noise in ((1.9, False), (2.05, False), (2.3, True)):
         timed = replace(point, speedup=Spread(median=median, low=median, high=median))
         assert is_noise(case, timed) == noise

@@ -25,9 +25,9 @@ _CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _ATTENTION = {_CPU_ATTENTION: lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)}
 
 
-def now(*, wait: bool = True) -> float:
-    """`time.perf_counter`, by default once CUDA has done what it was given."""
-    if wait and torch.cuda.is_initialized():
+def now() -> float:
+    """`time.perf_counter`, once CUDA has done what it was given."""
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
 
@@ -39,7 +39,6 @@ class Work:
         flops: executed since the last `reset`.
         calls: of the denoisers, whether computed or not, since the last `reset`.
         rows: samples in the last call of a denoiser.
-        began: time of the first call since the last `reset`, by `time.perf_counter`; None before it.
     """
 
     def __init__(self, pipeline: Any) -> None:
@@ -55,7 +54,6 @@ class Work:
     def reset(self) -> None:
         """Start at zero; the weights of parts stay known."""
         self.flops, self.calls = 0.0, 0
-        self.began: float | None = None
 
     def close(self) -> None:
         """Stop counting."""
@@ -82,7 +80,6 @@ class Work:
         self._undo.append(undo)
 
     def _count_call(self, _: torch.nn.Module, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        self.began = self.began or now()
         self.calls += 1
         self.rows = _rows(args, kwargs)
         return inner(*args, **kwargs)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,12 +15,12 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from omnireuse.base.journal import Journal
 from omnireuse.base.records import Record
 from omnireuse.errors import ConfigError, OmniReuseError, StateError
 from omnireuse.handle import disable
 from omnireuse.hooks.denoisers import describe
 from omnireuse.lab.compare.count import Work, now
+from omnireuse.lab.compare.journal import Journal
 from omnireuse.lab.compare.methods.base import Kept, Method, Setting, unchanged
 from omnireuse.lab.compare.restore import restored
 from omnireuse.lab.compare.workload import Workload, call_text
@@ -49,8 +47,7 @@ class Measured:
 
     Attributes:
         pictures: one for each prompt.
-        seconds, loop_seconds: wall-clock of the call, and of its loop: from the denoiser's first call to the end of the
-            last step. They are equal where the pipeline does not report its steps.
+        seconds: wall-clock of the call.
         flops: executed by the blocks, for all prompts together.
         calls: of the denoiser.
         kept_bytes: the most that was kept between steps, for one sample.
@@ -59,7 +56,6 @@ class Measured:
 
     pictures: tuple[Picture, ...]
     seconds: float
-    loop_seconds: float
     flops: float
     calls: int
     kept_bytes: int
@@ -86,7 +82,6 @@ class Turn(Record, frozen=True, kw_only=True):
     """The fastest of some runs of one prompt."""
 
     seconds: float
-    loop_seconds: float
     peak_bytes: int | None
 
 
@@ -130,12 +125,12 @@ class Harness:
         self._part = f"{workload.name}, {workload.steps} steps, guidance {workload.guidance:g}"
         if journal.path is not None:
             journal.check_setup(self._part, self._setup())
-        earlier = journal.picture(self._part, "probe", 0)
+        earlier = journal.find_picture(self._part, "probe", 0)
         if earlier is not None and capped_psnr(self.probe, earlier) < SAME_DB:
             raise ConfigError(
                 f"journal({self._part}): must be of this pipeline, got other pictures; choose another --out"
             )
-        journal.add(self._part, "probe", {0: self.probe})
+        journal.add_picture(self._part, "probe", 0, self.probe)
         self._full_rows = self._rows("full run", None)
         if not all(np.isfinite(picture).all() for picture in self.full):
             raise StateError(f"{workload.name}: the full run is not finite; nothing can be compared with it")
@@ -175,7 +170,7 @@ class Harness:
                 batch = range(start, min(start + size, count))
                 known = [row for number in batch if (row := journal.find(part, name, number, _Row))]
                 if len(known) == len(batch):
-                    stored = [journal.picture(part, "picture", number) for number in batch] if strict else []
+                    stored = [journal.find_picture(part, "picture", number) for number in batch] if strict else []
                     self.full += [picture for picture in stored if picture is not None]
                     rows += known
                     continue
@@ -183,7 +178,8 @@ class Harness:
                 measured = measure(batch, strict=strict, watch=not rows and not strict)
                 if strict:
                     self.full += measured.pictures
-                    journal.add(part, "picture", dict(zip(batch, measured.pictures, strict=True)))
+                    for number, picture in zip(batch, measured.pictures, strict=True):
+                        journal.add_picture(part, "picture", number, picture)
                 made = [self._row(*each, measured) for each in zip(batch, measured.pictures, strict=True)]
                 journal.add(part, name, dict(zip(batch, made, strict=True)))
                 rows += made
@@ -194,10 +190,7 @@ class Harness:
 
     def _worst(self, name: str) -> Path | None:
         """The file of a setting's picture that differs most, beside the journal."""
-        if self._journal.path is None:
-            return None
-        folder = Path(self._journal.path).with_suffix("")
-        return folder / f"{hashlib.sha256(f'{self._part} {name}'.encode()).hexdigest()[:16]}.png"
+        return self._journal.beside(f"{self._part} {name}", "png")
 
     def _row(self, number: int, picture: Picture, measured: Measured) -> _Row:
         full, prompt = self.full[number], self.workload.prompts[number]
@@ -234,16 +227,15 @@ class Harness:
         Args:
             watch: read what is kept after every step, which takes time.
         """
-        work, kept, ended, on_cuda = self._work, 0, math.nan, torch.cuda.is_initialized()
+        work, kept, on_cuda = self._work, 0, torch.cuda.is_initialized()
 
-        def after_step(_: Any, index: int, ___: Any, given: dict[str, Any]) -> dict[str, Any]:
-            nonlocal kept, ended
-            ended = now(wait=index >= steps - 1)
-            if watch:
-                kept = max(kept, kept_now() or 0)
+        def after_step(_: Any, __: int, ___: Any, given: dict[str, Any]) -> dict[str, Any]:
+            nonlocal kept
+            kept = max(kept, kept_now() or 0)
             return given
 
-        extra = {"callback_on_step_end": after_step} if self.workload.accepts("callback_on_step_end") else {}
+        watched = watch and self.workload.accepts("callback_on_step_end")
+        extra = {"callback_on_step_end": after_step} if watched else {}
         # What a method does once, such as a calibration, is no part of a run.
         work.reset()
         if on_cuda:
@@ -251,12 +243,10 @@ class Harness:
         begun = now()
         made = self.workload.pictures(numbers, steps, strict=strict, **extra)
         seconds = now() - begun
-        known = work.began is not None and not math.isnan(ended)
         return Measured(
             # The order in memory decides the last bits of a mean, and files do not keep every order.
             pictures=tuple(map(np.ascontiguousarray, made)),
             seconds=seconds,
-            loop_seconds=ended - (work.began or 0.0) if known else seconds,
             flops=work.flops,
             calls=work.calls,
             kept_bytes=max(kept, kept_now() or 0) // len(numbers),
@@ -316,12 +306,9 @@ class Harness:
                 pair = [_fastest(each) for each in zip(*runs, strict=True)]
                 self._journal.add(self._part, run, {number: pair})
             turns.append(pair)
-        ratios = [(full.seconds / own.seconds, full.loop_seconds / own.loop_seconds) for full, own in turns]
-        whole, loop = zip(*ratios, strict=True)
         return replace(
             point,
-            speedup=spread(whole),
-            loop_speedup=spread(loop),
+            speedup=spread([full.seconds / own.seconds for full, own in turns]),
             seconds=spread([own.seconds for _, own in turns]),
             peak_bytes=_most([own for _, own in turns]),
         ), [full for full, _ in turns]
@@ -339,15 +326,11 @@ class Harness:
 
 
 def _name(method: Method, setting: Setting) -> str:
-    return f"{method.name}: {setting.call} {setting.version}"
+    return f"{method.name}: {setting.call} {setting.version} {method.version}"
 
 
 def _fastest(runs: Sequence[Measured]) -> Turn:
-    return Turn(
-        seconds=min(run.seconds for run in runs),
-        loop_seconds=min(run.loop_seconds for run in runs),
-        peak_bytes=_most(runs),
-    )
+    return Turn(seconds=min(run.seconds for run in runs), peak_bytes=_most(runs))
 
 
 def _most(runs: Sequence[Measured | Turn]) -> int | None:

@@ -16,11 +16,11 @@ from rich.console import Console
 from tqdm.auto import tqdm
 
 from omnireuse.base.extras import check_extra
-from omnireuse.base.journal import Journal, remove_journal
 from omnireuse.base.records import check_writable
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.hooks.denoisers import describe, device_of, dtype_of
 from omnireuse.lab.compare.harness import Harness, Turn
+from omnireuse.lab.compare.journal import Journal
 from omnireuse.lab.compare.methods import chosen_methods, own_methods
 from omnireuse.lab.compare.methods.base import Method, Setting
 from omnireuse.lab.compare.methods.ours import warn_of_unused
@@ -122,9 +122,9 @@ def compare_pipeline(
 ) -> Comparison:
     """Compare this library, other caches and plain fewer steps with a pipeline's full run.
 
-    An interrupt (Ctrl-C) ends the comparison; what was measured is returned, with `complete` False. Every figure, and
-    the pictures of the full runs, are kept in a file "….sqlite" beside the results. The same call goes on from there
-    and measures nothing that the file holds, but for calibrations; with other methods it adds their figures.
+    An interrupt (Ctrl-C) ends the comparison; what was measured is returned, with `complete` False. Every figure is
+    kept in a file "….jsonl" beside the results, and the pictures of the full runs in a folder. The same call goes on
+    from there and measures nothing that the file holds, but for calibrations; with other methods it adds their figures.
 
     Args:
         pipeline: a pipeline that makes images or clips from prompts; nothing may be enabled on it. Or the folder of
@@ -169,8 +169,8 @@ def compare_pipeline(
     file = results_file(out)
     check_writable(file)
     if fresh:
+        Journal(file.with_suffix(".jsonl")).clear()
         file.unlink(missing_ok=True)
-        remove_journal(file.with_suffix(".sqlite"))
     source = Source(given=pipeline, device=device, dtype=dtype, where="compare")
     source.check()
     workloads = workloads_of(
@@ -190,7 +190,7 @@ def compare_pipeline(
     if progress:
         shown = f"{describe(workloads[0].pipeline)}; {len(prompts)} prompts, {len(chosen)} methods"
         tqdm.write(shown, file=sys.stderr)
-    return compare_all(workloads, chosen, file, timed=timed, resume=True, command=command, progress=progress)
+    return compare_all(workloads, chosen, file, timed=timed, command=command, progress=progress)
 
 
 def results_file(out: str | os.PathLike[str]) -> Path:
@@ -205,17 +205,15 @@ def compare_all(
     *,
     timed: int,
     command: str,
-    resume: bool = False,
     progress: bool = True,
 ) -> Comparison:
     """Compare on one workload after the other, and write `file` after every setting.
 
-    Args:
-        resume: keep every figure beside the file, and go on with what is there: figures of other methods stay. Without
-            it the file is replaced.
+    Every figure is kept beside the file. What is there already is not measured again, and figures of other methods
+    stay.
     """
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    earlier = _earlier(file) if resume else {}
+    earlier = _earlier(file)
     cases: dict[tuple[str, int, float], Case] = dict(earlier)
     chosen, is_begun = {method.name for method in methods}, False
     place: dict[str, str] = {}
@@ -236,7 +234,7 @@ def compare_all(
         cases[key] = case
         record(complete=False)
 
-    journal = Journal(file.with_suffix(".sqlite") if resume else None)
+    journal = Journal(file.with_suffix(".jsonl"))
     try:
         for workload in workloads:
             place = {"device": device_of(workload.pipeline), "dtype": dtype_of(workload.pipeline)}
@@ -254,11 +252,11 @@ def compare_all(
     except KeyboardInterrupt:
         if not is_begun:
             raise
-        go_on = "; the same command goes on from there, --fresh begins anew" if resume else ""
-        logger.warning("interrupted: what was measured is kept in %s%s", file, go_on)
+        logger.warning(
+            "interrupted: what was measured is kept in %s; the same command goes on from there, --fresh begins anew",
+            file,
+        )
         return record(complete=False)
-    finally:
-        journal.close()
     return record(complete=True)
 
 
@@ -266,9 +264,9 @@ def _earlier(file: Path) -> dict[tuple[str, int, float], Case]:
     """The cases of an earlier comparison in this file, which its journal lets go on."""
     if not file.exists():
         return {}
-    if not file.with_suffix(".sqlite").exists():
+    if not file.with_suffix(".jsonl").exists():
         raise ConfigError(
-            f"{file}: the results of another comparison are here, without {file.with_suffix('.sqlite').name} to go on "
+            f"{file}: the results of another comparison are here, without {file.with_suffix('.jsonl').name} to go on "
             "from; choose another --out, or delete them (--fresh, or fresh=True)"
         )
     return {(case.pipeline, case.steps, case.guidance): case for case in read_comparison(file).cases}

@@ -7,13 +7,13 @@ import inspect
 import logging
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from omnireuse.base.extras import check_extra, has_extra
 from omnireuse.base.registry import Registry
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
-from omnireuse.lab.compare.methods.base import Method, Setting, Subject
+from omnireuse.lab.compare.methods.base import Method
 from omnireuse.lab.compare.methods.baselines import BASELINES
 from omnireuse.lab.compare.methods.cache_dit import CACHE_DIT
 from omnireuse.lab.compare.methods.diffusers import DIFFUSERS
@@ -77,7 +77,7 @@ def own_methods(methods: Iterable[Method]) -> list[Method]:
                 f"compare(methods=…): the name {method.name!r} must be new; there is such a method already"
             )
         taken.add(method.name)
-        found.append(replace(method, grid=_Versioned(method)))
+        found.append(replace(method, version=_version_of(method)))
     return found
 
 
@@ -89,17 +89,8 @@ def method_named(name: str) -> Method:
     return found
 
 
-class _Versioned:
-    """The grid of a method whose settings carry the version of its file."""
-
-    def __init__(self, method: Method) -> None:
-        self._grid = method.grid
-        try:
-            text = inspect.getsource(inspect.getmodule(method.grid))  # type: ignore[arg-type]  # refuses None itself
-            self._version = hashlib.sha256(text.encode()).hexdigest()
-        except (OSError, TypeError):
-            self._version = uuid.uuid4().hex  # no file, as in a console: measured anew each time
-
-    def __call__(self, subject: Subject) -> Iterator[Setting]:
-        for setting in self._grid(subject):
-            yield replace(setting, version=f"{setting.version} {self._version}".strip())
+def _version_of(method: Method) -> str:
+    try:
+        return hashlib.sha256(inspect.getsource(inspect.getmodule(method.grid)).encode()).hexdigest()  # type: ignore[arg-type]  # refuses None itself
+    except (OSError, TypeError):
+        return uuid.uuid4().hex  # no file, as in a console: measured anew each time

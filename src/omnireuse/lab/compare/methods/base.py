@@ -60,6 +60,7 @@ class Method:
         grid: its settings for a subject whose full run has been measured. It raises `UnsupportedModelError` where the
             method does not serve the workload.
         extra: the optional dependency that it needs; "" for none.
+        version: of its code, where figures of an earlier version may be kept.
     """
 
     key: str
@@ -67,6 +68,7 @@ class Method:
     family: str
     grid: Callable[[Subject], Iterable[Setting]] = field(repr=False)
     extra: str = ""
+    version: str = ""
 
 
 @contextmanager
