@@ -8,9 +8,9 @@ from typing import Any
 
 import omnireuse
 from omnireuse.arguments.targets import strategy_of
-from omnireuse.calibration.tea_cache import fit_tea_cache
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
 from omnireuse.diffusion.data import DiffusionCacheConfig
+from omnireuse.named.measuring import fit_tea_cache
 from reference.case import CLIPS, IMAGES
 from reference.drawing import Array
 from reference.evaluate import score

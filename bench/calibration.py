@@ -18,15 +18,10 @@ from typing import Any
 import torch
 
 from bench._common import write_record
-from omnireuse.calibration.options import Options
-from omnireuse.calibration.progress import Tracker
 from omnireuse.calibration.runner import PipelineRunner
 from omnireuse.calibration.search import Search
 from omnireuse.lab.record import environment
 from omnireuse.pipelines.closeness import bootstrap
-from omnireuse.planning.candidate import Candidate
-from omnireuse.profiles.conditions import watch_of
-from omnireuse.profiles.origin import Origin
 from omnireuse.profiles.profile import Plan, Profile
 from reference.case import CLIPS, IMAGES
 from reference.workload import load_quietly
@@ -86,9 +81,7 @@ def case_rows(name: str, guidance: float, prompts: int, judged: int) -> list[dic
     full = judge.full_run(range(judged)).pictures
 
     def scores(plan: Plan, coordinates: tuple[float, ...]) -> list[float]:
-        candidate = Candidate(steps=plan.steps, forecaster=plan.forecaster)
-        forecaster = plan.strategy(coordinates).forecaster
-        return judge.score(candidate, range(judged), forecaster, full)
+        return judge.score(plan.strategy(coordinates), range(judged), full)
 
     kind = "guided" if guidance > 1 else "unguided"
     long = Profile.load(case.find(None) / "profiles" / f"{name}-{STEPS}-{kind}.json")
@@ -96,26 +89,22 @@ def case_rows(name: str, guidance: float, prompts: int, judged: int) -> list[dic
     searched = runner(prompts, SEED, BATCH)
     rows = []
     for setting in SETTINGS:
-        options = Options(
-            prompts=searched.prompts,
-            for_search=prompts - round(0.33 * prompts),
-            steps=STEPS,
+        unseen, spent = round(0.33 * prompts), list[float]()
+        search = Search(
+            searched,
+            for_search=prompts - unseen,
             budgets=BUDGETS,
             batch_size=BATCH,
-            seed=SEED,
-            call=call,
+            spend=lambda _, runs, spent=spent: spent.append(runs),
             **setting,
         )
-        tracker = Tracker("", options.most_runs, lambda _: None)
-        search = Search(options, searched, tracker)
         search.run_in_full()
         search.find_best()
-        profile = search.profile(watch_of(pipeline).now(), Origin.of(pipeline))
         # What judging the plans on the held-out prompts costs; it changes none of them.
-        runs = tracker.runs + options.held_out * sum(BUDGETS) / STEPS
+        runs = sum(spent) + unseen * sum(BUDGETS) / STEPS
         for budget in BUDGETS:
-            plan = profile.plans[budget]
-            psnr = scores(plan, profile.coordinates)
+            plan = search.plans[budget]
+            psnr = scores(plan, search.searched[0].coordinates)
             gains = [new - old for new, old in zip(psnr, reached[budget], strict=True)]
             mean, gain = bootstrap(psnr), bootstrap(gains)
             rows.append(

@@ -112,7 +112,7 @@ class Player:
         self._judged, self._fitted = range(prompts), range(prompts, prompts + FITTED_ON)
         self._full = self._runner.full_run(self._judged).pictures
         self._measured = self._runner.full_run(self._fitted, record=True)
-        self._noises = self._measured.seen.coordinates
+        self._noises = self._measured.coordinates
 
     def play(self, key: Key, known: dict[Key, Steps]) -> Row:
         """The steps of a plan, and of each judged caption its PSNR and the errors at computed steps."""
@@ -155,7 +155,7 @@ class Player:
         assert self._measured.full is not None
         trial = Trial.of_fit(steps, STEPS)
         call = MeasuredCall(replay=self._fitted, full=self._measured.full)
-        finished(trial.lead([call], self._runner, STEPS, [self._measured.pictures]))
+        finished(trial.lead([call], self._runner, [self._measured.pictures]))
         fitted = Fitted(coordinates=self._noises, weights=trial.weights, computed=steps)
         return fitted, sum(trial.closeness)
 

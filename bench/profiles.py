@@ -20,13 +20,11 @@ from rich.console import Console
 
 import omnireuse
 from omnireuse import Profile
-from omnireuse.calibration.command import profile_table
-from omnireuse.calibration.options import held_out_last
+from omnireuse.calibration.calibrate import held_out_last
 from omnireuse.calibration.runner import PipelineRunner
-from omnireuse.forecasters import Fitted
+from omnireuse.cli.calibrate import profile_table
 from omnireuse.pipelines.call_arguments import read_argument
 from omnireuse.pipelines.source import Source
-from omnireuse.planning.candidate import FITTED, Candidate
 from omnireuse.profiles.conditions import watch_of
 from omnireuse.profiles.origin import Origin, versions
 from reference.case import CLIPS, FACES, IMAGES, Case
@@ -102,9 +100,7 @@ def judged(case: Case, profile: Profile, console: Console) -> Profile:
     full = runner.full_run(places).pictures
     plans = {}
     for number, plan in profile.plans.items():
-        fitted = Fitted(coordinates=profile.coordinates, weights=plan.weights, computed=plan.steps)
-        candidate = Candidate(steps=plan.steps, forecaster=FITTED)
-        scores = tuple(runner.score(candidate, places, fitted, full))
+        scores = tuple(runner.score(plan.strategy(profile.coordinates), places, full))
         plans[number] = replace(plan, held_out=scores)
         farthest = max(abs(now - before) for now, before in zip(scores, plan.held_out, strict=True))
         console.print(

@@ -22,7 +22,6 @@ from omnireuse.calibration.runner import PipelineRunner
 from omnireuse.lab.record import environment
 from omnireuse.pipelines.closeness import bootstrap
 from omnireuse.planning import fit
-from omnireuse.planning.candidate import FITTED, Candidate
 from omnireuse.planning.path import Path as RunPath
 from omnireuse.policies import FixedSchedule
 from omnireuse.tuning.trials import MeasuredCall
@@ -83,25 +82,25 @@ class Bench:
         ]
 
     def _row(self, count: int, kept: int, apart: bool, prompts: int) -> dict[str, Any]:
-        candidate = Candidate(
-            steps=tuple(sorted(FixedSchedule(num_computed=count, power=POWER).schedule(self._steps))), forecaster=FITTED
-        )
-        fitted = self._fit(candidate, kept, apart, range(prompts))
-        psnr = self._runner.score(candidate, self._judged, fitted, self._full[self._judged].pictures)
+        steps = tuple(sorted(FixedSchedule(num_computed=count, power=POWER).schedule(self._steps)))
+        policy = omnireuse.Steps(steps=steps, compute_last=steps[-1] == self._steps - 1)
+        fitted = self._fit(policy, kept, apart, range(prompts))
+        strategy = omnireuse.Strategy.where_it_fits(policy, fitted)
+        psnr = self._runner.score(strategy, self._judged, self._full[self._judged].pictures)
         mean = bootstrap(psnr)
         return {"psnr": mean.mean, "low": mean.low, "high": mean.high, "worst": min(psnr), "branches": fitted.branches}
 
-    def _fit(self, candidate: Candidate, kept: int, apart: bool, batch: range) -> omnireuse.Fitted:
+    def _fit(self, policy: omnireuse.Steps, kept: int, apart: bool, batch: range) -> omnireuse.Fitted:
         found = self._full[self._fitted]
         assert found.full is not None
         path = RunPath(
             latents=[latents[: len(batch)] for latents in found.full.path.latents],
             shares=found.full.path.shares if apart else (1.0,),
         )
-        weights = fit.WeightFit(candidate.steps, self._steps, kept=kept)
+        weights = fit.WeightFit(policy.steps, self._steps, kept=kept)
         call = MeasuredCall(replay=batch, full=replace(found.full, path=path))
-        self._runner.lead(call, weights, candidate.policy(self._steps))
-        return omnireuse.Fitted(coordinates=found.seen.coordinates, weights=weights.weights, computed=candidate.steps)
+        self._runner.lead(call, weights, policy)
+        return omnireuse.Fitted(coordinates=found.coordinates, weights=weights.weights, computed=policy.steps)
 
 
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:

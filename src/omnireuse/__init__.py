@@ -34,7 +34,6 @@ from omnireuse.base.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from omnireuse.calibration.calibrate import calibrate
-    from omnireuse.calibration.tea_cache import fit_tea_cache
     from omnireuse.enabling import enable
     from omnireuse.forecasters import (
         Blend,
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from omnireuse.loop.generation import Generation, layout_of
     from omnireuse.loop.policy import Policy, StepView
     from omnireuse.loop.strategy import Strategy
+    from omnireuse.named.measuring import fit_tea_cache
     from omnireuse.noise.schedulers import noise_levels
     from omnireuse.policies import (
         EasyCache,
@@ -121,7 +121,7 @@ __all__ = [
 _HOMES = {
     "calibration.calibrate": "calibrate",
     "profiles.profile": "Profile",
-    "calibration.tea_cache": "fit_tea_cache",
+    "named.measuring": "fit_tea_cache",
     "handle": "Handle disable handle_of",
     "enabling": "enable",
     "loop.batch": "Row observe_batch predict_batch",

@@ -30,8 +30,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "arguments.targets",
         "arguments.profiled",
         "diffusion.data",
-        "calibration.mag_cache",
-        "calibration.tea_cache",
     ),
     ("tuning", "handle"),
     ("named", "diffusion", "prompts", "arguments", "enabling", "summary.prometheus"),

@@ -1,35 +1,44 @@
-"""``omnireuse.calibrate``: from a few full runs to the best schedule for each budget."""
+"""``omnireuse.calibrate``: tuning on many prompts, for several budgets at once, with a promise on held-out prompts."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any, TypeVar
 
 import torch
+from tqdm.auto import tqdm
 
-from omnireuse.calibration.options import (
-    FIT_PROMPTS,
-    Options,
-    checked_budgets,
-    checked_prompts,
-    checked_steps,
-    held_out_last,
-    number_searched,
-)
-from omnireuse.calibration.progress import Progress, ProgressBar, Tracker
+from omnireuse.base.validation import is_whole
+from omnireuse.calibration.measured import measured
 from omnireuse.calibration.runner import PipelineRunner
 from omnireuse.calibration.search import Search
+from omnireuse.errors import ConfigError
 from omnireuse.hooks.denoisers import describe
+from omnireuse.pipelines.call import refuse_reserved
 from omnireuse.pipelines.source import Source
 from omnireuse.profiles.conditions import watch_of
 from omnireuse.profiles.origin import Origin
-from omnireuse.profiles.profile import Profile
+from omnireuse.profiles.profile import FEWEST_HELD_OUT, Profile
 
-__all__ = ["calibrate"]
+__all__ = ["FIT_PROMPTS", "calibrate", "held_out_last", "number_searched"]
 
 logger = logging.getLogger("omnireuse")
+
+T = TypeVar("T")
+
+STEPS = 28
+"""Default number of denoising steps of a run."""
+BUDGETS = (1.5, 2.0, 2.5, 3.0, 4.0)
+"""Default budgets: steps over computed steps."""
+FIT_PROMPTS = 5
+"""Default number of prompts that schedules are tried on, and their weights fitted: a few numbers for each step need no
+more."""
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of at most {total:.0f} full runs [{elapsed}<{remaining}]"
 
 
 def calibrate(
@@ -47,7 +56,6 @@ def calibrate(
     dtype: str | torch.dtype | None = None,
     pictures: Callable[[Any], Any] | None = None,
     progress: bool = True,
-    watch: Callable[[Progress], None] | None = None,
     **call: Any,
 ) -> Profile:
     """Search the best schedule for each budget of computed steps, on the pipeline's own runs.
@@ -75,7 +83,6 @@ def calibrate(
         pictures: from what the call returns to one array for each prompt, (height, width, channels) in 0…1, a clip with
             its frames first; None for results in the form of diffusers. Pipelines that take `output_type` get "np".
         progress: whether to show a bar, on stderr or in the notebook.
-        watch: called with each `Progress`.
         call: further arguments of the pipeline's call, guidance above all.
 
     Returns:
@@ -89,41 +96,163 @@ def calibrate(
         StateError: reuse is enabled already, or a full run is not finite.
         KeyboardInterrupt: interrupted before anything was found.
     """
-    num_steps = checked_steps(steps, num_inference_steps, call)
-    texts = checked_prompts(prompts)
+    total = _checked_steps(steps, num_inference_steps, call)
+    texts = _checked_prompts(prompts)
     for_search = number_searched(len(texts), held_out)
-    options = Options(
-        prompts=held_out_last(texts, for_search),
-        for_search=for_search,
-        steps=num_steps,
-        budgets=checked_budgets(computed_steps, num_steps),
-        batch_size=batch_size,
-        fit_prompts=fit_prompts,
-        seed=seed,
-        call=call,
-    )
+    texts = held_out_last(texts, for_search)
+    budgets = _checked_budgets(computed_steps, total)
+    for name, value, least in (("batch_size", batch_size, 1), ("fit_prompts", fit_prompts, 1), ("seed", seed, 0)):
+        _check_whole(name, value, least)
     source = Source(given=pipeline, device=device, dtype=dtype)
-    with ProgressBar(shown=progress) as bar:
+    with tqdm(desc="loading", bar_format="{desc} [{elapsed}]", disable=not progress, file=sys.stderr) as bar:
         runner = PipelineRunner(
             source.load(),
-            options.prompts,
-            call=options.full_call,
+            texts,
+            call={"num_inference_steps": total, **call},
             seed=seed,
             batch_size=batch_size,
             pictures=pictures,
             known=tuple(inspect.signature(calibrate).parameters),
         )
         conditions, origin = watch_of(runner.pipeline).now(), Origin.of(runner.pipeline)
+        cost = 0.0
 
-        def report(state: Progress) -> None:
-            bar(state)
-            if watch is not None:
-                watch(state)
+        def spend(doing: str, runs: float) -> None:
+            nonlocal cost
+            cost += runs
+            bar.set_description_str(doing, refresh=False)
+            bar.update(runs)
 
-        text = f"{describe(runner.pipeline)}; {options.text}"
+        search = Search(
+            runner,
+            for_search=for_search,
+            budgets=budgets,
+            batch_size=batch_size,
+            fit_prompts=fit_prompts,
+            spend=spend,
+        )
+        unseen = len(texts) - for_search
+        text = (
+            f"{describe(runner.pipeline)}; {total} steps, {for_search} prompts searched with, {unseen} held out, "
+            f"at most {search.most_runs:.0f} full runs in all"
+        )
         logger.info("calibrate: %s", text)
-        search = Search(options, runner, Tracker(text, options.most_runs, report))
+        if progress:
+            bar.write(text, file=bar.fp)
+        bar.bar_format = BAR
+        bar.reset(total=max(round(search.most_runs), 1))
         search.run_in_full()
         search.find_best()
-        search.evaluate()
-        return search.profile(conditions, origin)
+        search.judge()
+        # A search may take fewer runs than expected.
+        bar.total = max(bar.n, 1)
+    chosen = {
+        "steps": total,
+        "computed_steps": budgets,
+        "held_out": round(unseen / len(texts), 3),
+        "batch_size": batch_size,
+        "fit_prompts": fit_prompts,
+        "seed": seed,
+        **call,
+    }
+    return Profile.of(
+        conditions,
+        origin,
+        command=f"omnireuse.calibrate(pipe, prompts, {', '.join(f'{name}={each!r}' for name, each in chosen.items())})",
+        num_inference_steps=total,
+        coordinates=search.searched[0].coordinates,
+        call={name: repr(value) for name, value in call.items()},
+        prompts_digest=hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16],
+        num_prompts=(for_search, unseen),
+        seed=seed,
+        cost_in_runs=round(cost, 1),
+        complete=search.complete,
+        measured=measured(search.searched, search.held_out, runner.blocks_unseen),
+        plans=search.plans,
+    )
+
+
+def held_out_last(prompts: Sequence[T], for_search: int) -> list[T]:
+    """The prompts in an order in which the held-out ones come last: one out of each stretch of the list, as lists are
+    often sorted by kind, and a promise must hold for all kinds."""
+    unseen = len(prompts) - for_search
+    chosen = {(2 * place + 1) * len(prompts) // (2 * unseen) for place in range(unseen)}
+    return [
+        *(each for place, each in enumerate(prompts) if place not in chosen),
+        *(each for place, each in enumerate(prompts) if place in chosen),
+    ]
+
+
+def number_searched(prompts: int, held_out: float) -> int:
+    """How many of the prompts are for the search. Warns where the others are too few for a promise.
+
+    Raises:
+        ConfigError: a share outside of (0, 1).
+    """
+    if not isinstance(held_out, (int, float)) or not 0 < held_out < 1:
+        raise ConfigError(f"calibrate(held_out={held_out!r}): held_out must be a share above 0 and below 1")
+    unseen = _number_held_out(prompts, held_out)
+    if unseen < FEWEST_HELD_OUT:
+        logger.warning(
+            "calibrate: with %d of %d prompts held out, the profile promises no quality, which takes %d held-out "
+            "prompts: give at least %d prompts with held_out=%g",
+            unseen,
+            prompts,
+            FEWEST_HELD_OUT,
+            next(number for number in count(2) if _number_held_out(number, held_out) >= FEWEST_HELD_OUT),
+            held_out,
+        )
+    if prompts - unseen == 1:
+        logger.warning("calibrate: one prompt to search with cannot tell a gain from noise; give more prompts")
+    return prompts - unseen
+
+
+def _number_held_out(prompts: int, held_out: float) -> int:
+    return min(max(1, round(held_out * prompts)), prompts - 1)
+
+
+def _checked_steps(steps: int | None, num_inference_steps: int | None, call: Mapping[str, Any]) -> int:
+    refuse_reserved("calibrate", call)
+    if steps is not None and num_inference_steps is not None and steps != num_inference_steps:
+        raise ConfigError(
+            f"calibrate(steps={steps!r}, num_inference_steps={num_inference_steps!r}): both say how many denoising "
+            "steps a run has; give one of them"
+        )
+    name, given = ("num_inference_steps", num_inference_steps) if steps is None else ("steps", steps)
+    found = STEPS if given is None else given
+    _check_whole(name, found, 4)
+    return found
+
+
+def _checked_prompts(prompts: Sequence[str]) -> list[str]:
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        given = "one text" if isinstance(prompts, str) else f"a {type(prompts).__name__}"
+    elif others := [type(each).__name__ for each in prompts if not isinstance(each, str)]:
+        given = f"a {others[0]} among them"
+    elif len(prompts) < 2:
+        given = f"{len(prompts)}"
+    else:
+        return list(prompts)
+    raise ConfigError(
+        f"calibrate(prompts=…): prompts must be a list of at least two texts, one of which is held out, got {given}"
+    )
+
+
+def _checked_budgets(computed_steps: Iterable[int] | None, steps: int) -> list[int]:
+    """The budgets in rising order; those of `BUDGETS` for None."""
+    if computed_steps is None:
+        return sorted({max(int(steps / budget), 2) for budget in BUDGETS})
+    given = computed_steps
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    budgets = list(given) if is_list else []
+    if not budgets or not all(isinstance(number, int) and 2 <= number <= steps for number in budgets):
+        raise ConfigError(
+            f"calibrate(computed_steps={given!r:.60}): computed_steps must be a list of one or more budgets, each a "
+            f"whole number from 2 to steps={steps}; give {f'[{given}]' if isinstance(given, int) else 'a list'}"
+        )
+    return sorted(set(budgets))
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if not is_whole(value, least):
+        raise ConfigError(f"calibrate({name}={value!r}): {name} must be a whole number of at least {least}")

@@ -1,37 +1,39 @@
-"""The runs of a search on a pipeline."""
+"""The runs of a calibration: full ones, which are recorded, and those that follow a schedule."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from omnireuse.calibration.observer import NotFiniteError, Observer, Seen
-from omnireuse.errors import StateError, UnsupportedModelError
-from omnireuse.forecasters import Fitted, forecaster_named
+from omnireuse.diffusion.data import DiffusionCacheConfig
+from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
 from omnireuse.handle import Handle
+from omnireuse.hooks.denoisers import denoisers_of, is_compiled_whole
+from omnireuse.hooks.run import Region
 from omnireuse.loop.strategy import Strategy
+from omnireuse.models.regions import make_region
+from omnireuse.named.measuring import MagnitudeRecorder, changes_of
+from omnireuse.named.step_caches import mag_cache
 from omnireuse.pipelines.bars import without_bar
 from omnireuse.pipelines.call import Caller
 from omnireuse.pipelines.closeness import capped_psnr
 from omnireuse.pipelines.pictures import Picture
-from omnireuse.planning.candidate import Candidate
 from omnireuse.planning.fit import WeightFit
 from omnireuse.policies import Steps
 from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.recording import FULL
+from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.shadows import Leading, leading
 from omnireuse.tuning.trials import MeasuredCall, Shadow
 
-__all__ = ["Pictures", "PipelineRunner", "RunInFull"]
+__all__ = ["PipelineRunner", "RunInFull"]
 
 logger = logging.getLogger("omnireuse")
-
-Pictures = list[Picture]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +43,16 @@ class RunInFull:
     Attributes:
         pictures: one for each prompt, an image or a clip, in 0…1.
         full: the run as fits and plans need it; None unless recorded, and where no weights can be fitted.
-        seen: what else the run showed.
+        coordinates: of its steps, as forecasters see them.
+        changes: of the modulated input and of what the block stack adds, as `changes_of`.
+        ratios: MagCache's for each branch and step; None where a branch was not called at every step.
     """
 
-    pictures: Pictures
+    pictures: list[Picture]
     full: FullRun | None
-    seen: Seen
+    coordinates: tuple[float, ...]
+    changes: Sequence[tuple[float, float]]
+    ratios: tuple[tuple[float, ...], ...] | None
 
 
 class PipelineRunner:
@@ -59,6 +65,9 @@ class PipelineRunner:
         call: arguments of every call beside prompt and generator, `num_inference_steps` among them.
         options: of the `Caller`: `seed`, `batch_size`, `pictures`, `known`.
 
+    Attributes:
+        blocks_unseen: why the blocks are not watched in full runs, in words; empty where they are.
+
     Raises:
         ConfigError: as `Caller`.
     """
@@ -67,9 +76,10 @@ class PipelineRunner:
         self.pipeline = pipeline
         self.prompts: Sequence[str] = list(prompts)
         self.steps: int = call["num_inference_steps"]
+        self.blocks_unseen = ""
         self._caller = Caller(pipeline, self.prompts, call=call, **options)
 
-    def pictures(self, places: range, *, strict: bool = False) -> Pictures:
+    def pictures(self, places: range, *, strict: bool = False) -> list[Picture]:
         """One picture in 0…1 for each of these prompts, made in one call; `strict` as in `Caller.pictures`."""
         with without_bar(self.pipeline):
             return self._caller.pictures(places, strict=strict)
@@ -81,39 +91,59 @@ class PipelineRunner:
             record: whether to record what plans and fits need.
 
         Raises:
-            StateError: a step's output, or a picture, is not finite, or the run cannot be recorded.
+            StateError: the latents or a picture are not finite, or the run cannot be recorded.
         """
-        observers: list[Observer] = []
+        made: list[Recording] = []
+        options = {"keeps": record, "is_bounded": False, "calls_may_change": True}
 
-        def observe(_: Strategy, denoisers: Sequence[torch.nn.Module], owner: object) -> Observer:
-            observers.append(Observer(denoisers, owner, self.pipeline.scheduler, self.steps, keeps=record))
-            return observers[-1]
+        def region(strategy: Strategy, denoisers: Sequence[Any], owner: object) -> Region:
+            inner = None if strategy is FULL else make_region(strategy, denoisers, owner)
+            made.append(Recording(self.pipeline.scheduler, self.steps, inner=inner, **options))
+            return made[-1]
 
-        try:
-            with Handle(self.pipeline, FULL, name="full run", region=observe):
-                pictures = self.pictures(places, strict=True)
-        except NotFiniteError as error:
-            prompt = self.prompts[places[error.row * len(places) // error.rows]]
+        strategy = self._watching()
+        with Handle(self.pipeline, strategy, name="full run", region=region) as handle:
+            pictures = self.pictures(places, strict=True)
+        broken = [place for place, each in zip(places, pictures, strict=True) if not np.isfinite(each).all()]
+        if broken or handle.summary().broken:
+            prompts = " or ".join(repr(self.prompts[place]) for place in broken or places)
             raise StateError(
-                f"the full run of {prompt!r} is not finite from step {error.step} on; nothing can be calibrated on "
-                "it: try another dtype, or leave the prompt out"
-            ) from error
-        for place, picture in zip(places, pictures, strict=True):
-            if not np.isfinite(picture).all():
-                raise StateError(
-                    f"the full run of {self.prompts[place]!r} is not finite; nothing can be calibrated on it"
-                )
-        observer = observers.pop()
-        seen = observer.seen()
-        if record and not observer.is_whole:
-            raise StateError(f"nothing can be calibrated: {observer.failure or 'a run ended before its last step'}")
+                f"the full run of {prompts} is not finite; nothing can be calibrated on it: try another dtype, or "
+                "leave the prompt out"
+            )
+        recording = made.pop()
+        if len(recording.levels) != self.steps or (record and not recording.is_whole):
+            raise StateError(f"nothing can be calibrated: {recording.failure or 'a run ended before its last step'}")
         full = None
         if record:
             try:
-                full = FullRun.of(observer)
+                full = FullRun.of(recording)
             except UnsupportedModelError as error:
                 logger.warning("%s", error)
-        return RunInFull(pictures=pictures, full=full, seen=seen)
+        ratios, recorder = None, strategy.forecaster
+        calls = Counter(event.branch for event in handle.events)
+        if isinstance(recorder, MagnitudeRecorder) and set(calls.values()) == {self.steps}:
+            ratios = recorder.ratios(len(calls))
+        return RunInFull(
+            pictures=pictures,
+            full=full,
+            coordinates=tuple(level.coordinate for level in recording.levels),
+            changes=changes_of(handle.events),
+            ratios=ratios,
+        )
+
+    def _watching(self) -> Strategy:
+        """Computes every step, and watches the blocks where it can."""
+        if not self.blocks_unseen:
+            try:
+                if any(map(is_compiled_whole, denoisers_of(self.pipeline))):
+                    raise UnsupportedModelError("the denoiser is compiled whole; compile its blocks instead")
+                seeing = mag_cache(DiffusionCacheConfig(mag_calibrate=True), self.pipeline)
+                return dataclasses.replace(seeing, signal="modulated_input", measure_errors=True)
+            except (UnknownNameError, UnsupportedModelError) as error:
+                logger.info("blocks are not measured: %s", error)
+                self.blocks_unseen = str(error)
+        return FULL
 
     def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Shadow:
         """As `Leader.lead`."""
@@ -124,18 +154,9 @@ class PipelineRunner:
             raise StateError("a run of a fit ended before its last step")
         return Shadow(region.computed, region.latents, pictures)
 
-    def score(self, candidate: Candidate, places: range, forecaster: Fitted | str, full: Pictures) -> list[float]:
-        """Score a candidate on the prompts of these places, in one call.
-
-        Args:
-            forecaster: the candidate's weights, or the name of its forecaster.
-            full: pictures of the full run.
-
-        Returns:
-            PSNR in dB of each prompt to its full run, as `capped_psnr`.
-        """
-        made = forecaster_named(forecaster) if isinstance(forecaster, str) else forecaster
-        strategy = Strategy.where_it_fits(candidate.policy(self.steps), made)
-        with Handle(self.pipeline, strategy, name="candidate"):
+    def score(self, strategy: Strategy, places: range, full: Sequence[Picture]) -> list[float]:
+        """PSNR in dB of the prompts of these places to the pictures of their `full` run, as `capped_psnr`, where one
+        call follows a strategy."""
+        with Handle(self.pipeline, strategy, name="plan"):
             pictures = self.pictures(places)
         return [capped_psnr(*pair) for pair in zip(pictures, full, strict=True)]

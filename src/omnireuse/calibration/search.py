@@ -1,127 +1,138 @@
-"""The parts of a search: full runs, the best schedule for each budget, and its evaluation on held-out prompts."""
+"""The parts of a search: full runs, the best schedule for each budget, and its quality on held-out prompts."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 
-from omnireuse.calibration.candidates import Candidates
-from omnireuse.calibration.evaluator import Evaluator, trial_cost
-from omnireuse.calibration.options import Options
-from omnireuse.calibration.progress import Tracker
-from omnireuse.calibration.runner import PipelineRunner
-from omnireuse.planning.candidate import FITTED, Candidate, Scores
-from omnireuse.profiles.conditions import Conditions
-from omnireuse.profiles.measurements import Measurements
-from omnireuse.profiles.origin import Origin
-from omnireuse.profiles.profile import Plan, Profile
+from msgspec.structs import replace
+
+from omnireuse.arguments.targets import SPREAD
+from omnireuse.calibration.runner import PipelineRunner, RunInFull
+from omnireuse.planning.path import OutputProducts
+from omnireuse.planning.planner import Planner
+from omnireuse.policies import Spread
+from omnireuse.profiles.plan import Plan
+from omnireuse.tuning.trials import MeasuredCall, Trial, finished
 
 __all__ = ["Search"]
 
 logger = logging.getLogger("omnireuse")
 
+GROWTHS = (2.0, 0.0, 4.0)
+"""How errors grow on their way to the final latents (`Planner`), which full runs do not show: trials for the smallest
+budget decide, where growth counts most and runs cost least."""
+
 
 class Search:
-    """One search. Call `run_in_full`, `find_best`, `evaluate` and `profile` in this order."""
+    """One search. Call `run_in_full`, `find_best` and `judge` in this order.
 
-    def __init__(self, options: Options, runner: PipelineRunner, track: Tracker) -> None:
-        self._options, self._track = options, track
-        places, batch_size = range(len(options.prompts)), options.batch_size
-        self._searched = Evaluator(
-            runner,
-            track.spend,
-            places[: options.for_search],
-            batch_size=batch_size,
-            trial_prompts=options.fit_prompts,
-        )
-        self._held_out = Evaluator(runner, track.spend, places[options.for_search :], batch_size=batch_size)
-        self._best: dict[int, tuple[Candidate, Scores]] = {}
-        self._evaluated: dict[Candidate, Scores] = {}
-        self._complete = True
+    Args:
+        runner: of the pipeline and all prompts.
+        for_search: how many of the prompts, from the first, are searched with; the others are held out.
+        budgets: numbers of computed steps, in rising order.
+        batch_size: prompts in a call.
+        fit_prompts: how many prompts each schedule is tried on, rounded up to whole calls.
+        spend: told what is done, in words, and its cost in full runs of one prompt.
+
+    Attributes:
+        searched, held_out: the full runs, one for each call.
+        plans: the best so far for each budget.
+        complete: False after an interrupt.
+        most_runs: the cost of the whole at most.
+    """
+
+    def __init__(
+        self,
+        runner: PipelineRunner,
+        *,
+        for_search: int,
+        budgets: Sequence[int],
+        batch_size: int,
+        fit_prompts: int,
+        spend: Callable[[str, float], None],
+    ) -> None:
+        self._runner, self._budgets, self._spend = runner, budgets, spend
+        places = range(len(runner.prompts))
+        self._for_search = _batches(places[:for_search], batch_size)
+        self._unseen = _batches(places[for_search:], batch_size)
+        self._tried = -(-min(fit_prompts, for_search) // batch_size)
+        """Calls that schedules are tried on."""
+        self._calls = list[MeasuredCall]()
+        self._products = list[OutputProducts]()
+        self.searched, self.held_out = list[RunInFull](), list[RunInFull]()
+        self.plans: dict[int, Plan] = {}
+        self._psnr: dict[int, float] = {}
+        self.complete = True
+        trials = sum(budgets) + (len(GROWTHS) - 1) * budgets[0]
+        tried, unseen = sum(map(len, self._for_search[: self._tried])), sum(map(len, self._unseen))
+        self.most_runs = len(places) + (trials * tried + sum(budgets) * unseen) / runner.steps
 
     def run_in_full(self) -> None:
-        """Run every prompt in full, and measure.
+        """Run every prompt in full.
 
         Raises:
             StateError: a full run is not finite.
         """
-        done, total = 0, len(self._options.prompts)
-        self._track("full runs", done, total)
-        for count in chain(self._searched.run_in_full(record=True), self._held_out.run_in_full(record=False)):
-            done += count
-            self._track("full runs", done, total)
-        self._measured = Measurements.of(self._searched.seen, self._held_out.seen)
+        for batch in self._for_search:
+            run = self._runner.full_run(batch, record=True)
+            if run.full is not None:
+                self._products.append(run.full.products)
+                if len(self.searched) < self._tried:
+                    self._calls.append(MeasuredCall(replay=batch, full=run.full))
+            self.searched.append(dataclasses.replace(run, full=None))
+            self._spend("full runs", len(batch))
+        for batch in self._unseen:
+            self.held_out.append(self._runner.full_run(batch))
+            self._spend("full runs", len(batch))
 
     def find_best(self) -> None:
-        """Search the best schedule for each budget. An interrupt keeps what was found, unless that is nothing."""
-        options = self._options
-        candidates = Candidates(self._searched.products, self._searched.coordinates, options.budgets)
+        """Search the best schedule for each budget: the default's where no weights can be fitted. An interrupt keeps
+        what was found, unless that is nothing."""
+        total, noises = self._runner.steps, self.searched[0].coordinates
+        if len(self._products) < len(self._for_search):
+            for budget in self._budgets:
+                steps = tuple(sorted(Spread(num_computed=budget, **SPREAD).schedule(total, noises)))
+                self.plans[budget] = Plan(steps=steps, forecaster="blend", psnr=None, held_out=())
+            return
+        products = OutputProducts.joined(self._products)
+        planners = {each: Planner(products, noises, fewest=self._budgets[0], growth=each) for each in GROWTHS}
+        growths: Sequence[float] = GROWTHS
         with self._keeping("the profile holds the best schedules found so far"):
-            growths = candidates.to_settle_growth()
-            likely = candidates.for_budgets(max(growths.values(), default=0.0))
-            self._expect([*growths, *(each for each in likely if each not in growths)])
-            self._try(list(growths))
-            growth = growths[self._best[options.budgets[0]][0]] if growths else 0.0
-            plans = [each for each in candidates.for_budgets(growth) if each not in growths]
-            self._expect(plans)
-            self._try(plans)
+            for budget in self._budgets:
+                tried: dict[tuple[int, ...], float] = {}
+                for growth in growths:
+                    tried.setdefault(planners[growth].best(budget), growth)
+                for steps in tried:
+                    self._try(steps)
+                growths = (tried[self.plans[budget].steps],)
 
-    def _expect(self, plans: Sequence[Candidate]) -> None:
-        """Note the cost of these trials, and of the evaluation after them."""
-        options = self._options
-        trials = sum(trial_cost(each, options.steps) for each in plans)
-        judged = sum(options.budgets)
-        self._track.expect(self._searched.num_trial_prompts * trials + options.held_out * judged / options.steps)
-        self._track("plans", len(plans), len(plans))
+    def _try(self, steps: tuple[int, ...]) -> None:
+        """Fit the weights of a schedule, and keep it where it is the best of its budget."""
+        budget, total = len(steps), self._runner.steps
+        trial = Trial.of_fit(steps, total)
+        finished(trial.lead(self._calls, self._runner, [run.pictures for run in self.searched]))
+        psnr = statistics.fmean(trial.closeness)
+        best = self._psnr.get(budget)
+        if best is None or psnr > best:
+            self._psnr[budget] = psnr
+            self.plans[budget] = replace(trial.plan(closeness=tuple(trial.closeness)), psnr=psnr)
+        cost = len(trial.closeness) * trial.cost(self._calls)
+        self._spend(f"{budget} of {total} steps, best {self._psnr[budget]:.1f} dB", cost)
 
-    def _try(self, candidates: Sequence[Candidate]) -> None:
-        for done, (candidate, psnr) in enumerate(self._searched.tried(candidates), 1):
-            budget = len(candidate.steps)
-            if budget not in self._best or math.fsum(psnr) > math.fsum(self._best[budget][1]):
-                self._best[budget] = candidate, psnr
-            best = statistics.fmean(self._best[budget][1])
-            self._track(f"{budget} of {self._options.steps} steps", done, len(candidates), best)
-
-    def evaluate(self) -> None:
+    def judge(self) -> None:
         """Score the best schedules on the held-out prompts. An interrupt keeps the scores so far."""
-        found = [candidate for candidate, _ in self._best.values()]
+        noises, total = self.searched[0].coordinates, self._runner.steps
         with self._keeping("a plan that was not judged on the held-out prompts promises nothing"):
-            for candidate, scores in self._held_out.scores(found, self._searched.weights):
-                self._evaluated[candidate] = scores
-                self._track("held-out prompts", len(self._evaluated), len(self._best))
-
-    def profile(self, conditions: Conditions, origin: Origin) -> Profile:
-        """What was found."""
-        options, weights = self._options, self._searched.weights
-        return Profile.of(
-            conditions,
-            origin,
-            command=options.command,
-            num_inference_steps=options.steps,
-            coordinates=self._searched.coordinates,
-            call={name: repr(value) for name, value in options.call.items()},
-            prompts_digest=options.prompts_digest,
-            num_prompts=(options.for_search, options.held_out),
-            seed=options.seed,
-            cost_in_runs=round(self._track.runs, 1),
-            complete=self._complete,
-            measured=self._measured,
-            plans={
-                budget: Plan(
-                    steps=candidate.steps,
-                    forecaster=candidate.forecaster,
-                    weights=weights[candidate].weights if candidate.forecaster == FITTED else (),
-                    psnr=statistics.fmean(scores),
-                    held_out=self._evaluated.get(candidate, ()),
-                )
-                for budget, (candidate, scores) in sorted(self._best.items())
-                if candidate.forecaster != FITTED or candidate in weights
-            },
-        )
+            for budget, plan in list(self.plans.items()):
+                strategy, scores = plan.strategy(noises), list[float]()
+                for batch, run in zip(self._unseen, self.held_out, strict=True):
+                    scores += self._runner.score(strategy, batch, run.pictures)
+                    self._spend("held-out prompts", len(batch) * budget / total)
+                self.plans[budget] = replace(plan, held_out=tuple(scores))
 
     @contextmanager
     def _keeping(self, what_is_left: str) -> Iterator[None]:
@@ -129,7 +140,11 @@ class Search:
         try:
             yield
         except KeyboardInterrupt:
-            if not self._best:
+            if not self.plans:
                 raise
-            self._complete = False
+            self.complete = False
             logger.warning("interrupted: %s", what_is_left)
+
+
+def _batches(places: range, size: int) -> list[range]:
+    return [places[start : start + size] for start in range(0, len(places), size)]

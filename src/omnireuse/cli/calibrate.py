@@ -1,13 +1,18 @@
-"""``omnireuse calibrate``: its options."""
+"""``omnireuse calibrate``: load a pipeline, search, write the profile, show its plans."""
 
 from __future__ import annotations
 
+import inspect
+import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
+from omnireuse.base.records import check_writable
+from omnireuse.base.terminal import notes
 from omnireuse.cli.options import (
     Call,
     Device,
@@ -22,9 +27,12 @@ from omnireuse.cli.options import (
     whole_numbers,
 )
 from omnireuse.cli.program import INTERRUPTED
-from omnireuse.errors import ConfigError
+from omnireuse.errors import ConfigError, StateError
 
-__all__ = ["EXAMPLES", "run"]
+if TYPE_CHECKING:
+    from omnireuse.profiles.profile import Profile
+
+__all__ = ["EXAMPLES", "profile_table", "run"]
 
 EXAMPLES = """Examples:
 $ omnireuse calibrate models/shapes-flux --prompts prompts.txt
@@ -68,13 +76,26 @@ def run(
     texts = read_prompts(prompts, "calibrate(--prompts")
     if len(texts) < 2:
         raise ConfigError(f"calibrate(--prompts {str(prompts)!r}): must hold at least two prompts, got {len(texts)}")
-    from omnireuse.calibration.command import run_calibrate
+    from omnireuse.calibration import calibrate as calibration
+    from omnireuse.pipelines.source import Source, function_named
 
-    profile = run_calibrate(
-        pipeline_source("calibrate", model, pipeline),
+    for name in call or {}:
+        if name in inspect.signature(calibration.calibrate).parameters and name != "num_inference_steps":
+            raise ConfigError(
+                f"calibrate(--call): {name} is an option of the search, not an argument of the pipeline; see omnireuse "
+                "calibrate --help"
+            )
+    check_writable(out)
+    if out.exists() and not force:
+        raise ConfigError(
+            f"calibrate(--out {str(out)!r}): --out must be new, got a file that is there already; give another "
+            "name, or --force to write over it"
+        )
+    source = pipeline_source("calibrate", model, pipeline)
+    Source(given=source, device=device, dtype=dtype).check()
+    profile = calibration.calibrate(
+        source,
         texts,
-        out,
-        Console(),
         steps=steps,
         computed_steps=computed,
         batch_size=batch,
@@ -82,8 +103,48 @@ def run(
         seed=seed,
         device=device,
         dtype=dtype,
-        pictures=pictures,
-        force=force,
-        call=call or {},
+        pictures=None if pictures is None else function_named(pictures, "calibrate(--pictures"),
+        progress=not notes.quiet,
+        **(call or {}),
     )
+    console = Console()
+    console.print(profile_table(profile))
+    try:
+        profile.save(out)
+    except StateError:
+        console.print("the profile cannot be written; this is its text:", soft_wrap=True)
+        console.print(profile.as_text(), markup=False, highlight=False, soft_wrap=True)
+        raise
+    plans = "1 plan" if len(profile.plans) == 1 else f"{len(profile.plans)} plans"
+    found = "wrote" if profile.complete else f"interrupted; what was found so far, {plans}, is in"
+    target = "quality" if any(math.isfinite(plan.promised) for plan in profile.plans.values()) else "speedup"
+    use = f"omnireuse.enable(pipeline, profile={str(out)!r}, {target}=…)"
+    console.print(f"\n{found} {out}; use it with {use}", soft_wrap=True)
     return 0 if profile.complete else INTERRUPTED
+
+
+def profile_table(profile: Profile) -> Table:
+    """The plans of the profile, one in a line."""
+    searched, held_out = profile.num_prompts
+    table = Table(
+        title=f"{profile.num_inference_steps} steps; PSNR in dB on {searched} prompts searched with and "
+        f"{held_out} held out; cost {profile.cost_in_runs:g} full runs",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        title_justify="left",
+    )
+    for heading in ("computed", "fewer\nsteps", "mean,\nsearched", "mean,\nheld out", "nine of\nten reach"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("forecaster", no_wrap=True)
+    table.add_column("steps")
+    for count, plan in sorted(profile.plans.items(), reverse=True):
+        table.add_row(
+            str(count),
+            f"{profile.num_inference_steps / count:.2f}×",
+            "not judged" if plan.psnr is None else f"{plan.psnr:.1f}",
+            *(cell.removesuffix(" dB") for cell in plan.shown),
+            plan.forecaster,
+            " ".join(map(str, plan.steps)),
+        )
+    return table

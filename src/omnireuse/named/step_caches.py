@@ -11,7 +11,6 @@ from omnireuse.arguments.choices import Region, WholeRegion
 from omnireuse.arguments.profiled import profile_for
 from omnireuse.arguments.targets import as_number
 from omnireuse.base.validation import field_error
-from omnireuse.calibration.mag_cache import MagnitudeRecorder
 from omnireuse.diffusion.data import (
     CacheDiTOptions,
     DBCacheOptions,
@@ -35,6 +34,7 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.models import UNSUPPORTED, block_stack_for
 from omnireuse.models.extractors import has_extractor
 from omnireuse.named.cache_dit import cache_dit_region
+from omnireuse.named.measuring import MagnitudeRecorder
 from omnireuse.named.published import checkpoint_of, published_coefficients, published_ratios
 from omnireuse.policies import (
     EasyCache,

@@ -18,10 +18,9 @@ from omnireuse.profiles.foreign_hooks import Hooks
 from omnireuse.profiles.holding import held_by
 from omnireuse.profiles.origin import fingerprint
 
-__all__ = ["OTHER_WEIGHTS", "UNKNOWN", "Conditions", "Watch", "watch_of"]
+__all__ = ["OTHER_WEIGHTS", "Conditions", "Watch", "watch_of"]
 
 OTHER_WEIGHTS = "the pipeline has other weights than the profile was measured with"
-UNKNOWN = "the profile does not note its dtype, its weights and the other conditions that it was measured under"
 
 
 class Conditions(Record, frozen=True, kw_only=True):

@@ -29,15 +29,14 @@ class Origin(Record, frozen=True, kw_only=True):
         weights: digest of values of the denoisers' weights, without adapters, in their own dtype and as they are held;
             None where they are sharded or not in memory.
         adapters: LoRA adapters in use, each with a digest of its weights and its scales.
-        holding: how weights are held: "plain tensors", or the classes and dtypes of quantised ones; None in a file of a
-            version that did not note it.
+        holding: how weights are held: "plain tensors", or the classes and dtypes of quantised ones.
     """
 
     name: str = ""
     revision: str | None = None
     weights: str | None = None
     adapters: tuple[str, ...] = ()
-    holding: str | None = None
+    holding: str
 
     @classmethod
     def of(cls, pipeline: Any) -> Origin:

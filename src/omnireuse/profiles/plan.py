@@ -11,10 +11,12 @@ from omnireuse.policies import Steps
 from omnireuse.policies.schedule import Schedule
 from omnireuse.profiles.coverage import FEWEST, lower_bound
 
-__all__ = ["FEWEST_HELD_OUT", "Evidence", "Plan"]
+__all__ = ["FEWEST_HELD_OUT", "FITTED", "Evidence", "Plan"]
 
 FEWEST_HELD_OUT = FEWEST
 """Held-out prompts that a promise needs."""
+FITTED = "fitted"
+"""In place of a forecaster's name: weights that are fitted to the schedule."""
 
 
 class Evidence(Record, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from omnireuse.base.validation import is_number
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import arguments_of, read_argument
-from omnireuse.profiles.conditions import OTHER_WEIGHTS, UNKNOWN, Conditions, watch_of
+from omnireuse.profiles.conditions import OTHER_WEIGHTS, Conditions, watch_of
 from omnireuse.profiles.measurements import Measurements
 from omnireuse.profiles.origin import Origin, fingerprint, versions
 from omnireuse.profiles.plan import FEWEST_HELD_OUT, Plan
@@ -50,10 +50,10 @@ class Profile(Record, frozen=True, kw_only=True):
         complete: False where the search was interrupted; each plan is then the best so far.
         plans: by number of computed steps.
         measured: what else the full runs have shown; None where they were not looked at.
-        dtype: what the denoiser computed in, as "bfloat16"; None in a file of a version that did not note it.
-        origin: name, revision and weights of the pipeline, and how it held them; None likewise.
+        dtype: what the denoiser computed in, as "bfloat16".
+        origin: name, revision and weights of the pipeline, and how it held them.
         autocast, hooks, guider: the further `Conditions` of the runs.
-        command: the call that made it; None likewise.
+        command: the call that made it; None in a file of a version that did not note it.
     """
 
     model: str
@@ -71,18 +71,16 @@ class Profile(Record, frozen=True, kw_only=True):
     complete: bool
     plans: Mapping[int, Plan]
     measured: Measurements | None
-    dtype: str | None = None
-    origin: Origin | None = None
+    dtype: str
+    origin: Origin
     autocast: str | None = None
     hooks: tuple[str, ...] = ()
     guider: str | None = None
     command: str | None = None
 
     @property
-    def conditions(self) -> Conditions | None:
-        """Under which conditions it was measured; None where the file does not say it all."""
-        if self.dtype is None or self.origin is None or self.origin.holding is None:
-            return None
+    def conditions(self) -> Conditions:
+        """Under which conditions it was measured."""
         return Conditions(
             model=self.model,
             config_digest=self.config_digest,
@@ -166,14 +164,13 @@ class Profile(Record, frozen=True, kw_only=True):
 
     def promise(self, plan: Plan, pipeline: Any = None) -> Promise:
         """What is known of the plan's quality, and for which runs. Nothing is promised of a pipeline that computes
-        under other conditions now, nor where the profile does not say its own."""
-        unknown = f"{UNKNOWN} (calibrate anew)" if self.conditions is None else None
+        under other conditions now."""
         return Promise(
             tenth=plan.promised,
             expected=plan.expected,
             prompts=len(plan.held_out),
             coordinates=self.coordinates,
-            but=unknown if pipeline is None else self.unlike(pipeline),
+            but=None if pipeline is None else self.unlike(pipeline),
         )
 
     def arguments(self, pipeline: Any) -> dict[str, Any]:
@@ -184,10 +181,7 @@ class Profile(Record, frozen=True, kw_only=True):
     def unlike(self, pipeline: Any) -> str | None:
         """How the conditions of the pipeline differ at this moment from those of the profile, in words; None where they
         do not."""
-        own = self.conditions
-        if own is None:
-            return f"{UNKNOWN} (calibrate anew)"
-        found = own.unlike(watch_of(pipeline).now())
+        found = self.conditions.unlike(watch_of(pipeline).now())
         if found != OTHER_WEIGHTS:
             return found
         given = Origin.of(pipeline)
@@ -220,7 +214,7 @@ class Profile(Record, frozen=True, kw_only=True):
                 name = getattr(getattr(pipeline, "config", None), "_name_or_path", None) or "unnamed"
                 raise StateError(
                     f"this profile was made for {what} {own}, but the pipeline has {given}; calibrate this pipeline "
-                    f"(the profile: {self.origin or 'an unnamed pipeline'}; this one: {type(pipeline).__name__}, "
+                    f"(the profile: {self.origin}; this one: {type(pipeline).__name__}, "
                     f"{name})"
                 )
         unlike = self.unlike(pipeline)
@@ -277,18 +271,8 @@ class Profile(Record, frozen=True, kw_only=True):
 
 
 def _upgrade(document: dict[str, Any]) -> None:
-    """Format 3: MagCache ratios begin at the second step. Format 4: conditions are not noted, and digests of weights
-    are of other values. Format 5: changes of signals and errors of forecasts are noted."""
-    if document.get("format") == 3:
-        document["format"] = 4
-        if (measured := document.get("measured")) and measured["mag_ratios"] is not None:
-            measured["mag_ratios"] = [[1.0, *branch] for branch in measured["mag_ratios"]]
-    if document.get("format") == 4:
-        document["format"] = 5
-        if document.get("origin"):
-            document["origin"]["weights"] = None
-    if document.get("format") == 5:
-        document["format"] = 6
-        if measured := document.get("measured"):
-            measured.pop("changes", None)
-            measured.pop("forecast_errors", None)
+    """Format 5, and earlier files of format 6, have figures that nothing reads."""
+    if document.get("format") in (5, HEAD["format"]):
+        document |= HEAD
+        for name in ("changes", "forecast_errors", "quantity"):
+            (document.get("measured") or {}).pop(name, None)

@@ -15,6 +15,7 @@ from omnireuse.forecasters import Hold
 from omnireuse.hooks.regions.step import kinds_of
 from omnireuse.hooks.run import DenoiserCall, Region, Run
 from omnireuse.loop.strategy import Strategy
+from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.planning.branches import copied
 from omnireuse.policies import Never
 
@@ -99,6 +100,10 @@ class Recording(Region, Keeper):
         keeps: whether anything is kept.
         is_bounded: whether at most `MOST_BYTES` are kept.
         calls_may_change: whether steps may have other calls than the first, as where guidance ends on the way.
+        inner: takes the calls, and computes every one; None where the strategy is `FULL`.
+
+    Attributes:
+        levels: noise level of each step so far, whether values are kept or not.
     """
 
     def __init__(
@@ -109,6 +114,7 @@ class Recording(Region, Keeper):
         keeps: bool = True,
         is_bounded: bool = True,
         calls_may_change: bool = False,
+        inner: Region | None = None,
     ) -> None:
         super().__init__(is_bounded=is_bounded)
         self.failure = None if keeps else "another thread is measuring"
@@ -116,7 +122,8 @@ class Recording(Region, Keeper):
         self.scheduler: Any = None
         self.total = total
         self._scheduler, self._step = scheduler, RecordedStep()
-        self._calls_may_change = calls_may_change
+        self._calls_may_change, self._inner = calls_may_change, inner
+        self.levels: list[NoiseLevel] = []
 
     @property
     def is_whole(self) -> bool:
@@ -125,20 +132,26 @@ class Recording(Region, Keeper):
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output itself."""
-        output = call.compute()
+        output = call.compute() if self._inner is None else self._inner.call(call)
         self.keep(self._note_call, call, output)
         return output
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """The output itself."""
-        choice = run.generation.decide()
-        run.generation.pass_by(replace(choice, reason="measuring"))
+        self.levels.append(run.generation.level)
+        if self._inner is None:
+            run.generation.pass_by(replace(run.generation.decide(), reason="measuring"))
         self.keep(self.note_step, run.given, output, sample)
         return output
 
     def stepped(self, run: Run, latents: torch.Tensor | None) -> None:
         """Note the latents that the step returned."""
         self.keep(self.note_latents, latents)
+
+    def undo(self) -> None:
+        """Take back what the inner region put between objects."""
+        if self._inner is not None:
+            self._inner.undo()
 
     def fail(self, why: str, *, is_permanent: bool) -> None:
         """End the recording, and drop what was kept."""

@@ -80,14 +80,13 @@ class Search(Trying):
                 )
         if not is_whole:
             return
-        replayed = min(len(call.full.path.calls) for call in calls)
         fewest, most = max(-(-self._total // LARGEST_SPEEDUP), 2), math.ceil(self._computed) - 1
         count = min(max(math.ceil(self._share * self._computed), fewest), most)
         while fewest <= count and count not in self._tried:
             trial = Trial.of_fit(self._planned(calls, count, self._growth), self._total)
-            if self.runs + len(calls) * trial.candidate.cost(self._total, replayed) > len(calls):
+            if self.runs + len(calls) * trial.cost(calls) > len(calls):
                 return
-            self.runs += yield from trial.lead(calls, shadows, self._total, self._pictures)
+            self.runs += yield from trial.lead(calls, shadows, self._pictures)
             self._tried[count] = trial
             count = min(max(count_for(self._excesses(), self._further), fewest), most)
 

@@ -8,15 +8,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import platformdirs
 from filelock import FileLock, Timeout
 
-from omnireuse.base.records import as_text, read_record, write_text
+from omnireuse.base.records import Record, as_text, read_record, write_text
 from omnireuse.errors import ConfigError, OmniReuseError, StateError
 from omnireuse.planning.path import OutputProducts
 from omnireuse.profiles.profile import Profile
 from omnireuse.stores.redis import RedisTier
-from omnireuse.tuning.measured import HEAD, Measured
 
 __all__ = ["DIRECTORY", "SHARED", "Store", "folder"]
 
@@ -27,9 +27,16 @@ DIRECTORY = "OMNIREUSE_CACHE_DIR"
 SHARED = "OMNIREUSE_CACHE_REDIS"
 """Environment variable with the URL of a Redis server that replicas share plans in."""
 
-
 SHARED_SECONDS = 2.0
 """How long Redis may take for an answer."""
+MEASURED = {"measured format": 2}
+"""Head of a file with full runs."""
+
+
+class _Measured(Record, frozen=True, kw_only=True):
+    """Full runs of one configuration: of each call the shape of its products, their values in order, the effects."""
+
+    runs: tuple[tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]], ...]
 
 
 def folder() -> Path:
@@ -105,9 +112,9 @@ class Store:
         if not file.is_file():
             return []
         try:
-            return read_record(
-                Measured, file, HEAD, what="record of full runs", remedy="they are measured anew"
-            ).products()
+            what, remedy = "record of full runs", "they are measured anew"
+            kept = read_record(_Measured, file, MEASURED, what=what, remedy=remedy)
+            return [OutputProducts(products=np.reshape(a, shape), effects=np.array(b)) for shape, a, b in kept.runs]
         except (OmniReuseError, ValueError) as error:
             self._say(f"full runs are measured anew: {error}")
             return []
@@ -119,7 +126,9 @@ class Store:
             if products is None:
                 file.unlink(missing_ok=True)
             else:
-                write_text(file, as_text(Measured.of(products), HEAD))
+                each = [(run.products, run.effects) for run in products]
+                runs = tuple((a.shape, tuple(a.ravel().tolist()), tuple(b.tolist())) for a, b in each)
+                write_text(file, as_text(_Measured(runs=runs), MEASURED))
         except (StateError, OSError) as error:
             self._say(f"what was measured is kept in memory only: {error}")
 

@@ -14,12 +14,11 @@ from omnireuse.forecasters import Blend
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.closeness import capped_psnr
 from omnireuse.pipelines.pictures import Picture
-from omnireuse.planning.candidate import FITTED, Candidate
 from omnireuse.planning.fit import WeightFit
 from omnireuse.planning.path import OutputProducts
 from omnireuse.planning.planner import Planner
 from omnireuse.policies import Steps
-from omnireuse.profiles.plan import Evidence, Plan
+from omnireuse.profiles.plan import FITTED, Evidence, Plan
 from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.full_run import FullRun, decibels, relative_errors
 
@@ -108,45 +107,57 @@ class Shadows(Leader, Protocol):
 
 @dataclass(kw_only=True)
 class Trial:
-    """A candidate and what its shadows have shown.
+    """A schedule that is tried, and what its shadows have shown.
 
     Attributes:
-        candidate: a schedule with its forecaster.
-        fit: of the weights; None for a forecaster with a name.
+        steps: the steps that compute, in order, with the first.
+        total: steps of a run.
+        fit: of the weights of its forecasts; None for the blend.
         errors: relative L1 error of the final latents of each picture.
         closeness: PSNR of each picture to the full run's in dB; of its final latents where no pictures are known.
         calls: how many of the measured calls it has followed.
     """
 
-    candidate: Candidate
-    fit: WeightFit | None
+    steps: tuple[int, ...]
+    total: int
+    fit: WeightFit | None = None
     errors: list[float] = field(default_factory=list)
     closeness: list[float] = field(default_factory=list)
     calls: int = 0
 
     @classmethod
     def of_fit(cls, steps: tuple[int, ...], total: int) -> Trial:
-        """A schedule of a run of `total` steps, whose weights are fitted."""
-        return cls(candidate=Candidate(steps=steps, forecaster=FITTED), fit=WeightFit(steps, total))
+        """A schedule whose weights are fitted."""
+        return cls(steps=steps, total=total, fit=WeightFit(steps, total))
 
-    def follow(
-        self, calls: Sequence[MeasuredCall], shadows: Shadows, total: int, pictures: FullPictures = ()
-    ) -> Pausing[float]:
+    @property
+    def steps_before_gap(self) -> int:
+        """Number of computed steps before the first reused one."""
+        return next((place for place, step in enumerate(self.steps) if step != place), len(self.steps))
+
+    def cost(self, calls: Sequence[MeasuredCall]) -> float:
+        """Full runs that a shadow of one of these calls takes; the calls of its first steps are known."""
+        known = min(len(call.full.path.calls) for call in calls)
+        return (len(self.steps) - min(self.steps_before_gap, known)) / self.total
+
+    @property
+    def policy(self) -> Steps:
+        """The schedule."""
+        return Steps(steps=self.steps, compute_last=self.steps[-1] == self.total - 1)
+
+    def follow(self, calls: Sequence[MeasuredCall], shadows: Shadows, pictures: FullPictures = ()) -> Pausing[float]:
         """Let the schedule follow the calls that it has not followed, with the blend; as `lead`."""
-        strategy = Strategy(policy=self.candidate.policy(total), forecaster=Blend())
+        strategy = Strategy(policy=self.policy, forecaster=Blend())
         work = 0.0
         for call in calls[self.calls :]:
-            made = yield from whole(shadows.follow(call, strategy, self.candidate.steps_before_gap))
-            work += self._note(made, call, pictures) / total
+            made = yield from whole(shadows.follow(call, strategy, self.steps_before_gap))
+            work += self._note(made, call, pictures) / self.total
         return work
 
-    def lead(
-        self, calls: Sequence[MeasuredCall], leader: Leader, total: int, pictures: FullPictures = ()
-    ) -> Pausing[float]:
-        """Fit weights on the calls that the candidate has not followed.
+    def lead(self, calls: Sequence[MeasuredCall], leader: Leader, pictures: FullPictures = ()) -> Pausing[float]:
+        """Fit weights on the calls that the schedule has not followed.
 
         Args:
-            total: steps of a run.
             pictures: of the full runs; empty where latents are compared.
 
         Returns:
@@ -154,12 +165,12 @@ class Trial:
         """
         assert self.fit is not None, "its weights are fitted"
         tells_branches = len({len(call.full.path.shares) for call in calls}) == 1
-        policy, work = self.candidate.policy(total), 0.0
+        work = 0.0
         for call in calls[self.calls :]:
             # Branches that one call could not tell apart are not told apart at all.
             full = call.full if tells_branches else replace(call.full, path=replace(call.full.path, shares=(1.0,)))
-            made = yield from whole(leader.lead(replace(call, full=full), self.fit, policy))
-            work += self._note(made, call, pictures) / total
+            made = yield from whole(leader.lead(replace(call, full=full), self.fit, self.policy))
+            work += self._note(made, call, pictures) / self.total
         return work
 
     def _note(self, made: Shadow, call: MeasuredCall, pictures: FullPictures) -> float:
@@ -181,7 +192,7 @@ class Trial:
     def plan(self, **seen: tuple[float, ...]) -> Plan:
         """The plan of a fit, with its evidence; `seen` has further attributes of that."""
         return Plan(
-            steps=self.candidate.steps,
+            steps=self.steps,
             forecaster=FITTED,
             weights=self.weights,
             psnr=None,
@@ -236,14 +247,13 @@ class Trials(Trying):
         steps, left = budget.steps, MOST_WORK
         self.untuned: Trial | None = None
         self.fitted: list[Trial] = []
-        replayed = min(len(call.full.path.calls) for call in calls)
         if budget.reuses:
-            self.untuned = Trial(candidate=Candidate(steps=steps, forecaster="blend"), fit=None)
-            left -= self.untuned.candidate.cost(self._total, replayed)
+            self.untuned = Trial(steps=steps, total=self._total)
+            left -= self.untuned.cost(calls)
         for planned in (*(self._planned(calls, len(steps), growth) for growth in GROWTHS), steps):
             trial = Trial.of_fit(planned, self._total)
-            cost = trial.candidate.cost(self._total, replayed)
-            if cost <= left and all(planned != each.candidate.steps for each in self.fitted):
+            cost = trial.cost(calls)
+            if cost <= left and all(planned != each.steps for each in self.fitted):
                 left -= cost
                 self.fitted.append(trial)
 
@@ -251,10 +261,10 @@ class Trials(Trying):
         """Try all candidates on the calls that they have not followed; `is_whole` says that no more will come."""
         self._see(calls, shadows)
         if self.untuned is not None:
-            self.runs += yield from self.untuned.follow(calls, shadows, self._total, self._pictures)
+            self.runs += yield from self.untuned.follow(calls, shadows, self._pictures)
             self._untuned = self.untuned.errors
         for trial in self.fitted:
-            self.runs += yield from trial.lead(calls, shadows, self._total, self._pictures)
+            self.runs += yield from trial.lead(calls, shadows, self._pictures)
 
     def plan(self) -> Plan | None:
         """The plan that evidence is for; None where the untuned default stays."""

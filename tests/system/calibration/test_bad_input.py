@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 import omnireuse
 from omnireuse import Profile
-from omnireuse.calibration.progress import Progress
+from omnireuse.calibration.runner import PipelineRunner
 from omnireuse.cli import main
 from omnireuse.errors import ConfigError, StateError
 from reference.load import find_image_pipeline
@@ -55,7 +55,7 @@ def test_the_command_says_where_an_interrupted_search_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partial = replace(PROFILE, complete=False, plans={3: replace(PROFILE.plans[3], held_out=())})
-    monkeypatch.setattr("omnireuse.calibration.command.calibrate", lambda *_, **__: partial)
+    monkeypatch.setattr("omnireuse.calibration.calibrate.calibrate", lambda *_, **__: partial)
     assert main(arguments(tmp_path, tmp_path / "profile.json")) == 130
     assert Profile.load(tmp_path / "profile.json") == partial
     said = capsys.readouterr().out
@@ -68,7 +68,7 @@ def test_the_command_shows_a_profile_that_the_disk_does_not_take(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "profile.json"
-    monkeypatch.setattr("omnireuse.calibration.command.calibrate", lambda *_, **__: PROFILE)
+    monkeypatch.setattr("omnireuse.calibration.calibrate.calibrate", lambda *_, **__: PROFILE)
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -81,29 +81,33 @@ def test_the_command_shows_a_profile_that_the_disk_does_not_take(
     assert Profile.load(out) == PROFILE, "nothing is lost: the text on the console is the file"
 
 
-def test_an_interrupt_while_plans_are_judged_keeps_them(caplog: pytest.LogCaptureFixture) -> None:
-    judged = []
+def test_an_interrupt_while_plans_are_judged_keeps_them(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score, judged = PipelineRunner.score, []
 
-    def interrupt(progress: Progress) -> None:
-        if progress.doing == "held-out prompts":
-            judged.append(progress)
-            if len(judged) == 1:
-                raise KeyboardInterrupt
+    def interrupted(*given: Any) -> list[float]:
+        judged.append(given)
+        if len(judged) > 1:
+            raise KeyboardInterrupt
+        return score(*given)
 
-    profile = omnireuse.calibrate(Prompted(), PROMPTS, steps=5, computed_steps=[3, 4], watch=interrupt)
+    monkeypatch.setattr(PipelineRunner, "score", interrupted)
+    profile = omnireuse.calibrate(Prompted(), PROMPTS, steps=5, computed_steps=[3, 4])
     assert not profile.complete
     assert [len(plan.held_out) for _, plan in sorted(profile.plans.items())] == [1, 0]
     assert "promises nothing" in caplog.text
 
 
-def test_an_interrupt_before_anything_was_found_leaves_no_trace() -> None:
+def test_an_interrupt_before_anything_was_found_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = Prompted()
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(PipelineRunner, "lead", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        omnireuse.calibrate(pipeline, PROMPTS, steps=5, watch=interrupt)
+        omnireuse.calibrate(pipeline, PROMPTS, steps=5)
     omnireuse.enable(pipeline).disable()
 
 

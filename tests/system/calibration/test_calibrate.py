@@ -11,11 +11,9 @@ from msgspec.structs import replace
 
 import omnireuse
 from omnireuse import Profile
-from omnireuse.calibration.progress import Progress
 from omnireuse.calibration.runner import PipelineRunner
 from omnireuse.cli import main
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.planning.candidate import Candidate
 from reference.load import SAMPLING, find_image_pipeline, load_image_pipeline
 
 PROMPTS = [
@@ -52,8 +50,8 @@ def test_a_profile_holds_a_plan_for_each_budget(profile: Profile) -> None:
 def test_a_search_is_never_worse_than_what_it_starts_from(pipeline: Any, profile: Profile) -> None:
     runner = PipelineRunner(pipeline, PROMPTS[:2], seed=0, call={"num_inference_steps": 8, **CALL})
     schedule = omnireuse.FixedSchedule(num_computed=4, power=1.7).schedule(8)
-    default = Candidate(steps=tuple(sorted(schedule)), forecaster="blend")
-    given = runner.score(default, range(2), "blend", runner.full_run(range(2)).pictures)
+    default = omnireuse.Strategy(policy=omnireuse.Steps(steps=tuple(sorted(schedule))), forecaster=omnireuse.Blend())
+    given = runner.score(default, range(2), runner.full_run(range(2)).pictures)
     assert profile.plans[4].psnr >= sum(given) / 2 - 1e-6
 
 
@@ -146,10 +144,11 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None
     ],
 )
 def test_bad_arguments_are_refused_before_anything_runs(
-    pipeline: Any, arguments: dict[str, Any], complaint: str
+    pipeline: Any, arguments: dict[str, Any], complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(PipelineRunner, "full_run", lambda *_, **__: pytest.fail("work began"))
     with pytest.raises(ConfigError, match=complaint):
-        omnireuse.calibrate(pipeline, **{"prompts": PROMPTS, "watch": lambda _: pytest.fail("work began"), **arguments})
+        omnireuse.calibrate(pipeline, **{"prompts": PROMPTS, **arguments})
 
 
 def test_prompts_and_pipeline_in_the_wrong_order_are_told_in_a_sentence(pipeline: Any) -> None:
@@ -159,14 +158,18 @@ def test_prompts_and_pipeline_in_the_wrong_order_are_told_in_a_sentence(pipeline
     assert len(str(caught.value)) < 120, "the pipeline's JSON is not for an error"
 
 
-def test_an_interrupt_keeps_what_was_found(pipeline: Any, caplog: pytest.LogCaptureFixture) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.doing.startswith("4 of 8") and progress.done == 2:
-            raise KeyboardInterrupt
+def test_an_interrupt_keeps_what_was_found(
+    pipeline: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lead = PipelineRunner.lead
 
-    profile = omnireuse.calibrate(
-        pipeline, PROMPTS, steps=8, computed_steps=[4, 6], batch_size=2, watch=interrupt, **CALL
-    )
+    def interrupted(runner: PipelineRunner, call: Any, fit: Any, policy: omnireuse.Steps) -> Any:
+        if len(policy.steps) == 6:
+            raise KeyboardInterrupt
+        return lead(runner, call, fit, policy)
+
+    monkeypatch.setattr(PipelineRunner, "lead", interrupted)
+    profile = omnireuse.calibrate(pipeline, PROMPTS, steps=8, computed_steps=[4, 6], batch_size=2, **CALL)
     assert not profile.complete
     assert sorted(profile.plans) == [4]
     assert "interrupted" in caplog.text

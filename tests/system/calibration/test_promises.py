@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,7 +90,6 @@ def test_another_dtype_is_served_and_not_promised(profile: Profile, caplog: pyte
 
 
 def test_other_weights_are_served_and_not_promised(profile: Profile, caplog: pytest.LogCaptureFixture) -> None:
-    assert profile.origin is not None
     assert profile.origin.weights is not None
     assert profile.origin.name == "", "this pipeline does not say where it comes from"
     tuned = Prompted()
@@ -106,34 +103,6 @@ def test_other_weights_are_served_and_not_promised(profile: Profile, caplog: pyt
     assert "it is an unnamed pipeline, the profile is of an unnamed pipeline at revision 0123456" in refused(
         Prompted(), revised
     )
-
-
-@pytest.mark.parametrize("unknown", ["dtype", "origin", "holding"])
-def test_what_the_profile_does_not_say_is_not_promised(
-    profile: Profile, unknown: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert profile.origin is not None
-    origin = replace(profile.origin, holding=None)
-    older = replace(profile, **({"origin": origin} if unknown == "holding" else {unknown: None}))
-    _, summary = computed(Prompted(), older)
-    assert "not promised: the profile does not note its dtype" in str(summary)
-    assert "calibrate anew" in str(summary)
-    assert caplog.text.count("the profile does not note its dtype") == 1
-    assert "calibrate anew" in refused(Prompted(), older)
-
-
-def test_a_file_of_the_format_before_is_read_and_promises_nothing(profile: Profile, tmp_path: Path) -> None:
-    record = json.loads(profile.as_text())
-    assert record["format"] == 6
-    record["format"] = 4
-    for name in ("autocast", "hooks", "guider"):
-        del record[name]
-    del record["origin"]["holding"]
-    (tmp_path / "profile.json").write_text(json.dumps(record))
-    older = Profile.load(tmp_path / "profile.json")
-    assert older.plans == profile.plans
-    assert "not promised" in str(computed(Prompted(), older)[1])
-    assert "calibrate anew" in refused(Prompted(), older)
 
 
 # -- what differs from one run to the next -----------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from omnireuse import Profile
-from omnireuse.calibration.command import profile_table
 from omnireuse.cli import main
+from omnireuse.cli.calibrate import profile_table
 from tests.unit.calibration.test_profile_file import PLAN, PROFILE
 
 
@@ -34,7 +34,7 @@ def search(monkeypatch: pytest.MonkeyPatch, found: Profile) -> list[str]:
         seen.append(model)
         return found
 
-    monkeypatch.setattr("omnireuse.calibration.command.calibrate", calibrate)
+    monkeypatch.setattr("omnireuse.calibration.calibrate.calibrate", calibrate)
     return seen
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as some
 
-from omnireuse.calibration.options import held_out_last, number_searched
+from omnireuse.calibration.calibrate import held_out_last, number_searched
 
 
 @given(count=some.integers(2, 60), share=some.floats(0.01, 0.99))

@@ -17,14 +17,14 @@ from rich.console import Console
 
 from omnireuse import Profile
 from omnireuse.base.records import check_writable
-from omnireuse.calibration.command import profile_table
+from omnireuse.cli.calibrate import profile_table
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.profiles.measurements import Measurements, TeaCacheFit
+from omnireuse.profiles.origin import Origin
 from omnireuse.profiles.profile import Plan
 from tests import TOP
 
 MEASURED = Measurements(
-    prediction_target="x0",
     tea_cache=TeaCacheFit(coefficients=(1.0, 0.0, -2.5e-5, 3.0, 0.0), pairs=40, r2=0.9, r2_held_out=None),
     mag_ratios=((1.0, 0.98), (1.0, 0.97)),
     unmeasured={},
@@ -47,6 +47,7 @@ PROFILE = Profile(
     coordinates=(1.0, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.1),
     measured=MEASURED,
     dtype="float32",
+    origin=Origin(holding="plain tensors"),
 )
 
 
@@ -59,13 +60,11 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["profile.json"]
 
 
-def test_a_profile_from_before_the_first_step_had_a_ratio_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [5, 6])
+def test_figures_that_nothing_reads_are_left_out_of_older_files(tmp_path: Path, number: int) -> None:
     record = json.loads(PROFILE.as_text())
-    assert record["format"] == 6
-    assert PROFILE.measured is not None
-    assert PROFILE.measured.mag_ratios == ((1.0, 0.98), (1.0, 0.97))
-    record["format"], record["measured"]["mag_ratios"] = 3, [[0.98], [0.97]]
-    record["measured"] |= {"changes": {"latents": [None, 0.5]}, "forecast_errors": {"0": {"1": [None, 0.1]}}}
+    record["format"] = number
+    record["measured"] |= {"quantity": "x0", "changes": {"latents": [None, 0.5]}, "forecast_errors": {"0": {}}}
     (tmp_path / "profile.json").write_text(json.dumps(record))
     assert Profile.load(tmp_path / "profile.json") == PROFILE
     record["measured"] = None
@@ -113,9 +112,14 @@ def test_a_file_that_was_cut_off_is_refused_wherever_it_was(tmp_path: Path) -> N
         (lambda record: record["plans"]["3"].update(psnr=float("nan")), "malformed"),
         (lambda record: record["plans"].update(x=record["plans"]["3"]), r"at `key` in `\$.plans`"),
         (lambda record: record.update(plans=[]), r"Expected `object`, got `array` - at `\$.plans`"),
-        (lambda record: record.update(format=3, measured=[]), "measured"),
-        (lambda record: record.update(format=3, measured={}), "missing required field `quantity`"),
-        (lambda record: record.update(format=2), "format of a profile must be 6, got 2; calibrate anew"),
+        (lambda record: record.update(format=5, measured=[]), "measured"),
+        (lambda record: record.update(format=5, measured={}), "missing required field `tea_cache`"),
+        (lambda record: record.pop("dtype"), "missing required field `dtype`.*; calibrate anew"),
+        (lambda record: record.pop("origin"), "missing required field `origin`.*; calibrate anew"),
+        *(
+            (lambda record, n=n: record.update(format=n), f"format of a profile must be 6, got {n}; calibrate anew")
+            for n in (2, 3, 4, 7)
+        ),
     ],
 )
 def test_a_value_that_does_not_belong_is_named(tmp_path: Path, spoil: Any, complaint: str) -> None:
@@ -207,10 +211,3 @@ def test_a_quality_takes_five_held_out_prompts(held_out: tuple[float, ...]) -> N
     with shown.capture() as capture:
         shown.print(profile_table(few))
     assert capture.get().splitlines()[-1].split()[4 + (not held_out)] == "none"
-
-
-def test_a_profile_that_does_not_say_its_dtype_is_read(tmp_path: Path) -> None:
-    record = json.loads(PROFILE.as_text())
-    assert record.pop("dtype") == "float32"
-    (tmp_path / "profile.json").write_text(json.dumps(record))
-    assert Profile.load(tmp_path / "profile.json") == replace(PROFILE, dtype=None)

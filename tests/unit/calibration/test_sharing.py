@@ -117,7 +117,7 @@ def test_a_profile_comes_from_the_hub(hub: Hub) -> None:
         ("owner/gated", lambda hub: hub.refusals.update({"owner/gated": (403, "GatedRepo")}), "is gated; accept"),
         (
             "owner/broken",
-            lambda hub: hub.files.update({"owner/broken@main": {"profile.json": b'{"format": 4}'}}),
+            lambda hub: hub.files.update({"owner/broken@main": {"profile.json": b'{"format": 6}'}}),
             "not a whole profile",
         ),
     ],

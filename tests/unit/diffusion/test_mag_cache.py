@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import omnireuse
-from omnireuse.calibration.mag_cache import magnitude_ratio
 from omnireuse.diffusion.cache.magcache import (
     MagCacheBackend,
     MagCacheConfig,
@@ -26,6 +25,7 @@ from omnireuse.diffusion.cache.magcache import (
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, StateError, UnknownNameError
 from omnireuse.loop.policy import StepView
+from omnireuse.named.measuring import MagnitudeRecorder
 from omnireuse.named.published import published_rows
 from omnireuse.policies.mag_cache import MagCache, MagCacheState, by_branch, resampled
 from tests import TOP
@@ -246,7 +246,11 @@ def test_calibration_measures_each_branch_without_changing_anything(name: str, t
 def test_a_ratio_is_the_mean_over_tokens() -> None:
     before = torch.tensor([[[3.0, 4.0], [1.0, 0.0]]])
     now = torch.tensor([[[6.0, 8.0], [0.0, 4.0]]])
-    assert magnitude_ratio(now, before) == pytest.approx((2 + 4) / 2)
+    recorder = MagnitudeRecorder(num_streams=1, stream=0)
+    memory = recorder.start()
+    memory.observe(1.0, before)
+    memory.observe(0.9, now)
+    assert recorder.ratios(1) == (pytest.approx((1.0, (2 + 4) / 2)),)
 
 
 def test_asking_for_ratios_that_were_not_measured_is_an_error(flux: Tiny) -> None:

@@ -1,0 +1,123 @@
+"""TeaCache's polynomial and MagCache's ratios, measured on a model's own full runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from omnireuse.errors import ConfigError, StateError
+from omnireuse.forecasters.base import Forecaster, Memory
+from omnireuse.forecasters.hold import HoldMemory
+from omnireuse.loop.events import Decision
+
+__all__ = ["FEWEST_PAIRS", "MagnitudeRecorder", "changes_of", "fit_polynomial", "fit_tea_cache", "share_explained"]
+
+DEGREE = 4
+FEWEST_PAIRS = 2 * (DEGREE + 1)
+
+
+def fit_tea_cache(events: Iterable[Decision]) -> tuple[float, ...]:
+    """Coefficients from signal change to output change, highest power first.
+
+    The events are those of full runs with `policy="never", region="blocks", signal="modulated_input"` and the
+    forecaster "hold". There `drift` is the change of the signal, and `error` the change of the stack's residual, over
+    the same step.
+
+    Source: arXiv 2411.19108, section 3.3 (a least-squares polynomial of degree 4).
+
+    Raises:
+        ConfigError: fewer than ten steps with both figures.
+    """
+    pairs = changes_of(events)
+    if len(pairs) < FEWEST_PAIRS:
+        raise ConfigError(
+            f"fit_tea_cache needs at least {FEWEST_PAIRS} steps with drift and error, got {len(pairs)}; "
+            "run a whole generation with Strategy(policy=Never(), region='blocks', signal='modulated_input', "
+            "measure_errors=True)"
+        )
+    return fit_polynomial(pairs)
+
+
+def changes_of(events: Iterable[Decision]) -> list[tuple[float, float]]:
+    """The relative L1 changes of the signal and of the output over each step that shows both."""
+    return [(e.drift, e.error) for e in events if e.drift is not None and e.error is not None]
+
+
+def fit_polynomial(pairs: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """The least-squares polynomial from signal change to output change, highest power first."""
+    drifts, changes = np.array(pairs).T
+    # Fitted in units of the largest drift, for conditioning, and scaled back.
+    unit = max(float(drifts.max()), 1e-12)
+    fitted = np.polyfit(drifts / unit, changes, DEGREE)
+    return tuple(float(c / unit**power) for c, power in zip(fitted, range(DEGREE, -1, -1), strict=True))
+
+
+def share_explained(coefficients: Sequence[float], pairs: Sequence[tuple[float, float]]) -> float | None:
+    """R² of a polynomial on such pairs; None without pairs, or where the output does not vary."""
+    if not pairs:
+        return None
+    drifts, changes = np.array(pairs).T
+    spread = float(np.square(changes - changes.mean()).sum())
+    return 1 - float(np.square(changes - np.polyval(coefficients, drifts)).sum()) / spread if spread else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MagnitudeRecorder(Forecaster):
+    """A forecaster that forecasts nothing and notes the ratio of successive magnitudes of every value it is shown.
+
+    With policy "never" in region "blocks" it sees each branch's residual, one memory for each stream, at every step.
+
+    Args:
+        num_streams: streams of the model's block stack.
+        stream: which of them counts.
+    """
+
+    num_streams: int
+    stream: int
+    _memories: list[_Magnitudes] = field(default_factory=list, compare=False)
+
+    def start(self, branch: int = 0) -> Memory:
+        """A memory that records; the runtime starts one for each stream in turn."""
+        memory = _Magnitudes()
+        self._memories.append(memory)
+        return memory
+
+    def ratios(self, num_branches: int) -> tuple[tuple[float, ...], ...]:
+        """For each branch one ratio for each step, averaged over all runs of the longest length. The first is 1.0.
+
+        Raises:
+            StateError: nothing was recorded.
+        """
+        # A memory that was started and never shown anything belongs to no run, and would shift the others.
+        streams = [memory.ratios for memory in self._memories if memory.ratios][self.stream :: self.num_streams]
+        if not streams:
+            raise StateError("no magnitude ratios were recorded; generate with calibration on before asking for them")
+        return tuple(_mean_run(streams[branch::num_branches]) for branch in range(num_branches))
+
+
+class _Magnitudes(HoldMemory):
+    """Holds the last value, as `Hold` does, and notes how its magnitude changed.
+
+    Source: arXiv 2506.09045, equation 5: the mean over tokens of ‖now‖ / ‖before‖, norms over the last axis. Cost: one
+    host synchronisation a value.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ratios: list[float] = []
+
+    def observe(self, at: float, value: torch.Tensor) -> None:
+        if self.primed:
+            before = self.predict(at).float().norm(dim=-1).clamp_min(1e-12)
+            self.ratios.append(float((value.float().norm(dim=-1) / before).mean()))
+        super().observe(at, value)
+
+
+def _mean_run(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    longest = max(len(run) for run in runs)
+    means = (statistics.fmean(column) for column in zip(*(run for run in runs if len(run) == longest), strict=True))
+    return (1.0, *means)
