@@ -41,9 +41,6 @@ def run(
 
     source = Source(given=given, device=device, dtype=dtype, where="demo")
     source.check()
-    drawn, summary = demonstrate(source, prompt, steps=steps, speedup=speedup, seed=seed, call=call, out=out)
-    for each in drawn:
-        distance = "" if each.psnr is None else f", {each.psnr:.1f} dB to the full run"
-        typer.echo(f"{each.file}: {each.steps:g} computed steps in {each.seconds:.2f} s{distance}")
-    typer.echo(str(summary))
+    for line in demonstrate(source, prompt, steps=steps, speedup=speedup, seed=seed, call=call, out=out):
+        typer.echo(line)
     return 0

@@ -1,4 +1,4 @@
-"""A program of several commands: suggestions for misspelt words, options with several values, and exit statuses."""
+"""A program of several commands: options with several values, errors of one line, and exit statuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 import omnireuse
 from omnireuse.base.terminal import log_lines, notes, print_error
 from omnireuse.cli.options import Quiet, Verbose
-from omnireuse.errors import OmniReuseError, UnknownNameError
+from omnireuse.errors import OmniReuseError
 
 __all__ = ["INTERRUPTED", "Command", "program"]
 
@@ -25,29 +25,17 @@ class Command(TyperCommand):
     """A command. An option that may be repeated takes several values at once as well: ``--steps 28 50``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does; a misspelt option gets the nearest one suggested."""
+        """As typer does, with each value behind an option of its own."""
         repeated = {option for each in self.params if getattr(each, "multiple", False) for option in each.opts}
         try:
             return super().parse_args(ctx, _repeat_options(args, repeated))
         except typer.TyperException as error:
-            raise _explained(error, self, ctx) from error.__cause__
+            cast(Any, error).ctx = getattr(error, "ctx", None) or ctx  # its help is that of the command
+            raise
 
 
 class Group(TyperGroup):
-    """The commands. A misspelt one gets the nearest one suggested; Ctrl-C becomes an exit status."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does; a misspelt option gets the nearest one suggested."""
-        try:
-            return super().parse_args(ctx, args)
-        except typer.TyperException as error:
-            raise _explained(error, self, ctx) from error.__cause__
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command of this name."""
-        if args[0] not in self.commands and not ctx.resilient_parsing:
-            raise UnknownNameError("command", args[0], self.commands)
-        return super().resolve_command(ctx, args)
+    """The commands. Ctrl-C becomes an exit status."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an interrupt says what was kept, where the command knows."""
@@ -127,15 +115,6 @@ def _repeat_options(args: list[str], repeated: set[str]) -> list[str]:
                 spread.append(option)
         spread.append(each)
     return spread
-
-
-def _explained(error: Any, command: TyperCommand | TyperGroup, ctx: Any) -> Exception:
-    """The error with its command, and an unknown option with the nearest one."""
-    if hasattr(error, "possibilities"):
-        known = (name for each in command.get_params(ctx) for name in each.opts if name.startswith("--"))
-        return UnknownNameError("option", error.option_name, known)
-    error.ctx = getattr(error, "ctx", None) or ctx
-    return cast(Exception, error)
 
 
 def _usage_error(error: typer.TyperException) -> str:

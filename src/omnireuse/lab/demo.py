@@ -3,82 +3,55 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 import omnireuse
 from omnireuse.pipelines.bars import without_bar
 from omnireuse.pipelines.call import Caller
 from omnireuse.pipelines.closeness import capped_psnr
-from omnireuse.pipelines.pictures import Picture
 from omnireuse.pipelines.source import Source
 
-__all__ = ["Drawn", "demonstrate"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """One of the three pictures.
-
-    Attributes:
-        name: "full", "reused" or "fewer".
-        file: the picture, or the first frame of the clip.
-        steps: computed denoising steps.
-        seconds: wall-clock of the call.
-        psnr: dB to the full run, at most 100; None for the full run.
-    """
-
-    name: str
-    file: Path
-    steps: float
-    seconds: float
-    psnr: float | None
+__all__ = ["demonstrate"]
 
 
 def demonstrate(
-    source: Source,
-    prompt: str,
-    *,
-    steps: int = 28,
-    speedup: float = 2.0,
-    seed: int = 0,
-    call: Mapping[str, Any] | None = None,
-    out: Path = Path("out/demo"),
-) -> tuple[list[Drawn], omnireuse.Summary]:
-    """Draw one prompt three times, and write the pictures to a folder.
+    source: Source, prompt: str, *, steps: int, speedup: float, seed: int, call: Mapping[str, Any] | None, out: Path
+) -> Iterator[str]:
+    """Draw one prompt three times, and write "full.png", "reused.png" and "fewer.png" to a folder.
 
     Args:
         speedup: all steps divided by computed steps, ≥ 1.
         out: the folder, which is made.
+
+    Returns:
+        A line for each picture when it is there: computed steps, seconds and dB to the full run, at most 100. Then the
+        summary of the reuse.
     """
-    from PIL import Image
-
     pipeline = source.load()
-    caller = Caller(pipeline, [prompt], seed=seed, call=call or {})
-    drawn: list[Drawn] = []
-    pictures: list[Picture] = []
+    caller, pictures = Caller(pipeline, [prompt], seed=seed, call=call or {}), []
+    out.mkdir(parents=True, exist_ok=True)
 
-    def draw(name: str, number: int) -> None:
+    def draw(name: str, number: int) -> str:
         begun = time.perf_counter()
-        (picture,) = caller.pictures([0], strict=False, num_inference_steps=number)
+        with without_bar(pipeline):
+            (picture,) = caller.pictures([0], strict=False, num_inference_steps=number)
         seconds = time.perf_counter() - begun
         pictures.append(picture)
         frame = picture if picture.ndim == 3 else picture[0]
-        file = out / f"{name}.png"
-        Image.fromarray((255 * np.clip(frame, 0, 1)).round().astype(np.uint8).squeeze()).save(file)
-        psnr = capped_psnr(picture, pictures[0]) if drawn else None
-        drawn.append(Drawn(name=name, file=file, steps=number, seconds=seconds, psnr=psnr))
+        Image.fromarray((255 * np.clip(frame, 0, 1)).round().astype(np.uint8).squeeze()).save(out / f"{name}.png")
+        distance = f", {capped_psnr(picture, pictures[0]):.1f} dB to the full run" if name != "full" else ""
+        return f"in {seconds:.2f} s{distance}"
 
-    out.mkdir(parents=True, exist_ok=True)
-    with without_bar(pipeline):
-        draw("full", steps)
-        with omnireuse.enable(pipeline, speedup=speedup, tune=False) as handle:
-            draw("reused", steps)
+    yield f"{out / 'full.png'}: {steps} computed steps {draw('full', steps)}"
+    with omnireuse.enable(pipeline, speedup=speedup, tune=False) as handle:
+        said = draw("reused", steps)
         summary = handle.summary()
-        drawn[-1] = replace(drawn[-1], steps=summary.computed_steps)
-        draw("fewer", max(round(summary.computed_steps), 1))
-    return drawn, summary
+    yield f"{out / 'reused.png'}: {summary.computed_steps:g} computed steps {said}"
+    few = max(round(summary.computed_steps), 1)
+    yield f"{out / 'fewer.png'}: {few} computed steps {draw('fewer', few)}"
+    yield str(summary)

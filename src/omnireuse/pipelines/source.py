@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.base.hub import why_not_loaded
+from omnireuse.base.hub import why_refused
 from omnireuse.base.loading import quiet_loading
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.hooks.denoisers import device_of, dtype_of
@@ -60,14 +61,12 @@ class Source:
                 ".to(device, dtype), or give the folder or the function that it comes from"
             )
         try:
-            kind = torch.device(self.device or "cpu").type
-        except RuntimeError as error:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:  # torch asserts that it has been built for CUDA
+            reason = str(error).split("\n")[0]
             raise ConfigError(
-                f"{self.where}(device={self.device!r}): must be a device of torch, such as 'cuda', 'mps' or 'cpu'"
+                f"{self.where}(device={self.device!r}): must be a device of this machine: {reason}"
             ) from error
-        available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-        if not available.get(kind, True):
-            raise ConfigError(f"{self.where}(device={self.device!r}): torch finds no such device on this machine")
 
     @property
     def is_path(self) -> bool:
@@ -111,19 +110,16 @@ class Source:
 
     def _moved(self, pipeline: Any) -> Any:
         """A function's pipeline, on the device and in the dtype of this source."""
-        place = {"device": self.device, "dtype": None if self.dtype is None else self._dtype("")}
-        place = {name: value for name, value in place.items() if value is not None}
-        if not place:
-            return pipeline
-        try:
-            pipeline.to(**place)
-            moved = self.dtype is None or dtype_of(pipeline) == str(self._dtype("")).removeprefix("torch.")
-        except (AttributeError, ValueError, TypeError):
-            moved = False
+        wanted = {"device": self.device, "dtype": None if self.dtype is None else self._dtype("")}
+        place = {name: value for name, value in wanted.items() if value is not None}
+        with contextlib.suppress(AttributeError, ValueError, TypeError):
+            if place:
+                pipeline.to(**place)
         # diffusers moves what the constructor names, and skips the rest silently.
-        if moved and self.device is not None:
-            moved = device_of(pipeline) == str(torch.empty(0, device=self.device).device)
-        if not moved:
+        device = str(torch.empty(0, device=self.device).device)
+        moved = {"device": self.device is None or device_of(pipeline) == device}
+        moved["dtype"] = self.dtype is None or dtype_of(pipeline) == str(place["dtype"]).removeprefix("torch.")
+        if not all(moved.values()):
             raise ConfigError(
                 f"{self.where}({', '.join(f'{name}={value}' for name, value in place.items())}): "
                 f"{type(pipeline).__name__}.to() does not move it; let the function that makes it choose both"
@@ -141,7 +137,7 @@ class Source:
             with quiet_loading():
                 pipeline = diffusers.DiffusionPipeline.from_pretrained(name, **{key: self._dtype(device)})
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.where}({name!r}): {why_not_loaded(name, error)}") from error
+            raise ConfigError(f"{self.where}({name!r}): {why_refused(error)}") from error
         pipeline.to(device)
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
@@ -160,9 +156,7 @@ def _check_place(name: str, where: str) -> None:
         return
     if folder.is_dir():
         is_modular = (folder / "modular_model_index.json").is_file()
-        reason = "it holds a modular pipeline, which only its own class can load" if is_modular else (
-            "it has no model_index.json"
-        )  # fmt: skip
+        reason = "it holds a modular pipeline" if is_modular else "it has no model_index.json"
         raise ConfigError(
             f"{where}({name!r}): must be the folder of a diffusers pipeline, but {reason}; give package:function for "
             "a function that loads it"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse.base.hub import GATED, NO_PIPELINE, NOT_FOUND, OFFLINE, UNREACHED, why_not_loaded
+from omnireuse.base.hub import LONGEST, why_refused
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.hooks.denoisers import describe, device_of, dtype_of
 from omnireuse.pipelines.source import Source
@@ -43,7 +43,6 @@ def test_a_folder_is_loaded_in_the_dtype_that_was_asked_for(dtype: Any, found: s
     [
         (True, False, {}, ("cuda", torch.bfloat16)),
         (True, False, {"dtype": "float32"}, ("cuda", torch.float32)),
-        (True, False, {"device": "cuda:1"}, ("cuda:1", torch.bfloat16)),
         (True, False, {"device": "cpu"}, ("cpu", torch.float32)),
         (False, True, {}, ("mps", torch.bfloat16)),
         (False, False, {}, ("cpu", torch.float32)),
@@ -130,8 +129,8 @@ def test_a_modular_folder_says_how_to_load_it(tmp_path: Path) -> None:
     ("asked", "error", "complaint"),
     [
         ({"dtype": "float8"}, UnknownNameError, "unknown dtype 'float8'"),
-        ({"device": "cuda"}, ConfigError, "torch finds no such device on this machine"),
-        ({"device": "toaster"}, ConfigError, "must be a device of torch"),
+        ({"device": "cuda"}, ConfigError, "must be a device of this machine"),
+        ({"device": "toaster"}, ConfigError, "must be a device of this machine: Expected one of cpu, cuda"),
     ],
 )
 def test_devices_and_dtypes_that_are_not_there_are_refused(
@@ -153,43 +152,20 @@ def test_a_repository_that_is_not_here_is_explained_in_one_sentence(monkeypatch:
     with pytest.raises(ConfigError) as caught:
         Source(given="nobody/nothing-of-this-name").load()
     said = str(caught.value)
-    assert said == f"calibrate('nobody/nothing-of-this-name'): {OFFLINE}"
+    assert said.startswith("calibrate('nobody/nothing-of-this-name'): ")
+    assert "unset HF_HUB_OFFLINE" in said
     assert "\n" not in said
 
 
 def test_a_broken_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text("{")
-    with pytest.raises(ConfigError, match="the pipeline in this folder cannot be loaded"):
+    with pytest.raises(ConfigError, match="check the name"):
         Source(given=tmp_path).load()
 
 
-def _hub_error(name: str) -> BaseException:
-    from huggingface_hub import errors
-
-    kind = getattr(errors, name)
-    return kind.__new__(kind)  # their constructors want responses of the hub
-
-
-@pytest.mark.parametrize(
-    ("cause", "sentence"),
-    [
-        ("GatedRepoError", GATED),
-        ("RepositoryNotFoundError", NOT_FOUND),
-        ("OfflineModeIsEnabled", OFFLINE),
-        ("LocalEntryNotFoundError", UNREACHED),
-        ("RemoteEntryNotFoundError", NO_PIPELINE),
-        (ConnectionError("no route"), UNREACHED),
-        (type("ConnectTimeout", (Exception,), {})(), UNREACHED),
-        (OSError("disk on fire"), "it cannot be loaded (wrapped)"),
-    ],
-)
-def test_errors_of_the_hub_are_told_apart(cause: Any, sentence: str) -> None:
-    if isinstance(cause, str):
-        from huggingface_hub import errors
-
-        if not hasattr(errors, cause):
-            pytest.skip(f"this version of the hub's library has no {cause}")
-        cause = _hub_error(cause)
-    error = OSError("wrapped")
-    error.__cause__ = cause
-    assert why_not_loaded("owner/name", error) == sentence
+def test_an_error_of_the_hub_is_one_line_of_bounded_length() -> None:
+    assert why_refused(OSError("404 Client Error.\n\nRepository Not Found.")).startswith(
+        "404 Client Error. Repository Not Found; check the name and the network"
+    )
+    assert why_refused(ConnectionError()).startswith("ConnectionError; ")
+    assert len(why_refused(OSError("x" * 9_000))) < LONGEST + 300
