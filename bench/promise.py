@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from scipy.stats import nct
 
 import omnireuse
 from bench._common import new_table, no_warnings, write_record
@@ -34,7 +35,7 @@ from omnireuse import Profile
 from omnireuse.lab.record import environment
 from omnireuse.pipelines.closeness import psnr
 from omnireuse.profiles.conditions import Watch
-from omnireuse.profiles.coverage import FEWEST, lower_bound, tolerance_factor
+from omnireuse.profiles.coverage import COVERAGE, FEWEST, lower_bound
 from reference.case import CASES, CLIPS, FACES, Case
 
 SEED = 9100
@@ -112,8 +113,9 @@ def _by_mean(values: Sequence[float]) -> float:
 
 def _by_normal(confidence: float) -> Way:
     def bound(values: Sequence[float]) -> float:
-        factor = tolerance_factor(len(values), confidence)
-        return statistics.fmean(values) - factor * statistics.stdev(values)
+        root, below = math.sqrt(len(values)), statistics.NormalDist().inv_cdf(COVERAGE)
+        factor = nct.ppf(confidence, len(values) - 1, below * root) / root
+        return statistics.fmean(values) - float(factor) * statistics.stdev(values)
 
     return bound
 

@@ -51,9 +51,9 @@ class Conditions(Record, frozen=True, kw_only=True):
     hooks: tuple[str, ...] = ()
     guider: str | None = None
 
-    def unlike(self, other: Conditions) -> str | None:
-        """How a pipeline under the `other` conditions differs from one that was measured under these, in words; None
-        where nothing differs. Weights that cannot be read differ."""
+    def foreign(self, other: Conditions) -> str | None:
+        """What another pipeline has in place of the denoiser, the scheduler or their configuration, in words; None
+        where they are the same."""
         for what, own, given in (
             ("denoiser", self.model, other.model),
             ("scheduler", self.scheduler, other.scheduler),
@@ -61,6 +61,13 @@ class Conditions(Record, frozen=True, kw_only=True):
         ):
             if own != given:
                 return f"the pipeline has {what} {given}, the profile was measured with {own}"
+        return None
+
+    def unlike(self, other: Conditions) -> str | None:
+        """How a pipeline under the `other` conditions differs from one that was measured under these, in words; None
+        where nothing differs. Weights that cannot be read differ."""
+        if (foreign := self.foreign(other)) is not None:
+            return foreign
         if self.dtype != other.dtype:
             return f"the pipeline computes in {other.dtype}, the profile was measured in {self.dtype}"
         if self.holding != other.holding:

@@ -18,12 +18,12 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import arguments_of, read_argument
 from omnireuse.profiles.conditions import OTHER_WEIGHTS, Conditions, watch_of
 from omnireuse.profiles.measurements import Measurements
-from omnireuse.profiles.origin import Origin, fingerprint, versions
+from omnireuse.profiles.origin import Origin, versions
 from omnireuse.profiles.plan import FEWEST_HELD_OUT, Plan
 from omnireuse.profiles.sharing import found
 from omnireuse.summary.summary import Promise
 
-__all__ = ["FEWEST_HELD_OUT", "Plan", "Profile", "fingerprint"]
+__all__ = ["FEWEST_HELD_OUT", "Plan", "Profile"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -204,19 +204,10 @@ class Profile(Record, frozen=True, kw_only=True):
         Raises:
             StateError: another model, configuration or scheduler; or other conditions and a `quality` in dB.
         """
-        model, digest, scheduler = fingerprint(pipeline)
-        for what, own, given in (
-            ("denoiser", self.model, model),
-            ("scheduler", self.scheduler, scheduler),
-            ("configuration", self.config_digest, digest),
-        ):
-            if own != given:
-                name = getattr(getattr(pipeline, "config", None), "_name_or_path", None) or "unnamed"
-                raise StateError(
-                    f"this profile was made for {what} {own}, but the pipeline has {given}; calibrate this pipeline "
-                    f"(the profile: {self.origin}; this one: {type(pipeline).__name__}, "
-                    f"{name})"
-                )
+        if (foreign := self.conditions.foreign(watch_of(pipeline).now())) is not None:
+            raise StateError(
+                f"{foreign}; calibrate this pipeline, a {type(pipeline).__name__} (the profile is of {self.origin})"
+            )
         unlike = self.unlike(pipeline)
         if unlike is None:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from omnireuse.profiles.coverage import FEWEST, FEWEST_FOR_ORDER, lower_bound, tolerance_factor
+from omnireuse.profiles.coverage import FACTORS, FEWEST, FEWEST_FOR_ORDER, lower_bound
 
 
 @pytest.mark.parametrize(
-    ("number", "factor"), [(3, 6.155), (5, 3.407), (8, 2.582), (10, 2.355), (15, 2.068), (20, 1.926), (28, 1.799)]
+    ("number", "factor"), [(5, 3.407), (8, 2.582), (10, 2.355), (15, 2.068), (20, 1.926), (28, 1.799)]
 )
 def test_the_factors_are_those_of_the_tables(number: int, factor: float) -> None:
-    # ISO 16269-6, one-sided, 95 % confidence of 90 % coverage; the last three by the noncentral t of scipy.
-    assert tolerance_factor(number) == pytest.approx(factor, abs=6e-4)
-
-
-def test_another_confidence_has_other_factors() -> None:
-    assert tolerance_factor(8, 0.9) == pytest.approx(2.219, abs=6e-4)
+    # ISO 16269-6, one-sided, 95 % confidence of 90 % coverage.
+    assert FACTORS[number - FEWEST] == pytest.approx(factor, abs=6e-4)
+    assert len(FACTORS) == FEWEST_FOR_ORDER - FEWEST
+    assert all(more < fewer for fewer, more in pairwise(FACTORS))
 
 
 @given(some.lists(some.floats(0, 100), min_size=FEWEST, max_size=FEWEST_FOR_ORDER - 1))

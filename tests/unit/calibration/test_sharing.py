@@ -171,5 +171,5 @@ def test_enable_takes_an_id(hub: Hub) -> None:
 
             self.transformer, self.scheduler = nn.Linear(2, 2), FlowMatchEulerDiscreteScheduler()
 
-    with pytest.raises(StateError, match="made for denoiser FluxTransformer2DModel, but the pipeline has Linear"):
+    with pytest.raises(StateError, match="has denoiser Linear, the profile was measured with FluxTransformer2DModel"):
         omnireuse.enable(Other(), profile="owner/profile")
