@@ -138,7 +138,7 @@ class Handle:
         """Drop all state and set the step count of the next run, for engines without a diffusers scheduler.
 
         Args:
-            num_inference_steps: number of steps; None where it is not known.
+            num_inference_steps: number of steps, ≥ 1, else a ConfigError; None where it is not known.
         """
         self._session.expect(num_inference_steps)
 
@@ -173,14 +173,13 @@ class Handle:
         Returns:
             ``handler(proceed, *args, **kwargs)``, where `proceed` is the method.
         """
-        session = self._session
         if self._tuner is not None:
             self._tuner.calls = calls
 
         def taken(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not self._enabled or session.runs.here.depth:
+            if not self._enabled or self._session.runs.here.depth:
                 return proceed(*args, **kwargs)
-            return session.called(proceed, *args, **kwargs)
+            return self._session.called(proceed, *args, **kwargs)
 
         return taken
 

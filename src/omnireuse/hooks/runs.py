@@ -1,8 +1,8 @@
 """Begin and end of a pipeline's runs, for each thread.
 
-A run starts at the first denoiser call after the scheduler's `set_timesteps`, and the scheduler's `step` ends a step.
-Where nobody calls that, the step that the pipeline gives to `cache_context` counts. Without either, an engine gives the
-number of steps through `expect`, and a step ends when a call comes with another timestep.
+A run starts at the first denoiser call after the scheduler's `set_timesteps`, and its `step` ends a step. Where nobody
+calls that, the step given to `cache_context` counts. Without either, an engine gives the number of steps through
+`expect`, and a step ends when a call comes with another timestep.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from omnireuse.base.validation import field_error, is_whole
 from omnireuse.hooks.denoisers import unwrapped
 from omnireuse.hooks.ranks import check_agreement
 from omnireuse.hooks.run import Chooser, Chosen, Region, Run, RunStart
@@ -115,6 +116,8 @@ class Runs:
 
     def expect(self, num_inference_steps: int | None) -> None:
         """Drop this thread's state; the next run has so many steps unless a scheduler says otherwise."""
+        if num_inference_steps is not None and not is_whole(num_inference_steps, 1):
+            raise field_error("expect", "num_inference_steps", "be a whole number ≥ 1 or None", num_inference_steps)
         self.end()
         self.here.steps.announce()
         self._expected_steps = num_inference_steps

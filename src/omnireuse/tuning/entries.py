@@ -104,7 +104,7 @@ class Entries:
     def find(self, configuration: Configuration, budget: Budget) -> Entry:
         """The entry of a run: "ready" with a plan of the store; else "measuring".
 
-        It is "off" as long as another process measures, and for the first picture of a configuration where
+        It is "off" as long as another pipeline or process measures, and for the first picture of a configuration where
         `MOST_UNFINISHED` others are measured in part: a user who changes an argument with every picture reuses, too.
         """
         if budget.aim:
@@ -127,7 +127,7 @@ class Entries:
         if found.profile is not None and found.plan is not None:
             self._take(entry, found.profile, found.plan, str(self._store.file(configuration.digest)))
         elif found.is_locked:
-            self._pass_by(key, "another process measures this configuration, and its plan serves here once it is kept")
+            self._pass_by(key, "another pipeline or process measures it, and its plan serves here once it is kept")
         elif found.is_new:
             others = f"{MOST_UNFINISHED} other configurations are measured in part"
             self._pass_by(key, f"{others}; this one is measured from its second picture on")

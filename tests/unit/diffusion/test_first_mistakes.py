@@ -34,6 +34,13 @@ def test_a_group_is_a_process_group(flux: Tiny, given: Any) -> None:
         omnireuse.enable(flux.pipe, **given, group=3)
 
 
+@pytest.mark.parametrize("steps", [0, -3, 2.5, "28", True])
+def test_the_number_of_expected_steps_is_a_whole_number(flux: Tiny, steps: Any) -> None:
+    handle = omnireuse.enable(flux.pipe, policy="fixed")
+    with pytest.raises(ConfigError, match="num_inference_steps must be a whole number ≥ 1 or None, got"):
+        handle.expect(steps)
+
+
 def test_a_run_of_one_step_is_not_told_to_take_fewer(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "omnireuse"), omnireuse.enable(flux.pipe, policy="fixed"):
         flux.run(steps=1)

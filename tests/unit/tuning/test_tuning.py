@@ -310,7 +310,7 @@ def test_one_process_measures_at_a_time(flux: Tiny) -> None:
         # Locks belong to a store, so a second handle stands for a second process.
         assert not torch.equal(other.run(steps=STEPS), full), "it reuses untuned"
         assert handle.tuning.state == "off"
-        assert "another process" in str(handle.tuning)
+        assert "another pipeline or process" in str(handle.tuning)
         tuned = [flux.run(steps=STEPS, seed=seed) for seed in (1, 2, 3)][-1]
         assert torch.equal(other.run(steps=STEPS, seed=3), tuned), "and follows the plan once it is there"
         assert handle.tuning.state == "ready"
