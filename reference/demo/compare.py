@@ -126,18 +126,18 @@ def compare_caches(
                 advance(f"warm-up: {cache.name}")
             for number in range(len(workload.prompts)):
                 decisions.clear()
-                row = [sample(number, harness.run(None, [number]), 0, steps=workload.steps)]
+                row = [sample(number, harness.run(None, [number], timed=True), 0, steps=workload.steps)]
                 advance("full")
                 plain: dict[int, Sample] = {}
                 for place, cache in enumerate(caches):
-                    run = harness.run(cache.setting(decisions, decided), [number])
+                    run = harness.run(cache.setting(decisions, decided), [number], timed=True)
                     kept[place] = max(kept[place], run.kept_bytes)
-                    row.append(sample(number, run, len(row), steps=harness.computed_steps(run.flops)))
+                    row.append(sample(number, run, len(row), steps=_computed(decisions)))
                     advance(cache.name)
                     decisions.clear()
                     steps = row[-1].whole_steps
                     if steps not in plain:
-                        run = harness.run(fewer_steps(steps), [number])
+                        run = harness.run(fewer_steps(steps), [number], timed=True)
                         plain[steps] = sample(number, run, len(row), steps=steps)
                     row.append(plain[steps])
                     advance(f"fewer steps ({cache.name})")
@@ -206,6 +206,14 @@ def _compared(
         points=tuple(points),
     )
     return Compared(case, full, tuple(samples))
+
+
+def _computed(decisions: Sequence[StepDecision]) -> float:
+    """The computed steps; a step counts in part where a part of its branches computed."""
+    by_step: dict[int, list[bool]] = {}
+    for each in decisions:
+        by_step.setdefault(each.step, []).append(not each.reused)
+    return sum(float(np.mean(computed)) for computed in by_step.values())
 
 
 def _figures(samples: tuple[Sample, ...], full: tuple[Sample, ...]) -> dict[str, Any]:

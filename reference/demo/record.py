@@ -52,12 +52,8 @@ class Sample(Record, frozen=True, kw_only=True):
 
     @property
     def whole_steps(self) -> int:
-        """`computed_steps` rounded up: the steps of a plain run that costs as much.
-
-        A cache that reads its signal inside of the first block runs a little more than the steps it computes; up to a
-        twentieth of a step is left out.
-        """
-        return math.ceil(self.computed_steps - 0.05)
+        """`computed_steps` rounded up: the steps of a plain run that costs as much."""
+        return math.ceil(self.computed_steps - 1e-6)
 
     def lost(self, full: Sample) -> tuple[str, ...]:
         """Attributes of the prompt that the picture of `full` shows and this one does not."""

@@ -18,7 +18,6 @@ from omnireuse.base.extras import has_extra
 from omnireuse.cli import main
 from omnireuse.lab.compare.harness import Harness
 from omnireuse.lab.compare.methods import chosen_methods
-from omnireuse.lab.compare.methods.ours import warn_of_unused
 from omnireuse.lab.compare.run import settings_of
 from omnireuse.lab.compare.table import case_table
 from omnireuse.lab.compare.workload import Workload
@@ -305,9 +304,7 @@ def test_a_profile_serves_the_case_that_it_was_searched_at(
     assert [setting.settings for _, setting in found if not isinstance(setting, Exception)] == [
         {"profile": "p.json", "computed_steps": 3}
     ]
+    assert "searched at other steps" not in caplog.text
     assert not found_on(dataclasses.replace(workload, steps=7))
-    warn_of_unused([tmp_path / "p.json"], [dataclasses.replace(workload, steps=7), workload])
-    assert "is not compared" not in caplog.text
-    warn_of_unused([tmp_path / "p.json"], [dataclasses.replace(workload, steps=7)])
-    assert "p.json is not compared: it was searched at 6 steps and serves none of the cases" in caplog.text
+    assert "p.json: searched at other steps or guidance than shapes-flux" in caplog.text
     assert not found_on(images(guidance=3.0))

@@ -11,7 +11,7 @@ from diffusers import FirstBlockCacheConfig
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
 
 import omnireuse
-from omnireuse.lab.compare.count import Work, parts_of
+from omnireuse.lab.compare.count import Work, blocks_of
 from omnireuse.lab.compare.workload import Workload
 from omnireuse.profiles.conditions import watch_of
 
@@ -113,9 +113,9 @@ def test_lists_of_lists_and_lone_blocks_are_found() -> None:
             self.mid_block = torch.nn.Linear(2, 2)
 
     odd = Odd()
-    assert list(parts_of(odd)) == [*odd.down_blocks[0], odd.mid_block]
+    assert blocks_of(odd) == [*odd.down_blocks, odd.mid_block]
     plain = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
-    assert list(parts_of(plain)) == list(plain)
+    assert blocks_of(plain) == list(plain)
 
 
 def test_counting_is_no_condition_of_a_plan(images: Callable[..., Workload]) -> None:

@@ -48,7 +48,7 @@ class Measured:
     Attributes:
         pictures: one for each prompt.
         seconds: wall-clock of the call.
-        flops: executed by the blocks, for all prompts together.
+        flops: executed by the blocks, for all prompts together; 0 where time was measured.
         calls: of the denoiser.
         kept_bytes: the most that was kept between steps, for one sample.
         peak_bytes: the most that CUDA had allocated; None without CUDA.
@@ -214,18 +214,26 @@ class Harness:
             kept_now = stack.enter_context((setting.enable if setting else unchanged)(self.workload.pipeline))
             yield partial(self.measure, steps, kept_now)
 
-    def run(self, setting: Setting | None, numbers: Sequence[int]) -> Measured:
-        """Run these prompts with a setting, or in full."""
+    def run(self, setting: Setting | None, numbers: Sequence[int], *, timed: bool = False) -> Measured:
+        """Run these prompts with a setting, or in full; as in `measure`."""
         with self.enabled(setting) as measure:
-            return measure(numbers)
+            return measure(numbers, timed=timed)
 
     def measure(
-        self, steps: int, kept_now: Kept, numbers: Sequence[int], *, strict: bool = False, watch: bool = False
+        self,
+        steps: int,
+        kept_now: Kept,
+        numbers: Sequence[int],
+        *,
+        strict: bool = False,
+        watch: bool = False,
+        timed: bool = False,
     ) -> Measured:
         """Run these prompts in one call, with whatever is enabled.
 
         Args:
             watch: read what is kept after every step, which takes time.
+            timed: count no operations, which takes time too.
         """
         work, kept, on_cuda = self._work, 0, torch.cuda.is_initialized()
 
@@ -237,7 +245,7 @@ class Harness:
         watched = watch and self.workload.accepts("callback_on_step_end")
         extra = {"callback_on_step_end": after_step} if watched else {}
         # What a method does once, such as a calibration, is no part of a run.
-        work.reset()
+        work.reset(calls_alone=timed)
         if on_cuda:
             torch.cuda.reset_peak_memory_stats()
         begun = now()
@@ -301,8 +309,9 @@ class Harness:
             pair = self._journal.find(self._part, run, number, list[Turn])
             if pair is None:
                 if not turns:  # to warm up
-                    self.run(setting, [number])
-                runs = [(self.run(None, [number]), self.run(setting, [number])) for _ in range(TURNS)]
+                    self.run(setting, [number], timed=True)
+                both = (None, setting)
+                runs = [[self.run(each, [number], timed=True) for each in both] for _ in range(TURNS)]
                 pair = [_fastest(each) for each in zip(*runs, strict=True)]
                 self._journal.add(self._part, run, {number: pair})
             turns.append(pair)

@@ -23,7 +23,6 @@ from omnireuse.lab.compare.harness import Harness, Turn
 from omnireuse.lab.compare.journal import Journal
 from omnireuse.lab.compare.methods import chosen_methods, own_methods
 from omnireuse.lab.compare.methods.base import Method, Setting
-from omnireuse.lab.compare.methods.ours import warn_of_unused
 from omnireuse.lab.compare.table import answers_table, case_table
 from omnireuse.lab.compare.workload import Score, Workload, workloads_of
 from omnireuse.lab.front import nearest_to_half
@@ -164,8 +163,7 @@ def compare_pipeline(
     for name, given in (("prompts", prompts), ("calibration_prompts", calibration_prompts)):
         if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(p, str) for p in given):
             raise ConfigError(f"compare({name}=…): {name} must be a list of texts, got a {type(given).__name__}")
-    places = list(profiles)
-    chosen = chosen_methods(places, only, own_methods(methods))
+    chosen = chosen_methods(list(profiles), only, own_methods(methods))
     file = results_file(out)
     check_writable(file)
     if fresh:
@@ -186,7 +184,6 @@ def compare_pipeline(
         scores=dict(scores or {}),
         as_pictures=pictures,
     )
-    warn_of_unused(places, workloads)
     if progress:
         shown = f"{describe(workloads[0].pipeline)}; {len(prompts)} prompts, {len(chosen)} methods"
         tqdm.write(shown, file=sys.stderr)

@@ -5,6 +5,7 @@ Source: "MagCache: Fast Video Generation with Magnitude-Aware Cache", arXiv 2506
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from omnireuse.base.records import Record, as_text, read_record, write_text
+from omnireuse.base.records import write_text
 from omnireuse.base.validation import Count, Positive, Share, check_fields
 from omnireuse.diffusion.cache.base import StepCacheBackend
 from omnireuse.diffusion.data import DiffusionCacheConfig, Ratios
@@ -31,7 +32,6 @@ __all__ = [
     "MagCacheConfig",
     "MagCacheState",
     "apply_mag_cache_hook",
-    "load_ratios",
     "published_ratios",
 ]
 
@@ -39,8 +39,6 @@ _this = sys.modules[__name__]
 for _path in ("backend", "config", "hook", "state", "strategy"):  # the modules that the interface specifies
     sys.modules[f"{__name__}.{_path}"] = _this
     setattr(_this, _path, _this)
-
-_HEAD = {"format": 2}
 
 
 @dataclass(frozen=True)
@@ -98,29 +96,9 @@ class MagCacheBackend(StepCacheBackend):
         return recorder.ratios(max(len(branches), 1))
 
     def save_ratios(self, path: Path) -> None:
-        """Write the measured ratios as JSON, with the class of the denoiser; `load_ratios` reads them back."""
-        saved = SavedRatios(
-            transformer_class=model_name(denoisers_of(self._pipeline)[0]), ratios=self.calibrated_ratios()
-        )
-        write_text(path, as_text(saved, _HEAD))
-
-
-class SavedRatios(Record, frozen=True, kw_only=True):
-    """The content of a file of measured ratios."""
-
-    transformer_class: str
-    ratios: tuple[tuple[float, ...], ...]
-    source: str = "measured"
-
-
-def load_ratios(path: Path) -> tuple[tuple[float, ...], ...]:
-    """Read the ratios that `MagCacheBackend.save_ratios` wrote.
-
-    Raises:
-        ConfigError: the file is cut off or of another kind.
-    """
-    remedy = "measure the ratios again"
-    return read_record(SavedRatios, path, _HEAD, what="file of MagCache ratios", remedy=remedy).ratios
+        """Write the measured ratios, "ratios", as JSON, with the class of the denoiser, "transformer_class"."""
+        model = model_name(denoisers_of(self._pipeline)[0])
+        write_text(path, json.dumps({"transformer_class": model, "ratios": self.calibrated_ratios()}) + "\n")
 
 
 def apply_mag_cache_hook(

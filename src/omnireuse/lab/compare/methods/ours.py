@@ -17,7 +17,7 @@ from omnireuse.lab.compare.workload import GUIDANCE, Workload
 from omnireuse.named.step_caches import STEP_CACHES
 from omnireuse.profiles.profile import Profile
 
-__all__ = ["NAMED", "OURS", "profile_method", "warn_of_unused"]
+__all__ = ["NAMED", "OURS", "profile_method"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -58,16 +58,18 @@ _GRIDS: dict[str, tuple[str, Callable[[Subject], Iterable[Setting]]]] = {
 OURS = tuple(Method(key=key, name=f"omnireuse{name}", family="ours", grid=grid) for key, (name, grid) in _GRIDS.items())
 
 
-Place = str | os.PathLike[str]
-
-
-def profile_method(places: Sequence[Place]) -> Method:
-    """Every plan of the profiles that were searched on the very case that is compared."""
-    profiles = [(_name(place), Profile.from_pretrained(place)) for place in places]
+def profile_method(places: Sequence[str | os.PathLike[str]]) -> Method:
+    """Every plan of the profiles that were searched at the steps and guidance of the case."""
+    # A file or folder is named by its last part, an id on the hub in full.
+    names = [Path(place).name if Path(place).exists() else str(place) for place in places]
+    profiles = dict(zip(names, map(Profile.from_pretrained, places), strict=True))
 
     def grid(subject: Subject) -> Iterator[Setting]:
-        for name, profile in profiles:
-            for count in sorted(profile.plans, reverse=True) if _fits(name, profile, subject.workload) else ():
+        fitting = {name: profile for name, profile in profiles.items() if _fits(profile, subject.workload)}
+        if left_out := ", ".join(profiles.keys() - fitting.keys()):
+            logger.warning("%s: searched at other steps or guidance than %s", left_out, subject.workload.name)
+        for name, profile in fitting.items():
+            for count in sorted(profile.plans, reverse=True):
                 chosen: dict[str, Any] = {"profile": name, "computed_steps": count}
                 call = call_text("omnireuse.enable", "pipe", **chosen)
                 setting = reuse("", {**chosen, "profile": profile}, call=call, **chosen)
@@ -76,33 +78,10 @@ def profile_method(places: Sequence[Place]) -> Method:
     return Method(key="profile", name="omnireuse, calibrated", family="ours", grid=grid)
 
 
-def warn_of_unused(places: Sequence[Place], workloads: Sequence[Workload]) -> None:
-    """Log a warning for each profile that serves none of the cases, so that nobody looks for it in the table."""
-    for place in places:
-        profile = Profile.from_pretrained(place)
-        if not any(_fits(_name(place), profile, workload) for workload in workloads):
-            logger.warning(
-                "%s is not compared: it was searched at %d steps and serves none of the cases, by their steps and "
-                "guidance",
-                place,
-                profile.num_inference_steps,
-            )
-
-
-def _name(place: Place) -> str:
-    """Name of a file or folder, or an id on the hub."""
-    return Path(place).name if Path(place).exists() else str(place)
-
-
-def _fits(name: str, profile: Profile, workload: Workload) -> bool:
-    """Whether a profile was searched at these steps and this guidance; logged where not."""
+def _fits(profile: Profile, workload: Workload) -> bool:
     here, searched = ({k: float(v) for k, v in each.call.items() if k in GUIDANCE} for each in (workload, profile))
-    unlike = next((key for key in here if here[key] != searched.get(key, here[key])), None)
-    if profile.num_inference_steps == workload.steps and unlike is None:
-        return True
-    reason = f"{profile.num_inference_steps} steps" if unlike is None else f"{unlike} {searched[unlike]:g}"
-    logger.info("%s: left out of %s at %d steps, searched at %s", name, workload.name, workload.steps, reason)
-    return False
+    is_guided_alike = all(here[key] == searched.get(key, here[key]) for key in here)
+    return profile.num_inference_steps == workload.steps and is_guided_alike
 
 
 _DECIDING: dict[str, tuple[str, tuple[float, ...]]] = {
