@@ -129,7 +129,7 @@ class Handle:
         """The effects of reuse so far: a record. Its `str` is a short text; a notebook shows it as figures."""
         return self._stats.summary(
             kept_bytes=self._session.runs.peak_kept_bytes,
-            calls_outside=self._session.calls_outside,
+            calls_outside=self._session.runs.calls_outside,
             tuning=None if self._tuner is None else self._tuner.tuning,
             audits=() if self._auditor is None else self._auditor.audits,
         )
@@ -155,7 +155,7 @@ class Handle:
         Raises:
             StateError: no run is in progress.
         """
-        self._session.advance(latents)
+        self._session.runs.advance(latents)
 
     def disable(self) -> None:
         """End reuse: restore the pipeline exactly and drop all state. Idempotent."""

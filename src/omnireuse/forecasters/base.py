@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch.utils import _pytree as pytree
 
 from omnireuse.base.validation import field_error, is_whole
 from omnireuse.forecasters.gap import Gap
@@ -28,6 +29,7 @@ __all__ = [
     "combine",
     "held_bytes",
     "lagrange_weights",
+    "transformed",
 ]
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
@@ -137,7 +139,7 @@ class Memory(ABC):
     def transformed(self, change: Transform) -> Memory:
         """An independent copy in which every tensor is `change(tensor)`."""
         twin = copy.copy(self)
-        vars(twin).update({name: _transformed(value, change) for name, value in vars(self).items()})
+        vars(twin).update({name: transformed(value, change) for name, value in vars(self).items()})
         return twin
 
     @property
@@ -159,16 +161,15 @@ def held_bytes(holders: Iterable[Any]) -> int:
     return storage_bytes(held)
 
 
-def _transformed(value: Any, change: Transform) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, Memory):
-        return value.transformed(change)
-    if isinstance(value, deque):
-        return deque((_transformed(each, change) for each in value), value.maxlen)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_transformed(each, change) for each in value)
-    return value
+def transformed(value: Any, change: Transform) -> Any:
+    """A copy of a value with `change(tensor)` in place of each tensor in its containers and memories."""
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, Memory):
+            return leaf.transformed(change)
+        return change(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.tree_map(changed, value)
 
 
 class Forecaster(ABC):
@@ -217,11 +218,11 @@ class PolynomialMemory(Memory):
     """The polynomial through the last `order` + 1 values at their true spacing.
 
     Args:
-        order: degree of the polynomial.
+        order: degree of the polynomial; 0 holds the last value.
         weights: gives the weight of each node's value in the forecast at a coordinate.
     """
 
-    def __init__(self, order: int, weights: Callable[[Sequence[float], float], list[float]] | None = None) -> None:
+    def __init__(self, order: int = 0, weights: Callable[[Sequence[float], float], list[float]] | None = None) -> None:
         self._weights = weights or lagrange_weights
         self._nodes: deque[tuple[float, torch.Tensor]] = deque(maxlen=order + 1)
         """Coordinates and values, oldest first."""

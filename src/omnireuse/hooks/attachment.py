@@ -1,96 +1,138 @@
-"""The interceptions of a session: at a pipeline's denoisers, scheduler and guiders, which a user may exchange."""
+"""The interceptions of a session: at a pipeline's denoisers, scheduler, ControlNets and guiders, whose calls come here.
+
+A user may exchange the parts; `refresh` then stands before the new ones.
+"""
 
 from __future__ import annotations
 
+import logging
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from omnireuse.errors import UnsupportedModelError
-from omnireuse.hooks.companions import COMPANIONS
-from omnireuse.hooks.denoisers import denoisers_of
-from omnireuse.hooks.guiders import GUIDERS
+from omnireuse.hooks.companions import COMPANIONS, Companions
+from omnireuse.hooks.denoisers import denoisers_of, model_name, unwrapped
 from omnireuse.hooks.interception import Handler, Interception, intercept, is_bypassed
-from omnireuse.hooks.run import Region
+from omnireuse.hooks.others import Others, calling_pipeline
+from omnireuse.hooks.regions.step import SeveralOutputsError, StepRegion
+from omnireuse.hooks.run import DenoiserCall, Region, Run
+from omnireuse.hooks.runs import Runs, StepHint
 from omnireuse.loop.strategy import Strategy
+from omnireuse.noise.schedulers import previous_sample
+
+if TYPE_CHECKING:
+    from omnireuse.hooks.inert import InertRuns
+    from omnireuse.summary.counters import Stats
 
 __all__ = ["Attachment", "RegionFactory"]
 
+logger = logging.getLogger("omnireuse")
+
 RegionFactory = Callable[[Strategy, Sequence[torch.nn.Module], object], Region]
+
+GUIDERS = ("guider", "guider_2")
+"""Attributes of a pipeline that hold a guider."""
+
+MOST_CALLS_A_STEP = 64
+"""Far more than any guidance needs: a step with more calls is one whose end is not known."""
 
 
 class Attachment:
-    """The interceptions of one session on its pipeline's denoisers, scheduler, companions and guiders.
+    """The interceptions of one session on its pipeline's parts.
 
     Args:
-        session: owns them.
+        pipeline: gives the pipeline; None once it is gone.
         make_region: makes the region of a strategy.
-        handlers: gives the handlers of one part by the names of its methods, from the attribute that holds the part
-            ("" for a denoiser), the part, and its place among the denoisers.
+        runs: of the pipeline.
+        others, inert, stats: warn and count.
+        adapts: go on in region "call" where region "step" meets a denoiser that returns several kinds of latents.
     """
 
     def __init__(
-        self, session: object, make_region: RegionFactory, handlers: Callable[[str, Any, int], dict[str, Handler]]
+        self,
+        pipeline: Callable[[], Any],
+        make_region: RegionFactory,
+        runs: Runs,
+        others: Others,
+        inert: InertRuns,
+        stats: Stats,
+        *,
+        adapts: bool,
     ) -> None:
         self.region: Region | None = None
         """The region at work; None where nothing is attached."""
-        self.denoisers: list[torch.nn.Module] = []
-        self.scheduler: Any = None
-        self.is_on_scheduler = False
-        """True if there is a scheduler that tells the steps."""
-        self._session, self._make_region, self._handlers = session, make_region, handlers
+        self.companions = Companions()
+        self._pipeline, self._make_region, self._adapts = pipeline, make_region, adapts
+        self._runs, self._others, self._inert, self._stats = runs, others, inert, stats
         self._kind = ""
         """Of the region at work."""
+        self._denoisers: list[torch.nn.Module] = []
         self._on_denoisers: list[Interception] = []
-        self._others: list[Any] = []
-        self._on_others: list[Interception] = []
+        self._parts: dict[str, Any] = {}
+        """The pipeline's other parts, by attribute."""
+        self._on_parts: list[Interception] = []
+        self._has_scheduler = False
+        """True if a scheduler tells the steps."""
 
-    def refresh(self, pipeline: Any, strategy: Strategy) -> None:
+    def refresh(self) -> None:
         """Stand before the pipeline's present denoisers and other parts.
 
         Raises:
             UnsupportedModelError: no denoiser, or no scheduler where the region needs one, or parts that cannot be
                 intercepted.
         """
-        session, denoisers = self._session, denoisers_of(pipeline)
-        bypassed = is_bypassed(session)
-        if not _are_same(denoisers, self.denoisers) or bypassed:
+        pipeline, strategy, bypassed = self._pipeline(), self._runs.strategy, is_bypassed(self)
+        denoisers = denoisers_of(pipeline)
+        if not _are_same(denoisers, self._denoisers) or bypassed:
             self._leave_denoisers()
-            self.denoisers = denoisers
+            self._denoisers = denoisers
             for index, denoiser in enumerate(denoisers):
-                self._on_denoisers.append(intercept(denoiser, session, self._handlers("", denoiser, index)))
-            self.region, self._kind = self._make_region(strategy, denoisers, session), strategy.region
-        others = {name: getattr(pipeline, name, None) for name in ("scheduler", *COMPANIONS, *GUIDERS)}
-        if not _are_same([*others.values()], self._others) or bypassed:
-            self._leave_others()
-            self._others, self.scheduler = [*others.values()], others["scheduler"]
-            for name, part in others.items():
-                handlers = self._handlers(name, part, 0)
-                if handlers and all(hasattr(part, method) for method in handlers):
-                    self._on_others.append(intercept(part, session, handlers))
-                    self.is_on_scheduler |= name == "scheduler"
-        if strategy.region == "step" and not self.is_on_scheduler:
+                handlers = {"__call__": self._denoiser_called(index, denoiser), "cache_context": self._context_entered}
+                self._intercept(denoiser, handlers, self._on_denoisers)
+            self.region, self._kind = self._make_region(strategy, denoisers, self), strategy.region
+        parts = {name: getattr(pipeline, name, None) for name in ("scheduler", *COMPANIONS, *GUIDERS)}
+        if not _are_same([*parts.values()], [*self._parts.values()]) or bypassed:
+            self._leave_parts()
+            self._parts = parts
+            self._intercept_parts()
+        if strategy.region == "step" and not self._has_scheduler:
             raise UnsupportedModelError(
                 f"Strategy(region='step'): {type(pipeline).__name__}.scheduler must have set_timesteps and step, "
-                f"got {self.scheduler!r}; use region='call', which needs no scheduler"
+                f"got {parts['scheduler']!r}; use region='call', which needs no scheduler"
             )
+        self._others.look_for_caches(denoisers)
 
-    def is_left_behind(self, pipeline: Any) -> bool:
-        """Compare: has the pipeline other denoisers by now?"""
-        return not _are_same(denoisers_of(pipeline), self.denoisers)
+    def _intercept(self, part: Any, handlers: dict[str, Handler], into: list[Interception]) -> None:
+        """Route the calls of those methods that the part has."""
+        into.append(intercept(part, self, {name: each for name, each in handlers.items() if hasattr(part, name)}))
+
+    def _intercept_parts(self) -> None:
+        for name, part in self._parts.items():
+            if name == "scheduler":
+                self._has_scheduler = hasattr(part, "set_timesteps") and hasattr(part, "step")
+                handlers = {"set_timesteps": self._timesteps_set, "step": self._scheduler_stepped}
+                self._intercept(part, handlers if self._has_scheduler else {}, self._on_parts)
+            elif name in GUIDERS:
+                self._intercept(part, self._guider_handlers(part), self._on_parts)
+            elif isinstance(part, torch.nn.Module):
+                self._intercept(part, {"__call__": self._companion_called(name)}, self._on_parts)
 
     def region_for(self, strategy: Strategy) -> Region | None:
-        """The region of a strategy; None where it is the one at work."""
-        if strategy.region == self._kind:
-            return None
-        return self._make_region(strategy, self.denoisers, self._session)
+        """The region of a run under a strategy; None where it is the one at work."""
+        if strategy.region != self._kind or self.region is None:
+            return self._make_region(strategy, self._denoisers, self)
+        own = self.region.for_run()
+        return None if own is self.region else own
 
     def undo(self) -> None:
         """Restore every object. Idempotent."""
         self._leave_denoisers()
-        self._leave_others()
+        self._leave_parts()
 
     def _leave_denoisers(self) -> None:
         if self.region is not None:
@@ -98,14 +140,162 @@ class Attachment:
             self.region = None
         for interception in self._on_denoisers:
             interception.undo()
-        self._on_denoisers.clear()
-        self.denoisers = []
+        self._on_denoisers, self._denoisers = [], []
 
-    def _leave_others(self) -> None:
-        for interception in self._on_others:
+    def _leave_parts(self) -> None:
+        for interception in self._on_parts:
             interception.undo()
-        self._on_others.clear()
-        self.scheduler, self.is_on_scheduler, self._others = None, False, []
+        self._on_parts, self._parts, self._has_scheduler = [], {}, False
+
+    def _is_ours(self) -> bool:
+        """True if our pipeline calls, or a user's own loop, and not a pipeline that shares parts with ours."""
+        if self._runs.here.depth:
+            return True
+        caller = calling_pipeline()
+        return caller is None or caller is self._pipeline()
+
+    def _region_of(self, run: Run | None) -> Region | None:
+        return None if run is None else run.region or self.region
+
+    def _timesteps_set(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._runs.end()
+        result = proceed(*args, **kwargs)
+        if self._is_ours():
+            self.companions.begin()
+            if is_bypassed(self):
+                self.refresh()
+            self._runs.here.scheduler = self._parts["scheduler"]
+        return result
+
+    def _scheduler_stepped(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        here = self._runs.here
+        run, region = here.run, self._region_of(here.run)
+        if run is None or region is None or not self._is_ours():
+            return proceed(*args, **kwargs)
+        if not run.calls:
+            if not _are_same(denoisers_of(self._pipeline()), self._denoisers):
+                self._others.have_replaced_the_denoiser()
+                self._runs.end()
+                return proceed(*args, **kwargs)
+            # No denoiser call: the pipeline goes on with what the step before has given (Cosmos 1.0).
+            result = proceed(*args, **kwargs)
+            run.latents = previous_sample(result)
+            return result
+        try:
+            run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
+            output = region.scheduler_step(run, values["model_output"], values["sample"])
+            if args:
+                args = (output, *args[1:])
+            else:
+                kwargs["model_output"] = output
+            result = proceed(*args, **kwargs)
+        except BaseException:
+            self._runs.end()
+            raise
+        latents = previous_sample(result)
+        region.stepped(run, latents)
+        if here.depth:
+            here.final = latents
+        self._runs.advance(latents)
+        return result
+
+    def _denoiser_called(self, index: int, module: torch.nn.Module) -> Handler:
+        """The handler of one denoiser's calls."""
+        model, name, runs = unwrapped(module), model_name(module), self._runs
+
+        def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            here, run = runs.here, None
+            if self._is_ours():
+                run = here.run
+                if run is None or here.scheduler is not None or not run.is_stepped:
+                    run = runs.enter(module, args, kwargs, by_timestep=not self._has_scheduler)
+            else:
+                self._others.was_called_by(calling_pipeline())
+            region = self._region_of(run)
+            if run is None or region is None:
+                runs.calls_outside += 1
+                return proceed(*args, **kwargs)
+            if here.told.sigma is not None and run.generation.level.sample_weight is None:
+                run.sigma_told(float(here.told.sigma))
+            order, branch = run.count(index, here.context or here.guided)
+            if run.calls > MOST_CALLS_A_STEP:
+                runs.end()
+                self._inert.no_step_ended(MOST_CALLS_A_STEP)
+                return proceed(*args, **kwargs)
+            if self.companions.are_called:
+                proceed = self.companions.denoise(proceed, args, kwargs)
+            call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs)
+            try:
+                if torch.is_grad_enabled():
+                    call.refuse_gradients()
+                try:
+                    return region.call(call)
+                except SeveralOutputsError as error:
+                    if not self._adapts:
+                        raise
+                    return self._forecast_calls(run, error).call(call)
+            except BaseException:
+                runs.end()
+                raise
+
+        return called
+
+    def _forecast_calls(self, run: Run, why: SeveralOutputsError) -> Region:
+        """Go on in region "call". The run has computed its first call, and remembers nothing yet."""
+        logger.warning("%s: from now on the calls of this pipeline are forecast, and not its steps", why)
+        self._stats.fell_back("region call")
+        strategy = self._runs.strategy = replace(self._runs.strategy, region="call", shared_cfg_decision=True)
+        region = self._make_region(strategy, self._denoisers, self)
+        run.region, run.generation.strategy = region, strategy
+        return region
+
+    @contextmanager
+    def _context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        here = self._runs.here
+        outer = here.context, here.told
+        here.context, here.told = name, StepHint(*map(kwargs.get, ("step_index", "num_inference_steps", "sigma")))
+        try:
+            with proceed(name, *args, **kwargs) as entered:
+                yield entered
+        finally:
+            here.context, here.told = outer
+
+    def _companion_called(self, name: str) -> Handler:
+        """The handler of the calls of one companion."""
+
+        def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not self._is_ours():
+                return proceed(*args, **kwargs)
+            here = self._runs.here
+            run = here.run if here.scheduler is None else None
+            reuses = run is not None and run.is_reused_by_schedule and type(self._region_of(run)) is StepRegion
+            return self.companions.call(name, run, reuses and not torch.is_grad_enabled(), proceed, args, kwargs)
+
+        return called
+
+    def _guider_handlers(self, guider: Any) -> dict[str, Handler]:
+        """Handlers of a guider of diffusers, which give each denoiser call the name of its batch as its branch.
+
+        Modular pipelines call a denoiser without `cache_context`, as a rule, and the order of a call does not show its
+        branch: where guidance by an unconditional branch ends, the second call is that of another branch.
+        """
+        here = self._runs.here
+
+        def inputs_prepared(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            batches = proceed(*args, **kwargs)
+            here.batches = iter([str(getattr(batch, guider._identifier_key)) for batch in batches])
+            return batches
+
+        def models_prepared(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            here.guided = next(here.batches, None)
+            return proceed(*args, **kwargs)
+
+        def models_cleaned(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            here.guided = None
+            return proceed(*args, **kwargs)
+
+        inputs = dict.fromkeys(("prepare_inputs", "prepare_inputs_from_block_state"), inputs_prepared)
+        return {**inputs, "prepare_models": models_prepared, "cleanup_models": models_cleaned}
 
 
 def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:

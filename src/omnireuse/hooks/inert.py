@@ -1,11 +1,16 @@
-"""Reasons of a run that reused nothing unexpectedly, or nearly all, with advice."""
+"""A look at each run at its end: did its latents stay finite, and if it reused nothing, or nearly all, why?"""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
+from omnireuse.errors import StateError
 from omnireuse.hooks.run import Run
 from omnireuse.loop.strategy import Strategy
 from omnireuse.summary.counters import Stats
@@ -127,7 +132,7 @@ def _no_steps(what: str) -> Explanation:
 
 
 class InertRuns:
-    """Explains the runs of a session that reused nothing, once for each reason."""
+    """Looks at the ends of a session's runs, and explains those that reused nothing, once for each reason."""
 
     def __init__(self, strategy: Strategy, stats: Stats) -> None:
         self._strategy, self._stats = strategy, stats
@@ -135,7 +140,42 @@ class InertRuns:
         self._lock = threading.Lock()
 
     def end(self, run: Run, is_complete: bool) -> None:
-        """The run has ended; nothing is said of one that was broken off."""
+        """The run has ended; nothing is said of one that was broken off.
+
+        Raises:
+            StateError: as `_check_finite`.
+        """
+        try:
+            if is_complete:
+                self._check_finite(run)
+        finally:
+            self._explain(run, is_complete)
+
+    def _check_finite(self, run: Run) -> None:
+        """Count a run apart whose latents are not finite. Cost: one read.
+
+        A model that computes something that is not finite does so without reuse, too: that is a warning.
+
+        Raises:
+            StateError: a forecast is the first that is not finite.
+        """
+        step, generation = _first_broken(run.magnitudes), run.generation
+        if step is None:
+            return
+        self._stats.mark_broken(generation.number)
+        if any(each.run == generation.number and each.step == step and each.reused for each in self._stats.events):
+            raise StateError(
+                f"the latents of this run are NaN or infinite from step {step} on, which "
+                f"{type(generation.forecaster).__name__} forecast, unless a callback changed them there; compute more "
+                "steps, or give another forecaster"
+            )
+        logger.warning(
+            "the latents of this run are NaN or infinite from step %d on, which was computed and not forecast: see "
+            "whether they are with policy='never', too, and look at the model's dtype and inputs",
+            step,
+        )
+
+    def _explain(self, run: Run, is_complete: bool) -> None:
         generation, last = run.generation, (run.generation.total or 0) - 1
         # Where timesteps alone tell the steps, the last one ends when another run begins.
         is_whole = is_complete or (not run.is_stepped and generation.index >= last)
@@ -176,3 +216,12 @@ class InertRuns:
                 return
             self._said.add(explanation.reason)
         logger.warning("%s", explanation)
+
+
+def _first_broken(magnitudes: Sequence[tuple[int, torch.Tensor]]) -> int | None:
+    """The step after which the latents were first not finite; None where they always were."""
+    if not magnitudes:
+        return None
+    device = magnitudes[0][1].device
+    values = torch.stack([value.to(device, torch.float32) for _, value in magnitudes]).tolist()
+    return next((step for (step, _), value in zip(magnitudes, values, strict=True) if not math.isfinite(value)), None)

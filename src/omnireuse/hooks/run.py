@@ -9,24 +9,22 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.errors import StateError
 from omnireuse.hooks.denoisers import adapter_scales
 from omnireuse.hooks.regions.rows import row_of, rows_of
 from omnireuse.hooks.timesteps import NAMES
+from omnireuse.loop.branch_state import refuse_gradients
 from omnireuse.loop.events import Choice
-from omnireuse.loop.generation import GRADIENT_ERROR, Generation, layout_of
+from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel, told_level
 from omnireuse.noise.signals import filtered, grid_of
 
 __all__ = ["Chooser", "Chosen", "DenoiserCall", "Region", "Run", "RunStart"]
-
-S = TypeVar("S")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +70,6 @@ class Run:
         generation: decides, and remembers.
         kind: as `Chosen.kind`.
         region: takes its calls in place of the session's region; None for that one.
-        region_state: the region's state of this run, a dataclass; None before its first call.
         latents: the sample that the scheduler returned last, which the current step starts from.
         calls: denoiser calls of the current step.
         branches: the same by denoiser and branch.
@@ -85,7 +82,6 @@ class Run:
 
     def __init__(self, generation: Generation, kind: str = "reuse", region: Region | None = None) -> None:
         self.generation, self.kind, self.region = generation, kind, region
-        self.region_state: Any = None
         self.given: Mapping[str, Any] = {}
         self.latents: torch.Tensor | None = None
         self.calls = 0
@@ -131,10 +127,6 @@ class Run:
             self._first_sigma = sigma
         self.generation.call_at(told_level(sigma, self._first_sigma))
 
-    def go_on_in(self, region: Region, strategy: Strategy) -> None:
-        """Take the further calls in another region. Nothing may be remembered yet."""
-        self.region, self.region_state, self.generation.strategy = region, None, strategy
-
     @property
     def is_reused_by_schedule(self) -> bool:
         """True if a schedule says before any call that the present step is reused."""
@@ -142,26 +134,25 @@ class Run:
         is_scheduled = schedule is not None and self.generation.index not in schedule
         return is_scheduled and self.is_stepped and self.kind == "reuse"
 
-    def begin(self, state: S) -> S:
-        """The region's state of this run, from its first call on."""
-        self.region_state = state
-        return state
-
     @property
     def kept_bytes(self) -> int:
         """Bytes of tensor storage that this run holds beyond what the pipeline holds itself."""
-        kept = [] if self.region_state is None else pytree.tree_leaves(vars(self.region_state))
+        kept = [] if self.region is None else pytree.tree_leaves(vars(self.region))
         tensors = [leaf for leaf in kept if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta"]
         return self.generation.kept_bytes + sum(tensor.nbytes for tensor in tensors)
 
     def close(self) -> None:
         """Drop everything that was kept."""
         self.generation.finish()
-        self.region_state = self.latents = None
+        self.region = self.latents = None
 
 
 class Region(ABC):
     """The part that is skipped. It gets every denoiser call and every scheduler step of a run."""
+
+    def for_run(self) -> Region:
+        """The region of one run: an own one where something of the run is kept, this one for all elsewhere."""
+        return self
 
     @abstractmethod
     def call(self, call: DenoiserCall) -> Any:
@@ -277,8 +268,7 @@ class DenoiserCall:
             StateError: a parameter or an input requires a gradient.
         """
         given = (leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor))
-        if any(tensor.requires_grad for tensor in chain(given, self.module.parameters())):
-            raise StateError(GRADIENT_ERROR)
+        refuse_gradients(chain(given, self.module.parameters()))
 
 
 def _is_latent(value: object) -> bool:

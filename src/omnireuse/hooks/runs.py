@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from omnireuse.base.validation import field_error, is_whole
+from omnireuse.errors import StateError
 from omnireuse.hooks.denoisers import unwrapped
 from omnireuse.hooks.ranks import check_agreement
 from omnireuse.hooks.run import Chooser, Chosen, Region, Run, RunStart
@@ -103,6 +104,8 @@ class Runs:
         """The present thread's state."""
         self.peak_kept_bytes = 0
         """Most bytes of tensors that one run held."""
+        self.calls_outside = 0
+        """Denoiser calls that belonged to no run and were passed on."""
         self.strategy = strategy
         """Of runs that no chooser chooses another one for."""
         self._agreement, self._region_for, self._emit, self._ended = agreement, region_for, emit, ended
@@ -140,9 +143,18 @@ class Runs:
             here.chooser = None
             self.end()
 
-    def announce(self, scheduler: Any) -> None:
-        """The scheduler's timesteps are set: the next denoiser call begins a run."""
-        self.here.scheduler = scheduler
+    def advance(self, latents: torch.Tensor | None) -> None:
+        """The step of this thread's run is over; the next one starts from `latents`.
+
+        Raises:
+            StateError: no run, because no timesteps were set or all steps are done.
+        """
+        run = self.here.run
+        if run is None:
+            raise StateError("advance: no run is under way; set the scheduler's timesteps and call the denoiser first")
+        run.end_step(latents)
+        if run.generation.finished:
+            self.end()
 
     def end(self, *, is_complete: bool = False) -> None:
         """Drop this thread's run and everything it kept. Idempotent."""

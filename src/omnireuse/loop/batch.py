@@ -18,14 +18,14 @@ from typing import TypeVar
 
 import torch
 
-from omnireuse.errors import StateError
+from omnireuse.errors import OmniReuseError, StateError
 from omnireuse.forecasters.base import Combination, Memory
 from omnireuse.forecasters.combination import candidate_forecasts, combined
-from omnireuse.loop.branch_state import BranchState, measures_errors
+from omnireuse.loop.branch_state import BranchState, measures_errors, refuse_gradients
 from omnireuse.loop.events import Choice
-from omnireuse.loop.generation import GRADIENT_ERROR, Generation
+from omnireuse.loop.generation import Generation
 
-__all__ = ["Row", "observe_batch", "predict_batch"]
+__all__ = ["Row", "observe_batch", "predict_batch", "warn_given_up"]
 
 _T = TypeVar("_T")
 logger = logging.getLogger("omnireuse")
@@ -102,10 +102,17 @@ def observe_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
     Raises:
         StateError: a row without output, or with one that needs a gradient.
     """
-    if torch.is_grad_enabled() and any(row.computed.requires_grad for row in rows):
-        raise StateError(GRADIENT_ERROR)
+    refuse_gradients(row.computed for row in rows)
     used = _isolated(_observe, rows, "a computed step")
     return [row.computed if output is None else output for row, output in zip(rows, used, strict=True)]
+
+
+def warn_given_up(label: str, doing: str, error: BaseException) -> str:
+    """Warn that something has failed and every further step is computed; return why."""
+    failure = f"{doing} failed: {type(error).__name__}: {error!s:.300}"
+    trace = None if isinstance(error, OmniReuseError) else error
+    logger.warning("%s computes every further step: %s", label, failure, exc_info=trace)
+    return failure
 
 
 def _isolated(
@@ -125,7 +132,8 @@ def _isolated(
         try:
             outputs += fused([row])
         except Exception as error:  # of this row alone
-            row.generation.give_up(doing, error)
+            row.generation.finish()
+            row.generation.failure = warn_given_up(row.generation.label, doing, error)
             outputs.append(None)
     return outputs
 
@@ -221,7 +229,8 @@ def _combined_outputs(found: Sequence[tuple[_Work, Combination]]) -> dict[int, t
     for group in _grouped(found, lambda pair: (_form(pair[1]), pair[0].state.dtypes[0], pair[0].kind)):
         works = [work for work, _ in group]
         values = combined([combination for _, combination in group]).to(works[0].state.dtypes[0])
-        works[0].state.check_shape(values[0], works[0].state.shapes[0])
+        if values.shape[1:] != (shape := works[0].state.shapes[0]):
+            raise works[0].state.shape_error(values[0], shape)
         if works[0].target != "output":
             samples, a, b = _algebra(works, values.dtype, works[0].target)
             values = values.sub(samples.mul_(a)).div_(b)
@@ -290,6 +299,7 @@ def _remember(works: Sequence[_Work], values: torch.Tensor) -> None:
         else:
             work.memory.remember(work.coordinate, value, shown)
             work.correction = work.memory.correction(work.coordinate)
+        work.state.primed = work.memory.primed
 
 
 def _grouped(works: Iterable[_T], key: Callable[[_T], Hashable]) -> list[list[_T]]:

@@ -1,27 +1,35 @@
-"""The memory of one branch of one generation between its steps, decisions by it, and measurements on it."""
+"""The memory of one branch of one generation between its steps, and its learning from computed values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from omnireuse.errors import ConfigError
-from omnireuse.forecasters.base import Forecaster, Memory
+from omnireuse.errors import ConfigError, StateError
+from omnireuse.forecasters.base import Forecaster, Memory, transformed
 from omnireuse.forecasters.combination import value_of
 from omnireuse.forecasters.gap import Gap
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.policy import StepView
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.signals import change_of, magnitude
 
-__all__ = ["BranchState", "Scales", "measures_errors"]
+__all__ = ["BranchState", "Scales", "measures_errors", "refuse_gradients"]
 
 Scales = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 """Gives the mean magnitudes of the output and of x0, in the units of what is remembered."""
+
+
+def refuse_gradients(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise a StateError where autograd is on and one of these tensors needs a gradient."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise StateError(
+            "reuse would cut the gradient of what it stands in for; sample under torch.no_grad(), or disable reuse "
+            "while gradients are needed"
+        )
 
 
 def measures_errors(strategy: Strategy, value: torch.Tensor) -> bool:
@@ -40,6 +48,7 @@ class BranchState:
         order: place of its call among the step's calls of the denoiser.
         policy: state of the policy.
         memories: of each remembered value; empty before the first.
+        primed: whether every value can be forecast.
         dtypes, shapes: of the values as they were computed.
         output_dtype: of the model's last computed output.
         layout: of the inputs that the memories belong to.
@@ -56,6 +65,7 @@ class BranchState:
     order: int
     policy: Any = None
     memories: list[Memory] = field(default_factory=list)
+    primed: bool = False
     dtypes: list[torch.dtype] = field(default_factory=list)
     shapes: list[torch.Size] = field(default_factory=list)
     output_dtype: torch.dtype = torch.float32
@@ -70,75 +80,16 @@ class BranchState:
         if self.policy is None:
             self.policy = self.strategy.policy.start()
 
-    def decide(
-        self,
-        view: StepView,
-        schedule: Collection[int] | None,
-        *,
-        leader: bool | None,
-        is_changed: bool,
-        is_noiseless: bool,
-        is_failed: bool,
-    ) -> tuple[bool, str]:
-        """Reuse the step, or compute it? The answer and its reason. Changes nothing.
-
-        Args:
-            view: the step.
-            schedule: the steps that the policy computes; None where it measures.
-            leader: the decision of the step's first branch, if this branch follows it.
-            is_changed: whether the inputs have another layout than the remembered values.
-            is_noiseless: whether an output cannot be told from x0 at this noise level.
-            is_failed: whether something of the run has failed.
-
-        Raises:
-            StateError: a policy that depends on the number of steps, which is not known.
-        """
-        # The policy is asked before the guards, so that one that cannot serve this run says so at the first step.
-        if leader is not None:
-            is_wanted = leader
-        elif is_failed:
-            is_wanted = False
-        elif schedule is not None:
-            is_wanted = view.index not in schedule
-        else:
-            policy = self.strategy.policy
-            is_wanted = policy.wants_reuse(policy.start() if is_changed else self.policy, view)
-        must = "failed" if is_failed else self._guard(view, schedule, is_changed)
-        if must is None and is_wanted and is_noiseless:
-            must = "noiseless"
-        return is_wanted and must is None, must or ("policy" if leader is None else "together")
-
-    def _guard(self, view: StepView, schedule: Collection[int] | None, is_changed: bool) -> str | None:
-        """The guard that makes a step compute, whatever the policy says; None where the policy may decide."""
-        if view.index == 0:
-            return "first"
-        is_last = view.total is not None and view.index >= view.total - 1
-        if is_last and self.strategy.policy.compute_last and (schedule is None or view.index in schedule):
-            return "last"
-        if is_changed:
-            return "layout"
-        if not self.primed:
-            return "unprimed"
-        if view.drift is not None and not math.isfinite(view.drift):
-            return "nonfinite"
-        longest = self.strategy.max_consecutive
-        return "longest" if longest is not None and self.consecutive >= longest else None
-
     def forget(self) -> None:
         """Drop every tensor and start anew, as after a change of layout or of guidance."""
         self.policy, self.memories, self.signal, self.computed = self.strategy.policy.start(), [], None, None
         self.rate = self.error = None
-        self.consecutive = 0
+        self.primed, self.consecutive = False, 0
 
     def transformed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> BranchState:
         """An independent copy in which every tensor is `change(tensor)`."""
-        computed = self.computed
-        return replace(
-            self,
-            memories=[memory.transformed(change) for memory in self.memories],
-            signal=None if self.signal is None else change(self.signal),
-            computed=None if computed is None else (change(computed[0]), [change(value) for value in computed[1]]),
-        )
+        kept = {name: getattr(self, name) for name in ("memories", "signal", "computed")}
+        return replace(self, **transformed(kept, change))
 
     def drift(self, signal: torch.Tensor) -> float | None:
         """Relative change of the signal since it was remembered; None where there is nothing to compare it with."""
@@ -154,26 +105,33 @@ class BranchState:
         self,
         coordinate: float,
         values: Sequence[torch.Tensor],
+        *,
         signal: torch.Tensor | None,
         scales: Scales | None,
-        gap: Gap | None = None,
+        gap: Gap | None,
+        forecasts: Callable[[], list[torch.Tensor]],
     ) -> tuple[float | None, list[torch.Tensor] | None]:
         """Compare the forecast for computed values with them, and remember them.
 
         Args:
             coordinate: of the values.
-            values: what was computed.
-            signal: what was watched at this step; None where nothing was.
-            scales: what errors are relative to; the values' own magnitude by default.
-            gap: the reused steps that these values end, where what they did is to be corrected.
+            values: the computed ones.
+            signal: watched at this step; None where nothing was.
+            scales: units of errors; the values' own magnitude by default.
+            gap: the reused steps that these values end, where their effect is to be corrected.
+            forecasts: gives the forecasts for these values.
 
         Returns:
-            The forecast's error relative to the output, where it was measured; what replaces the values, or None for
-            these values themselves.
+            The forecast's error relative to the output, where it was measured; the replacement of the values, or None
+            for these values themselves.
+
+        Raises:
+            StateError: a value that needs a gradient.
         """
+        refuse_gradients(values)
         error = None
         if self.primed and measures_errors(self.strategy, values[0]):
-            error = self._measure_error(coordinate, values, scales)
+            error = self._measure_error(forecasts(), values, scales)
         self.start_memories(values)
         dtype = self.strategy.history_dtype
         if isinstance(dtype, torch.dtype):
@@ -181,46 +139,24 @@ class BranchState:
         signal = self.signal if signal is None else signal
         if signal is not None and self.strategy.chosen_signal == "expected_output":
             self._measure_rate(signal, values)
-        if gap is None:
-            for memory, value in zip(self.memories, values, strict=True):
+        found = []
+        for memory, value in zip(self.memories, values, strict=True):
+            if gap is None:
                 memory.observe(coordinate, value)
-            found = [memory.correction(coordinate) for memory in self.memories]
-        else:
-            found = [
-                memory.correct_interval(gap, coordinate, value, memory.evidence_at(coordinate, value))
-                for memory, value in zip(self.memories, values, strict=True)
-            ]
+                found.append(memory.correction(coordinate))
+            else:
+                evidence = memory.evidence_at(coordinate, value)
+                found.append(memory.correct_interval(gap, coordinate, value, evidence))
+        self.primed = all(memory.primed for memory in self.memories)
         corrected = [value_of(each) for each in found if each is not None]
         # All of them or none: they were observed together, at the same steps.
         pairs = zip(corrected, self.dtypes, strict=True)
         return error, [value.to(dtype) for value, dtype in pairs] if corrected else None
 
-    @property
-    def primed(self) -> bool:
-        """True if every value can be forecast."""
-        return bool(self.memories) and all(memory.primed for memory in self.memories)
-
-    def forecasts(self, coordinate: float) -> list[torch.Tensor]:
-        """The forecast of each value, in the dtype it was computed in.
-
-        Raises:
-            ConfigError: the forecaster returns another shape.
-        """
-        found = [memory.predict(coordinate) for memory in self.memories]
-        for forecast, shape in zip(found, self.shapes, strict=True):
-            self.check_shape(forecast, shape)
-        return [forecast.to(dtype) for forecast, dtype in zip(found, self.dtypes, strict=True)]
-
-    def check_shape(self, forecast: torch.Tensor, shape: Sequence[int]) -> None:
-        """Refuse a forecast of another shape, which arithmetic would broadcast.
-
-        Raises:
-            ConfigError: it has another shape.
-        """
-        if getattr(forecast, "shape", None) == shape:
-            return
+    def shape_error(self, forecast: object, shape: Sequence[int]) -> ConfigError:
+        """The error for a forecast of another shape than the values', which arithmetic would broadcast."""
         got = tuple(forecast.shape) if isinstance(forecast, torch.Tensor) else type(forecast).__name__
-        raise ConfigError(
+        return ConfigError(
             f"{type(self.forecaster).__name__}: a forecast must have the shape of the values that were observed, "
             f"{tuple(shape)}, got {got}; omnireuse.testing.check_forecaster finds such faults"
         )
@@ -232,10 +168,11 @@ class BranchState:
             self.memories = [self.forecaster.start(branch) for _ in values]
         self.dtypes, self.shapes = [value.dtype for value in values], [value.shape for value in values]
 
-    def _measure_error(self, coordinate: float, values: Sequence[torch.Tensor], scales: Scales | None) -> float | None:
+    def _measure_error(
+        self, forecasts: Sequence[torch.Tensor], values: Sequence[torch.Tensor], scales: Scales | None
+    ) -> float | None:
         """Keep the forecasts' error relative to x0 for the policy, and return that relative to the output; None where
         forecasts and values do not fit."""
-        forecasts = self.forecasts(coordinate)
         if [forecast.shape for forecast in forecasts] != [value.shape for value in values]:
             return None
         of_output, of_x0 = (magnitude(*values),) * 2 if scales is None else scales()

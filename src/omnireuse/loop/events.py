@@ -22,7 +22,6 @@ class Choice:
         reuse: forecast instead of computing.
         reason: "policy", "together", or the guard that made the step compute ("first", "last", "unprimed", …).
         branch, denoiser, sample: what it is for; sample is a row of the batch, or None for all rows.
-        order: place of the call among the step's calls of its denoiser.
         view: what the policy saw.
         layout: of the inputs.
         is_changed: whether the layout differs from that of what is remembered, which is dropped then.
@@ -35,17 +34,11 @@ class Choice:
     branch: str
     denoiser: int
     sample: int | None
-    order: int
     view: StepView
     layout: Hashable
     is_changed: bool
     signal: torch.Tensor | None
     host_seconds: float
-
-    @property
-    def key(self) -> tuple[int, str, int | None]:
-        """Identifies the branch within its generation."""
-        return self.denoiser, self.branch, self.sample
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ It knows nothing of pipelines, hooks or threads. A sampling loop, an engine or a
 from __future__ import annotations
 
 import copy
-import logging
+import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from time import perf_counter
@@ -24,7 +24,7 @@ from time import perf_counter
 import torch
 
 from omnireuse.base.validation import is_whole
-from omnireuse.errors import ConfigError, OmniReuseError, StateError
+from omnireuse.errors import ConfigError
 from omnireuse.forecasters.base import held_bytes
 from omnireuse.forecasters.gap import Gap
 from omnireuse.loop.agreement import Agreement
@@ -34,14 +34,7 @@ from omnireuse.loop.policy import StepView
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel, Parametrization
 
-__all__ = ["GRADIENT_ERROR", "Emit", "Generation", "layout_of", "warn_given_up"]
-
-logger = logging.getLogger("omnireuse")
-
-GRADIENT_ERROR = (
-    "reuse would cut the gradient of what it stands in for; sample under torch.no_grad(), or disable reuse while "
-    "gradients are needed"
-)
+__all__ = ["Emit", "Generation", "layout_of"]
 
 Emit = Callable[[Decision], None]
 
@@ -94,7 +87,7 @@ class Generation:
                 )
             levels, steps = levels[at:], steps - at
         self.strategy, self.agreement = strategy, agreement or Agreement()
-        self.number, self.emit = number, emit or _ignore
+        self.number, self.emit = number, emit
         self.label = f"generation {number}"
         """Names it in warnings."""
         self.total = steps
@@ -104,14 +97,13 @@ class Generation:
         is_known = bool(known) and all(level.sample_weight is not None for level in known)
         self.noises = tuple(level.coordinate for level in known) if is_known else None
         """Noise fraction at each step; None where the scheduler's algebra is not known."""
-        self._move_to(0)
         self.schedule = strategy.policy.schedule(steps, self.noises) if steps else None
         """The steps that the policy computes; None where it measures, or the number of steps is unknown. Guards may
         compute more: a step whose inputs changed shape computes."""
         self.forecaster, target = strategy.forecaster, strategy.chosen_target
         if steps and self.schedule is not None:
             noises = self.noises if strategy.axis == "noise" else None
-            is_flow = is_known and all(level.flow_scale is not None for level in known)
+            is_flow = all(level.flow_scale is not None for level in known)
             if noises is not None and is_flow and strategy.follows_path:
                 target = "velocity"
             self.forecaster = strategy.forecaster.for_run(steps, tuple(sorted(self.schedule)), noises, target)
@@ -119,11 +111,12 @@ class Generation:
         """Between the model's outputs and the remembered values."""
         self.failure = ""
         """The reason to compute every further step, where something has failed."""
+        self._move_to(0)
         self._states: dict[tuple[int, str, int | None], BranchState] = {}
         self._leads: dict[tuple[int, int | None], bool] = {}
         """Decisions of the first branch of each denoiser and sample at this step: reused or not."""
-        self._done: dict[tuple[int, str], None] = {}
-        """Denoisers and branches whose choices were carried out at this step, in order."""
+        self._done: set[tuple[int, str]] = set()
+        """Denoisers and branches whose choices were carried out at this step."""
 
     @property
     def finished(self) -> bool:
@@ -173,27 +166,43 @@ class Generation:
             order=self.forecaster.order,
         )
         is_changed = state.layout is not None and layout != state.layout
-        reuse, reason = state.decide(
-            view,
-            self.schedule,
-            leader=leader,
-            is_changed=is_changed,
-            is_noiseless=self.outputs.target in ("x0", "velocity") and not level.output_weight,
-            is_failed=bool(self.failure),
-        )
+        reuse, reason = self._verdict(state, view, leader, is_changed)
         return Choice(
             reuse=reuse,
             reason=reason,
             branch=branch,
             denoiser=denoiser,
             sample=sample,
-            order=order,
             view=view,
             layout=layout,
             is_changed=is_changed,
             signal=None if signal is None else signal.detach().clone(),
             host_seconds=perf_counter() - started,
         )
+
+    def _verdict(self, state: BranchState, view: StepView, leader: bool | None, is_changed: bool) -> tuple[bool, str]:
+        """Reuse or compute, with the reason: the policy answers, and the first guard that holds overrules it."""
+        policy, schedule, longest = self.strategy.policy, self.schedule, self.strategy.max_consecutive
+        # The policy is asked before the guards, so that one that cannot serve this run says so at the first step.
+        if leader is not None or self.failure:
+            is_wanted = bool(leader)
+        elif schedule is not None:
+            is_wanted = view.index not in schedule
+        else:
+            is_wanted = policy.wants_reuse(policy.start() if is_changed else state.policy, view)
+        is_last = view.total is not None and view.index >= view.total - 1
+        guards = {
+            "failed": self.failure != "",
+            "first": view.index == 0,
+            "last": is_last and policy.compute_last and (schedule is None or view.index in schedule),
+            "layout": is_changed,
+            "unprimed": not state.primed,
+            "nonfinite": view.drift is not None and not math.isfinite(view.drift),
+            "longest": longest is not None and state.consecutive >= longest,
+            "noiseless": is_wanted and self.outputs.target in ("x0", "velocity") and not self.level.output_weight,
+        }
+        must = next((reason for reason, holds in guards.items() if holds), None)
+        return is_wanted and must is None, must or ("policy" if leader is None else "together")
 
     def predict(self, choice: Choice, sample: torch.Tensor) -> torch.Tensor:
         """The forecast of the model's output, for a choice to reuse.
@@ -206,6 +215,23 @@ class Generation:
             A new tensor, of the shape and dtype of the last computed output.
         """
         return self.predict_outputs(choice, [sample], [self.state_of(choice).output_dtype])[0]
+
+    def predict_outputs(
+        self, choice: Choice, samples: Sequence[torch.Tensor | None], dtypes: Sequence[torch.dtype]
+    ) -> list[torch.Tensor]:
+        """As `predict`, where the model has several outputs; without samples the forecast values themselves, copied."""
+        started, state = perf_counter(), self.state_of(choice)
+        outputs = self.outputs.outputs(self.level, samples, self.forecasts(state), dtypes)
+        self.conclude(choice, state, started)
+        return outputs
+
+    def forecasts(self, state: BranchState) -> list[torch.Tensor]:
+        """The forecast of each value of a branch, in the dtype it was computed in; read-only."""
+        found = [memory.predict(self.coordinate) for memory in state.memories]
+        for forecast, shape in zip(found, state.shapes, strict=True):
+            if getattr(forecast, "shape", None) != shape:
+                raise state.shape_error(forecast, shape)
+        return [forecast.to(dtype) for forecast, dtype in zip(found, state.dtypes, strict=True)]
 
     def observe(self, choice: Choice, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """Learn from a computed output.
@@ -220,6 +246,65 @@ class Generation:
         """
         corrected = self.observe_outputs(choice, [output], [sample])
         return output if corrected is None else corrected[0]
+
+    def observe_outputs(
+        self, choice: Choice, outputs: Sequence[torch.Tensor], samples: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor] | None:
+        """As `observe`, where the model has several outputs; None where they are used as they are."""
+        started, level, algebra = perf_counter(), self.level, self.outputs
+        values = algebra.values(level, samples, outputs)
+        if self.failure or not values:
+            self.pass_by(choice)
+            return None
+        self.state_of(choice).output_dtype = outputs[0].dtype
+        scales = partial(algebra.scales, level, samples[0], outputs[0], values[0])
+        corrected = self.observe_values(choice, values, scales=scales, started=started)
+        if corrected is None:
+            return None
+        return algebra.outputs(level, samples, corrected, [output.dtype for output in outputs])
+
+    def observe_values(
+        self, choice: Choice, values: Sequence[torch.Tensor], scales: Scales | None = None, started: float | None = None
+    ) -> list[torch.Tensor] | None:
+        """Learn from computed values, which are kept as they are; return what replaces them, or None for themselves.
+
+        Args:
+            choice: made at this step.
+            values: the computed ones, which nobody may write to.
+            scales: units of errors; the values' own magnitude by default.
+            started: `perf_counter` when the host's work on them began; now by default.
+        """
+        started, state = started or perf_counter(), self.state_of(choice)
+        error, corrected = state.observe(
+            self.coordinate,
+            values,
+            signal=choice.signal,
+            scales=scales,
+            gap=self.gap_before(state),
+            forecasts=partial(self.forecasts, state),
+        )
+        self.conclude(choice, state, started, error=error, corrected=corrected is not None)
+        return corrected
+
+    def pass_by(self, choice: Choice) -> None:
+        """Note a computed step of which nothing is remembered."""
+        self.forget(choice)
+        self.conclude(choice, self.state_of(choice), perf_counter())
+
+    def forget(self, choice: Choice) -> None:
+        """Drop this branch's memory, as where guidance begins or ends and outputs are of another kind."""
+        self.state_of(choice).forget()
+
+    def gap_before(self, state: BranchState) -> Gap | None:
+        """The reused steps since the branch last computed; None where there are none, or nothing corrects them."""
+        target, first, last = self.outputs.target, self.index - state.consecutive, self.index
+        if self.strategy.region != "step" or target not in ("x0", "velocity") or not self.forecaster.corrects:
+            return None
+        if not first < last < len(self._levels):
+            return None
+        levels, by_number = self._levels[first : last + 1], self.strategy.axis == "steps"
+        places = [float(index) if by_number else self._levels[index].coordinate for index in range(first, last)]
+        return Gap.between(target, places, [each.step if target == "x0" else each.velocity_step for each in levels])
 
     def advance(self) -> None:
         """The step is over."""
@@ -241,11 +326,8 @@ class Generation:
         """Until the step is over, the model is called at this noise level, as solvers do between two steps."""
         self.level = level
         """The noise level at which the model is called."""
-        self.coordinate = self._coordinate_of(self.index, level)
+        self.coordinate = float(self.index) if self.strategy.axis == "steps" else level.coordinate
         """That level on the strategy's axis."""
-
-    def _coordinate_of(self, index: int, level: NoiseLevel) -> float:
-        return float(index) if self.strategy.axis == "steps" else level.coordinate
 
     def begin_at(self, step: int, remembered: Generation | None = None) -> None:
         """Begin in the midst of a run whose earlier steps another generation has made.
@@ -264,96 +346,6 @@ class Generation:
         self._states.clear()
         self._done.clear()
         self._leads.clear()
-
-    def give_up(self, doing: str, error: Exception) -> None:
-        """Compute every further step, with a warning: something of this generation has failed."""
-        self.finish()
-        self.failure = warn_given_up(self.label, doing, error)
-
-    def predict_values(self, choice: Choice) -> list[torch.Tensor]:
-        """The forecast of values that are no outputs, in the dtypes they were computed in; read-only."""
-        started, state = perf_counter(), self.state_of(choice)
-        values = state.forecasts(self.coordinate)
-        self.conclude(choice, state, started)
-        return values
-
-    def predict_outputs(
-        self, choice: Choice, samples: Sequence[torch.Tensor | None], dtypes: Sequence[torch.dtype]
-    ) -> list[torch.Tensor]:
-        """As `predict`, where the model has several outputs."""
-        started, state = perf_counter(), self.state_of(choice)
-        outputs = self.outputs.outputs(self.level, samples, state.forecasts(self.coordinate), dtypes)
-        self.conclude(choice, state, started)
-        return outputs
-
-    def observe_outputs(
-        self, choice: Choice, outputs: Sequence[torch.Tensor], samples: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor] | None:
-        """As `observe`, where the model has several outputs; None where they are used as they are."""
-        started, level, algebra = perf_counter(), self.level, self.outputs
-        values = algebra.values(level, samples, outputs)
-        if self.failure or not values:
-            self.pass_by(choice)
-            return None
-        scales = partial(algebra.scales, level, samples[0], outputs[0], values[0])
-        gap = self.gap_before(self.state_of(choice))
-        corrected = self.observe_values(choice, values, scales=scales, started=started, gap=gap)
-        self._states[choice.key].output_dtype = outputs[0].dtype
-        if corrected is None:
-            return None
-        return algebra.outputs(level, samples, corrected, [output.dtype for output in outputs])
-
-    def observe_values(
-        self,
-        choice: Choice,
-        values: Sequence[torch.Tensor],
-        *,
-        scales: Scales | None = None,
-        started: float | None = None,
-        gap: Gap | None = None,
-    ) -> list[torch.Tensor] | None:
-        """Compare the forecast for computed values with them, and remember them.
-
-        Args:
-            choice: made at this step.
-            values: the computed ones; the tensors are kept, so nobody may write to them.
-            scales: units of errors; the values' own magnitude by default.
-            started: `perf_counter` when the host's work on the values began, for the event; now by default.
-            gap: as `BranchState.observe`.
-
-        Returns:
-            What replaces the values; None for these values themselves.
-        """
-        started = perf_counter() if started is None else started
-        if torch.is_grad_enabled() and any(value.requires_grad for value in values):
-            raise StateError(GRADIENT_ERROR)
-        state = self.state_of(choice)
-        error, corrected = state.observe(self.coordinate, values, choice.signal, scales, gap)
-        self.conclude(choice, state, started, error=error, corrected=corrected is not None)
-        return corrected
-
-    def pass_by(self, choice: Choice) -> None:
-        """Say that a step was computed of which nothing is remembered."""
-        self.forget(choice)
-        self.conclude(choice, self.state_of(choice), perf_counter())
-
-    def forget(self, choice: Choice) -> None:
-        """Drop this branch's memory, as where guidance begins or ends and outputs are of another kind."""
-        if (state := self._states.get(choice.key)) is not None:
-            state.forget()
-
-    def gap_before(self, state: BranchState) -> Gap | None:
-        """The reused steps since the branch last computed; None where there are none, or nothing corrects them."""
-        target, first = self.outputs.target, self.index - state.consecutive
-        if target not in ("x0", "velocity") or self.strategy.region != "step" or not self.forecaster.corrects:
-            return None
-        if first == self.index or self.index >= len(self._levels):
-            return None
-        levels = self._levels[first : self.index + 1]
-        coordinates = [self._coordinate_of(first + place, level) for place, level in enumerate(levels[:-1])]
-        return Gap.between(
-            target, coordinates, [each.step if target == "x0" else each.velocity_step for each in levels]
-        )
 
     @property
     def kept_bytes(self) -> int:
@@ -376,7 +368,7 @@ class Generation:
         twin = copy.copy(self)
         twin.outputs = copy.copy(self.outputs)
         twin._states = {key: state.transformed(change) for key, state in self._states.items()}
-        twin._done, twin._leads = dict(self._done), dict(self._leads)
+        twin._done, twin._leads = set(self._done), dict(self._leads)
         return twin
 
     def _new_state(self, order: int) -> BranchState:
@@ -384,9 +376,10 @@ class Generation:
 
     def state_of(self, choice: Choice) -> BranchState:
         """The state that a choice is carried out on, without values of another layout."""
-        state = self._states.get((choice.denoiser, choice.branch, choice.sample))
+        key = choice.denoiser, choice.branch, choice.sample
+        state = self._states.get(key)
         if state is None:
-            state = self._states[choice.key] = self._new_state(choice.order)
+            state = self._states[key] = self._new_state(choice.view.branch)
         if choice.is_changed and state.layout != choice.layout:
             state.forget()
         state.layout = choice.layout
@@ -396,15 +389,18 @@ class Generation:
         self, choice: Choice, state: BranchState, started: float, *, error: float | None = None, corrected: bool = False
     ) -> None:
         """Tell the policy the decision and the time since `started` (`perf_counter`); emit the event."""
-        seconds, policy, view, measured = perf_counter() - started, self.strategy.policy, choice.view, None
+        policy, view, measured = self.strategy.policy, choice.view, None
+        seconds = choice.host_seconds + perf_counter() - started
         if self.schedule is None and not self.failure:
             measured = policy.measured(state.policy, view)
             state.policy = policy.after(state.policy, view, choice.reuse)
         state.consecutive = state.consecutive + 1 if choice.reuse else 0
         if choice.signal is not None and not (choice.reuse and policy.drift_since_computed):
             state.signal = choice.signal
-        self._done[choice.denoiser, choice.branch] = None
+        self._done.add((choice.denoiser, choice.branch))
         self._leads.setdefault((choice.denoiser, choice.sample), choice.reuse)
+        if self.emit is None:
+            return
         self.emit(
             Decision(
                 run=self.number,
@@ -420,18 +416,6 @@ class Generation:
                 drift=view.drift,
                 measured=measured,
                 error=error,
-                host_seconds=choice.host_seconds + seconds,
+                host_seconds=seconds,
             )
         )
-
-
-def warn_given_up(label: str, doing: str, error: BaseException) -> str:
-    """Warn that something has failed and every further step is computed; return why."""
-    failure = f"{doing} failed: {type(error).__name__}: {error!s:.300}"
-    trace = None if isinstance(error, OmniReuseError) else error
-    logger.warning("%s computes every further step: %s", label, failure, exc_info=trace)
-    return failure
-
-
-def _ignore(decision: Decision) -> None:
-    """Drop a decision."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
 
+from omnireuse.hooks.denoisers import is_compiled_whole, model_name, unwrapped, wrapped_modules
 from omnireuse.hooks.regions.call import CallRegion
 from omnireuse.hooks.regions.step import StepRegion
 from omnireuse.hooks.run import Region
@@ -13,9 +15,11 @@ from omnireuse.loop.strategy import Strategy
 
 __all__ = ["make_region"]
 
+logger = logging.getLogger("omnireuse")
+
 
 def make_region(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner: object) -> Region:
-    """The strategy's region on these denoisers.
+    """The strategy's region on these denoisers. In "blocks" registered extractors come before declarations.
 
     Raises:
         UnknownNameError: region "blocks" or "tail" on a model without a declaration.
@@ -25,6 +29,24 @@ def make_region(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner:
         return StepRegion(strategy)
     if strategy.region == "call":
         return CallRegion(strategy)
-    from omnireuse.models.inside import region_inside  # these alone need declarations of models
+    # Only the regions between blocks need the declarations of models.
+    from omnireuse.hooks.regions.blocks import BlocksRegion
+    from omnireuse.hooks.regions.tail import TailRegion
+    from omnireuse.models import block_stack_for
+    from omnireuse.models.extractors import ExtractedRegion, has_extractor
 
-    return region_inside(strategy, denoisers, owner)
+    models = [unwrapped(denoiser) for denoiser in denoisers]
+    names = [model_name(model) for model in models]
+    if strategy.region == "blocks" and all(map(has_extractor, names)):
+        return ExtractedRegion(strategy, denoisers)
+    compiled = [denoiser for denoiser in denoisers if is_compiled_whole(denoiser)]
+    for denoiser in compiled:
+        logger.warning(
+            "%s is compiled whole, and region %r works between its blocks: while reuse is enabled it runs without "
+            "torch.compile; compile its blocks instead (compile_repeated_blocks)",
+            type(unwrapped(denoiser)).__name__,
+            strategy.region,
+        )
+    stacks = [(model, block_stack_for(name, strategy.region)) for model, name in zip(models, names, strict=True)]
+    kind = TailRegion if strategy.region == "tail" else BlocksRegion
+    return kind(strategy, stacks, owner, [module for each in compiled for module in wrapped_modules(each)])

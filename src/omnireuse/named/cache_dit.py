@@ -11,7 +11,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from time import perf_counter
 from typing import Any
 
@@ -64,18 +64,13 @@ def cache_dit_region(config: DiffusionCacheConfig, agreement: Agreement) -> Regi
     return lambda _strategy, denoisers, _owner: _CacheDiTRegion(config, denoisers)
 
 
-@dataclass
-class _Contexts:
-    """The library's state of one run, by denoiser and branch."""
-
-    by_branch: dict[tuple[int, str], Any] = field(default_factory=dict)
-
-
 class _CacheDiTRegion(Region):
     """The library decides once for each call of a denoiser."""
 
     def __init__(self, config: DiffusionCacheConfig, denoisers: Sequence[torch.nn.Module]) -> None:
         self._config = config
+        self._contexts: dict[tuple[int, str], Any] = {}
+        """The library's state of one run, by denoiser and branch."""
         self._attached: list[_Attached] = []
         try:
             for denoiser in denoisers:
@@ -84,30 +79,35 @@ class _CacheDiTRegion(Region):
             self.undo()
             raise
 
+    def for_run(self) -> _CacheDiTRegion:
+        own = copy.copy(self)
+        own._contexts = {}
+        return own
+
     def call(self, call: DenoiserCall) -> Any:
         """The output, computed or not."""
         attached, run, key = self._attached[call.denoiser], call.run, (call.denoiser, call.branch)
         started = perf_counter()
-        # The run owns the contexts and drops them when it ends.
-        contexts: dict[tuple[int, str], Any] = (run.region_state or run.begin(_Contexts())).by_branch
+        contexts = self._contexts
         if key not in contexts:
             contexts[key] = attached.contexts(_options(self._config, run.generation.total))
         took = perf_counter() - started
         result, contexts[key], reused, drift = attached.call(contexts[key], call.compute)
-        run.generation.emit(
-            Decision(
-                run=run.generation.number,
-                step=run.generation.index,
-                total=run.generation.total,
-                branch=call.branch,
-                reused=reused,
-                reason="cache-dit",
-                sigma=run.generation.level.sigma,
-                drift=drift,
-                error=None,
-                host_seconds=took,
+        if run.generation.emit is not None:
+            run.generation.emit(
+                Decision(
+                    run=run.generation.number,
+                    step=run.generation.index,
+                    total=run.generation.total,
+                    branch=call.branch,
+                    reused=reused,
+                    reason="cache-dit",
+                    sigma=run.generation.level.sigma,
+                    drift=drift,
+                    error=None,
+                    host_seconds=took,
+                )
             )
-        )
         return result
 
     def undo(self) -> None:

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.forecasters.base import Forecaster, Memory
-from omnireuse.forecasters.hold import HoldMemory
+from omnireuse.forecasters.base import Forecaster, Memory, PolynomialMemory
 from omnireuse.loop.events import Decision
 
 __all__ = ["FEWEST_PAIRS", "MagnitudeRecorder", "changes_of", "fit_polynomial", "fit_tea_cache", "share_explained"]
@@ -99,7 +98,7 @@ class MagnitudeRecorder(Forecaster):
         return tuple(_mean_run(streams[branch::num_branches]) for branch in range(num_branches))
 
 
-class _Magnitudes(HoldMemory):
+class _Magnitudes(PolynomialMemory):
     """Holds the last value, as `Hold` does, and notes how its magnitude changed.
 
     Source: arXiv 2506.09045, equation 5: the mean over tokens of ‖now‖ / ‖before‖, norms over the last axis. Cost: one

@@ -14,7 +14,6 @@ from omnireuse import ErrorControl, FixedSchedule, MagCache, Polynomial, StepVie
 from omnireuse.errors import ConfigError
 from omnireuse.forecasters import FORECASTERS, Forecaster, Memory
 from omnireuse.forecasters.base import PolynomialMemory
-from omnireuse.forecasters.hold import HoldMemory
 from omnireuse.loop.policy import Policy
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import POLICIES, StepMask
@@ -145,12 +144,12 @@ class _Hoards(PolynomialMemory):
         return None
 
 
-class _Scribbles(HoldMemory):
+class _Scribbles(PolynomialMemory):
     def observe(self, at: float, value: torch.Tensor) -> None:
         super().observe(at, value.mul_(1.0 if value.unique().numel() < 30 else 1.001))
 
 
-class _Disagrees(HoldMemory):
+class _Disagrees(PolynomialMemory):
     def combination(self, at: float) -> Any:
         from dataclasses import replace
 

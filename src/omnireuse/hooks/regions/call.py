@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,19 +25,6 @@ _NEGATED = {
 """Denoisers whose pipelines give the scheduler the negative of what they return."""
 
 
-@dataclass
-class CallState:
-    """The region's state of one run.
-
-    Attributes:
-        structures: of each denoiser's and branch's results: leaves without their data, and how they are nested.
-        undivided: denoisers and branches whose results have no rows, so that their samples cannot be told apart.
-    """
-
-    structures: dict[tuple[int, str], tuple[list[Any], Any]] = field(default_factory=dict)
-    undivided: set[tuple[int, str]] = field(default_factory=set)
-
-
 class CallRegion(Region):
     """One decision a call for each row of its batch, or for all of them.
 
@@ -47,12 +33,18 @@ class CallRegion(Region):
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
+        self._structures: dict[tuple[int, str], tuple[list[Any], Any]] = {}
+        """Of each denoiser's and branch's results: leaves without their data, and how they are nested."""
+        self._undivided: set[tuple[int, str]] = set()
+        """Denoisers and branches whose results have no rows, so that their samples cannot be told apart."""
+
+    def for_run(self) -> CallRegion:
+        return CallRegion(self._strategy)
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output, or one of the same structure made of forecasts, row by row."""
         key = (call.denoiser, call.branch)
-        state: CallState = call.run.region_state or call.run.begin(CallState())
-        by_row = self._strategy.decides_by_sample and call.batch > 1 and key not in state.undivided
+        by_row = self._strategy.decides_by_sample and call.batch > 1 and key not in self._undivided
         signal = None if self._strategy.chosen_signal == "none" else call.watched(self._strategy)
         choices = [
             call.decide(row, layout=call.layout, signal=signal) for row in (range(call.batch) if by_row else [None])
@@ -66,13 +58,13 @@ class CallRegion(Region):
             rows = [choice.sample for choice in computing if choice.sample is not None]
             result = call.compute_rows(rows) if is_partial else call.compute()
             leaves, structure = pytree.tree_flatten(result)
-            state.structures[key] = ([_shape_only(leaf) for leaf in leaves], structure)
+            self._structures[key] = ([_shape_only(leaf) for leaf in leaves], structure)
             computed = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             if by_row and not is_partial and any(leaf.ndim == 0 or leaf.shape[0] != call.batch for leaf in computed):
                 # Decided again for the batch: what has no rows cannot be put together from some.
-                state.undivided.add(key)
+                self._undivided.add(key)
                 choices = computing = [call.decide(None, layout=call.layout, signal=signal)]
-        leaves, structure = state.structures[key]
+        leaves, structure = self._structures[key]
         shapes = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         parts, is_result = [], len(computing) == len(choices)
         for choice in choices:

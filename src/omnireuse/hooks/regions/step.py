@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,85 +30,76 @@ class SeveralOutputsError(UnsupportedModelError):
     """A denoiser that returns several kinds of latents, of which the scheduler is given one."""
 
 
-@dataclass
-class StepState:
-    """The region's state of one run.
-
-    Attributes:
-        step: the step that the choices are for.
-        first_call: of that step; None once the scheduler was given its output.
-        choices: one a sample or one for the batch; none where that must wait for the scheduler.
-        placeholders: the last computed output of each denoiser and branch, returned where only its shape matters.
-        branches_when_computed: the denoiser calls of each sample's last computed step, by branch: guidance that begins
-            or ends changes them.
-        samples: samples of the batch; None before the scheduler was called.
-        layouts: denoisers and layouts of the calls so far, with one of them to stand for all. A step may begin with a
-            call of its own, as the first one of WanAnimate2 does, which reads the driving video.
-    """
-
-    step: int = -1
-    first_call: DenoiserCall | None = None
-    choices: list[Choice] = field(default_factory=list)
-    placeholders: dict[tuple[int, str], Any] = field(default_factory=dict)
-    branches_when_computed: dict[int | None, Counter[tuple[int, str]]] = field(default_factory=dict)
-    samples: int | None = None
-    layouts: dict[Hashable, Hashable] = field(default_factory=dict)
-
-
 class StepRegion(Region):
     """One decision a step for each sample, or for the batch, taken at the step's first call of a denoiser."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
+        self._step = -1
+        """The step that the choices are for."""
+        self._first_call: DenoiserCall | None = None
+        """The first call of that step; None once the scheduler was given its output."""
+        self._choices: list[Choice] = []
+        """One a sample or one for the batch; none where that must wait for the scheduler."""
+        self._placeholders: dict[tuple[int, str], Any] = {}
+        """The last computed output of each denoiser and branch, returned where only its shape matters."""
+        self._branches_when_computed: dict[int | None, Counter[tuple[int, str]]] = {}
+        """The calls of each sample's last computed step, by branch: guidance that begins or ends changes them."""
+        self._samples: int | None = None
+        """Samples of the batch; None before the scheduler was called."""
+        self._layouts: dict[Hashable, Hashable] = {}
+        """Denoisers and layouts of the calls so far, with one of them to stand for all. A step may begin with a call of
+        its own, as the first one of WanAnimate2 does, which reads the driving video."""
+
+    def for_run(self) -> StepRegion:
+        return StepRegion(self._strategy)
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output; for reused samples the last one, whose values are not used."""
         index = call.run.generation.index
-        state: StepState = call.run.region_state or call.run.begin(StepState())
-        if state.step != index:
-            state.step, state.first_call = index, call
-            state.choices = self._decide(call, state)
+        if self._step != index:
+            self._step, self._first_call = index, call
+            self._choices = self._decide(call)
         key = (call.denoiser, call.branch)
-        reused = [choice.sample for choice in state.choices if choice.reuse]
-        if reused and key not in state.placeholders:
+        reused = [choice.sample for choice in self._choices if choice.reuse]
+        if reused and key not in self._placeholders:
             # The last computed step did not have this branch, and only computing it shows its shape.
             logger.info("step %d: branch %s is new and is computed although the step is reused", index, call.branch)
             reused = []
-        if reused and len(reused) == len(state.choices):
-            return state.placeholders[key]
-        output = self._compute_without(call, state, reused) if reused else call.compute()
+        if reused and len(reused) == len(self._choices):
+            return self._placeholders[key]
+        output = self._compute_without(call, reused) if reused else call.compute()
         if (kinds := kinds_of(call, output)) > 1:
             raise SeveralOutputsError(
                 f"Strategy(region='step'): {call.model} must return one kind of latents, got {kinds}, "
                 f"of which the scheduler is given one; use region='call', which forecasts all of them, or 'blocks'"
             )
-        if state.layouts and key not in state.placeholders:
-            state.layouts.setdefault((call.denoiser, call.layout), next(iter(state.layouts.values())))
-        state.placeholders[key] = output
+        if self._layouts and key not in self._placeholders:
+            self._layouts.setdefault((call.denoiser, call.layout), next(iter(self._layouts.values())))
+        self._placeholders[key] = output
         return output
 
-    def _decide(self, call: DenoiserCall, state: StepState) -> list[Choice]:
+    def _decide(self, call: DenoiserCall) -> list[Choice]:
         by_sample = self._strategy.decides_by_sample
-        if by_sample and state.samples is None:
+        if by_sample and self._samples is None:
             # Guidance may have stacked its branches in one call: only the scheduler's call shows how many samples there
             # are. The first step computes, so it can wait for that.
             return []
-        count = state.samples or 1
+        count = self._samples or 1
         divided = by_sample and count > 1 and call.batch % count == 0
         # Another expert forecasts another sample: outputs of the one before it are of another kind.
         layout = (call.denoiser, call.layout)
-        if layout not in state.layouts:
-            state.layouts = {layout: layout}
+        if layout not in self._layouts:
+            self._layouts = {layout: layout}
         signal = None if self._strategy.chosen_signal == "none" else call.watched(self._strategy)
         choices = []
         for sample in range(count) if divided else [None]:
             own = signal if signal is None or sample is None else signal[sample::count]
-            choices.append(call.run.generation.decide("step", sample=sample, layout=state.layouts[layout], signal=own))
+            choices.append(call.run.generation.decide("step", sample=sample, layout=self._layouts[layout], signal=own))
         return choices
 
-    @staticmethod
-    def _compute_without(call: DenoiserCall, state: StepState, reused: list[int | None]) -> Any:
-        last, samples = state.placeholders[call.denoiser, call.branch], state.samples or 1
+    def _compute_without(self, call: DenoiserCall, reused: list[int | None]) -> Any:
+        last, samples = self._placeholders[call.denoiser, call.branch], self._samples or 1
         rows = [row for row in range(call.batch) if row % samples not in reused]
         computed, structure = pytree.tree_flatten(call.compute_rows(rows))
         whole = [
@@ -120,30 +110,26 @@ class StepRegion(Region):
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """For reused samples the forecast; computed ones are remembered and used, corrected or as they are."""
-        state: StepState = run.region_state or run.begin(StepState())
-        call, state.first_call = state.first_call, None
+        call, self._first_call = self._first_call, None
         if call is None:
             return output
-        choices = state.choices
-        if state.samples is None and self._strategy.decides_by_sample:
-            state.samples = sample.shape[0]
-            choices = self._decide(call, state)
-        parts = [self._replaced(run, state, choice, output, sample) for choice in choices]
+        choices = self._choices
+        if self._samples is None and self._strategy.decides_by_sample:
+            self._samples = sample.shape[0]
+            choices = self._decide(call)
+        parts = [self._replaced(run, choice, output, sample) for choice in choices]
         if all(part is None for part in parts):
             return output
         rows = [row_of(output, c.sample) if part is None else part for c, part in zip(choices, parts, strict=True)]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
-    @staticmethod
-    def _replaced(
-        run: Run, state: StepState, choice: Choice, output: torch.Tensor, sample: torch.Tensor
-    ) -> torch.Tensor | None:
+    def _replaced(self, run: Run, choice: Choice, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor | None:
         """The replacement of a sample's part of the output, or None."""
         generation = run.generation
         if choice.sample is not None:
             output, sample = row_of(output, choice.sample), row_of(sample, choice.sample)
         # Guidance that begins or ends changes the output: remembered values are of another kind then.
-        is_other_kind = state.branches_when_computed.get(choice.sample, run.branches) != run.branches
+        is_other_kind = self._branches_when_computed.get(choice.sample, run.branches) != run.branches
         if choice.reuse:
             (forecast,) = generation.predict_outputs(choice, [sample], [output.dtype])
             if is_other_kind:
@@ -151,7 +137,7 @@ class StepRegion(Region):
             return forecast
         if is_other_kind:
             generation.forget(choice)
-        state.branches_when_computed[choice.sample] = run.branches.copy()
+        self._branches_when_computed[choice.sample] = run.branches.copy()
         corrected = generation.observe_outputs(choice, [output], [sample])
         return None if corrected is None else corrected[0]
 
