@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omnireuse.errors import UnsupportedModelError
-from omnireuse.hooks.companions import COMPANIONS, Companions
+from omnireuse.hooks.companions import COMPANIONS
 from omnireuse.hooks.denoisers import denoisers_of, model_name, unwrapped
 from omnireuse.hooks.interception import Handler, Interception, intercept, is_bypassed
 from omnireuse.hooks.others import Others, calling_pipeline
@@ -66,7 +66,6 @@ class Attachment:
     ) -> None:
         self.region: Region | None = None
         """The region at work; None where nothing is attached."""
-        self.companions = Companions()
         self._pipeline, self._make_region, self._adapts = pipeline, make_region, adapts
         self._runs, self._others, self._inert, self._stats = runs, others, inert, stats
         self._kind = ""
@@ -161,7 +160,7 @@ class Attachment:
         self._runs.end()
         result = proceed(*args, **kwargs)
         if self._is_ours():
-            self.companions.begin()
+            self._runs.here.companions.begin()
             if is_bypassed(self):
                 self.refresh()
             self._runs.here.scheduler = self._parts["scheduler"]
@@ -222,8 +221,8 @@ class Attachment:
                 runs.end()
                 self._inert.no_step_ended(MOST_CALLS_A_STEP)
                 return proceed(*args, **kwargs)
-            if self.companions.are_called:
-                proceed = self.companions.denoise(proceed, args, kwargs)
+            if here.companions.are_called:
+                proceed = here.companions.denoise(proceed, args, kwargs)
             call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs)
             try:
                 if torch.is_grad_enabled():
@@ -269,7 +268,7 @@ class Attachment:
             here = self._runs.here
             run = here.run if here.scheduler is None else None
             reuses = run is not None and run.is_reused_by_schedule and type(self._region_of(run)) is StepRegion
-            return self.companions.call(name, run, reuses and not torch.is_grad_enabled(), proceed, args, kwargs)
+            return here.companions.call(name, run, reuses and not torch.is_grad_enabled(), proceed, args, kwargs)
 
         return called
 

@@ -8,10 +8,9 @@ their shapes. If a call of the denoiser is made nevertheless, as where guidance 
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,56 +57,44 @@ class _Skip:
     values: list[Any] | None = None
 
 
-@dataclass
-class _State(threading.local):
-    """State of one thread.
-
-    Attributes:
-        step: the run and the step that the calls belong to; None before a run's first step.
-        order: calls of each companion in this step.
-        outputs: of the last computed step, by companion and order.
-        held: the tensors of this step's outputs, so that no other tensor gets their identity.
-        skipped: calls that were left out at this step.
-        calls: of the run so far, by companion and whether it was made.
-    """
-
-    step: tuple[int, int] | None = None
-    order: Counter[str] = field(default_factory=Counter)
-    outputs: dict[tuple[str, int], _Output] = field(default_factory=dict)
-    held: list[Any] = field(default_factory=list)
-    skipped: list[_Skip] = field(default_factory=list)
-    calls: Counter[tuple[str, bool]] = field(default_factory=Counter)
-
-
 class Companions:
-    """The companions of one session's pipeline."""
+    """The companions' calls in one thread."""
 
     def __init__(self) -> None:
         self.are_called = False
         """True if there was a call of any."""
-        self._here = _State()
+        self._step: tuple[int, int] | None = None
+        """The run and the step that the calls belong to; None before a run's first step."""
+        self._order = Counter[str]()
+        """Calls of each companion in this step."""
+        self._outputs: dict[tuple[str, int], _Output] = {}
+        """Those of the last computed step, by companion and order."""
+        self._held: list[Any] = []
+        """The tensors of this step's outputs, so that no other tensor gets their identity."""
+        self._skipped: list[_Skip] = []
+        """Calls that were left out at this step."""
+        self._calls = Counter[tuple[str, bool]]()
+        """Calls of the run so far, by companion and whether it was made."""
 
     def begin(self) -> None:
         """A run is about to begin."""
-        here = self._here
-        here.calls.clear()
-        here.outputs.clear()
+        self._calls.clear()
+        self._outputs.clear()
         self._enter(None)
 
     def take_calls(self) -> dict[str, tuple[int, int]]:
         """Made and all calls of the run that ends, by companion."""
-        calls = self._here.calls
+        calls = self._calls
         found = {name: (calls[name, True], calls[name, True] + calls[name, False]) for name, _ in calls}
         self.begin()
         return found
 
     def _enter(self, step: tuple[int, int] | None) -> None:
-        here = self._here
-        if step is None or step != here.step:
-            here.step = step
-            here.order.clear()
-            here.held.clear()
-            here.skipped.clear()
+        if step is None or step != self._step:
+            self._step = step
+            self._order.clear()
+            self._held.clear()
+            self._skipped.clear()
 
     def call(
         self,
@@ -124,21 +111,21 @@ class Companions:
             run: that it belongs to; None where its run has not begun.
             is_reused: whether a schedule reuses the present step in region "step".
         """
-        here, self.are_called = self._here, True
+        self.are_called = True
         self._enter(None if run is None else (id(run), run.generation.index))
-        key = name, here.order[name]
-        here.order[name] += 1
-        known = here.outputs.get(key)
+        key = name, self._order[name]
+        self._order[name] += 1
+        known = self._outputs.get(key)
         if is_reused and known is not None and known.is_handed_on:
-            here.calls[name, False] += 1
+            self._calls[name, False] += 1
             form = _without_values(known.form)
-            here.skipped.append(_Skip(name, pytree.tree_leaves(form), lambda: proceed(*args, **kwargs)))
+            self._skipped.append(_Skip(name, pytree.tree_leaves(form), lambda: proceed(*args, **kwargs)))
             return form
-        here.calls[name, True] += 1
+        self._calls[name, True] += 1
         result = proceed(*args, **kwargs)
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        here.held.extend(tensors)
-        here.outputs[key] = _Output(_without_values(result), frozenset(map(id, tensors)))
+        self._held.extend(tensors)
+        self._outputs[key] = _Output(_without_values(result), frozenset(map(id, tensors)))
         return result
 
     def denoise(
@@ -149,28 +136,27 @@ class Companions:
         Raises:
             StateError: when it is called and was not given the stand-ins as they were.
         """
-        here = self._here
-        if here.skipped:
+        if self._skipped:
 
             def computed(*given: Any, **named: Any) -> Any:
                 given, named = self._filled(given, named)
                 return proceed(*given, **named)
 
             return computed
-        if here.held:
+        if self._held:
             given = {id(leaf) for leaf in pytree.tree_leaves((args, dict(kwargs)))}
-            for output in here.outputs.values():
+            for output in self._outputs.values():
                 output.is_handed_on = output.is_handed_on is not False and output.tensors <= given
         return proceed
 
     def _filled(self, given: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, Any]:
         """The arguments with the values of the calls that were left out at this step, which are made now."""
-        here, values = self._here, dict[int, Any]()
-        for skip in here.skipped:
+        values: dict[int, Any] = {}
+        for skip in self._skipped:
             if skip.values is None:
                 skip.values = pytree.tree_leaves(skip.compute())
-                here.calls[skip.name, False] -= 1
-                here.calls[skip.name, True] += 1
+                self._calls[skip.name, False] -= 1
+                self._calls[skip.name, True] += 1
             pairs = zip(skip.stand_ins, skip.values, strict=True)
             values |= {id(old): new for old, new in pairs if isinstance(old, torch.Tensor)}
         leaves, structure = pytree.tree_flatten((tuple(given), dict(named)))

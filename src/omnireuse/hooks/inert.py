@@ -132,7 +132,7 @@ def _no_steps(what: str) -> Explanation:
 
 
 class InertRuns:
-    """Looks at the ends of a session's runs, and explains those that reused nothing, once for each reason."""
+    """The look at the ends of a session's runs; those that reused nothing are explained, once for each reason."""
 
     def __init__(self, strategy: Strategy, stats: Stats) -> None:
         self._strategy, self._stats = strategy, stats

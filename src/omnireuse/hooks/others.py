@@ -20,7 +20,7 @@ logger = logging.getLogger("omnireuse")
 
 
 class Others:
-    """Warns of each kind of others once.
+    """Warnings of others, once for each kind.
 
     Args:
         name: of the session's pipeline.

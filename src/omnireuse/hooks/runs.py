@@ -18,6 +18,7 @@ import torch
 
 from omnireuse.base.validation import field_error, is_whole
 from omnireuse.errors import StateError
+from omnireuse.hooks.companions import Companions
 from omnireuse.hooks.denoisers import unwrapped
 from omnireuse.hooks.ranks import check_agreement
 from omnireuse.hooks.run import Chooser, Chosen, Region, Run, RunStart
@@ -34,8 +35,8 @@ logger = logging.getLogger("omnireuse")
 
 
 Follower = Callable[[Strategy, "tuple[Any, Sequence[Any], Mapping[str, Any]] | None"], Chooser]
-"""Gives the chooser of runs in a call, from the session's strategy, the pipeline and the arguments of the call; these
-are None in a loop that does not call the pipeline. `profiles.guidance.CalibratedRuns.chooser` is one."""
+"""A function that makes the chooser of runs in a call, from the session's strategy, the pipeline and the arguments of
+the call; the latter are None in a loop that does not call it. `profiles.guidance.CalibratedRuns.chooser` is one."""
 
 
 class StepHint(NamedTuple):
@@ -61,6 +62,7 @@ class ThreadState(threading.local):
         final: the latents that the scheduler has returned last in this call of the pipeline.
         depth: how many calls of the session's pipeline this thread is in.
         steps: tells the steps where no scheduler does.
+        companions: their calls.
     """
 
     scheduler: Any = None
@@ -75,7 +77,7 @@ class ThreadState(threading.local):
     depth: int = 0
 
     def __init__(self) -> None:
-        self.steps = StepsByTimestep()
+        self.steps, self.companions = StepsByTimestep(), Companions()
 
 
 class Runs:

@@ -26,8 +26,8 @@ __all__ = ["Session", "session_of"]
 logger = logging.getLogger("omnireuse")
 
 Around = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
-"""Makes one call of the pipeline by `Session.call`, with something before or after it: `around(proceed, args, kwargs)`,
-where `proceed` is the pipeline's own call."""
+"""A function that makes one call of the pipeline by `Session.call`, with something before or after it:
+`around(proceed, args, kwargs)`, where `proceed` is the pipeline's own call."""
 
 # Reentrant, because a collection of garbage within may end a session.
 _lock = threading.RLock()
@@ -155,13 +155,13 @@ class Session:
             observer(decision)
 
     def _ended(self, run: Run, is_complete: bool) -> None:
-        self.stats.count_beside(self._attached.companions.take_calls())
+        self.stats.count_beside(self.runs.here.companions.take_calls())
         if run.generation.outputs.fell_back:
             self.stats.fell_back("forecasts of the raw output")
         self._inert.end(run, is_complete)
 
     def called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Takes the calls of the pipeline."""
+        """Take a call of the pipeline."""
         if self.runs.here.depth:
             return self.call(proceed, args, kwargs)
         try:

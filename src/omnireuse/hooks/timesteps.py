@@ -59,7 +59,7 @@ def warn_without_timestep(model: str) -> None:
 
 
 class StepsByTimestep:
-    """Tells steps and runs apart by the timesteps of the calls, in one thread.
+    """Steps and runs, told apart by the timesteps of the calls in one thread.
 
     Within a run timesteps change in one direction, and a run begins where they jump back. They fall as a rule. The
     first change after an announcement shows the direction. Without one, two changes in a row against the assumed

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Agreement:
-    """Turns a measured (numerator, denominator) pair into one ratio that is equal on all ranks.
+    """One ratio, equal on all ranks, from a measured pair of numerator and denominator on each.
 
     Ranks that share a forward pass (sequence or tensor parallel) must all compute or all reuse, or the next collective
     of the model deadlocks.

@@ -20,7 +20,7 @@ from omnireuse.noise.signals import change_of, magnitude
 __all__ = ["BranchState", "Scales", "measures_errors", "refuse_gradients"]
 
 Scales = Callable[[], tuple[torch.Tensor, torch.Tensor]]
-"""Gives the mean magnitudes of the output and of x0, in the units of what is remembered."""
+"""A function that measures the mean magnitudes of the output and of x0, in the units of the remembered value."""
 
 
 def refuse_gradients(tensors: Iterable[torch.Tensor]) -> None:
@@ -42,9 +42,8 @@ class BranchState:
     """The state of one branch.
 
     Attributes:
-        strategy: what to do.
+        strategy, agreement: of the generation.
         forecaster: starts its memories.
-        agreement: how ranks agree.
         order: place of its call among the step's calls of the denoiser.
         policy: state of the policy.
         memories: of each remembered value; empty before the first.
@@ -52,7 +51,7 @@ class BranchState:
         dtypes, shapes: of the values as they were computed.
         output_dtype: of the model's last computed output.
         layout: of the inputs that the memories belong to.
-        signal: what was watched at the step that drift is measured from.
+        signal: the watched tensor of the step that drift is measured from.
         computed: signal and values of the last computed step, where the output's change is estimated from the signal's.
         rate: relative change of the values over that of the signal between the last two computed steps.
         error: of the last forecast that was compared with the truth.

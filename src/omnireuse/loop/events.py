@@ -21,8 +21,8 @@ class Choice:
     Attributes:
         reuse: forecast instead of computing.
         reason: "policy", "together", or the guard that made the step compute ("first", "last", "unprimed", …).
-        branch, denoiser, sample: what it is for; sample is a row of the batch, or None for all rows.
-        view: what the policy saw.
+        branch, denoiser, sample: its object; sample is a row of the batch, or None for all rows.
+        view: the policy's knowledge.
         layout: of the inputs.
         is_changed: whether the layout differs from that of what is remembered, which is dropped then.
         signal: a copy of what was watched.
@@ -51,13 +51,13 @@ class Decision:
         total: steps of the run; None where it is not known.
         branch: which call of the step: "cond", "uncond", "0", "1", …; "step" where one decision covers the whole step.
         sample: row of the batch that was decided on; None where one decision covers the batch.
-        reused: what was done.
+        reused: whether the step was reused; False if it was computed.
         corrected: on a computed step, whether its output was corrected for the forecasts before it.
-        reason: what decided: "policy", or the guard that made the step compute ("first", "last", "unprimed", …).
+        reason: "policy", or the guard that made the step compute ("first", "last", "unprimed", …).
         sigma: the scheduler's noise level; None where it has none.
         noise: noise fraction in the latents, in [0, 1]; None where the scheduler's algebra is not known.
         drift: relative L1 change of the signal since the previous step; None where it was not measured.
-        measured: what the policy compared with its threshold; None where it measured nothing.
+        measured: the value that the policy compared with its threshold; None where it measured nothing.
         error: on a computed step, the relative L1 error that the forecast for it would have had; None where unknown.
         host_seconds: time spent on the decision and on the forecast, without the model's own computation.
     """

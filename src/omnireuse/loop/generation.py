@@ -137,10 +137,10 @@ class Generation:
 
         Args:
             branch: names the branch; what it remembers is its own.
-            denoiser: which of several models it is.
+            denoiser: number of the model, where there are several.
             order: place among the step's calls of the denoiser, from 0.
             sample: row of the batch that is decided on; None for all of them together.
-            layout: what must equal the remembered layout for a reuse to be possible (`layout_of`).
+            layout: of the inputs (`layout_of`); a reuse needs the remembered one.
             signal: the tensor to watch; ignored where the strategy watches none.
 
         Raises:
@@ -242,7 +242,7 @@ class Generation:
             sample: the latents that it was called with.
 
         Returns:
-            What to give to the solver: the output itself, or one that corrects the forecasts before it.
+            The output for the solver: the given one, or one that corrects the forecasts before it.
         """
         corrected = self.observe_outputs(choice, [output], [sample])
         return output if corrected is None else corrected[0]

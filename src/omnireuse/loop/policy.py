@@ -40,7 +40,7 @@ class StepView:
             algebra is known, else of the remembered value; None before that.
         noise: noise fraction in the latents, σ/(α+σ), in [0, 1]; None where the scheduler's algebra is not known.
         noises: `noise` at every step of this run; None where it is not known.
-        coordinate: what forecasters measure distance in; the step index where nothing else is known.
+        coordinate: place of the step, as forecasters measure distance; the step index where nothing else is known.
         order: degree of the forecaster's polynomial; 0 where it has none.
     """
 

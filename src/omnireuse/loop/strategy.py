@@ -52,7 +52,7 @@ _SIGNALS_OF = {
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A step cache: what is skipped, remembered, watched, who decides, and what stands in.
+    """A step cache: a region to skip, a value to remember, a signal to watch, a policy and a forecaster.
 
     Args:
         policy: decides between compute and reuse.
@@ -65,7 +65,7 @@ class Strategy:
         first_blocks: region "tail": blocks at the start of the stack that always run, ≥ 0, and ≥ 1 where their
             residual is watched; None is 1.
         last_blocks: region "tail": blocks at its end that always run, ≥ 0; None is 0.
-        axis: what forecasters measure distance in: "noise" (level) or "steps".
+        axis: the forecasters' measure of distance: "noise" (level) or "steps".
         history_dtype: the dtype in which computed values are remembered, "bfloat16" say; None keeps their own.
             Forecasts come back in the values' dtype.
         max_consecutive: longest run of reused steps, ≥ 1; None leaves it to the policy.
@@ -175,7 +175,7 @@ class Strategy:
 
     @cached_property
     def chosen_target(self) -> str:
-        """The prediction target to be remembered: what was asked for, else the forecaster's own, else the region's."""
+        """The prediction target to be remembered: the one asked for, else the forecaster's own, else the region's."""
         return self.prediction_target or self.forecaster.prediction_target or _TARGETS_OF[self.region][0]
 
     @property
@@ -186,7 +186,7 @@ class Strategy:
 
     @cached_property
     def chosen_signal(self) -> str:
-        """The signal to be watched: what was asked for, else the policy's own, else the region's where the policy
+        """The signal to be watched: the one asked for, else the policy's own, else the region's where the policy
         measures, else none."""
         chosen = self.signal or self.policy.signal
         if chosen is not None:

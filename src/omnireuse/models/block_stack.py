@@ -30,7 +30,7 @@ class BlockStack:
         signal_name: the name of this signal in published coefficient tables.
         joined: those of `lists` whose blocks take all streams as one `hidden_states`, concatenated along the tokens in
             the order of `streams`.
-        bypass: for lists whose blocks do not return their streams: what a block returns instead of running.
+        bypass: for lists whose blocks do not return their streams: the result of a block that does not run.
         has_long_skips: whether the k-th block from the end reads what the k-th from the beginning returned.
         refuses: returns the reason why this very denoiser cannot be served, or None.
     """

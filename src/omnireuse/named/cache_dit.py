@@ -49,7 +49,7 @@ def cache_dit_library() -> Any:
 
 
 def cache_dit_region(config: DiffusionCacheConfig, agreement: Agreement) -> RegionFactory:
-    """Builds the region in which the library does the work.
+    """Build the region in which the library does the work.
 
     Raises:
         MissingExtraError: the library is not installed.
@@ -208,7 +208,7 @@ class _Attached:
 
 
 class _Changes:
-    """Records the changes to the attributes of a module and its submodules while it is entered, and undoes them."""
+    """The changes to the attributes of a module and its submodules while it is entered; `undo` takes them back."""
 
     def __init__(self, root: torch.nn.Module) -> None:
         self._root = root

@@ -25,11 +25,11 @@ class NoiseLevel:
 
     Attributes:
         sigma: the noise level in the scheduler's own scale; None where it has none.
-        coordinate: what forecasters measure distance in: σ/(α+σ), in [0, 1] for every parametrisation and equal to σ
+        coordinate: the forecasters' measure of distance: σ/(α+σ), in [0, 1] for every parametrisation and equal to σ
             for flow matching; the step index where the scheduler's noise is unknown.
         sample_weight: a of x0 = a · sample + b · output; None where the algebra is unknown.
         output_weight: b of the same; never 0 where `sample_weight` is known, except at zero noise.
-        input_scale: what the scheduler multiplies the sample with before the denoiser sees it.
+        input_scale: the scheduler's factor on the sample before the denoiser sees it.
         step: (c, r) where the scheduler goes from x to c · x0 + r · x, as DDIM does, and solvers of higher order but
             for what they take from earlier steps; None for solvers that add noise or call the model more than once.
         flow_scale: 1/(α+σ): latents times this are (1 − t) · clean + t · noise, with t the coordinate. Known where
@@ -86,10 +86,10 @@ class NoiseLevel:
 
 
 class Parametrization:
-    """Turns the outputs of one generation into what is remembered of them, and back.
+    """The way from the outputs of one generation to the remembered values, and back.
 
     Args:
-        target: what shall be remembered, "x0", "velocity" or "output".
+        target: the value to remember, "x0", "velocity" or "output".
         is_required: whether a run in which x0 is not defined is refused.
     """
 

@@ -107,7 +107,7 @@ def noise_levels(scheduler: Any) -> list[NoiseLevel]:
 
 
 def clipping(scheduler: Any) -> str | None:
-    """By which setting the scheduler bounds x0 within its step, where forecasts do not see it; None where it does not.
+    """The setting by which the scheduler bounds x0 within its step, unseen by forecasts; None where it does not.
 
     Where the model predicts x0 itself, its output is what is remembered either way.
     """

@@ -52,7 +52,7 @@ class Steps(Schedule):
 
     @property
     def expects_reuse(self) -> bool:
-        """Nothing to warn of where these steps are all steps: so they were chosen."""
+        """False: these steps were chosen, so there is no warning even if they are all steps."""
         return False
 
     def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:

@@ -92,7 +92,7 @@ class BlocksRegion(Region):
         self._interceptions.append(intercept(block.module, self._owner, {"__call__": within_a_pass}))
 
     def call(self, call: DenoiserCall) -> Any:
-        """Runs the denoiser, whose blocks ask this region."""
+        """Run the denoiser, whose blocks ask this region."""
         outer = self._pass
         current = self._here.stack_pass = StackPass(call, self._strategy)
         try:
