@@ -18,14 +18,15 @@ from typing import TypeVar
 
 import torch
 
-from omnireuse.errors import OmniReuseError, StateError
+from omnireuse.errors import StateError
 from omnireuse.forecasters.base import Combination, Memory
 from omnireuse.forecasters.combination import candidate_forecasts, combined
+from omnireuse.forecasters.gap import Gap
 from omnireuse.loop.branch_state import BranchState, measures_errors, refuse_gradients
-from omnireuse.loop.events import Choice
+from omnireuse.loop.events import Choice, warn_given_up
 from omnireuse.loop.generation import Generation
 
-__all__ = ["Row", "observe_batch", "predict_batch", "warn_given_up"]
+__all__ = ["Row", "observe_batch", "predict_batch"]
 
 _T = TypeVar("_T")
 logger = logging.getLogger("omnireuse")
@@ -71,6 +72,11 @@ class _Work:
     def memory(self) -> Memory:
         return self.state.memories[0]
 
+    def gap(self) -> Gap | None:
+        """The reused steps that the row's value ends."""
+        generation = self.generation
+        return self.state.gap_before(generation.index, generation.levels, generation.outputs.target)
+
     @property
     def kind(self) -> Hashable:
         """Rows of one kind can share operations on values."""
@@ -105,14 +111,6 @@ def observe_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
     refuse_gradients(row.computed for row in rows)
     used = _isolated(_observe, rows, "a computed step")
     return [row.computed if output is None else output for row, output in zip(rows, used, strict=True)]
-
-
-def warn_given_up(label: str, doing: str, error: BaseException) -> str:
-    """Warn that something has failed and every further step is computed; return why."""
-    failure = f"{doing} failed: {type(error).__name__}: {error!s:.300}"
-    trace = None if isinstance(error, OmniReuseError) else error
-    logger.warning("%s computes every further step: %s", label, failure, exc_info=trace)
-    return failure
 
 
 def _isolated(
@@ -293,7 +291,7 @@ def _remember(works: Sequence[_Work], values: torch.Tensor) -> None:
     own_values = [torch.empty_like(part) for part in kept.unbind(0)]
     torch._foreach_copy_(own_values, list(kept.unbind(0)))
     for place, (work, value) in enumerate(zip(works, own_values, strict=True)):
-        gap, shown = work.generation.gap_before(work.state), evidence.get(place)
+        gap, shown = work.gap(), evidence.get(place)
         if gap is not None:
             work.correction = work.memory.correct_interval(gap, work.coordinate, value, shown)
         else:

@@ -15,6 +15,7 @@ from omnireuse.forecasters.combination import value_of
 from omnireuse.forecasters.gap import Gap
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Strategy
+from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.signals import change_of, magnitude
 
 __all__ = ["BranchState", "Scales", "measures_errors", "refuse_gradients"]
@@ -100,6 +101,23 @@ class BranchState:
         # The output is not known before it is computed: its change is expected from that of the latents.
         return None if self.rate is None else self.agreement.ratio(change_of(signal, before)) * self.rate
 
+    def gap_before(self, index: int, levels: Sequence[NoiseLevel], target: str | None) -> Gap | None:
+        """The reused steps since the branch last computed; None where there are none, or nothing corrects them.
+
+        Args:
+            index: of the present step.
+            levels: noise level of each step.
+            target: the remembered one.
+        """
+        if self.strategy.region != "step" or target not in ("x0", "velocity") or not self.forecaster.corrects:
+            return None
+        first, by_number = index - self.consecutive, self.strategy.axis == "steps"
+        if not first < index < len(levels):
+            return None
+        places = [float(step) if by_number else levels[step].coordinate for step in range(first, index)]
+        steps = [each.step if target == "x0" else each.velocity_step for each in levels[first : index + 1]]
+        return Gap.between(target, places, steps)
+
     def observe(
         self,
         coordinate: float,
@@ -164,7 +182,7 @@ class BranchState:
         """Start the memory of each value where there is none."""
         if len(self.memories) != len(values):
             branch = self.order if self.order < self.forecaster.branches else 0
-            self.memories = [self.forecaster.start(branch) for _ in values]
+            self.memories, self.primed = [self.forecaster.start(branch) for _ in values], False
         self.dtypes, self.shapes = [value.dtype for value in values], [value.shape for value in values]
 
     def _measure_error(

@@ -1,16 +1,7 @@
 """One generation of one request: it decides at each step, forecasts missing outputs, and learns from computed ones.
 
-It knows nothing of pipelines, hooks or threads. A sampling loop, an engine or a region of a pipeline uses it like this:
-
-    generation = Generation(strategy, noise_levels(scheduler))
-    for each step:
-        choice = generation.decide(layout=layout_of(latents))
-        if choice.reuse:
-            output = generation.predict(choice, latents)
-        else:
-            output = generation.observe(choice, model(latents), latents)
-        latents = solver(output, latents)
-        generation.advance()
+It knows nothing of pipelines, hooks or threads. `examples/own_loop.py` shows its life: `decide`, then `predict` or
+`observe`, then `advance`, at each step.
 """
 
 from __future__ import annotations
@@ -23,12 +14,10 @@ from time import perf_counter
 
 import torch
 
-from omnireuse.base.validation import is_whole
-from omnireuse.errors import ConfigError
+from omnireuse.base.validation import field_error, is_whole
 from omnireuse.forecasters.base import held_bytes
-from omnireuse.forecasters.gap import Gap
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.branch_state import BranchState, Scales
+from omnireuse.loop.branch_state import BranchState
 from omnireuse.loop.events import Choice, Decision
 from omnireuse.loop.policy import StepView
 from omnireuse.loop.strategy import Strategy
@@ -81,10 +70,8 @@ class Generation:
         if at:
             if steps is None or not is_whole(at, 1) or at >= steps:
                 length = "the number of steps is not known" if steps is None else f"the run has {steps} steps"
-                raise ConfigError(
-                    f"Generation(at={at!r:.60}): at must be a step of the run, counted from 0, and {length}; give the "
-                    "levels of all steps, or total="
-                )
+                must = f"be a step of the run, counted from 0, and {length}"
+                raise field_error("Generation", "at", must, f"{at!r:.60}", do="give the levels of all steps, or total=")
             levels, steps = levels[at:], steps - at
         self.strategy, self.agreement = strategy, agreement or Agreement()
         self.number, self.emit = number, emit
@@ -92,22 +79,11 @@ class Generation:
         """Names it in warnings."""
         self.total = steps
         """Number of steps; None where it is not known."""
-        self._levels = tuple(levels)
-        known = self._levels[:steps] if steps and steps <= len(levels) else ()
-        is_known = bool(known) and all(level.sample_weight is not None for level in known)
-        self.noises = tuple(level.coordinate for level in known) if is_known else None
-        """Noise fraction at each step; None where the scheduler's algebra is not known."""
-        self.schedule = strategy.policy.schedule(steps, self.noises) if steps else None
-        """The steps that the policy computes; None where it measures, or the number of steps is unknown. Guards may
-        compute more: a step whose inputs changed shape computes."""
-        self.forecaster, target = strategy.forecaster, strategy.chosen_target
-        if steps and self.schedule is not None:
-            noises = self.noises if strategy.axis == "noise" else None
-            is_flow = all(level.flow_scale is not None for level in known)
-            if noises is not None and is_flow and strategy.follows_path:
-                target = "velocity"
-            self.forecaster = strategy.forecaster.for_run(steps, tuple(sorted(self.schedule)), noises, target)
-        self.outputs = Parametrization(target, is_required=strategy.prediction_target is not None)
+        self.levels = tuple(levels)
+        """Noise level of each step; empty where unknown."""
+        plan = strategy.for_run(steps, self.levels)
+        self.noises, self.schedule, self.forecaster = plan.noises, plan.schedule, plan.forecaster
+        self.outputs = Parametrization(plan.target, is_required=strategy.prediction_target is not None)
         """Between the model's outputs and the remembered values."""
         self.failure = ""
         """The reason to compute every further step, where something has failed."""
@@ -217,7 +193,7 @@ class Generation:
         return self.predict_outputs(choice, [sample], [self.state_of(choice).output_dtype])[0]
 
     def predict_outputs(
-        self, choice: Choice, samples: Sequence[torch.Tensor | None], dtypes: Sequence[torch.dtype]
+        self, choice: Choice, samples: Sequence[torch.Tensor | None] = (), dtypes: Sequence[torch.dtype] = ()
     ) -> list[torch.Tensor]:
         """As `predict`, where the model has several outputs; without samples the forecast values themselves, copied."""
         started, state = perf_counter(), self.state_of(choice)
@@ -248,43 +224,34 @@ class Generation:
         return output if corrected is None else corrected[0]
 
     def observe_outputs(
-        self, choice: Choice, outputs: Sequence[torch.Tensor], samples: Sequence[torch.Tensor | None]
+        self,
+        choice: Choice,
+        outputs: Sequence[torch.Tensor],
+        samples: Sequence[torch.Tensor | None] | None = None,
     ) -> list[torch.Tensor] | None:
-        """As `observe`, where the model has several outputs; None where they are used as they are."""
-        started, level, algebra = perf_counter(), self.level, self.outputs
-        values = algebra.values(level, samples, outputs)
+        """As `observe`, where the model has several outputs; None where they are used as they are.
+
+        Without samples they are the values to remember, and are kept as they are: nobody may write to them.
+        """
+        started, state, algebra = perf_counter(), self.state_of(choice), self.outputs
+        values = outputs if samples is None else algebra.values(self.level, samples, outputs)
         if self.failure or not values:
             self.pass_by(choice)
             return None
-        self.state_of(choice).output_dtype = outputs[0].dtype
-        scales = partial(algebra.scales, level, samples[0], outputs[0], values[0])
-        corrected = self.observe_values(choice, values, scales=scales, started=started)
-        if corrected is None:
-            return None
-        return algebra.outputs(level, samples, corrected, [output.dtype for output in outputs])
-
-    def observe_values(
-        self, choice: Choice, values: Sequence[torch.Tensor], scales: Scales | None = None, started: float | None = None
-    ) -> list[torch.Tensor] | None:
-        """Learn from computed values, which are kept as they are; return what replaces them, or None for themselves.
-
-        Args:
-            choice: made at this step.
-            values: the computed ones, which nobody may write to.
-            scales: units of errors; the values' own magnitude by default.
-            started: `perf_counter` when the host's work on them began; now by default.
-        """
-        started, state = started or perf_counter(), self.state_of(choice)
+        scales = None if samples is None else partial(algebra.scales, self.level, samples[0], outputs[0], values[0])
+        state.output_dtype = outputs[0].dtype
         error, corrected = state.observe(
             self.coordinate,
             values,
             signal=choice.signal,
             scales=scales,
-            gap=self.gap_before(state),
+            gap=state.gap_before(self.index, self.levels, algebra.target),
             forecasts=partial(self.forecasts, state),
         )
         self.conclude(choice, state, started, error=error, corrected=corrected is not None)
-        return corrected
+        if corrected is None or samples is None:
+            return corrected
+        return algebra.outputs(self.level, samples, corrected, [output.dtype for output in outputs])
 
     def pass_by(self, choice: Choice) -> None:
         """Note a computed step of which nothing is remembered."""
@@ -294,17 +261,6 @@ class Generation:
     def forget(self, choice: Choice) -> None:
         """Drop this branch's memory, as where guidance begins or ends and outputs are of another kind."""
         self.state_of(choice).forget()
-
-    def gap_before(self, state: BranchState) -> Gap | None:
-        """The reused steps since the branch last computed; None where there are none, or nothing corrects them."""
-        target, first, last = self.outputs.target, self.index - state.consecutive, self.index
-        if self.strategy.region != "step" or target not in ("x0", "velocity") or not self.forecaster.corrects:
-            return None
-        if not first < last < len(self._levels):
-            return None
-        levels, by_number = self._levels[first : last + 1], self.strategy.axis == "steps"
-        places = [float(index) if by_number else self._levels[index].coordinate for index in range(first, last)]
-        return Gap.between(target, places, [each.step if target == "x0" else each.velocity_step for each in levels])
 
     def advance(self) -> None:
         """The step is over."""
@@ -319,8 +275,8 @@ class Generation:
     def _move_to(self, index: int) -> None:
         self.index = index
         """The current step, counted from 0."""
-        is_known = index < len(self._levels)
-        self.call_at(self._levels[index] if is_known else NoiseLevel(sigma=None, coordinate=float(index)))
+        is_known = index < len(self.levels)
+        self.call_at(self.levels[index] if is_known else NoiseLevel(sigma=None, coordinate=float(index)))
 
     def call_at(self, level: NoiseLevel) -> None:
         """Until the step is over, the model is called at this noise level, as solvers do between two steps."""
@@ -330,12 +286,8 @@ class Generation:
         """That level on the strategy's axis."""
 
     def begin_at(self, step: int, remembered: Generation | None = None) -> None:
-        """Begin in the midst of a run whose earlier steps another generation has made.
-
-        Args:
-            step: the first that is made here, counted from 0; it computes unless there is enough to forecast it from.
-            remembered: the generation before, under an equal strategy; None where nothing is known of those steps.
-        """
+        """Begin at a later step of a run, with the memory of the generation of the steps before, under an equal
+        strategy. That step computes unless there is enough to forecast it from."""
         self._move_to(step)
         if remembered is not None:
             known = remembered.copy()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
@@ -12,6 +14,7 @@ from omnireuse.errors import UnknownNameError, WrongTypeError
 from omnireuse.forecasters.base import Forecaster, Memory
 from omnireuse.forecasters.hold import Hold
 from omnireuse.loop.policy import Policy, check_reserved_names
+from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.signals import SIGNALS
 
 __all__ = ["AXES", "PREDICTION_TARGETS", "REGIONS", "Strategy"]
@@ -48,6 +51,23 @@ _SIGNALS_OF = {
     "blocks": ("modulated_input", "none"),
     "tail": ("first_residual", "modulated_input", "none"),
 }
+
+
+class RunPlan(NamedTuple):
+    """The parts of a strategy that depend on the run.
+
+    Attributes:
+        noises: noise fraction at each step; None where the scheduler's algebra is not known.
+        schedule: the steps that the policy computes; None where it measures, or the number of steps is unknown. Guards
+            may compute more: a step whose inputs changed shape computes.
+        forecaster: the strategy's, for this run.
+        target: the value to remember.
+    """
+
+    noises: tuple[float, ...] | None
+    schedule: frozenset[int] | None
+    forecaster: Forecaster
+    target: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +180,28 @@ class Strategy:
                     raise field_error(self, name, f"be left out in region {self.region!r}", do="region 'tail' has it")
         if self.first_blocks == 0 and self.chosen_signal == "first_residual":
             raise field_error(self, "first_blocks", "be at least 1 where their residual is watched")
+
+    def for_run(self, total: int | None, levels: Sequence[NoiseLevel]) -> RunPlan:
+        """The plan of a run.
+
+        Args:
+            total: number of steps; None where it is not known.
+            levels: noise level of each step; empty where unknown.
+
+        Raises:
+            StateError: a policy that cannot serve a run of so many steps.
+        """
+        known = levels[:total] if total and total <= len(levels) else ()
+        is_known = bool(known) and all(level.sample_weight is not None for level in known)
+        noises = tuple(level.coordinate for level in known) if is_known else None
+        schedule, target = self.policy.schedule(total, noises) if total else None, self.chosen_target
+        if total is None or schedule is None:
+            return RunPlan(noises, None, self.forecaster, target)
+        places = noises if self.axis == "noise" else None
+        if places is not None and self.follows_path and all(level.flow_scale is not None for level in known):
+            target = "velocity"
+        forecaster = self.forecaster.for_run(total, tuple(sorted(schedule)), places, target)
+        return RunPlan(noises, schedule, forecaster, target)
 
     @classmethod
     def where_it_fits(cls, policy: Policy, forecaster: Forecaster) -> Strategy:

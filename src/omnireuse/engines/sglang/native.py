@@ -14,8 +14,7 @@ from omnireuse.engines.request import RequestReuse, warn_of
 from omnireuse.engines.settings import KEY, OFF, RequestPlan
 from omnireuse.errors import StateError
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.batch import warn_given_up
-from omnireuse.loop.events import Choice
+from omnireuse.loop.events import Choice, warn_given_up
 from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.noise.schedulers import noise_levels
 from omnireuse.tuning.loops import LoopRun

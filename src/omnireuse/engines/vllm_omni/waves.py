@@ -19,8 +19,8 @@ import torch
 from omnireuse.engines.request import RequestReuse
 from omnireuse.engines.settings import KEY, OFF, RequestPlan
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.batch import Row, observe_batch, predict_batch, warn_given_up
-from omnireuse.loop.events import Choice
+from omnireuse.loop.batch import Row, observe_batch, predict_batch
+from omnireuse.loop.events import Choice, warn_given_up
 from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels

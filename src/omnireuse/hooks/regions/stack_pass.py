@@ -72,10 +72,10 @@ class StackPass:
         generation = self.call.run.generation
         entry = [row_of(stream, choice.sample) for stream in self.entry]
         if choice.reuse:
-            values = generation.predict_outputs(choice, (), ())
+            values = generation.predict_outputs(choice)
             return [before + value for before, value in zip(entry, values, strict=True)] if self._adds else values
         leaving = [None if stream is None else row_of(stream, choice.sample) for stream in computed]
-        generation.observe_values(choice, [self._value(a, b) for a, b in zip(leaving, entry, strict=True)])
+        generation.observe_outputs(choice, [self._value(a, b) for a, b in zip(leaving, entry, strict=True)])
         return [before if after is None else after for after, before in zip(leaving, entry, strict=True)]
 
     def _value(self, after: torch.Tensor | None, before: torch.Tensor) -> torch.Tensor:
