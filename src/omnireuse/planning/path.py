@@ -26,11 +26,13 @@ class Path:
         latents: before the first step, then after each step.
         shares: of each branch of guidance in what the scheduler gets; (1.0,) where they cannot be told apart.
         calls: for each of the first steps, what the denoisers returned, in the order of the calls.
+        outputs: for each of the first steps, what the scheduler got.
     """
 
     latents: list[torch.Tensor] = field(default_factory=list)
     shares: tuple[float, ...] = (1.0,)
     calls: list[list[Any]] = field(default_factory=list)
+    outputs: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,10 +69,12 @@ class FullRun:
             effects = _effects(recording, final)
         outputs = [(each.output, branches_of(each.calls, each.output)) for each in steps if each.output is not None]
         products, shares = OutputProducts.of(outputs, final, effects)
+        known = steps[: replayed_steps(len(steps))]
         path = Path(
             latents=[steps[0].sample, *(each.latents for each in steps if each.latents is not None)],
             shares=shares,
-            calls=[[output for _, output in step.calls] for step in steps[: replayed_steps(len(steps))]],
+            calls=[[output for _, output in step.calls] for step in known],
+            outputs=[step.output for step in known if step.output is not None],
         )
         recording.steps = []
         return cls(path=path, products=products, calls=max(len(step.calls) for step in steps))

@@ -13,6 +13,7 @@ from omnireuse.errors import StateError
 from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel
+from omnireuse.planning.branches import copied
 from omnireuse.planning.fit import WeightFit
 from omnireuse.planning.solver import Arithmetic
 from omnireuse.tuning.full_run import FullRun
@@ -26,6 +27,10 @@ Given = Callable[[int], Mapping[str, Any]]
 
 class LoopRun(ABC):
     """Decides the steps of one loop."""
+
+    def __init__(self) -> None:
+        self.branches: list[torch.Tensor] = []
+        """Outputs of the branches of guidance at this step, where a host sees them; its `predict` puts them here."""
 
     @abstractmethod
     def step(self, predict: Callable[[], Any], step: int, latents: torch.Tensor, *, denoiser: int) -> Any:
@@ -48,6 +53,7 @@ class MeasuredLoop(LoopRun):
     """
 
     def __init__(self, scheduler: Any, total: int, given: Given) -> None:
+        super().__init__()
         self._given = given
         self.recording = Recording(scheduler, total)
 
@@ -69,7 +75,8 @@ class MeasuredLoop(LoopRun):
         else:
             if step:
                 self.recording.note_latents(latents)
-            self.recording.note_output(denoiser, output)
+            for each in self.branches or [output]:
+                self.recording.note_output(denoiser, each)
             self.recording.note_step(self._given(step), output, latents)
 
 
@@ -77,18 +84,22 @@ class ShadowLoop(LoopRun):
     """A loop beside a measured one, from the same latents. Steps before the first reused one are known."""
 
     def __init__(self, full: FullRun, first_reused: int) -> None:
+        super().__init__()
         self._full, self._known = full, min(first_reused, len(full.path.calls))
         self.computed = 0
         """Calls of the transformer that were made."""
 
-    def _output(self, predict: Callable[[], Any], step: int, latents: torch.Tensor) -> torch.Tensor:
+    def _output(self, predict: Callable[[], torch.Tensor], step: int, latents: torch.Tensor) -> torch.Tensor:
+        self.branches = []
         if not step and not torch.equal(self._full.path.latents[0].to(latents.device), latents):
             raise StateError("a second loop of the same request begins with other latents")
         if step < self._known:
-            known: torch.Tensor = self._full.path.calls[step][0]
-            return known.to(latents.device, copy=True)
-        self.computed += 1
-        output: torch.Tensor = predict()
+            output, *self.branches = copied(
+                [self._full.path.outputs[step], *self._full.path.calls[step]], latents.device
+            )
+            return output
+        output = predict()
+        self.computed += len(self.branches) or 1
         return output
 
 
@@ -110,7 +121,9 @@ class Led(ShadowLoop):
         output = self._output(predict, step, latents) if self._led.computes else torch.zeros_like(latents)
         given = {**self._given(step), "model_output": output, "sample": latents}
         after = self._full.path.latents[step + 1].to(latents.device)
-        used = self._led.step(None, output, lambda: Arithmetic.of(self._scheduler, given).output_to(after))
+        used = self._led.step(
+            self.branches or None, output, lambda: Arithmetic.of(self._scheduler, given).output_to(after)
+        )
         return used.to(output.dtype)
 
 

@@ -12,8 +12,8 @@ import torch
 
 from omnireuse.engines.comfyui import reuse_of
 from omnireuse.engines.comfyui import tuning as tuning_module
-from omnireuse.engines.comfyui.call_sigmas import AT_STEPS, ELSEWHERE
 from omnireuse.engines.comfyui.graph import sampler_name
+from omnireuse.engines.comfyui.solver import SCHEDULED, CallSigmas
 from omnireuse.pipelines.closeness import psnr
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 from tests.hosts.comfyui.test_nodes import generations
@@ -192,10 +192,12 @@ def test_the_sigmas_of_calls_are_those_that_samplers_are_known_by(host: ModuleTy
             counter.sigmas.clear()
             host.sample(model, name, sigmas=schedule, seed=seed, positive=host.condition(5 + seed))
             seen.append(list(counter.sigmas))
-        function = sampler_name(host.comfy.samplers.sampler_object(name))
-        assert (function in AT_STEPS) == (seen[0] == pytest.approx(schedule[:-1].tolist(), rel=1e-5)), name
-        assert (function in AT_STEPS | ELSEWHERE) == (seen[0] == seen[1]), name
-        assert (function in AT_STEPS | ELSEWHERE) == (name != "dpm_adaptive"), name
+        sampler = host.comfy.samplers.sampler_object(name)
+        is_scheduled = sampler_name(sampler) in SCHEDULED
+        assert is_scheduled == (seen[0] == seen[1]) == (name != "dpm_adaptive"), name
+        known = CallSigmas().known(sampler, schedule.tolist(), model)
+        assert (known is not None) == is_scheduled, name
+        assert known is None or seen[0] == pytest.approx(known, rel=1e-5), name
 
 
 def test_each_item_of_the_queue_has_its_own_summary(

@@ -84,9 +84,9 @@ def test_the_next_process_reuses_from_its_first_request_on(native: Server, tunin
 
 def test_what_one_request_has_shown_is_tried_before_the_second(native: Server, tuning: Path) -> None:
     from omnireuse.engines.sglang.hooks import REUSE
-    from omnireuse.engines.sglang.tuning import LoopTuner
+    from omnireuse.engines.sglang.tuning import RequestTuner
 
-    REUSE._tuner = LoopTuner(1)
+    REUSE._tuner = RequestTuner(1)
     assert serve(native, 1)[1] == 2 * 28
     _, calls, figures = serve(native, 2)
     assert 2 * 14 < calls < 2 * (14 + 28)

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from omnireuse.engines.comfyui.bounds import Bounded, Span
-from omnireuse.engines.comfyui.call_sigmas import CallSigmas
 from omnireuse.engines.comfyui.calls import SamplerCall
 from omnireuse.engines.comfyui.graph import sampler_name
 from omnireuse.engines.comfyui.parts import Part, Parts
 from omnireuse.engines.comfyui.sampling import SamplingRun, active_conditions
-from omnireuse.engines.comfyui.shadows import Measurement
-from omnireuse.engines.comfyui.tuning import SamplerTuner
+from omnireuse.engines.comfyui.solver import CallSigmas
+from omnireuse.engines.comfyui.tuning import Measurement, SamplerTuner
 from omnireuse.engines.comfyui.wrappers import (
     OUTER,
     PARTS,
@@ -117,7 +116,7 @@ class Reuse:
             chosen = self._tuner.begin(executor, call, number=number, emit=emit, untuned=untuned)
             if isinstance(chosen, Measurement):
                 try:
-                    return self._tuner.measure(executor, call, chosen, proceed)
+                    return self._tuner.serve_measured(executor, chosen, proceed)
                 finally:
                     self._stats.end_run(chosen.generation.number)
                     logger.info("omnireuse (%s): %s", self.plan.name, self._tuner.tuning)

@@ -11,14 +11,13 @@ from typing import Any
 
 from omnireuse.engines.request import figures_of
 from omnireuse.engines.settings import KEY, RequestPlan
-from omnireuse.engines.sglang.measuring import LoopCall
 from omnireuse.engines.sglang.native import denoising_loop, predicted_noise
-from omnireuse.engines.sglang.process import FIELD, Reuse
+from omnireuse.engines.sglang.process import FIELD, Process
+from omnireuse.engines.sglang.tuning import StageLoop
 
 __all__ = ["REUSE", "SEAMS", "register_hooks"]
 
-REUSE = Reuse()
-"""This process's."""
+REUSE = Process()
 
 _RUNTIME = "sglang.multimodal_gen.runtime"
 _CORE = f"{_RUNTIME}.pipelines_core"
@@ -53,16 +52,15 @@ def _loop(original: Callable[..., Any], stage: Any, ctx: Any, batch: Any, server
     wanted = REUSE.wanted(batch, cache_dit=stage._cache_dit_requested_for_batch(batch))
     if wanted.off:
         return original(stage, ctx, batch, server_args, **kwargs)
-    plan, tuner = REUSE.plan(wanted), REUSE.tuner(wanted)
-    call = LoopCall(original, stage, ctx, batch, server_args)
-    served = plan if tuner is None else tuner.begin(plan, call)
+    plan, tuner, loop = REUSE.plan(wanted), REUSE.tuner(wanted), StageLoop(original, stage, ctx, batch, server_args)
+    served = plan if tuner is None else tuner.begin(plan, loop)
     if isinstance(served, RequestPlan):
         result, reuse = denoising_loop(original, served, stage, ctx, batch, server_args, **kwargs)
         if reuse.computed or reuse.reused:
             REUSE.report(batch, wanted, reuse.figures())
         return result
     assert tuner is not None, "it has found the entry"
-    result, figures = tuner.measure(served, call, **kwargs)
+    result, figures = tuner.serve_measured(served, loop, **kwargs)
     REUSE.report(batch, wanted, figures_of(f"{plan.name}, measured", None, len(ctx.timesteps), 0) | figures)
     return result
 

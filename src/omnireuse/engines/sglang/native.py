@@ -5,7 +5,7 @@ An error of reuse does not fail a request: it computes every further step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,11 @@ from omnireuse.errors import StateError
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import Choice, warn_given_up
 from omnireuse.loop.generation import Generation, layout_of
+from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 from omnireuse.tuning.loops import LoopRun
 
-__all__ = ["denoising_loop", "predicted_noise"]
+__all__ = ["denoising_loop", "levels_of", "predicted_noise"]
 
 
 def denoising_loop(
@@ -122,8 +123,12 @@ def _give_up(reuse: RequestReuse, batch: Any, doing: str, error: BaseException) 
 
 def _start(plan: RequestPlan, ctx: Any) -> Generation:
     assert plan.strategy is not None
-    total, scheduler = len(ctx.timesteps), ctx.scheduler
-    # A loop that runs a part of the schedule has noise of its own: without levels, steps are counted instead.
-    levels = noise_levels(scheduler) if len(getattr(scheduler, "timesteps", ())) == total else ()
+    total = len(ctx.timesteps)
     warn_of(plan, total)
-    return Generation(plan.strategy, levels, total=total, agreement=Agreement(plan.group))
+    return Generation(plan.strategy, levels_of(ctx.scheduler, total), total=total, agreement=Agreement(plan.group))
+
+
+def levels_of(scheduler: Any, total: int) -> Sequence[NoiseLevel]:
+    """The noise level of each step; empty for a loop over a part of the schedule, which has noise of its own: steps are
+    counted then."""
+    return noise_levels(scheduler) if len(getattr(scheduler, "timesteps", ())) == total else ()

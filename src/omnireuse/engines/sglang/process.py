@@ -16,12 +16,12 @@ import torch.distributed as dist
 from omnireuse.engines.host import check_host
 from omnireuse.engines.request import STRATEGY, count_request
 from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings, ServerSettings
-from omnireuse.engines.sglang.tuning import LoopTuner
+from omnireuse.engines.sglang.tuning import RequestTuner
 from omnireuse.engines.whole import WholeRequests
 from omnireuse.errors import ConfigError
 from omnireuse.tuning.switch import check_tune, is_off_by_environment
 
-__all__ = ["FIELD", "TESTED", "VARIABLE", "Reuse", "SGLangSettings", "extras_of"]
+__all__ = ["FIELD", "TESTED", "VARIABLE", "Process", "SGLangSettings", "extras_of"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -88,8 +88,8 @@ TESTED = ("0.5.23",)
 """Releases of SGLang that the tests run in."""
 
 
-class Reuse:
-    """The state of one process.
+class Process:
+    """Reuse in one process of SGLang.
 
     Attributes:
         missing: hooks that SGLang could not apply.
@@ -104,7 +104,7 @@ class Reuse:
         self._settings: SGLangSettings | None = None
         self._replicas = 1
         self._whole: WeakKeyDictionary[Any, WholeRequests] = WeakKeyDictionary()
-        self._tuner: LoopTuner | None = None
+        self._tuner: RequestTuner | None = None
         self._warned: set[str] = set()
 
     @property
@@ -188,7 +188,7 @@ class Reuse:
             )
         return replace(plan, group=dist.group.WORLD) if dist.is_initialized() and dist.get_world_size() > 1 else plan
 
-    def tuner(self, wanted: RequestSettings) -> LoopTuner | None:
+    def tuner(self, wanted: RequestSettings) -> RequestTuner | None:
         """Tuning of SGLang's own pipelines, for requests that follow the server's own settings; None where it is off.
 
         Requests that ask for something else are not measured: what one client asks for would cost the others the time
@@ -198,7 +198,7 @@ class Reuse:
         if not pictures or wanted.targets or is_off_by_environment():
             return None
         if self._tuner is None:
-            self._tuner = LoopTuner(pictures)
+            self._tuner = RequestTuner(pictures)
         return self._tuner
 
     def whole(self, stage: Any) -> WholeRequests:

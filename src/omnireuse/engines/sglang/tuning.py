@@ -1,28 +1,28 @@
-"""Tuning of SGLang's own pipelines: a denoising loop is measured, followed by shadows, or served by a frozen plan."""
+"""Tuning of SGLang's own pipelines."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import logging
+from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from omnireuse.engines.loops import Loop, LoopShadows, LoopTuner
 from omnireuse.engines.settings import KEY, RequestPlan
-from omnireuse.engines.sglang.measuring import LoopCall, LoopShadows
+from omnireuse.engines.sglang.native import levels_of
 from omnireuse.hooks.run import RunStart
-from omnireuse.noise.schedulers import noise_levels
 from omnireuse.profiles.conditions import watch_of
-from omnireuse.tuning.budget import budget_for
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entries import Entries, Entry
-from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.loops import MeasuredLoop
+from omnireuse.tuning.loops import ShadowLoop
+from omnireuse.tuning.replay import unchanged_random_states
 from omnireuse.tuning.store import Store
+from omnireuse.tuning.trials import Pausing
 
-__all__ = ["LoopTuner"]
-
-logger = logging.getLogger("omnireuse")
+__all__ = ["RequestTuner", "StageLoop"]
 
 SAFE = ("DenoisingStage",)
 """Stages whose loop keeps nothing but what its context holds, so that it can be made again."""
@@ -32,111 +32,157 @@ FORMS = ("output", "return_", "save_")
 """Beginnings of fields for the form of pictures."""
 
 
-class LoopTuner:
-    """Chooses what each denoising loop of one process does.
+@dataclasses.dataclass(frozen=True)
+class StageLoop(Loop):
+    """The denoising loop of a request.
+
+    Attributes:
+        original: `DenoisingStage._run_denoising_loop`.
+        stage: SGLang's `DenoisingStage`.
+        ctx: its `DenoisingContext`, which has the final latents after the loop.
+        batch: the request.
+        server_args: of the server.
+    """
+
+    original: Callable[..., Any]
+    stage: Any
+    ctx: Any
+    batch: Any
+    server_args: Any
+
+    @property
+    def start(self) -> RunStart:
+        """Its length, noise levels, scheduler and shape."""
+        scheduler, total = self.ctx.scheduler, len(self.ctx.timesteps)
+        levels = levels_of(scheduler, total)
+        return RunStart(total=total, levels=levels, scheduler=scheduler, shape=tuple(self.ctx.latents.shape))
+
+    def make(self, **kwargs: Any) -> Any:
+        """Make the loop."""
+        return self.original(self.stage, self.ctx, self.batch, self.server_args, **kwargs)
+
+    def twin(self) -> StageLoop:
+        """A copy that no loop of the other one changes; conditioning, which nobody writes to, is shared."""
+        ctx, batch = self.ctx, copy.copy(self.batch)
+        batch.sampling_params = copy.copy(batch.sampling_params)
+        batch.extra = {name: value for name, value in self.batch.extra.items() if name != KEY}
+        batch.metrics, batch.report_progress, batch.save_output = None, False, False
+        again = dataclasses.replace(
+            ctx,
+            scheduler=copy.deepcopy(ctx.scheduler),
+            latents=ctx.latents.clone(),
+            extra_step_kwargs={name: _twin(each) for name, each in ctx.extra_step_kwargs.items()},
+            extra=dict(ctx.extra),
+            trajectory_timesteps=[],
+            trajectory_latents=[],
+            is_warmup=True,  # it is not logged and not profiled
+        )
+        return dataclasses.replace(self, ctx=again, batch=batch)
+
+    def given(self, step: int) -> dict[str, Any]:
+        """Arguments of the scheduler's step beside the output and the latents."""
+        return {"timestep": self.ctx.timesteps[step], **self.ctx.extra_step_kwargs, "return_dict": False}
+
+    def untunable(self) -> str | None:
+        """The reason against tuning this loop, or None."""
+        if type(self.stage).__name__ not in SAFE:
+            return f"{type(self.stage).__name__} may keep more than its context, so its loop is not made again"
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            return "SGLang's own pipelines are tuned on one rank alone"
+        if self.ctx.reserved_frames_mask is not None or self.ctx.z is not None:
+            return "loops that change their latents after the scheduler's step are not tuned"
+        if self.batch.sampling_params.rollout:
+            return "rollouts are not tuned"
+        if any("WithLoRA" in type(each).__name__ for each in self.stage.transformer.modules()):
+            return "LoRA adapters of SGLang cannot be told apart"
+        return None
+
+    def configuration(self, start: RunStart) -> Configuration:
+        """By the weights and all fields of the request that reach the loop."""
+        return Configuration(
+            pipeline=f"SGLang: {type(self.server_args.pipeline_config).__name__}",
+            conditions=watch_of(self.stage).now(),
+            scheduler=type(start.scheduler).__name__,
+            noises=tuple(round(level.coordinate, 4) for level in start.levels),
+            call=self._arguments(),
+            shape=start.shape[1:],
+        )
+
+    def _arguments(self) -> dict[str, str]:
+        """Arguments of the request but contents, number and form, as text by name."""
+        params, ctx = self.batch.sampling_params, self.ctx
+        found = {
+            field.name: repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
+            for field in dataclasses.fields(params)
+            if not field.metadata.get("batch_sig_exclude")
+            and field.name not in FORM
+            and not field.name.startswith(FORMS)
+            for value in (getattr(params, field.name),)
+        }
+        return found | {
+            "branches": "unknown" if ctx.cfg_policy is None else str(len(ctx.cfg_policy.branches)),
+            "computed in": str(ctx.target_dtype),
+            "image": str(self.batch.image_latent is not None),
+        }
+
+
+def _twin(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_twin(each) for each in value]
+    return value.clone_state() if isinstance(value, torch.Generator) else value
+
+
+class RequestTuner(LoopTuner):
+    """Chooses what each request of one process follows.
 
     Args:
         pictures: how many are measured at most, ≥ 1.
     """
 
     def __init__(self, pictures: int) -> None:
-        self._entries = Entries(pictures=pictures, store=Store(), command="SGLang with omnireuse")
-        self._said: set[str] = set()
+        super().__init__(Entries(pictures=pictures, store=Store(), command="SGLang with omnireuse"))
 
-    def begin(self, plan: RequestPlan, call: LoopCall) -> RequestPlan | Entry:
+    def begin(self, plan: RequestPlan, loop: StageLoop) -> RequestPlan | Entry:
         """The plan of a loop, or the entry that it is to be measured for."""
-        try:
-            found = self._found(plan, call)
-        except Exception as error:  # the picture must not fail because tuning does
-            found = f"the request cannot be told from others ({type(error).__name__}: {error})"
+        if plan.strategy is None:
+            return plan
+        found = self.find(plan.strategy.policy, loop)
         if isinstance(found, str):
-            if found not in self._said:
-                self._said.add(found)
-                logger.info("tuning is off: %s", found)
+            self.say(f"tuning is off: {found}")
             return plan
-        if self._entries.is_whole(found):
+        if self.entries.is_whole(found):
             # One batch has shown enough: its shadows come before the second one.
-            self._entries.go_on(found, LoopShadows())
-        if found.tuning.state == "measuring":
-            return found
-        if found.strategy is None:
-            return plan
-        return dataclasses.replace(plan, strategy=found.strategy, name=f"{plan.name}, tuned", tuned=True)
+            self._go_on(found)
+        return found if found.tuning.state == "measuring" else self.tuned(plan, found)
 
-    def measure(self, entry: Entry, call: LoopCall, **kwargs: Any) -> tuple[Any, dict[str, float]]:
+    def serve_measured(self, entry: Entry, loop: StageLoop, **kwargs: Any) -> tuple[Any, dict[str, float]]:
         """Make a loop that is measured, and the shadows that are due after it.
 
         Returns:
             The loop's result, and figures for the response.
         """
-        again = call.twin()
-        self._entries.start(entry)
-        call.batch.extra[KEY] = run = MeasuredLoop(call.ctx.scheduler, len(call.ctx.timesteps), call.given)
-        try:
-            result = call.make(**kwargs)
-            run.end(call.ctx.latents)
-        except Exception as error:
-            self._entries.failed(entry, f"a picture has failed ({type(error).__name__})")
-            raise
-        finally:
-            call.batch.extra.pop(KEY, None)
-            entry.is_busy = False
-        if self._entries.learn(entry, run.recording, lambda: FullRun.of(run.recording), again):
-            self._entries.go_on(entry, LoopShadows())
+        again, run = loop.twin(), loop.measured()
+
+        def proceed() -> Any:
+            loop.batch.extra[KEY] = run
+            try:
+                result = loop.make(**kwargs)
+                run.end(loop.ctx.latents)
+                return result
+            finally:
+                loop.batch.extra.pop(KEY, None)
+
+        result = self.measure(entry, again, run, proceed, self._go_on)
         return result, {f"{KEY}_tuned": 0.0, f"{KEY}_pictures_measured": float(entry.tuning.pictures)}
 
-    def _found(self, plan: RequestPlan, call: LoopCall) -> Entry | str:
-        """The entry of a loop; in words why it has none."""
-        ctx, scheduler = call.ctx, call.ctx.scheduler
-        if type(call.stage).__name__ not in SAFE:
-            return f"{type(call.stage).__name__} may keep more than its context, so its loop is not made again"
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            return "SGLang's own pipelines are tuned on one rank alone"
-        if ctx.reserved_frames_mask is not None or ctx.z is not None:
-            return "loops that change their latents after the scheduler's step are not tuned"
-        if call.batch.sampling_params.rollout:
-            return "rollouts are not tuned"
-        if any("WithLoRA" in type(each).__name__ for each in call.stage.transformer.modules()):
-            return "LoRA adapters of SGLang cannot be told apart"
-        if plan.strategy is None:
-            return "every step computes"
-        is_whole = len(getattr(scheduler, "timesteps", ())) == len(ctx.timesteps)
-        start = RunStart(
-            total=len(ctx.timesteps),
-            levels=noise_levels(scheduler) if is_whole else (),
-            scheduler=scheduler,
-            shape=tuple(ctx.latents.shape),
-        )
-        budget = budget_for(plan.strategy.policy, start)
-        if isinstance(budget, str):
-            return budget
-        conditions = watch_of(call.stage).now()
-        if conditions.weights is None:
-            return "weights cannot be told apart, because they are sharded or not in memory"
-        configuration = Configuration(
-            pipeline=f"SGLang: {type(call.server_args.pipeline_config).__name__}",
-            conditions=conditions,
-            scheduler=type(scheduler).__name__,
-            noises=tuple(round(level.coordinate, 4) for level in start.levels),
-            call=_arguments(call),
-            shape=start.shape[1:],
-        )
-        with self._entries.lock:
-            return self._entries.find(configuration, budget)
+    def _go_on(self, entry: Entry) -> None:
+        self.entries.go_on(entry, LoopShadows(_made_again))
 
 
-def _arguments(call: LoopCall) -> dict[str, str]:
-    """Arguments of the request but contents, number and form, as text by name."""
-    params = call.batch.sampling_params
-    found = {
-        field.name: repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
-        for field in dataclasses.fields(params)
-        if not field.metadata.get("batch_sig_exclude") and field.name not in FORM and not field.name.startswith(FORMS)
-        for value in (getattr(params, field.name),)
-    }
-    ctx = call.ctx
-    return found | {
-        "branches": "unknown" if ctx.cfg_policy is None else str(len(ctx.cfg_policy.branches)),
-        "computed in": str(ctx.target_dtype),
-        "image": str(call.batch.image_latent is not None),
-    }
+def _made_again(loop: StageLoop, run: ShadowLoop) -> Pausing[torch.Tensor]:
+    loop.batch.extra[KEY] = run
+    with unchanged_random_states():
+        loop.make(collect_trajectory=False)
+    yield
+    latents: torch.Tensor = loop.ctx.latents
+    return latents
