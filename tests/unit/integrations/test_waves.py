@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -96,21 +95,6 @@ def test_a_new_chunk_starts_anew() -> None:
     state.chunk_index, state.step_index, state.latents = 1, 0, request("a", "half", 20, 1).latents
     state.scheduler.set_timesteps(20)
     assert torch.equal(engine.alone(state), first)
-
-
-def test_outputs_of_several_kinds_are_computed_whole_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    calls: list[int] = []
-
-    def denoise(batch: Any, *, states: Sequence[State], **_: Any) -> tuple[str, ...]:
-        calls.append(len(states))
-        return tuple(state.name for state in states)
-
-    waves = Waves(denoise, list, lambda state: PLANS["half"])
-    states = [request("a", "half", 20, 1), request("b", "half", 20, 2)]
-    for _ in range(3):
-        assert waves.denoise_step(states, states=states) == ("a", "b")
-    assert (waves.computed_whole, calls) == (3, [2, 2, 2])
-    assert "every step is computed" in caplog.text
 
 
 def test_an_interrupted_pipeline_is_passed_on() -> None:

@@ -6,7 +6,6 @@ import gc
 import logging
 import random
 import weakref
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings
-from omnireuse.engines.vllm_omni import waves as under_test
 from omnireuse.engines.vllm_omni.admission import Admission
 from omnireuse.engines.vllm_omni.settings import OmniSettings
 from omnireuse.errors import ConfigError, OmniReuseError
@@ -174,17 +172,3 @@ def test_a_failed_forecast_whose_computation_fails_ends_the_wave_and_mixes_nothi
         engine.wave([good, cursed])
     assert good.extra[KEY].reused == cursed.extra[KEY].reused == failing - len([s for s in schedule if s < failing])
     assert good.latents.isfinite().all()
-
-
-def test_an_output_with_other_rows_than_the_latents_is_computed_whole() -> None:
-    calls: list[int] = []
-
-    def denoise(batch: Any, *, states: Sequence[State], **_: Any) -> torch.Tensor:
-        calls.append(len(states))
-        return torch.zeros(2 * len(states) + 1, 6, 4)
-
-    tested = under_test.Waves(denoise, list, lambda state: PLANS["half"])
-    states = [request("a", "half", 20, 1), request("b", "half", 20, 2)]
-    for _ in range(3):
-        assert len(tested.denoise_step(states, states=states)) == 5
-    assert (tested.computed_whole, calls) == (3, [2, 2, 2])

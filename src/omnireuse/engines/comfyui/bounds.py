@@ -1,4 +1,4 @@
-"""Steps that compute whatever a policy says."""
+"""The share of a denoising in which steps may be reused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 from omnireuse.base.validation import is_number
 from omnireuse.engines.comfyui.noise import NEAR
 from omnireuse.errors import ConfigError
-from omnireuse.loop.policy import Limit, Policy, StepView
 
-__all__ = ["Bounded", "Span"]
+__all__ = ["Span"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,64 +44,3 @@ class Span:
         first, last = (float(model_sampling.percent_to_sigma(each)) for each in (self.start, self.end))
         first, last = first * (1 + NEAR), last * (1 + NEAR)
         return frozenset(step for step, sigma in enumerate(sigmas) if not last < sigma <= first)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounded(Policy):
-    """Another policy, and steps that compute besides those that it chooses.
-
-    Args:
-        policy: decides elsewhere.
-        always: the steps, counted from 0.
-    """
-
-    policy: Policy
-    always: frozenset[int]
-
-    def __post_init__(self) -> None:
-        for name in ("needs_drift", "needs_error", "drift_since_computed", "signal"):
-            object.__setattr__(self, name, getattr(self.policy, name))
-
-    @property
-    def expects_reuse(self) -> bool:
-        """As the other policy."""
-        return self.policy.expects_reuse
-
-    @property
-    def compute_last(self) -> bool:
-        """As the other policy."""
-        return self.policy.compute_last
-
-    @property
-    def limit(self) -> Limit | None:
-        """As the other policy."""
-        return self.policy.limit
-
-    def warmup_limit(self, total: int | None) -> Limit | None:
-        """As the other policy."""
-        return self.policy.warmup_limit(total)
-
-    def measured(self, state: Any, view: StepView) -> float | None:
-        """As the other policy."""
-        return self.policy.measured(state, view)
-
-    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int] | None:
-        """The steps that the other policy computes, and those that always do."""
-        chosen = self.policy.schedule(total, noises)
-        return None if chosen is None else chosen | {step for step in self.always if step < total}
-
-    def caution(self, total: int, noises: tuple[float, ...] | None = None) -> str | None:
-        """As the other policy."""
-        return self.policy.caution(total, noises)
-
-    def start(self) -> Any:
-        """As the other policy."""
-        return self.policy.start()
-
-    def wants_reuse(self, state: Any, view: StepView) -> bool:
-        """Whether the other policy would reuse, at a step that need not compute."""
-        return view.index not in self.always and self.policy.wants_reuse(state, view)
-
-    def after(self, state: Any, view: StepView, reused: bool) -> Any:
-        """As the other policy."""
-        return self.policy.after(state, view, reused)

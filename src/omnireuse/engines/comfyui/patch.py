@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.engines.comfyui.bounds import Bounded, Span
+from omnireuse.engines.comfyui.bounds import Span
 from omnireuse.engines.comfyui.calls import SamplerCall
 from omnireuse.engines.comfyui.graph import sampler_name
 from omnireuse.engines.comfyui.parts import Part, Parts
@@ -164,13 +164,14 @@ class Reuse:
                 self._stats.fell_back("nothing remembered of the sampler before")
         always = self._span.to_compute(sigmas[:-1], model_sampling) | (part.to_compute if part else frozenset())
         run = SamplingRun(
-            replace(strategy, policy=Bounded(policy=strategy.policy, always=always)) if always else strategy,
+            strategy,
             sigmas,
             model_sampling,
             sampler=sampler_name(call.sampler),
             call_sigmas=self._call_sigmas.known(call.sampler, own, guider.model_patcher),
             number=next(self._numbers) if before is None else before.number,
             emit=self._stats.inbox.append,
+            always=always,
             first=part.first if part else 0,
             remembered=before,
         )

@@ -12,6 +12,7 @@ from omnireuse.engines.comfyui.noise import RunNoise
 from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import Emit, Generation, layout_of
 from omnireuse.loop.strategy import Strategy
+from omnireuse.policies import Steps
 
 __all__ = ["SamplingRun", "active_conditions"]
 
@@ -34,6 +35,7 @@ class SamplingRun:
         call_sigmas: of all calls that the sampler will make; None where each is read from the device.
         number: of the run, for its events.
         emit: takes an event for each decision.
+        always: steps that compute whatever the policy says.
         first: number of steps that other samplers have made.
         remembered: the state that they left; None if unknown.
     """
@@ -48,11 +50,12 @@ class SamplingRun:
         call_sigmas: Sequence[float] | None = None,
         number: int,
         emit: Emit,
+        always: frozenset[int] = frozenset(),
         first: int = 0,
         remembered: Generation | None = None,
     ) -> None:
         self.strategy, self._number, self._emit = strategy, number, emit
-        self._first, self._remembered = first, remembered
+        self._always, self._first, self._remembered = always, first, remembered
         self._by_derivative = strategy.chosen_target == "output"
         self.noise = RunNoise(sigmas, model_sampling, derivative=self._by_derivative, sampler=sampler)
         self.generation = self._start(strategy)
@@ -69,6 +72,13 @@ class SamplingRun:
 
     def _start(self, strategy: Strategy) -> Generation:
         started = Generation(strategy, self.noise.levels, number=self._number, emit=self._emit)
+        if self._always and started.schedule is not None:
+            # Forecasts look ahead to the next computed step.
+            steps = started.schedule | {step for step in self._always if step < len(self.noise.levels)}
+            policy = Steps(steps=tuple(steps), compute_last=strategy.policy.compute_last)
+            started = Generation(
+                replace(strategy, policy=policy), self.noise.levels, number=self._number, emit=self._emit
+            )
         if self._first:
             started.begin_at(self._first, self._remembered)
         return started
@@ -137,7 +147,7 @@ class SamplingRun:
             self.generation.decide(name, order=int(branch) if branch.isdigit() else 0, layout=layout)
             for name, branch in zip(names, branches, strict=True)
         ]
-        if all(choice.reuse for choice in choices):
+        if self.generation.index not in self._always and all(choice.reuse for choice in choices):
             return [self._x0(self.generation.predict(choice, x), x) for choice in choices]
         pairs = zip(choices, compute(), strict=True)
         return [self._observed(replace(choice, reuse=False), x0, x) for choice, x0 in pairs]

@@ -9,7 +9,6 @@ computes every further step, and the others go on.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +25,6 @@ from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 
 __all__ = ["Waves", "levels_of"]
-
-logger = logging.getLogger("omnireuse")
 
 
 @dataclass(eq=False)
@@ -76,9 +73,6 @@ class Waves:
         after: Callable[[], None] = lambda: None,
     ) -> None:
         self._denoise, self._sub_batch, self._plan, self._after = denoise, sub_batch, plan, after
-        self._warned = False
-        self.computed_whole = 0
-        """Waves whose outputs are no single tensor, and which were computed whole for that."""
         self.failures = 0
         """Requests that went on without reuse because something of theirs failed."""
 
@@ -95,25 +89,23 @@ class Waves:
             return self._denoise(input_batch, states=states, **kwargs)
         entries = [self._entry(state) for state in states]
         computing = [entry for entry in entries if not entry.reuses]
-        if computing:
-            is_whole = len(computing) == len(entries)
-            output = self._compute(computing, input_batch if is_whole else None, kwargs)
-            if output is not None or computing[0].output is None:
-                return self._without_reuse(output, input_batch, entries, is_whole, kwargs)
+        whole = input_batch if len(computing) == len(entries) else None
+        if computing and not self._compute(computing, whole, kwargs):
+            return None
         # Nothing of any request has changed up to here: a step that raises leaves all of them as they were.
         reusing = [entry for entry in entries if entry.reuses]
         if failed := self._served(predict_batch, reusing):
             for entry in computing:  # a graph of the device may write over its last output
                 entry.output = None if entry.output is None else entry.output.clone()
             try:
-                output = self._compute(failed, None, kwargs)
+                is_computed = self._compute(failed, None, kwargs)
             except BaseException as error:
                 for entry in reusing:
                     if entry not in failed:  # its forecast is made, and the step is not
                         self._give_up(entry, "the computation of another request", error)
                 raise
-            if output is not None or failed[0].output is None:
-                return self._without_reuse(output, input_batch, entries, False, kwargs)
+            if not is_computed:
+                return None
         self._served(observe_batch, [entry for entry in computing if entry.choice is not None])
         self._count(entries)
         outputs = torch.cat([entry.output for entry in entries if entry.output is not None])
@@ -158,17 +150,16 @@ class Waves:
         request.failures += 1
         self.failures += 1
 
-    def _compute(self, entries: Sequence[_Entry], batch: Any, kwargs: dict[str, Any]) -> Any:
-        """Compute the outputs of some requests; return what the pipeline returned where that is not one row for each
-        row of latents."""
+    def _compute(self, entries: Sequence[_Entry], batch: Any, kwargs: dict[str, Any]) -> bool:
+        """Compute the outputs of some requests; False where the pipeline was interrupted."""
         states = [entry.state for entry in entries]
         output = self._denoise(self._sub_batch(states) if batch is None else batch, states=states, **kwargs)
+        if output is None:
+            return False
         rows = [state.latents.shape[0] for state in states]
-        if not isinstance(output, torch.Tensor) or not output.ndim or len(output) != sum(rows):
-            return output
         for entry, part in zip(entries, output.split(rows), strict=True):
             entry.output = part
-        return None
+        return True
 
     def _served(
         self, fused: Callable[[list[Row]], Sequence[torch.Tensor | None]], entries: Sequence[_Entry]
@@ -182,27 +173,6 @@ class Waves:
             else:
                 entry.output = output
         return failed
-
-    def _without_reuse(
-        self, output: Any, input_batch: Any, entries: Sequence[_Entry], is_whole: bool, kwargs: dict[str, Any]
-    ) -> Any:
-        """The step of a wave whose output is no tensor: an interrupt, or outputs of several kinds."""
-        if output is None:
-            return None
-        self.computed_whole += 1
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "the pipeline's denoise_step returns %s and not one tensor with a row for each row of latents: every "
-                "step is computed",
-                type(output).__name__,
-            )
-        if not is_whole:
-            output = self._denoise(input_batch, states=[entry.state for entry in entries], **kwargs)
-        for entry in entries:
-            entry.request.generation = entry.choice = None
-        self._count(entries)
-        return output
 
     def _count(self, entries: Sequence[_Entry]) -> None:
         for entry in entries:
