@@ -71,17 +71,14 @@ class LoopShadows:
     make: Callable[[Any, ShadowLoop], Pausing[torch.Tensor]]
 
     def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Pausing[Shadow]:
-        """As `Shadows.follow`."""
         again: Loop = call.replay.twin()
         return self._made(again, Followed(call.full, strategy, first_reused, again.start.levels))
 
     def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Pausing[Shadow]:
-        """As `Shadows.lead`; the fit knows the steps of the policy."""
         again: Loop = call.replay.twin()
         return self._made(again, Led(call.full, fit, again.start.scheduler, again.given))
 
     def arrive(self, call: MeasuredCall) -> Shadow:
-        """As `Shadows.arrive`. Nothing is decoded."""
         return Shadow(0, call.full.final)
 
     def _made(self, again: Loop, run: ShadowLoop) -> Pausing[Shadow]:

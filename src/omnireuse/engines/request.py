@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omnireuse.engines.settings import KEY, RequestPlan
+from omnireuse.engines.settings import KEY, OFF, RequestPlan
+from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.events import warn_given_up
 from omnireuse.loop.generation import Generation
+from omnireuse.noise.parametrization import NoiseLevel
+from omnireuse.noise.schedulers import noise_levels
 from omnireuse.summary.summary import Promise
 
-__all__ = ["METRICS", "STRATEGY", "RequestReuse", "count_request", "figures_of", "warn_of"]
+__all__ = ["METRICS", "STRATEGY", "RequestReuse", "count_request", "figures_of", "levels_of", "warn_of"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -26,6 +30,7 @@ class RequestReuse:
 
     Attributes:
         plan: of the request.
+        name: of the request, for warnings.
         generation: its state; None where the request computes every step.
         computed, reused: steps so far.
         chunk: of a streaming request, whose chunks are denoised one after the other.
@@ -33,13 +38,41 @@ class RequestReuse:
         failures: how often something of the request failed, and it went on without reuse.
     """
 
-    plan: RequestPlan
-    generation: Generation | None
+    plan: RequestPlan = OFF
+    name: str | None = None
+    generation: Generation | None = None
     computed: int = 0
     reused: int = 0
     chunk: int = 0
     first: int = 0
     failures: int = 0
+
+    @property
+    def label(self) -> str:
+        """Names the request in warnings."""
+        return f"request {self.name or 'without a name'}"
+
+    def start(self, scheduler: Any, total: int, *, at: int = 0) -> None:
+        """Begin a run of so many steps, `at` one of them.
+
+        Args:
+            scheduler: of the request, with its timesteps.
+        """
+        self.first, self.generation = at, None
+        if self.plan.strategy is not None:
+            levels, agreement = levels_of(scheduler, total), Agreement(self.plan.group)
+            self.generation = Generation(self.plan.strategy, levels, total=total, at=at, agreement=agreement)
+            self.generation.label = self.label
+
+    def give_up(self, doing: str, error: BaseException) -> None:
+        """Compute every further step, with a warning: something of this request has failed."""
+        warn_given_up(self.label, doing, error)
+        self.end()
+
+    def end(self) -> None:
+        """Compute every further step, and count a failure."""
+        self.plan, self.generation = OFF, None
+        self.failures += 1
 
     def is_at(self, chunk: int, step: int) -> bool:
         """Whether this step follows the known ones. An engine may begin a chunk, or go back to an earlier step."""
@@ -55,6 +88,15 @@ class RequestReuse:
         if self.failures:
             found[f"{KEY}_failures"] = float(self.failures)
         return found
+
+
+def levels_of(scheduler: Any, total: int) -> Sequence[NoiseLevel]:
+    """The noise level of each of a run's steps; empty where the scheduler has another number of steps and does not say
+    which of them the run makes: steps are counted then."""
+    known, begin = len(getattr(scheduler, "timesteps", ())), 0
+    if known != total:
+        begin = getattr(scheduler, "begin_index", None) or 0
+    return noise_levels(scheduler)[begin:] if 0 < known == begin + total else ()
 
 
 def warn_of(plan: RequestPlan, total: int) -> None:

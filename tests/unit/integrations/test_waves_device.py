@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bench._fake_device import HostReads, fake_device, outside
+from omnireuse.engines import request as request_module
 from omnireuse.engines.settings import KEY
-from omnireuse.engines.vllm_omni import waves
 from omnireuse.noise.schedulers import noise_levels
 from tests.helpers.waves import PLANS, Engine, request
 
@@ -18,7 +18,7 @@ MOST = {"half": 0, "third": 0, "off": 0, "measured": 1, "watched": 3}
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_wave_waits_for_the_device_only_where_it_measures(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     states = [request(f"request {number}", plan, 20, number) for number in range(3)]
-    monkeypatch.setattr(waves, "noise_levels", outside(noise_levels))
+    monkeypatch.setattr(request_module, "noise_levels", outside(noise_levels))
     with fake_device() as device, torch.no_grad():
         engine = Engine(device=device)
         for state in states:

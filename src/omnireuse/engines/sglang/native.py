@@ -5,22 +5,19 @@ An error of reuse does not fail a request: it computes every further step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from omnireuse.engines.request import RequestReuse, warn_of
-from omnireuse.engines.settings import KEY, OFF, RequestPlan
+from omnireuse.engines.settings import KEY, RequestPlan
 from omnireuse.errors import StateError
-from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.events import Choice, warn_given_up
-from omnireuse.loop.generation import Generation, layout_of
-from omnireuse.noise.parametrization import NoiseLevel
-from omnireuse.noise.schedulers import noise_levels
+from omnireuse.loop.events import Choice
+from omnireuse.loop.generation import layout_of
 from omnireuse.tuning.loops import LoopRun
 
-__all__ = ["denoising_loop", "levels_of", "predicted_noise"]
+__all__ = ["denoising_loop", "predicted_noise"]
 
 
 def denoising_loop(
@@ -35,12 +32,13 @@ def denoising_loop(
     Returns:
         The loop's result, and the reuse.
     """
-    reuse = RequestReuse(plan, None)
-    batch.extra[KEY] = reuse
+    batch.extra[KEY] = reuse = RequestReuse(plan, getattr(batch, "request_id", None))
+    total = len(ctx.timesteps)
     try:
-        reuse.generation = _start(plan, ctx)
+        warn_of(plan, total)
+        reuse.start(ctx.scheduler, total)
     except Exception as error:  # of reuse: the request goes on
-        _give_up(reuse, batch, "the start of a run", error)
+        reuse.give_up("the start of a run", error)
     try:
         result = original(stage, ctx, batch, server_args, **kwargs)
     finally:
@@ -79,7 +77,7 @@ def predicted_noise(
         return reuse.step(lambda: original(stage, **kwargs), timestep_index, latents, denoiser=0 if is_first else 1)
     if reuse is None:
         return original(stage, **kwargs)
-    choice, output = _forecast(reuse, batch, timestep_index, latents, (is_first, layout_of(latents)))
+    choice, output = _forecast(reuse, timestep_index, latents, (is_first, layout_of(latents)))
     if output is None:
         output = original(stage, **kwargs)
         reuse.computed += 1
@@ -94,12 +92,12 @@ def predicted_noise(
             output = generation.observe(choice, output, latents)
         generation.advance()
     except Exception as error:  # of reuse: the request goes on
-        _give_up(reuse, batch, "the end of a step", error)
+        reuse.give_up("the end of a step", error)
     return output
 
 
 def _forecast(
-    reuse: RequestReuse, batch: Any, step: int, latents: torch.Tensor, layout: tuple[Any, ...]
+    reuse: RequestReuse, step: int, latents: torch.Tensor, layout: tuple[Any, ...]
 ) -> tuple[Choice | None, torch.Tensor | None]:
     """The decision on a step, and the forecast output where it is reused; None for a request without reuse."""
     generation = reuse.generation
@@ -111,24 +109,5 @@ def _forecast(
         choice = generation.decide(layout=layout)
         return choice, generation.predict(choice, latents) if choice.reuse else None
     except Exception as error:  # of reuse: the request goes on
-        _give_up(reuse, batch, "the decision on a step", error)
+        reuse.give_up("the decision on a step", error)
         return None, None
-
-
-def _give_up(reuse: RequestReuse, batch: Any, doing: str, error: BaseException) -> None:
-    warn_given_up(f"request {getattr(batch, 'request_id', 'without a name')}", doing, error)
-    reuse.plan, reuse.generation = OFF, None
-    reuse.failures += 1
-
-
-def _start(plan: RequestPlan, ctx: Any) -> Generation:
-    assert plan.strategy is not None
-    total = len(ctx.timesteps)
-    warn_of(plan, total)
-    return Generation(plan.strategy, levels_of(ctx.scheduler, total), total=total, agreement=Agreement(plan.group))
-
-
-def levels_of(scheduler: Any, total: int) -> Sequence[NoiseLevel]:
-    """The noise level of each step; empty for a loop over a part of the schedule, which has noise of its own: steps are
-    counted then."""
-    return noise_levels(scheduler) if len(getattr(scheduler, "timesteps", ())) == total else ()

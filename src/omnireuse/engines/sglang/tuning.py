@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from omnireuse.engines.loops import Loop, LoopShadows, LoopTuner
+from omnireuse.engines.request import levels_of
 from omnireuse.engines.settings import KEY, RequestPlan
-from omnireuse.engines.sglang.native import levels_of
 from omnireuse.hooks.run import RunStart
 from omnireuse.profiles.conditions import watch_of
 from omnireuse.tuning.configuration import Configuration
@@ -52,7 +52,6 @@ class StageLoop(Loop):
 
     @property
     def start(self) -> RunStart:
-        """Its length, noise levels, scheduler and shape."""
         scheduler, total = self.ctx.scheduler, len(self.ctx.timesteps)
         levels = levels_of(scheduler, total)
         return RunStart(total=total, levels=levels, scheduler=scheduler, shape=tuple(self.ctx.latents.shape))
@@ -80,11 +79,9 @@ class StageLoop(Loop):
         return dataclasses.replace(self, ctx=again, batch=batch)
 
     def given(self, step: int) -> dict[str, Any]:
-        """Arguments of the scheduler's step beside the output and the latents."""
         return {"timestep": self.ctx.timesteps[step], **self.ctx.extra_step_kwargs, "return_dict": False}
 
     def untunable(self) -> str | None:
-        """The reason against tuning this loop, or None."""
         if type(self.stage).__name__ not in SAFE:
             return f"{type(self.stage).__name__} may keep more than its context, so its loop is not made again"
         if dist.is_initialized() and dist.get_world_size() > 1:

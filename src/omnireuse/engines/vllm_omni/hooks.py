@@ -1,6 +1,6 @@
-"""The hooks of reuse in vllm-omni: a table of the wrapped functions, and a check that each of them is there.
+"""The hooks of reuse in vllm-omni: a table of the hooked functions, and a check that each of them is there.
 
-Every wrapper calls the original. It does more only in an engine that was started with ``--cache-backend omnireuse``.
+Every hook calls the original. It does more only in an engine that was started with ``--cache-backend omnireuse``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TESTED = ("0.30",)
 _DIFFUSION = "vllm_omni.diffusion"
 _RUNNER = f"{_DIFFUSION}.worker.diffusion_model_runner"
 
-Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+Original = Callable[..., Any]
 
 
 def _is_ours(config: Any) -> bool:
@@ -50,86 +50,62 @@ def _without_cache(owner: Any) -> Iterator[None]:
         owner.od_config = config
 
 
-def _select(original: Callable[..., Any]) -> Callable[..., Any]:
+def _select(original: Original, cache_backend: str | None, cache_config: Any) -> Any:
     """Know one more cache backend."""
-
-    def get_cache_backend(cache_backend: str | None, cache_config: Any) -> Any:
-        if cache_backend != KEY:
-            return original(cache_backend, cache_config)
-        check_host("vllm-omni", TESTED, _missing, asked=f"--cache-backend {KEY}")
-        return Backend(cache_config)
-
-    return get_cache_backend
+    if cache_backend != KEY:
+        return original(cache_backend, cache_config)
+    check_host("vllm-omni", TESTED, _missing, asked=f"--cache-backend {KEY}")
+    return Backend(cache_config)
 
 
-def _step_mode(original: Callable[..., Any]) -> Callable[..., Any]:
+def _step_mode(original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
     """Let a wave through that vllm-omni refuses with any cache backend, and serve it."""
-
-    def execute_stepwise(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (_is_ours(self.od_config) and self.cache_backend is not None):
-            return original(self, *args, **kwargs)
-        self.cache_backend.serve_waves(self.pipeline, _sub_batch)
-        with _without_cache(self):
-            return original(self, *args, **kwargs)
-
-    return execute_stepwise
+    if not (_is_ours(runner.od_config) and runner.cache_backend is not None):
+        return original(runner, *args, **kwargs)
+    runner.cache_backend.serve_waves(runner.pipeline, _sub_batch)
+    with _without_cache(runner):
+        return original(runner, *args, **kwargs)
 
 
 def _sub_batch(states: list[Any]) -> Any:
     return import_module(f"{_DIFFUSION}.worker.input_batch").InputBatch.make_batch(states)
 
 
-def _diffusers_format(original: Callable[..., Any]) -> Callable[..., Any]:
+def _diffusers_format(original: Original, adapter: Any) -> Any:
     """Let the adapter for the diffusers format through, which refuses every cache backend."""
-
-    def raise_unsupported_features(self: Any) -> Any:
-        if not _is_ours(self.od_config):
-            return original(self)
-        with _without_cache(self):
-            return original(self)
-
-    return raise_unsupported_features
+    if not _is_ours(adapter.od_config):
+        return original(adapter)
+    with _without_cache(adapter):
+        return original(adapter)
 
 
-def _whole_requests(original: Callable[..., Any]) -> Callable[..., Any]:
+def _whole_requests(original: Original, runner: Any, reqs: list[Any], **kwargs: Any) -> Any:
     """Tell the backend which requests are about to run."""
-
-    def refresh_cache_for_requests(self: Any, reqs: list[Any], **kwargs: Any) -> Any:
-        if not _is_ours(kwargs.get("od_config", self.od_config)) or self.cache_backend is None:
-            return original(self, reqs, **kwargs)
-        with _as_client_error():
-            self.cache_backend.begin(reqs)
-        return None
-
-    return refresh_cache_for_requests
+    if not _is_ours(kwargs.get("od_config", runner.od_config)) or runner.cache_backend is None:
+        return original(runner, reqs, **kwargs)
+    with _as_client_error():
+        runner.cache_backend.begin(reqs)
+    return None
 
 
-def _whole_results(original: Callable[..., Any]) -> Callable[..., Any]:
+def _whole_results(original: Original, runner: Any, reqs: list[Any], outputs: list[Any]) -> Any:
     """Report the reuse of whole requests."""
-
-    def runner_output_from_outputs(self: Any, reqs: list[Any], outputs: list[Any]) -> Any:
-        if isinstance(self.cache_backend, Backend):
-            for output in outputs:
-                output.stage_durations = {**(output.stage_durations or {}), **self.cache_backend.figures()}
-        return original(self, reqs, outputs)
-
-    return runner_output_from_outputs
+    if isinstance(runner.cache_backend, Backend):
+        for output in outputs:
+            output.stage_durations = {**(output.stage_durations or {}), **runner.cache_backend.figures()}
+    return original(runner, reqs, outputs)
 
 
-def _admission(original: Callable[..., Any]) -> Callable[..., Any]:
+def _admission(original: Original, scheduler: Any, request_id: str, request: Any) -> Any:
     """Refuse a request whose settings cannot be served before it waits for its turn."""
-
-    def add_request(self: Any, request_id: str, request: Any) -> Any:
-        if _is_ours(self.od_config):
-            if self not in _admissions:
-                _admissions[self] = Admission(self.od_config)
-            with _as_client_error():
-                _admissions[self].check(request)
-        elif KEY in (request.sampling_params.extra_args or ()):
-            _warn_of_no_backend()
-        return original(self, request_id, request)
-
-    return add_request
+    if _is_ours(scheduler.od_config):
+        if scheduler not in _admissions:
+            _admissions[scheduler] = Admission(scheduler.od_config)
+        with _as_client_error():
+            _admissions[scheduler].check(request)
+    elif KEY in (request.sampling_params.extra_args or ()):
+        _warn_of_no_backend()
+    return original(scheduler, request_id, request)
 
 
 @functools.cache
@@ -153,40 +129,32 @@ def _as_client_error() -> Iterator[None]:
         raise import_module("vllm_omni.errors").OmniClientError(str(error)) from None
 
 
-def _metrics(original: Callable[..., Any]) -> Callable[..., Any]:
+def _metrics(original: Original, engine: Any, request: Any, output: Any) -> Any:
     """Copy the figures of reuse from the timings, which reach every response, to the metrics of the engine's output."""
-
-    def postprocess_output(self: Any, request: Any, output: Any) -> Any:
-        durations = output.stage_durations or {}
-        strategy = durations.pop(STRATEGY, None)
-        ours = {name: figure for name, figure in durations.items() if name.startswith(f"{KEY}_")}
-        results = original(self, request, output)
-        for result in results if ours else ():
-            result.metrics.update(ours)
-            wanted = RequestSettings.of(request.sampling_params.extra_args)
-            result.custom_output = {**result.custom_output, KEY: {**ours, STRATEGY: strategy, "target": wanted.target}}
-        return results
-
-    return postprocess_output
+    durations = output.stage_durations or {}
+    strategy = durations.pop(STRATEGY, None)
+    ours = {name: figure for name, figure in durations.items() if name.startswith(f"{KEY}_")}
+    results = original(engine, request, output)
+    for result in results if ours else ():
+        result.metrics.update(ours)
+        wanted = RequestSettings.of(request.sampling_params.extra_args)
+        result.custom_output = {**result.custom_output, KEY: {**ours, STRATEGY: strategy, "target": wanted.target}}
+    return results
 
 
-def _response(original: Callable[..., Any]) -> Callable[..., Any]:
+def _response(original: Original, omni: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
     """Count a finished request where the server exposes its metrics, and name the strategy in its response."""
-
-    def process_single_result(self: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
-        made = original(self, result, *args, **kwargs)
-        stage = result.engine_outputs
-        figures = dict((getattr(stage, "custom_output", None) or {}).get(KEY) or {})
-        if figures and stage.finished:
-            count_request(figures, figures.pop("target"))
-            if made is not None:
-                made.metrics.update(figures)
-        return made
-
-    return process_single_result
+    made = original(omni, result, *args, **kwargs)
+    stage = result.engine_outputs
+    figures = dict((getattr(stage, "custom_output", None) or {}).get(KEY) or {})
+    if figures and stage.finished:
+        count_request(figures, figures.pop("target"))
+        if made is not None:
+            made.metrics.update(figures)
+    return made
 
 
-SEAMS: tuple[tuple[str, str, Wrapper], ...] = (
+SEAMS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     (f"{_DIFFUSION}.cache.selector", "get_cache_backend", _select),
     (_RUNNER, "get_cache_backend", _select),
     (_RUNNER, "DiffusionModelRunner._execute_stepwise", _step_mode),
@@ -201,7 +169,8 @@ SEAMS: tuple[tuple[str, str, Wrapper], ...] = (
     (f"{_DIFFUSION}.diffusion_engine", "DiffusionEngine.postprocess_output", _metrics),
     ("vllm_omni.entrypoints.omni_base", "OmniBase._process_single_result", _response),
 )
-"""Module, function and its wrapper. The runner binds the selector's function by name, so both places are wrapped."""
+"""Module, function, and its hook, which is called with the original and the arguments. The runner binds the selector's
+function by name, so both places are hooked."""
 
 _missing: list[str] = []
 _admissions: WeakKeyDictionary[Any, Admission] = WeakKeyDictionary()
@@ -213,7 +182,7 @@ def install() -> None:
     it starts as ever."""
     log_through("vllm")
     _missing.clear()
-    for module, path, wrap in SEAMS:
+    for module, path, hook in SEAMS:
         try:
             owner: Any = import_module(module)
             *outer, name = path.split(".")
@@ -224,8 +193,15 @@ def install() -> None:
             _missing.append(f"{module}.{path} ({error})")
             continue
         if not getattr(original, "omnireuse", False):
-            wrapped = functools.wraps(original)(wrap(original))
-            wrapped.omnireuse = True  # type: ignore[attr-defined]  # the mark that makes this idempotent
-            setattr(owner, name, wrapped)
+            setattr(owner, name, _hooked(original, hook))
     if _missing:
         logger.error("omnireuse cannot get into this vllm-omni: %s", "; ".join(_missing))
+
+
+def _hooked(original: Original, hook: Callable[..., Any]) -> Original:
+    @functools.wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    hooked.omnireuse = True  # type: ignore[attr-defined]  # the mark that makes installing idempotent
+    return hooked

@@ -17,9 +17,9 @@ import msgspec
 import torch
 
 from omnireuse.engines.loops import Loop, LoopShadows, LoopTuner
+from omnireuse.engines.request import levels_of
 from omnireuse.engines.settings import RequestPlan
 from omnireuse.engines.vllm_omni.calls import request_scales, untunable
-from omnireuse.engines.vllm_omni.waves import levels_of
 from omnireuse.hooks.run import RunStart
 from omnireuse.planning.solver import next_latents
 from omnireuse.tuning.budget import Budget
@@ -52,11 +52,10 @@ class RequestLoop(Loop):
 
     @property
     def start(self) -> RunStart:
-        """Its length, noise levels, scheduler and shape."""
         state = self.state
         return RunStart(
             total=state.total_steps,
-            levels=levels_of(state),
+            levels=levels_of(state.scheduler, state.total_steps),
             scheduler=state.scheduler,
             shape=tuple(state.latents.shape),
         )
@@ -69,15 +68,12 @@ class RequestLoop(Loop):
         return replace(self, state=twin)
 
     def given(self, step: int) -> dict[str, Any]:
-        """Arguments of the scheduler's step beside the output and the latents."""
         return {"timestep": self.state.timesteps[step], "return_dict": False}
 
     def untunable(self) -> str | None:
-        """The reason against tuning this loop, or None."""
         return untunable(self.state.sampling)
 
     def configuration(self, start: RunStart) -> Configuration:
-        """By the pipeline and the scales of guidance."""
         return Configuration.of(self.pipeline, start, request_scales(self.state.sampling, self.state.prompt))
 
     def stepped(self, scheduler: Any, output: torch.Tensor) -> torch.Tensor:

@@ -16,15 +16,12 @@ from typing import Any
 import torch
 
 from omnireuse.engines.request import RequestReuse
-from omnireuse.engines.settings import KEY, OFF, RequestPlan
-from omnireuse.loop.agreement import Agreement
+from omnireuse.engines.settings import KEY, RequestPlan
 from omnireuse.loop.batch import Row, observe_batch, predict_batch
-from omnireuse.loop.events import Choice, warn_given_up
-from omnireuse.loop.generation import Generation, layout_of
-from omnireuse.noise.parametrization import NoiseLevel
-from omnireuse.noise.schedulers import noise_levels
+from omnireuse.loop.events import Choice
+from omnireuse.loop.generation import layout_of
 
-__all__ = ["Waves", "levels_of"]
+__all__ = ["Waves"]
 
 
 @dataclass(eq=False)
@@ -114,15 +111,15 @@ class Waves:
 
     def _entry(self, state: Any) -> _Entry:
         kept: RequestReuse | None = state.extra.get(KEY)
-        entry = _Entry(state, RequestReuse(OFF, None) if kept is None else kept)
-        request = entry.request
+        request = RequestReuse(name=getattr(state, "request_id", None)) if kept is None else kept
+        entry = _Entry(state, request)
         try:
             if kept is None:
                 state.extra[KEY] = request
                 request.plan = self._plan(state)
             if kept is None or not request.is_at(state.chunk_index, state.step_index):
-                request.chunk, request.first = state.chunk_index, state.step_index
-                request.generation = self._start(request.plan, state)
+                request.chunk = state.chunk_index
+                request.start(state.scheduler, state.total_steps, at=state.step_index)
             if request.generation is not None:
                 latents = state.latents
                 entry.choice = request.generation.decide(layout=layout_of(latents), signal=latents)
@@ -130,24 +127,11 @@ class Waves:
             self._give_up(entry, "the decision on a step", error)
         return entry
 
-    def _start(self, plan: RequestPlan, state: Any) -> Generation | None:
-        if plan.strategy is None:
-            return None
-        levels, total, first = levels_of(state), state.total_steps, state.step_index
-        generation = Generation(plan.strategy, levels, total=total, at=first, agreement=Agreement(plan.group))
-        generation.label = _label(state)
-        return generation
-
     def _give_up(self, entry: _Entry, doing: str, error: BaseException) -> None:
-        warn_given_up(_label(entry.state), doing, error)
-        self._end_reuse(entry)
-
-    def _end_reuse(self, entry: _Entry) -> None:
         """Compute every further step of a request. Ranks that share a forward pass must fail alike, or the engine ends
         them: the error of one rank alone cannot be told to the others in the middle of a step."""
-        request = entry.request
-        request.plan, request.generation, entry.choice = OFF, None, None
-        request.failures += 1
+        entry.request.give_up(doing, error)
+        entry.choice = None
         self.failures += 1
 
     def _compute(self, entries: Sequence[_Entry], batch: Any, kwargs: dict[str, Any]) -> bool:
@@ -168,7 +152,9 @@ class Waves:
         rows, failed = [entry.row() for entry in entries], []
         for entry, row, output in zip(entries, rows, fused(rows), strict=True):
             if row.generation.failure:
-                self._end_reuse(entry)
+                entry.request.end()
+                entry.choice = None
+                self.failures += 1
                 failed.append(entry)
             else:
                 entry.output = output
@@ -188,16 +174,3 @@ class Waves:
                 self._give_up(entry, "the end of a step", error)
             # The one mapping of numbers that travels with a request to its response; `hooks` makes metrics of them.
             entry.state.stage_durations.update(request.figures())
-
-
-def _label(state: Any) -> str:
-    return f"request {getattr(state, 'request_id', 'without a name')}"
-
-
-def levels_of(state: Any) -> Sequence[NoiseLevel]:
-    """The noise level of each of a request's steps; empty where its scheduler has another number of steps and does not
-    say which of them the request makes: steps are counted then."""
-    known, begin = len(getattr(state.scheduler, "timesteps", ())), 0
-    if known != state.total_steps:
-        begin = getattr(state.scheduler, "begin_index", None) or 0
-    return noise_levels(state.scheduler)[begin:] if 0 < known == begin + state.total_steps else ()
