@@ -55,7 +55,7 @@ class Loop(ABC):
         """Loops that are like this one."""
 
     def measured(self) -> MeasuredLoop:
-        """What keeps the values of its steps."""
+        """The recorder of its steps."""
         assert self.start.total is not None, "only loops of known length are tuned"
         return MeasuredLoop(self.start.scheduler, self.start.total, self.given)
 

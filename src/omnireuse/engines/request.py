@@ -1,4 +1,4 @@
-"""What reuse keeps of one request of an engine, and what the engine's own Prometheus metrics count of it."""
+"""The reuse state of one request of an engine, and its counts in the engine's own Prometheus metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of reuse in an engine: what a server was started with, and what one request asks for, checked first."""
+"""The settings of reuse in an engine: those of the server, and the wishes of one request. Both are checked first."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RequestPlan:
     Attributes:
         strategy: None where the request computes every step.
         name: for logs and metrics.
-        promise: what the profile says of its quality, if it has one.
+        promise: of its quality, by the profile, if there is one.
         group: the ranks that decide together; None where each decides alone.
         tuned: whether the first pictures of a pipeline have chosen it.
         measured: takes each output of a request that is measured by `note(state, output)`; None where none is.
@@ -198,7 +198,7 @@ class ServerSettings:
                 raise UnknownNameError(f"target in request_targets of {self.place}", name, TARGETS)
 
     def plan(self, request: RequestSettings, pipeline: Any, *, region: str | None = None) -> RequestPlan:
-        """What a request follows; the plans are kept, since many requests ask for the same.
+        """The plan of a request. Plans are kept, since many requests ask for the same.
 
         Args:
             pipeline: that serves it; None where it is elsewhere: a profile is then not checked against it.

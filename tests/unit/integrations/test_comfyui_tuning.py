@@ -234,6 +234,15 @@ def test_a_sampler_without_fitted_weights_gets_the_untuned_default(name: str, wh
     assert why in str(reuse_of(patched).summary())
 
 
+def test_a_run_whose_latents_another_node_changes_is_not_tuned() -> None:
+    model = Model()
+    model.add_wrapper_with_key("predict_noise", "other", lambda executor, x, *rest: executor(x + 0.1, *rest))
+    patched, untuned = node(model), node(model, tune=False)
+    assert torch.equal(picture(patched, 0), picture(model, 0))
+    assert "other nodes change the sampler's latents" in state(patched).reason
+    assert torch.equal(picture(patched, 1), picture(untuned, 1))
+
+
 def test_a_run_with_a_mask_is_not_tuned() -> None:
     patched = node(Model())
     picture(patched, 0, denoise_mask=torch.ones(1))

@@ -1,4 +1,4 @@
-"""What a run of ComfyUI depends on: its sampler, its model and its conditionings."""
+"""The identity of a run of ComfyUI: its sampler, its model and its conditionings."""
 
 from __future__ import annotations
 

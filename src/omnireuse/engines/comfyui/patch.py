@@ -13,10 +13,11 @@ import torch
 from omnireuse.engines.comfyui.bounds import Span
 from omnireuse.engines.comfyui.calls import SamplerCall
 from omnireuse.engines.comfyui.graph import sampler_name
+from omnireuse.engines.comfyui.measuring import Measurement
 from omnireuse.engines.comfyui.parts import Part, Parts
 from omnireuse.engines.comfyui.sampling import SamplingRun, active_conditions
 from omnireuse.engines.comfyui.solver import CallSigmas
-from omnireuse.engines.comfyui.tuning import Measurement, SamplerTuner
+from omnireuse.engines.comfyui.tuning import SamplerTuner
 from omnireuse.engines.comfyui.wrappers import (
     OUTER,
     PARTS,
@@ -79,7 +80,7 @@ class Reuse:
         self._kept_bytes = 0
 
     def summary(self) -> Summary:
-        """What the runs of the latest item of the queue have done so far."""
+        """The summary of the runs of the latest item of the queue, so far."""
         summary = self._stats.summary(kept_bytes=self._kept_bytes)
         return summary if self._tuner is None else replace(summary, tuning=self._tuner.tuning)
 
@@ -255,7 +256,7 @@ def attach(
     """A clone of the model that reuses steps; the model itself stays as it is. A plan on the model before is replaced.
 
     Args:
-        plan: what its runs follow; `OFF` computes every step.
+        plan: of its runs; `OFF` computes every step.
         tune: whether the first pictures are measured; the environment may turn it off (OMNIREUSE_TUNE=0).
     """
     if not hasattr(model, "add_wrapper_with_key"):

@@ -113,7 +113,7 @@ class SamplingRun:
         """x0 after guidance, computed or forecast.
 
         Args:
-            conditions: what must be as it was for a forecast to be possible.
+            conditions: a forecast is possible only where they are as they were.
         """
         return self._outputs(lambda: [compute()], x, ["step"], conditions)[0]
 

@@ -34,7 +34,7 @@ the workers, and batches only requests in which it is equal."""
 
 
 class SGLangSettings(ServerSettings):
-    """What the server was started with.
+    """The settings of a server.
 
     Args:
         text: of the environment variable: "on" for the default, a JSON object with one target of `omnireuse.enable` and
@@ -51,7 +51,7 @@ class SGLangSettings(ServerSettings):
         self.check(RequestSettings())
 
     def wanted(self, extras: Mapping[str, Any] | None) -> RequestSettings:
-        """What a request asks for; without a word of its own, what the server was started with."""
+        """The settings of a request; without a word of its own, those of the server."""
         request = super().wanted(extras)
         self.check(request)
         return request
@@ -176,7 +176,7 @@ class Process:
         return wanted
 
     def plan(self, wanted: RequestSettings) -> RequestPlan:
-        """What a request follows on one of SGLang's own pipelines."""
+        """The plan of a request on one of SGLang's own pipelines."""
         plan = self.settings.plan(wanted, None, region="step")
         policy = None if plan.strategy is None else plan.strategy.policy
         if policy is None or not (policy.needs_drift or policy.needs_error):
@@ -191,8 +191,8 @@ class Process:
     def tuner(self, wanted: RequestSettings) -> RequestTuner | None:
         """Tuning of SGLang's own pipelines, for requests that follow the server's own settings; None where it is off.
 
-        Requests that ask for something else are not measured: what one client asks for would cost the others the time
-        of its shadows.
+        Requests that ask for something else are not measured: the wish of one client would cost the others the time of
+        its shadows.
         """
         pictures = check_tune(self.settings.tune)
         if not pictures or wanted.targets or is_off_by_environment():

@@ -1,7 +1,7 @@
 """The check of a request's settings, before the request waits for its turn.
 
-The engine's scheduler may live in another process than the pipeline. So the plan is made here without it: what a server
-refuses for its pipeline's sake, it refuses when it starts.
+The engine's scheduler may live in another process than the pipeline. So the plan is made here without it. A server
+refuses at its start whatever its pipeline cannot serve.
 """
 
 from __future__ import annotations

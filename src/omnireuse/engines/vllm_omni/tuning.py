@@ -101,7 +101,7 @@ class WaveTuner(LoopTuner):
         """The shadows that are being made."""
 
     def plan(self, plan: RequestPlan, state: Any) -> RequestPlan:
-        """What a request that begins follows: the given plan, a tuned one, or none while it is measured."""
+        """The plan of a request that begins: the given one, a tuned one, or none while it is measured."""
         if plan.strategy is None or state.step_index or state.chunk_index:
             return plan
         loop = RequestLoop(state, self._pipeline)

@@ -59,7 +59,7 @@ class Waves:
         denoise: the pipeline's own `denoise_step(input_batch, *, states, **kwargs)`.
         sub_batch: makes the input batch of some of the wave's requests.
         plan: of a request.
-        after: what follows each wave that has computed or forecast its outputs.
+        after: is called after each wave that has computed or forecast its outputs.
     """
 
     def __init__(
