@@ -14,11 +14,11 @@ import torch
 from tqdm.auto import tqdm
 
 from omnireuse.base.validation import is_whole
-from omnireuse.calibration.measured import measured
 from omnireuse.calibration.runner import PipelineRunner
 from omnireuse.calibration.search import Search
 from omnireuse.errors import ConfigError
 from omnireuse.hooks.denoisers import describe
+from omnireuse.named.measuring import measured
 from omnireuse.pipelines.call import refuse_reserved
 from omnireuse.pipelines.source import Source
 from omnireuse.profiles.conditions import watch_of
@@ -167,7 +167,9 @@ def calibrate(
         seed=seed,
         cost_in_runs=round(cost, 1),
         complete=search.complete,
-        measured=measured(search.searched, search.held_out, runner.blocks_unseen),
+        measured=measured(
+            [run.seen for run in search.searched], [run.seen for run in search.held_out], runner.blocks_unseen
+        ),
         plans=search.plans,
     )
 

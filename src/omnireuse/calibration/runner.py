@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from omnireuse.hooks.denoisers import denoisers_of, is_compiled_whole
 from omnireuse.hooks.run import Region
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
-from omnireuse.named.measuring import MagnitudeRecorder, changes_of
+from omnireuse.named.measuring import Seen
 from omnireuse.named.step_caches import mag_cache
 from omnireuse.pipelines.bars import without_bar
 from omnireuse.pipelines.call import Caller
@@ -44,15 +43,13 @@ class RunInFull:
         pictures: one for each prompt, an image or a clip, in 0…1.
         full: the run as fits and plans need it; None unless recorded, and where no weights can be fitted.
         coordinates: of its steps, as forecasters see them.
-        changes: of the modulated input and of what the block stack adds, as `changes_of`.
-        ratios: MagCache's for each branch and step; None where a branch was not called at every step.
+        seen: of the blocks.
     """
 
     pictures: list[Picture]
     full: FullRun | None
     coordinates: tuple[float, ...]
-    changes: Sequence[tuple[float, float]]
-    ratios: tuple[tuple[float, ...], ...] | None
+    seen: Seen
 
 
 class PipelineRunner:
@@ -113,23 +110,19 @@ class PipelineRunner:
             )
         recording = made.pop()
         if len(recording.levels) != self.steps or (record and not recording.is_whole):
-            raise StateError(f"nothing can be calibrated: {recording.failure or 'a run ended before its last step'}")
+            why = (record and recording.failure) or "a run ended before its last step"
+            raise StateError(f"nothing can be calibrated: {why}")
         full = None
         if record:
             try:
                 full = FullRun.of(recording)
             except UnsupportedModelError as error:
                 logger.warning("%s", error)
-        ratios, recorder = None, strategy.forecaster
-        calls = Counter(event.branch for event in handle.events)
-        if isinstance(recorder, MagnitudeRecorder) and set(calls.values()) == {self.steps}:
-            ratios = recorder.ratios(len(calls))
         return RunInFull(
             pictures=pictures,
             full=full,
             coordinates=tuple(level.coordinate for level in recording.levels),
-            changes=changes_of(handle.events),
-            ratios=ratios,
+            seen=Seen.of(strategy.forecaster, handle.events, self.steps),
         )
 
     def _watching(self) -> Strategy:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +15,11 @@ import torch
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.forecasters.base import Forecaster, Memory, PolynomialMemory
 from omnireuse.loop.events import Decision
+from omnireuse.profiles.measurements import Measurements, TeaCacheFit
 
-__all__ = ["FEWEST_PAIRS", "MagnitudeRecorder", "changes_of", "fit_polynomial", "fit_tea_cache", "share_explained"]
+__all__ = ["MagnitudeRecorder", "Seen", "fit_tea_cache", "measured"]
+
+logger = logging.getLogger("omnireuse")
 
 DEGREE = 4
 FEWEST_PAIRS = 2 * (DEGREE + 1)
@@ -120,3 +126,62 @@ def _mean_run(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
     longest = max(len(run) for run in runs)
     means = (statistics.fmean(column) for column in zip(*(run for run in runs if len(run) == longest), strict=True))
     return (1.0, *means)
+
+
+class Seen(NamedTuple):
+    """What one full run has shown, whose blocks were watched.
+
+    Attributes:
+        changes: of the modulated input and of what the block stack adds, as `changes_of`.
+        ratios: MagCache's for each branch and step; None where a branch was not called at every step.
+    """
+
+    changes: Sequence[tuple[float, float]] = ()
+    ratios: tuple[tuple[float, ...], ...] | None = None
+
+    @classmethod
+    def of(cls, recorder: Forecaster, events: Sequence[Decision], total: int) -> Seen:
+        """From the decisions of a run of `total` steps; empty without a `MagnitudeRecorder`."""
+        if not isinstance(recorder, MagnitudeRecorder):
+            return cls()
+        calls = Counter(event.branch for event in events)
+        return cls(changes_of(events), recorder.ratios(len(calls)) if {*calls.values()} == {total} else None)
+
+
+def measured(searched: Sequence[Seen], held_out: Sequence[Seen], blocks_unseen: str) -> Measurements:
+    """Means over all runs, and fits to the runs for the search, judged on the others; at least one of each.
+
+    Args:
+        blocks_unseen: why the blocks were not watched, in words; empty where they were.
+    """
+    runs = [*searched, *held_out]
+    unmeasured = {"blocks": blocks_unseen} if blocks_unseen else {}
+    tea_cache = mag_ratios = None
+    if not blocks_unseen:
+        changes, judged = ([pair for run in those for pair in run.changes] for those in (searched, held_out))
+        if len(changes) < FEWEST_PAIRS:
+            unmeasured["tea_cache"] = f"{len(changes)} steps were seen, and {FEWEST_PAIRS} are needed to fit it"
+        else:
+            coefficients = fit_polynomial(changes)
+            r2, r2_held_out = (share_explained(coefficients, pairs) for pairs in (changes, judged))
+            tea_cache = TeaCacheFit(
+                coefficients=coefficients,
+                pairs=len(changes),
+                r2=None if r2 is None else _short(r2, 4),
+                r2_held_out=None if r2_held_out is None else _short(r2_held_out, 4),
+            )
+        ratios = [run.ratios for run in runs if run.ratios is not None]
+        if len(ratios) < len(runs):
+            unmeasured["mag_cache"] = "a branch was not called at every step"
+        else:
+            branches = zip(*ratios, strict=True)
+            mag_ratios = tuple(
+                tuple(_short(statistics.fmean(step), 5) for step in zip(*each, strict=True)) for each in branches
+            )
+        for name, why in unmeasured.items():
+            logger.info("%s is not measured: %s", name, why)
+    return Measurements(tea_cache=tea_cache, mag_ratios=mag_ratios, unmeasured=unmeasured)
+
+
+def _short(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")

@@ -20,13 +20,13 @@ FITTED = "fitted"
 
 
 class Evidence(Record, frozen=True, kw_only=True):
-    """What tuning has seen of a plan.
+    """What trials of a plan have shown.
 
     Attributes:
         errors: relative L1 error of the final latents of each measured picture.
         untuned: the same with the untuned default; empty where that computes every step.
-        runs: work of full runs and shadows, in full runs of one call.
-        closeness: PSNR of each picture in dB to the full run's; empty unless a quality was asked for.
+        runs: work of full runs and shadows, in full runs of one call; 0 after a calibration.
+        closeness: PSNR of each picture in dB to the full run's; empty after tuning, unless a quality was asked for.
     """
 
     errors: tuple[float, ...]
@@ -44,7 +44,7 @@ class Plan(Record, frozen=True, kw_only=True):
         weights: of a "fitted" one, for each branch of guidance and each step of the run; one set serves all branches.
         psnr: mean PSNR to the full run in dB on the prompts for the search; None after tuning, which compares latents.
         held_out: PSNR of each held-out prompt; empty where an interrupt came before.
-        evidence: what tuning has seen of it; None after a calibration.
+        evidence: of its trials; None without any, and in earlier files of calibrations.
     """
 
     steps: tuple[int, ...]

@@ -19,9 +19,9 @@ from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.profile import Profile
 from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.configuration import Configuration
+from omnireuse.tuning.fewest import FewestSteps
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import Keeper
-from omnireuse.tuning.search import Search, trials_for
 from omnireuse.tuning.state import Tuning
 from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadows, Trials, finished
@@ -56,7 +56,7 @@ class Entry:
     profile: Profile | None = None
     earlier: list[OutputProducts] = field(default_factory=list)
     calls: list[MeasuredCall] = field(default_factory=list)
-    trials: Trials | Search | None = None
+    trials: Trials | FewestSteps | None = None
     failures: int = 0
     lock: Any = None
     is_busy: bool = False
@@ -225,7 +225,8 @@ class Entries:
         failure: tuple[str, bool] | None = None
         try:
             if entry.trials is None:
-                entry.trials = trials_for(entry.budget, entry.calls, entry.earlier)
+                budget, earlier = entry.budget, entry.earlier
+                entry.trials = FewestSteps(budget, earlier) if budget.aim else Trials(budget, entry.calls, earlier)
             yield from entry.trials.run(entry.calls, shadows, is_whole=self.is_whole(entry))
         except Exception as error:  # the picture is done, and must not fail because a shadow does
             failure = f"{type(error).__name__}: {error}", isinstance(error, UnsupportedModelError)

@@ -13,9 +13,9 @@ from omnireuse.planning.path import OutputProducts
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.full_run import relative_errors
-from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadows, Trial, Trials, Trying, whole
+from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadows, Trial, Trying, whole
 
-__all__ = ["Search", "bounds", "count_for", "excess", "shortfall", "trials_for"]
+__all__ = ["FewestSteps", "bounds", "count_for", "excess", "shortfall"]
 
 GROWTHS = {"tolerance": 0.0, "quality": 2.0}
 """What plans assume of errors on their way (`Planner`): a tolerance is of the final latents, a quality of pictures."""
@@ -37,7 +37,7 @@ MARGIN = 11.0
 """By how many dB nine of ten pictures stay below the middle one of many (``python -m bench quality``)."""
 
 
-class Search(Trying):
+class FewestSteps(Trying):
     """The plans that are tried for one tolerance or quality. None computes as many steps as the untuned rule does.
 
     It is a regula falsi over the logarithm of the number of computed steps, with the error in dB that nine of ten
@@ -154,10 +154,3 @@ def count_for(excesses: Mapping[int, float], further: int = 1) -> int:
     # Far enough, and no further than to double or to halve.
     found = math.ceil(nearest * math.pow(2.0, min(max(excesses[nearest] / SLOPE, -1.0), 1.0)))
     return found if missed is None else max(found, missed + further)
-
-
-def trials_for(budget: Budget, calls: Sequence[MeasuredCall], earlier: Sequence[OutputProducts]) -> Trials | Search:
-    """The trials of a budget on the calls that are measured so far; `earlier` is known of calls of other processes."""
-    if budget.aim:
-        return Search(budget, earlier)
-    return Trials(budget, calls, earlier)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import omnireuse
-from omnireuse.tuning.search import SLOPE, bounds, count_for, excess, shortfall
+from omnireuse.tuning.fewest import SLOPE, bounds, count_for, excess, shortfall
 from tests.helpers import tiny
 from tests.helpers.tiny import Tiny
 
