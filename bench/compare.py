@@ -24,7 +24,6 @@ from reference.workload import load_quietly, reference_workload
 
 SEED = 9000
 """Of captions and noise; searches keep below 5000."""
-BATCH = 8
 CALIBRATION = 24
 """Captions that other methods may calibrate themselves on; none is compared."""
 
@@ -70,7 +69,6 @@ def workloads(options: argparse.Namespace) -> Iterator[Workload]:
                     prompts=options.prompts,
                     seed=SEED,
                     calibration=CALIBRATION,
-                    batch_size=BATCH,
                 )
 
 

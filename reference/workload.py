@@ -32,7 +32,6 @@ def reference_workload(
     guidance: float,
     prompts: int,
     seed: int,
-    batch_size: int = 1,
     calibration: int = 0,
     name: str | None = None,
 ) -> Workload:
@@ -62,5 +61,4 @@ def reference_workload(
         seed=seed,
         call={key: value for key, value in case.sampling.items() if key not in rest} | guided_call(pipeline, guidance),
         scores={"attributes right": right},
-        batch_size=batch_size,
     )

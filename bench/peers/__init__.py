@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from bench.peers.attention import FASTER_CACHE, PYRAMID
 from bench.peers.bud_cache import BUD_CACHE
 from bench.peers.di_cache import DI_CACHE
 from bench.peers.hicache import HICACHE
@@ -40,6 +41,8 @@ PEERS: dict[str, Method] = {
         BUD_CACHE,
         LEMICA,
         RECACHE,
+        FASTER_CACHE,
+        PYRAMID,
     )
 }
 """By their keys."""

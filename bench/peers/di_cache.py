@@ -104,7 +104,7 @@ def _grid(subject: Subject) -> Iterator[Setting]:
             settings = {"threshold": threshold, "retained": retained, "less_input": less_input}
             options = {**settings, "steps": subject.workload.steps, "count": subject.calls_per_step}
             enable = partial(stack_caches, kind=_Probe, **options)
-            yield Setting(settings=settings, call=call_text("DiCache", **settings), enable=enable, alone=True)
+            yield Setting(settings=settings, call=call_text("DiCache", **settings), enable=enable)
 
 
 DI_CACHE = Method(key="di-cache", name="DiCache", family="peer", grid=_grid)

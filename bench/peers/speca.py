@@ -135,7 +135,7 @@ def _grid(subject: Subject) -> Iterator[Setting]:
                 settings = {"threshold": threshold, "order": order, "warmup": warmup, "redo": redo}
                 options = {**settings, "steps": subject.workload.steps, "count": subject.calls_per_step}
                 enable = partial(stack_caches, kind=Speculation, **options)
-                yield Setting(settings=settings, call=call_text("SpeCa", **settings), enable=enable, alone=True)
+                yield Setting(settings=settings, call=call_text("SpeCa", **settings), enable=enable)
 
 
 SPECA = Method(key="speca", name="SpeCa", family="peer", grid=_grid)

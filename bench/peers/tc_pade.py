@@ -111,7 +111,7 @@ def _grid(subject: Subject) -> Iterator[Setting]:
             settings = {"interval": interval, "threshold": threshold}
             options = {**settings, "steps": subject.workload.steps, "count": subject.calls_per_step}
             enable = partial(stack_caches, kind=PadeResiduals, **options)
-            yield Setting(settings=settings, call=call_text("TC-Padé", **settings), enable=enable, alone=True)
+            yield Setting(settings=settings, call=call_text("TC-Padé", **settings), enable=enable)
 
 
 TC_PADE = Method(key="tc-pade", name="TC-Padé", family="peer", grid=_grid)

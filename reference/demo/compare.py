@@ -103,7 +103,7 @@ def compare_caches(
     with Harness(workload) as harness:
 
         def sample(number: int, run: Measured, place: int, *, steps: float) -> Sample:
-            (picture,), full = run.pictures, harness.full[number]
+            picture, full = run.picture, harness.full[number]
             name = f"images/{number:02d}-{place}.png"
             save_clip(picture, folder / name)
             return Sample(
@@ -118,7 +118,7 @@ def compare_caches(
 
         try:
             for cache in caches:
-                harness.run(cache.setting(decisions, decided), [0])
+                harness.run(cache.setting(decisions, decided), 0)
                 if not decisions:
                     raise StateError(
                         f"{cache}: no step was decided, so there is nothing to compare; is the pipeline supported?"
@@ -126,18 +126,18 @@ def compare_caches(
                 advance(f"warm-up: {cache.name}")
             for number in range(len(workload.prompts)):
                 decisions.clear()
-                row = [sample(number, harness.run(None, [number], timed=True), 0, steps=workload.steps)]
+                row = [sample(number, harness.run(None, number, timed=True), 0, steps=workload.steps)]
                 advance("full")
                 plain: dict[int, Sample] = {}
                 for place, cache in enumerate(caches):
-                    run = harness.run(cache.setting(decisions, decided), [number], timed=True)
+                    run = harness.run(cache.setting(decisions, decided), number, timed=True)
                     kept[place] = max(kept[place], run.kept_bytes)
                     row.append(sample(number, run, len(row), steps=_computed(decisions)))
                     advance(cache.name)
                     decisions.clear()
                     steps = row[-1].whole_steps
                     if steps not in plain:
-                        run = harness.run(fewer_steps(steps), [number], timed=True)
+                        run = harness.run(fewer_steps(steps), number, timed=True)
                         plain[steps] = sample(number, run, len(row), steps=steps)
                     row.append(plain[steps])
                     advance(f"fewer steps ({cache.name})")

@@ -158,6 +158,8 @@ class Caller:
             call |= {name: [call[name]] * len(numbers) for name in texts}
         if self._takes_generator:
             return self._pipeline(prompt=prompts, generator=generators, **call)
+        if len(numbers) > 1:
+            raise ConfigError(f"{self.signature.owner}: its call takes no generator; its prompts must come one by one")
         with torch.random.fork_rng():
             torch.manual_seed(self._seed + numbers[0])
             return self._pipeline(prompt=prompts, **call)

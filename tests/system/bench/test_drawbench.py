@@ -31,9 +31,9 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     monkeypatch.setattr(scores, "CLIP", str(tmp_path / "nowhere"))
     inner, made = Harness.measure, list[Any]()
 
-    def measure(self: Harness, steps: int, kept: Any, numbers: Any, **options: Any) -> Any:
-        made.append((steps, tuple(numbers)))
-        return inner(self, steps, kept, numbers, **options)
+    def measure(self: Harness, steps: int, kept: Any, number: int, **options: Any) -> Any:
+        made.append((steps, number))
+        return inner(self, steps, kept, number, **options)
 
     monkeypatch.setattr(Harness, "measure", measure)
     return made

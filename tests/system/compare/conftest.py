@@ -16,7 +16,7 @@ def _maker(case: Case) -> Make:
     pipeline: Any = load_quietly(case, case.find(None))
 
     def make(**given: Any) -> Workload:
-        asked = {"steps": 6, "guidance": 3.0, "prompts": 2, "seed": 9000, "batch_size": 2}
+        asked = {"steps": 6, "guidance": 3.0, "prompts": 2, "seed": 9000}
         return reference_workload(case, pipeline, **{**asked, **given})
 
     return make

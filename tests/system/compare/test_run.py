@@ -67,7 +67,7 @@ def test_every_method_runs_on_images(images: Make, key: str) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    sweep(["diffusers-sea-cache", "taylorseer-parts", "db-cache-taylor", "mag-cache", "unipc"], quick=["mag-cache"]),
+    sweep(["diffusers-sea-cache", "db-cache-taylor", "mag-cache", "unipc"], quick=["mag-cache"]),
 )
 def test_peers_run_on_clips_without_guidance(clips: Make, key: str) -> None:
     case = compare(clips(steps=8, guidance=1.0, prompts=1), [short(METHODS[key])])

@@ -46,15 +46,15 @@ class Measured:
     """What one call of the pipeline gave.
 
     Attributes:
-        pictures: one for each prompt.
+        picture: of the prompt.
         seconds: wall-clock of the call.
-        flops: executed by the blocks, for all prompts together; 0 where time was measured.
+        flops: executed by the blocks; 0 where time was measured.
         calls: of the denoiser.
-        kept_bytes: the most that was kept between steps, for one sample.
+        kept_bytes: the most that was kept between steps.
         peak_bytes: the most that CUDA had allocated; None without CUDA.
     """
 
-    pictures: tuple[Picture, ...]
+    picture: Picture
     seconds: float
     flops: float
     calls: int
@@ -136,9 +136,9 @@ class Harness:
             raise StateError(f"{workload.name}: the full run is not finite; nothing can be compared with it")
         one = journal.find(self._part, "one", 0, list[float])
         if one is None:
-            run = self.run(None, [0])
+            run = self.run(None, 0)
             one = [run.flops, run.calls]
-            journal.add(self._part, "one", {0: one})
+            journal.add(self._part, "one", 0, one)
         if not one[0]:
             raise StateError(f"{workload.name}: no block of its denoiser runs, so its work cannot be counted")
         self.flops, self.calls_per_step = one[0], round(one[1] / workload.steps)
@@ -152,53 +152,47 @@ class Harness:
             "list of prompts": str(workload.prompts),
             "list of calibration prompts": str(workload.calibration),
             "seed": f"{workload.seed}, {workload.calibration_seed}",
-            "batch size": str(workload.batch_size),
             "set of scores": str(list(workload.scores)),
             "environment": str(environment()),
         }
 
     def _rows(self, name: str, setting: Setting | None) -> list[_Row]:
-        """The figures of every prompt; only what the journal lacks is run, and written there call by call.
+        """The figures of every prompt; only what the journal lacks is run, and written there one by one.
 
         The full run fills `full`.
         """
-        journal, part, strict = self._journal, self._part, setting is None
-        size = 1 if setting is not None and setting.alone else self.workload.batch_size
-        rows, count, measure = list[_Row](), len(self.workload.prompts), None
+        journal, part, is_full = self._journal, self._part, setting is None
+        rows, measure = list[_Row](), None
         with ExitStack() as stack:
-            for start in range(0, count, size):
-                batch = range(start, min(start + size, count))
-                known = [row for number in batch if (row := journal.find(part, name, number, _Row))]
-                if len(known) == len(batch):
-                    stored = [journal.find_picture(part, "picture", number) for number in batch] if strict else []
-                    self.full += [picture for picture in stored if picture is not None]
-                    rows += known
-                    continue
-                measure = measure or stack.enter_context(self.enabled(setting))
-                measured = measure(batch, strict=strict, watch=not rows and not strict)
-                if strict:
-                    self.full += measured.pictures
-                    for number, picture in zip(batch, measured.pictures, strict=True):
-                        journal.add_picture(part, "picture", number, picture)
-                made = [self._row(*each, measured) for each in zip(batch, measured.pictures, strict=True)]
-                journal.add(part, name, dict(zip(batch, made, strict=True)))
-                rows += made
-                worst = min(range(len(rows)), key=lambda each: rows[each].psnr)
-                if worst in batch and (path := self._worst(name)) is not None and not strict:
-                    save_pair(self.full[worst], measured.pictures[worst - start], path)
+            for number in range(len(self.workload.prompts)):
+                row = journal.find(part, name, number, _Row)
+                if row is None:
+                    measure = measure or stack.enter_context(self.enabled(setting))
+                    measured = measure(number, strict=is_full, watch=not rows and not is_full)
+                    if is_full:
+                        self.full.append(measured.picture)
+                        journal.add_picture(part, "picture", number, measured.picture)
+                    row = self._row(number, measured)
+                    journal.add(part, name, number, row)
+                    path, is_worst = self._worst(name), all(row.psnr < other.psnr for other in rows)
+                    if path is not None and is_worst and not is_full:
+                        save_pair(self.full[number], measured.picture, path)
+                elif is_full and (picture := journal.find_picture(part, "picture", number)) is not None:
+                    self.full.append(picture)
+                rows.append(row)
         return rows
 
     def _worst(self, name: str) -> Path | None:
         """The file of a setting's picture that differs most, beside the journal."""
         return self._journal.beside(f"{self._part} {name}", "png")
 
-    def _row(self, number: int, picture: Picture, measured: Measured) -> _Row:
-        full, prompt = self.full[number], self.workload.prompts[number]
+    def _row(self, number: int, measured: Measured) -> _Row:
+        picture, full, prompt = measured.picture, self.full[number], self.workload.prompts[number]
         return _Row(
             psnr=capped_psnr(picture, full),
             ssim=ssim(picture, full) if np.isfinite(picture).all() else 0.0,
             scores={name: score(picture, full, prompt) for name, score in self.workload.scores.items()},
-            flops=measured.flops / len(measured.pictures),
+            flops=measured.flops,
             kept_bytes=measured.kept_bytes,
         )
 
@@ -214,22 +208,15 @@ class Harness:
             kept_now = stack.enter_context((setting.enable if setting else unchanged)(self.workload.pipeline))
             yield partial(self.measure, steps, kept_now)
 
-    def run(self, setting: Setting | None, numbers: Sequence[int], *, timed: bool = False) -> Measured:
-        """Run these prompts with a setting, or in full; as in `measure`."""
+    def run(self, setting: Setting | None, number: int, *, timed: bool = False) -> Measured:
+        """Run a prompt with a setting, or in full; as in `measure`."""
         with self.enabled(setting) as measure:
-            return measure(numbers, timed=timed)
+            return measure(number, timed=timed)
 
     def measure(
-        self,
-        steps: int,
-        kept_now: Kept,
-        numbers: Sequence[int],
-        *,
-        strict: bool = False,
-        watch: bool = False,
-        timed: bool = False,
+        self, steps: int, kept_now: Kept, number: int, *, strict: bool = False, watch: bool = False, timed: bool = False
     ) -> Measured:
-        """Run these prompts in one call, with whatever is enabled.
+        """Run a prompt with whatever is enabled.
 
         Args:
             watch: read what is kept after every step, which takes time.
@@ -249,15 +236,15 @@ class Harness:
         if on_cuda:
             torch.cuda.reset_peak_memory_stats()
         begun = now()
-        made = self.workload.pictures(numbers, steps, strict=strict, **extra)
+        (made,) = self.workload.pictures([number], steps, strict=strict, **extra)
         seconds = now() - begun
         return Measured(
             # The order in memory decides the last bits of a mean, and files do not keep every order.
-            pictures=tuple(map(np.ascontiguousarray, made)),
+            picture=np.ascontiguousarray(made),
             seconds=seconds,
             flops=work.flops,
             calls=work.calls,
-            kept_bytes=max(kept, kept_now() or 0) // len(numbers),
+            kept_bytes=max(kept, kept_now() or 0),
             peak_bytes=torch.cuda.max_memory_allocated() if on_cuda else None,
         )
 
@@ -309,11 +296,11 @@ class Harness:
             pair = self._journal.find(self._part, run, number, list[Turn])
             if pair is None:
                 if not turns:  # to warm up
-                    self.run(setting, [number], timed=True)
+                    self.run(setting, number, timed=True)
                 both = (None, setting)
-                runs = [[self.run(each, [number], timed=True) for each in both] for _ in range(TURNS)]
+                runs = [[self.run(each, number, timed=True) for each in both] for _ in range(TURNS)]
                 pair = [_fastest(each) for each in zip(*runs, strict=True)]
-                self._journal.add(self._part, run, {number: pair})
+                self._journal.add(self._part, run, number, pair)
             turns.append(pair)
         return replace(
             point,

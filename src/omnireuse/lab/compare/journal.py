@@ -57,7 +57,7 @@ class Journal:
         """Note what the values of a part depend on; later, hold it against what was noted."""
         known = self.find(part, "setup", 0, dict[str, str])
         if known is None:
-            self.add(part, "setup", {0: dict(setup)})
+            self.add(part, "setup", 0, dict(setup))
             return
         other = [name for name in sorted({*known, *setup}) if known.get(name) != setup.get(name)]
         if other:
@@ -67,15 +67,14 @@ class Journal:
             )
         logger.info("%s: going on with %s", self.path, part)
 
-    def add(self, part: str, run: str, values: Mapping[int, Any]) -> None:
-        """Keep these values by number: records, or plain data."""
+    def add(self, part: str, run: str, number: int, value: Any) -> None:
+        """Keep a value: a record, or plain data."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        plain = {number: msgspec.to_builtins(value) for number, value in values.items()}
+        plain = self._known[part, run, number] = msgspec.to_builtins(value)
         with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps([part, run, number, value]) + "\n" for number, value in plain.items())
-        self._known |= {(part, run, number): value for number, value in plain.items()}
+            file.write(json.dumps([part, run, number, plain]) + "\n")
 
     def find(self, part: str, run: str, number: int, kind: type[T]) -> T | None:
         """The value of this number, if it is known."""
@@ -87,7 +86,7 @@ class Journal:
         if (path := self.beside(f"{part} {run} {number}", "npy")) is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             np.save(path, picture, allow_pickle=False)
-            self.add(part, run, {number: path.name})
+            self.add(part, run, number, path.name)
 
     def find_picture(self, part: str, run: str, number: int) -> Picture | None:
         """The picture of this number, if it is known."""

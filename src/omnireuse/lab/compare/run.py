@@ -109,7 +109,6 @@ def compare_pipeline(
     seed: int = 0,
     timed: int = 0,
     scores: Mapping[str, Score] | None = None,
-    batch_size: int = 1,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     pictures: Callable[[Any], Any] | None = None,
@@ -141,7 +140,6 @@ def compare_pipeline(
         timed: prompts for the wall-clock; 0 leaves it out.
         scores: further scores by name, each a function (picture, picture of the full run, prompt) -> score. Pictures
             are (height, width, channels) in 0…1, a clip has its frames before them.
-        batch_size: prompts in a call, where a method does not decide by what it measures.
         device: as for `omnireuse.calibrate`, and so are `dtype` and `pictures`.
         out: the file of the results, "….json", or a folder for ``compare.json``; written again after every setting.
         fresh: begin anew, and replace what an earlier call has measured.
@@ -180,7 +178,6 @@ def compare_pipeline(
         seed=seed,
         calibration=tuple(calibration_prompts),
         calibration_seed=seed + len(prompts),
-        batch_size=batch_size,
         scores=dict(scores or {}),
         as_pictures=pictures,
     )

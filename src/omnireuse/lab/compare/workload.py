@@ -48,7 +48,6 @@ class Workload:
         calibration: prompts that methods may calibrate themselves on, none of `prompts`; without them, methods that
             need a calibration are left out with an error.
         calibration_seed: of the first of those prompts' noise.
-        batch_size: prompts in a call, where a method does not decide by what it measures.
         as_pictures: from what the call returns to one array a prompt, (height, width, channels) in 0…1, a clip with its
             frames first; None where the result is read as pipelines of diffusers return it.
 
@@ -68,7 +67,6 @@ class Workload:
     scores: Mapping[str, Score] = field(default_factory=dict)
     calibration: tuple[str, ...] = ()
     calibration_seed: int = 0
-    batch_size: int = 1
     as_pictures: Callable[[Any], Any] | None = None
     _caller: Caller = field(init=False, repr=False, compare=False)
 
@@ -79,8 +77,8 @@ class Workload:
             must = "calibration must hold none of the prompts that are compared"
             raise ConfigError(f"Workload(calibration): {must}, got {min(shared)!r}")
         refuse_reserved("compare", self.call, **SET_HERE)
-        options: dict[str, Any] = {"seed": self.seed, "batch_size": self.batch_size, "pictures": self.as_pictures}
-        object.__setattr__(self, "_caller", Caller(self.pipeline, self.prompts, call=self.call, **options))
+        caller = Caller(self.pipeline, self.prompts, call=self.call, seed=self.seed, pictures=self.as_pictures)
+        object.__setattr__(self, "_caller", caller)
 
     def pictures(self, numbers: Sequence[int], steps: int, *, strict: bool = False, **extra: Any) -> list[Picture]:
         """One picture for each of these prompts, all in one call.

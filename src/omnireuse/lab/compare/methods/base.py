@@ -37,7 +37,6 @@ class Setting:
         enable: pipeline -> a context in which the method works; it gives a function to the bytes that are kept. Changes
             of the pipeline need not be undone.
         steps: of the run; None for those of the full run.
-        alone: whether it decides for a batch as a whole, so that prompts must come one by one.
         version: of what the call names without saying what is in it, such as a file.
     """
 
@@ -45,7 +44,6 @@ class Setting:
     call: str
     enable: Callable[[Any], AbstractContextManager[Kept]]
     steps: int | None = None
-    alone: bool = False
     version: str = ""
 
 
@@ -102,16 +100,14 @@ def _enabled(pipeline: Any, options: Mapping[str, Any] | Callable[[], Mapping[st
 
 
 def calibration_workload(workload: Workload, count: int) -> Workload:
-    """The same case with `count` of its prompts to calibrate on, or all of them, in one batch."""
+    """The same case with `count` of its prompts to calibrate on, or all of them."""
     if not workload.calibration:
         raise UnsupportedModelError(
             f"{workload.name}: a method that calibrates itself needs prompts that are not compared; give "
             "calibration_prompts"
         )
     prompts = workload.calibration[:count]
-    return replace(
-        workload, prompts=prompts, scores={}, calibration=(), seed=workload.calibration_seed, batch_size=len(prompts)
-    )
+    return replace(workload, prompts=prompts, scores={}, calibration=(), seed=workload.calibration_seed)
 
 
 def lazily(

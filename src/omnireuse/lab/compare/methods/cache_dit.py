@@ -56,9 +56,7 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _setting(
-    subject: Subject, options: dict[str, Any], *, calibrator: Calibrator, alone: bool, **shown: Any
-) -> Setting:
+def _setting(subject: Subject, options: dict[str, Any], *, calibrator: Calibrator, **shown: Any) -> Setting:
     # Without `enable_separate_cfg` the library counts the second branch of a step as a step of its own.
     config = {
         **options,
@@ -73,7 +71,6 @@ def _setting(
         settings={**settings, **forecast, **shown},
         call=f"cache_dit.enable_cache(pipe, cache_config={call}{second})",
         enable=partial(_enabled, config=config, calibrator=calibrator),
-        alone=alone,
     )
 
 
@@ -86,12 +83,12 @@ def _db_cache(subject: Subject, *, calibrators: tuple[Calibrator, ...]) -> Itera
     for calibrator in calibrators:
         # Beyond the first order the library's own measure decides no better than its caps.
         for threshold in (0.06, 0.1, 0.15) if calibrator != TAYLORSEER[1] else ():
-            yield _setting(subject, _blocks(4, 3, threshold), calibrator=calibrator, alone=True)
+            yield _setting(subject, _blocks(4, 3, threshold), calibrator=calibrator)
         # The caps alone: computed every second, third, … step behind the warm-up.
         for warmup, consecutives in ((3, (1, 2)), (6, (1, 2, 3, 5))):
             for consecutive in consecutives:
                 blocks = _blocks(warmup, consecutive, ANY_DRIFT)
-                yield _setting(subject, blocks, calibrator=calibrator, alone=False)
+                yield _setting(subject, blocks, calibrator=calibrator)
 
 
 def _step_masks(subject: Subject, *, calibrators: tuple[Calibrator, ...]) -> Iterator[Setting]:
@@ -105,7 +102,7 @@ def _step_masks(subject: Subject, *, calibrators: tuple[Calibrator, ...]) -> Ite
                 "steps_computation_mask": mask,
                 "steps_computation_policy": "static",
             }
-            yield _setting(subject, options, calibrator=calibrator, alone=False, mask_policy=name)
+            yield _setting(subject, options, calibrator=calibrator, mask_policy=name)
 
 
 CACHE_DIT = tuple(

@@ -18,12 +18,9 @@ from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.hooks.denoisers import denoisers_of
 from omnireuse.lab.compare.memory import bytes_of, hook_states
 from omnireuse.lab.compare.methods.base import Kept, Method, Setting, Subject, call_text
-from omnireuse.lab.compare.workload import Workload, is_distilled
+from omnireuse.lab.compare.workload import Workload
 
-__all__ = ["DIFFUSERS"]
-
-ATTENTION_AND_FEED_FORWARD = (r".*blocks\.\d+\.(attn\w*|ff\w*|proj_mlp|proj_out)",)
-"""TaylorSeer's modules by its paper; the default patterns of diffusers miss feed-forwards and Wan's attention."""
+__all__ = ["DIFFUSERS", "diffusers_setting"]
 
 
 @contextmanager
@@ -38,7 +35,7 @@ def _enabled(pipeline: Any, make: Callable[[Any], Any]) -> Iterator[Kept]:
             denoiser.disable_cache()  # type: ignore[operator]  # as above
 
 
-def _setting(config: str, options: dict[str, Any], *, alone: bool = False, **late: Callable[[], Any]) -> Setting:
+def diffusers_setting(config: str, options: dict[str, Any], **late: Callable[[], Any]) -> Setting:
     """A setting of one of the library's configs; `late` are arguments that are made when the cache is enabled."""
 
     def make(pipeline: Any) -> Any:
@@ -55,13 +52,12 @@ def _setting(config: str, options: dict[str, Any], *, alone: bool = False, **lat
         settings={k: value if isinstance(value, (int, float, str)) else str(value) for k, value in options.items()},
         call=f"pipe.transformer.enable_cache({shown})",
         enable=partial(_enabled, make=make),
-        alone=alone,
     )
 
 
 def _first_block(_: Subject) -> Iterator[Setting]:
     for threshold in (0.06, 0.1, 0.14, 0.2, 0.3, 0.45):
-        yield _setting("FirstBlockCacheConfig", {"threshold": threshold}, alone=True)
+        yield diffusers_setting("FirstBlockCacheConfig", {"threshold": threshold})
 
 
 def _mag_cache(subject: Subject) -> Iterator[Setting]:
@@ -71,7 +67,7 @@ def _mag_cache(subject: Subject) -> Iterator[Setting]:
         for threshold in thresholds:
             options = {"threshold": threshold, "max_skip_steps": 4, "retention_ratio": retention}
             options["num_inference_steps"] = workload.steps
-            yield _setting("MagCacheConfig", options, mag_ratios=lambda: list(ratios()))
+            yield diffusers_setting("MagCacheConfig", options, mag_ratios=lambda: list(ratios()))
 
 
 def measured_ratios(workload: Workload) -> list[float]:
@@ -94,25 +90,16 @@ def _taylorseer(subject: Subject) -> Iterator[Setting]:
     chosen = {(0, 6): (3, 4, 5, 7), (1, 6): (2, 3, 4, 5, 7), (1, 3): (3,), (2, 6): (2, 3), (2, 3): (2, 3, 4, 5, 6)}
     for (order, before), intervals in chosen.items():
         for interval in intervals:
-            yield _taylor(subject, interval, order, before, {"use_lite_mode": True})
-
-
-def _taylorseer_parts(subject: Subject) -> Iterator[Setting]:
-    for order, interval in ((1, 2), (1, 3), (0, 3)):
-        yield _taylor(subject, interval, order, 6, {"cache_identifiers": list(ATTENTION_AND_FEED_FORWARD)})
-
-
-def _taylor(subject: Subject, interval: int, order: int, before: int, what: dict[str, Any]) -> Setting:
-    options = {
-        "cache_interval": interval,
-        "max_order": order,
-        "disable_cache_before_step": before,
-        # Both serve the library: it keeps bfloat16 otherwise, and ends on a forecast.
-        "disable_cache_after_step": subject.workload.steps - 1,
-        "taylor_factors_dtype": torch.float32,
-        **what,
-    }
-    return _setting("TaylorSeerCacheConfig", options)
+            options = {
+                "cache_interval": interval,
+                "max_order": order,
+                "disable_cache_before_step": before,
+                # Both serve the library: it keeps bfloat16 otherwise, and ends on a forecast.
+                "disable_cache_after_step": subject.workload.steps - 1,
+                "taylor_factors_dtype": torch.float32,
+                "use_lite_mode": True,
+            }
+            yield diffusers_setting("TaylorSeerCacheConfig", options)
 
 
 def _sea_cache(subject: Subject) -> Iterator[Setting]:
@@ -124,30 +111,7 @@ def _sea_cache(subject: Subject) -> Iterator[Setting]:
     for order in (0, 1):
         for threshold in (0.05, 0.1, 0.2, 0.4):
             options = {"threshold": threshold, "residual_order": order, "max_consecutive_cached": 4}
-            yield _setting("SeaCacheConfig", options, alone=True)
-
-
-def _faster_cache(subject: Subject) -> Iterator[Setting]:
-    # Its guess at the unconditional branch wants both branches in one batch; otherwise its attention cache is left.
-    workload = subject.workload
-    is_guided = workload.guidance > 1.0 and not is_distilled(workload.pipeline)
-    is_in_one_batch = is_guided and subject.calls_per_step == 1
-    for skip, bound in ((2, 681), (3, 901)):
-        options = {
-            "spatial_attention_block_skip_range": skip,
-            "spatial_attention_timestep_skip_range": (-1, bound),
-            "is_guidance_distilled": not is_in_one_batch,
-            "tensor_format": "BCFHW" if subject.full[0].ndim == 4 else "BCHW",
-        }
-        yield _setting("FasterCacheConfig", options)
-
-
-def _pyramid(_: Subject) -> Iterator[Setting]:
-    for skip, bounds in ((2, (100, 800)), (3, (100, 950))):
-        options: dict[str, Any] = {}
-        for kind, every in (("spatial", skip), ("cross", skip + 1)):
-            options |= {f"{kind}_attention_block_skip_range": every, f"{kind}_attention_timestep_skip_range": bounds}
-        yield _setting("PyramidAttentionBroadcastConfig", options)
+            yield diffusers_setting("SeaCacheConfig", options)
 
 
 DIFFUSERS = tuple(
@@ -156,9 +120,6 @@ DIFFUSERS = tuple(
         ("first-block-cache", "FirstBlockCache", _first_block),
         ("mag-cache", "MagCache", _mag_cache),
         ("taylorseer", "TaylorSeer", _taylorseer),
-        ("taylorseer-parts", "TaylorSeer, by parts", _taylorseer_parts),
         ("diffusers-sea-cache", "SeaCache", _sea_cache),
-        ("faster-cache", "FasterCache", _faster_cache),
-        ("pyramid", "Pyramid Attention Broadcast", _pyramid),
     )
 )
