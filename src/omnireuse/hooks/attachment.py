@@ -17,26 +17,24 @@ import torch
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.companions import COMPANIONS
 from omnireuse.hooks.denoisers import denoisers_of, model_name, unwrapped
+from omnireuse.hooks.guiders import GUIDERS, guider_handlers
 from omnireuse.hooks.interception import Handler, Interception, intercept, is_bypassed
 from omnireuse.hooks.others import Others, calling_pipeline
 from omnireuse.hooks.regions.step import SeveralOutputsError, StepRegion
 from omnireuse.hooks.run import DenoiserCall, Region, Run
 from omnireuse.hooks.runs import Runs, StepHint
+from omnireuse.loop.events import Decision
 from omnireuse.loop.strategy import Strategy
-from omnireuse.noise.schedulers import previous_sample
 
 if TYPE_CHECKING:
     from omnireuse.hooks.inert import InertRuns
     from omnireuse.summary.counters import Stats
 
-__all__ = ["Attachment", "RegionFactory"]
+__all__ = ["Attachment", "RegionFactory", "decided", "previous_sample"]
 
 logger = logging.getLogger("omnireuse")
 
 RegionFactory = Callable[[Strategy, Sequence[torch.nn.Module], object], Region]
-
-GUIDERS = ("guider", "guider_2")
-"""Attributes of a pipeline that hold a guider."""
 
 MOST_CALLS_A_STEP = 64
 """Far more than any guidance needs: a step with more calls is one whose end is not known."""
@@ -117,7 +115,7 @@ class Attachment:
                 handlers = {"set_timesteps": self._timesteps_set, "step": self._scheduler_stepped}
                 self._intercept(part, handlers if self._has_scheduler else {}, self._on_parts)
             elif name in GUIDERS:
-                self._intercept(part, self._guider_handlers(part), self._on_parts)
+                self._intercept(part, guider_handlers(part, self._runs), self._on_parts)
             elif isinstance(part, torch.nn.Module):
                 self._intercept(part, {"__call__": self._companion_called(name)}, self._on_parts)
 
@@ -195,7 +193,9 @@ class Attachment:
         region.stepped(run, latents)
         if here.depth:
             here.final = latents
-        self._runs.advance(latents)
+        run.end_step(latents)
+        if run.generation.finished:
+            self._runs.end()
         return result
 
     def _denoiser_called(self, index: int, module: torch.nn.Module) -> Handler:
@@ -272,29 +272,20 @@ class Attachment:
 
         return called
 
-    def _guider_handlers(self, guider: Any) -> dict[str, Handler]:
-        """Handlers of a guider of diffusers, which give each denoiser call the name of its batch as its branch.
 
-        Modular pipelines call a denoiser without `cache_context`, as a rule, and the order of a call does not show its
-        branch: where guidance by an unconditional branch ends, the second call is that of another branch.
-        """
-        here = self._runs.here
+def decided(stats: Stats, decision: Decision) -> None:
+    """Count a decision that was carried out, and show it to the observers."""
+    stats.inbox.append(decision)
+    for observer in stats.observers:
+        observer(decision)
 
-        def inputs_prepared(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            batches = proceed(*args, **kwargs)
-            here.batches = iter([str(getattr(batch, guider._identifier_key)) for batch in batches])
-            return batches
 
-        def models_prepared(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            here.guided = next(here.batches, None)
-            return proceed(*args, **kwargs)
-
-        def models_cleaned(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            here.guided = None
-            return proceed(*args, **kwargs)
-
-        inputs = dict.fromkeys(("prepare_inputs", "prepare_inputs_from_block_state"), inputs_prepared)
-        return {**inputs, "prepare_models": models_prepared, "cleanup_models": models_cleaned}
+def previous_sample(result: Any) -> torch.Tensor | None:
+    """The latents that a scheduler's step returned, in whatever form; None where there are none."""
+    sample = getattr(result, "prev_sample", None)
+    if sample is None and isinstance(result, (tuple, list)) and result:
+        sample = result[0]
+    return sample if isinstance(sample, torch.Tensor) else None
 
 
 def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:

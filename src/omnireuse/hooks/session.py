@@ -6,15 +6,15 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from omnireuse.hooks.attachment import Attachment, RegionFactory
+from omnireuse.hooks.attachment import Attachment, RegionFactory, decided
 from omnireuse.hooks.interception import Interception, intercept
 from omnireuse.hooks.others import Others
 from omnireuse.hooks.run import Chooser, Run
 from omnireuse.hooks.runs import Follower, Runs
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.events import Decision
 from omnireuse.loop.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Session:
             strategy,
             agreement or Agreement(),
             lambda strategy: self._attached.region_for(strategy),
-            self._decided,
+            partial(decided, stats),
             self._ended,
             lambda: getattr(self.pipeline, "num_timesteps", None),
             follows,
@@ -148,11 +148,6 @@ class Session:
         """Drop all state; the next run has so many steps, if known, unless a scheduler says otherwise."""
         self._attached.refresh()
         self.runs.expect(num_inference_steps)
-
-    def _decided(self, decision: Decision) -> None:
-        self.stats.inbox.append(decision)
-        for observer in self.stats.observers:
-            observer(decision)
 
     def _ended(self, run: Run, is_complete: bool) -> None:
         self.stats.count_beside(self.runs.here.companions.take_calls())

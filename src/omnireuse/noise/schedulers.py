@@ -1,4 +1,4 @@
-"""The noise levels of a scheduler's steps, its bounds on x0, and what its step returns."""
+"""The noise levels of a scheduler's steps, and its bounds on x0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from omnireuse.noise.parametrization import NoiseLevel
 
-__all__ = ["clipping", "noise_levels", "previous_sample"]
+__all__ = ["clipping", "noise_levels"]
 
 _FAMILIES = {
     # sample = (1 − σ) · clean + σ · noise, output = noise − clean.
@@ -118,14 +118,6 @@ def clipping(scheduler: Any) -> str | None:
     if config.get("thresholding"):
         return "thresholding"
     return "clip_sample" if names & _CLIPPING and config.get("clip_sample") else None
-
-
-def previous_sample(result: Any) -> torch.Tensor | None:
-    """The latents that a scheduler's step returned, in whatever form; None where there are none."""
-    sample = getattr(result, "prev_sample", None)
-    if sample is None and isinstance(result, (tuple, list)) and result:
-        sample = result[0]
-    return sample if isinstance(sample, torch.Tensor) else None
 
 
 def _marginals(family: str, scheduler: Any, sigmas: Sequence[float]) -> list[tuple[float, float]]:
