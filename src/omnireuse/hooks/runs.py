@@ -27,7 +27,7 @@ from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.generation import Emit, Generation
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel
-from omnireuse.noise.schedulers import clipping, noise_levels
+from omnireuse.noise.schedulers import noise_levels
 
 __all__ = ["Follower", "Runs", "StepHint", "ThreadState"]
 
@@ -255,22 +255,16 @@ class Runs:
         region = chosen.region or self._region_for(chosen.strategy)
         here.had_run, here.run = True, Run(generation, chosen.kind, region)
         if not is_shadow:
-            self._warn(chosen.strategy, generation, scheduler)
+            self._warn(chosen.strategy, generation)
         return here.run
 
-    def _warn(self, strategy: Strategy, generation: Generation, scheduler: Any) -> None:
-        policy, total, bound = strategy.policy, generation.total, clipping(scheduler)
-        cautions = [None if total is None else policy.caution(total, generation.noises)]
-        if bound is not None and strategy.chosen_target == "x0" and policy.expects_reuse:
-            cautions.append(
-                f"{type(scheduler).__name__} bounds x0 in its step ({bound}=True), and forecasts of x0 do not see "
-                "that; compare with policy='fixed', prediction_target='output'"
-            )
-        for caution in cautions:
-            # Once for each text: a second run of the same length adds nothing.
-            if caution is not None and caution not in self._said:
-                self._said.add(caution)
-                logger.warning("%s", caution)
+    def _warn(self, strategy: Strategy, generation: Generation) -> None:
+        total = generation.total
+        caution = None if total is None else strategy.policy.caution(total, generation.noises)
+        # Once for each text: a second run of the same length adds nothing.
+        if caution is not None and caution not in self._said:
+            self._said.add(caution)
+            logger.warning("%s", caution)
 
 
 def _shape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:

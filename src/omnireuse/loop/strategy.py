@@ -197,6 +197,8 @@ class Strategy:
         schedule, target = self.policy.schedule(total, noises) if total else None, self.chosen_target
         if total is None or schedule is None:
             return RunPlan(noises, None, self.forecaster, target)
+        if self.is_free and any(level.is_bounded for level in known):
+            target = "output"
         places = noises if self.axis == "noise" else None
         if places is not None and self.follows_path and all(level.flow_scale is not None for level in known):
             target = "velocity"
@@ -223,8 +225,13 @@ class Strategy:
     @property
     def follows_path(self) -> bool:
         """True if velocities stand in for x0 where the schedule, the noise and the solver's step are known."""
-        is_free = self.prediction_target is None and self.chosen_target == "x0"
-        return is_free and self.region == "step" and self.forecaster.follows_path
+        return self.is_free and self.region == "step" and self.forecaster.follows_path
+
+    @property
+    def is_free(self) -> bool:
+        """True if another target may stand in for x0: nobody has asked for one."""
+        is_asked = self.prediction_target is not None or self.forecaster.prediction_target is not None
+        return self.chosen_target == "x0" and not is_asked
 
     @cached_property
     def chosen_signal(self) -> str:

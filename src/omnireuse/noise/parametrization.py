@@ -35,6 +35,8 @@ class NoiseLevel:
         flow_scale: 1/(α+σ): latents times this are (1 − t) · clean + t · noise, with t the coordinate. Known where
             `step` is and velocities can stand in for x0: not under UniPC and DEIS, where that lost with guidance
             (bench/notes/2026-11-23-corrections.md).
+        is_bounded: whether a solver without noise of its own bounds x0 in its step (`clip_sample`, `thresholding`): its
+            output is then easier to forecast (bench/notes/2026-11-25-clipping.md).
     """
 
     sigma: float | None
@@ -44,6 +46,7 @@ class NoiseLevel:
     input_scale: float = 1.0
     step: tuple[float, float] | None = None
     flow_scale: float | None = None
+    is_bounded: bool = False
 
     @property
     def noise(self) -> float | None:

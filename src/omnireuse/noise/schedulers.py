@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 
 from omnireuse.noise.parametrization import NoiseLevel
 
-__all__ = ["clipping", "noise_levels"]
+__all__ = ["noise_levels"]
 
 _FAMILIES = {
     # sample = (1 − σ) · clean + σ · noise, output = noise − clean.
@@ -68,15 +68,8 @@ _ONE_CALL = {
 _X0_ONLY = {"DEISMultistepScheduler", "FlowUniPCMultistepScheduler", "UniPCMultistepScheduler"}
 
 
-_CLIPPING = {
-    "DDIMParallelScheduler",
-    "DDIMScheduler",
-    "DDPMParallelScheduler",
-    "DDPMScheduler",
-    "HeunDiscreteScheduler",
-    "LCMScheduler",
-    "UnCLIPScheduler",
-}
+# Those that bound x0 in their step, and whose model is called once a step.
+_CLIPPING = {"DDIMParallelScheduler", "DDIMScheduler"}
 _BOUNDING = _CLIPPING | _FAMILIES["converting"]
 
 
@@ -103,21 +96,16 @@ def noise_levels(scheduler: Any) -> list[NoiseLevel]:
     if not _follows_the_path(scheduler):
         return levels
     found = _with_steps(levels, marginals, _end(family, scheduler))
+    if _bounds_x0(names, scheduler.config):
+        return [replace(level, flow_scale=None, is_bounded=True) for level in found]
     return [replace(level, flow_scale=None) for level in found] if names & _X0_ONLY else found
 
 
-def clipping(scheduler: Any) -> str | None:
-    """The setting by which the scheduler bounds x0 within its step, unseen by forecasts; None where it does not.
-
-    Where the model predicts x0 itself, its output is what is remembered either way.
-    """
-    names = {cls.__name__ for cls in type(scheduler).__mro__}
-    config: Any = getattr(scheduler, "config", {})
+def _bounds_x0(names: Set[str], config: Any) -> bool:
+    """True if the scheduler bounds x0 within its step. A model that predicts x0 gives it as its output."""
     if names.isdisjoint(_BOUNDING) or config.get("prediction_type") in ("sample", "original_sample"):
-        return None
-    if config.get("thresholding"):
-        return "thresholding"
-    return "clip_sample" if names & _CLIPPING and config.get("clip_sample") else None
+        return False
+    return bool(config.get("thresholding") or (names & _CLIPPING and config.get("clip_sample")))
 
 
 def _marginals(family: str, scheduler: Any, sigmas: Sequence[float]) -> list[tuple[float, float]]:
