@@ -333,8 +333,7 @@ GROUPS: dict[str, tuple[Table, ...]] = {
             ("tune",),
             "Mean PSNR over eleven pairs of a model (of four) and a solver or shift, at 14 and 9 of 28 steps: fewer "
             "steps of the solver, the last output held, the default untuned, and [tuned](tuning.md) on one and on "
-            "three pictures; the untuned default was measured again at 9 steps on 25 November, after its last change, "
-            "and tuned pictures and the plot are from before it",
+            "three pictures",
             ("steps", "fewer", "hold", "untuned", "tuned 1", "tuned 3"),
             _tuning,
             (*STEPS, *TUNING),
@@ -345,7 +344,7 @@ GROUPS: dict[str, tuple[Table, ...]] = {
             ("tune_faces",),
             "The same on [faces](reference.md#faces), on which no constant was chosen, at 14, 9 and 7 of 28 steps: "
             "mean PSNR, and in brackets the 5 % quantile and the lowest picture, over 8 captions and, tuned on three "
-            "pictures, three draws of those; untuned rows at 9 and 7 steps are of 25 November, as above",
+            "pictures, five draws of those",
             ("run", "fewer", "untuned", "tuned 1", "tuned 3"),
             _left_out,
             (*STEPS, *TUNING),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,19 @@ from omnireuse.profiles.plan import FITTED, Evidence, Plan
 from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.full_run import FullRun, decibels, relative_errors
 
-__all__ = ["Leader", "MeasuredCall", "Pausing", "Shadow", "Shadows", "Trial", "Trials", "Trying", "finished", "whole"]
+__all__ = [
+    "Leader",
+    "MeasuredCall",
+    "Pausing",
+    "Shadow",
+    "Shadows",
+    "Trial",
+    "Trials",
+    "Trying",
+    "clearly_closest",
+    "finished",
+    "whole",
+]
 
 GROWTHS = (0.0, 2.0)
 """What plans assume of errors on their way to the picture (`Planner`): trials decide (``python -m bench tune``)."""
@@ -268,14 +281,23 @@ class Trials(Trying):
 
     def plan(self) -> Plan | None:
         """The plan that evidence is for; None where the untuned default stays."""
-        if not self.fitted:
-            return None
-        best = max(self.fitted, key=lambda trial: statistics.fmean(trial.closeness))
-        if self.untuned is None:
-            if max(best.errors) > SHORT_ERROR:
-                return None
-        else:
-            gain = statistics.fmean(best.closeness) - statistics.fmean(self.untuned.closeness)
-            if gain < LEAST_GAIN / math.sqrt(len(best.closeness)):
-                return None
-        return best.plan(untuned=tuple(self._untuned))
+        best = clearly_closest(self.fitted, self.untuned)
+        return None if best is None else best.plan(untuned=tuple(self._untuned))
+
+
+def clearly_closest(fitted: Sequence[Trial], untuned: Trial | None) -> Trial | None:
+    """The schedule whose pictures are closest, of those that leave no picture's latents farther than the untuned
+    default does; None where it is not closer than that by enough.
+
+    Args:
+        untuned: None where the default computes every step.
+    """
+    if untuned is not None:
+        fitted = [trial for trial in fitted if all(map(operator.le, trial.errors, untuned.errors))]
+    best = max(fitted, key=lambda trial: statistics.fmean(trial.closeness), default=None)
+    if best is None:
+        return None
+    if untuned is None:
+        return best if max(best.errors) <= SHORT_ERROR else None
+    gain = statistics.fmean(best.closeness) - statistics.fmean(untuned.closeness)
+    return best if gain >= LEAST_GAIN / math.sqrt(len(best.closeness)) else None

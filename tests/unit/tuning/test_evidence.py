@@ -1,0 +1,42 @@
+"""The evidence that takes a plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from omnireuse.tuning.trials import Trial, clearly_closest
+
+
+def tried(closeness: list[float], errors: list[float]) -> Trial:
+    return Trial(steps=(0, 2, 3), total=4, closeness=closeness, errors=errors)
+
+
+UNTUNED = tried([40.0, 41.0, 42.0], [0.1, 0.1, 0.1])
+
+
+def test_the_closest_plan_is_taken() -> None:
+    close, closer = (tried([number] * 3, [0.05] * 3) for number in (46.0, 47.0))
+    assert clearly_closest([close, closer], UNTUNED) is closer
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        pytest.param(tried([42.0, 43.0, 44.0], [0.05] * 3), id="closer by too little"),
+        pytest.param(tried([60.0, 60.0, 43.0], [0.01, 0.01, 0.11]), id="farther in one picture"),
+    ],
+)
+def test_other_plans_are_not(trial: Trial) -> None:
+    assert clearly_closest([trial], UNTUNED) is None
+
+
+def test_the_second_is_taken_where_the_first_is_farther_in_one_picture() -> None:
+    uneven, even = tried([60.0, 60.0, 43.0], [0.01, 0.01, 0.11]), tried([46.0] * 3, [0.05] * 3)
+    assert clearly_closest([uneven, even], UNTUNED) is even
+
+
+def test_without_reuse_untuned_every_picture_must_be_close() -> None:
+    near, far = tried([40.0] * 3, [0.04, 0.05, 0.03]), tried([50.0] * 3, [0.01, 0.06, 0.01])
+    assert clearly_closest([near], None) is near
+    assert clearly_closest([far], None) is None
+    assert clearly_closest([], None) is None
