@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 
 import omnireuse
@@ -227,4 +228,4 @@ def test_a_group_is_refused(flux: Tiny) -> None:
     backend = get_cache_backend("cache_dit", DiffusionCacheConfig())
     assert backend is not None
     with pytest.raises(ConfigError, match="group must be None"):
-        omnireuse.enable(flux.pipe, "cache_dit", group=object())  # type: ignore[arg-type]
+        omnireuse.enable(flux.pipe, "cache_dit", group=dist.ProcessGroup(0, 1))

@@ -66,7 +66,7 @@ def test_a_handle_is_not_copied_and_its_summary_is_pickled(flux: Tiny, made: Any
 
 
 def test_the_profile_of_another_model_names_both(flux: Tiny) -> None:
-    with pytest.raises(StateError, match=r"\(the profile: shapes-flux; this one: FluxPipeline, unnamed\)"):
+    with pytest.raises(StateError, match=r"calibrate this pipeline, a FluxPipeline \(the profile is of shapes-flux\)"):
         omnireuse.enable(flux.pipe, profile=PROFILES / "shapes-flux-28-unguided.json")
 
 

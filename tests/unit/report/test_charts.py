@@ -30,13 +30,13 @@ def _timeline() -> Any:
 
 def _replay() -> Any:
     trace = make_trace("zipf", num_accesses=200, seed=0)
-    return hit_ratio_figure("trace", replay(trace, capacities=[1000, 5000], policies=("lru",)))
+    return hit_ratio_figure("trace", replay(trace, capacities=[1000, 5000]))
 
 
 CHARTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "compare": (lambda: comparison_figure(peers()), ("omnireuse default", "other peer", "fewer steps")),
     "timeline": (_timeline, ("prefill", "decode", "encode")),
-    "replay": (_replay, ("lru",)),
+    "replay": (_replay, ("LRU",)),
 }
 
 
