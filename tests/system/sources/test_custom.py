@@ -209,5 +209,5 @@ def test_the_bar_says_what_is_done_and_can_be_left_out(capfd: pytest.CaptureFixt
     calibrated(Bare(), progress=True)
     shown = capfd.readouterr()
     assert "Bare on cpu in float32; 6 steps, 3 prompts searched with, 1 held out" in shown.err
-    assert "done: 100%" in shown.err
+    assert "held-out prompts: 100%" in shown.err
     assert shown.out == ""
