@@ -35,14 +35,14 @@ CLOSURES = {
     "Session": "omnireuse.hooks.session",
 }
 ROWS = (
-    Row("enable, files", 49, 60),
-    Row("enable, lines", 7_470, 7_500),
+    Row("enable, files", 48, 60),
+    Row("enable, lines", 7_365, 7_500),
     Row("Generation, files", 15, 20),
-    Row("Generation, lines", 2_340, 2_800),
-    Row("Session, files", 30, 35),
-    Row("Session, lines", 4_740, 4_800),
+    Row("Generation, lines", 2_280, 2_800),
+    Row("Session, files", 29, 35),
+    Row("Session, lines", 4_570, 4_800),
     Row("circles of imports", 0, 0),
-    Row("lines of src", 33_775, 23_000),
+    Row("lines of src", 31_520, 23_000),
 )
 
 

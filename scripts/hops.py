@@ -1,9 +1,10 @@
 """Which files of the package one reused step passes, from the call of the denoiser to the step of the scheduler.
 
-    python scripts/hops.py
+    python scripts/hops.py [--check]
 
 Runs the reference image pipeline with the default and with its calibrated profile, follows the first reused step behind
 the middle of the run with `sys.setprofile`, and prints the files in the order in which they are entered.
+With ``--check`` more files than the limit are an error.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from reference.case import IMAGES
 
 ROOT = str(Path(omnireuse.__file__).parent)
 STEPS = 28
+LIMIT = 8
+"""Files; may only go down."""
 
 
 class Hops:
@@ -45,7 +48,9 @@ class Hops:
 
 def main() -> None:
     """Print the files for each way of enabling reuse."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help=f"exit status 1 above {LIMIT} files")
+    check = parser.parse_args().check
     pipeline = IMAGES.load()
     pipeline.set_progress_bar_config(disable=True)
     prompts = [IMAGES.caption(scene) for scene in IMAGES.held_out(1, seed=11)]
@@ -63,6 +68,8 @@ def main() -> None:
         print(f"{name}: step {step} passes {len(files)} files in {sum(files.values())} calls")
         for file, calls in files.items():
             print(f"    {calls:3}  {file}")
+        if check and len(files) > LIMIT:
+            sys.exit(f"{name}: {len(files)} files are above {LIMIT}")
 
 
 if __name__ == "__main__":
