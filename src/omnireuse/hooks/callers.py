@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import torch
+
 from omnireuse.hooks.interception import ClassInterception, intercept, intercept_class
 
 __all__ = ["CallerWatch", "callbacks_aside", "calling", "foreign_caller", "is_called_by"]
@@ -69,36 +71,33 @@ class _Aside(NamedTuple):
 
 
 @contextmanager
-def callbacks_aside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[_Aside]:
+def callbacks_aside(args: Sequence[Any], kwargs: Mapping[str, Any], after: Callable[[], None]) -> Iterator[_Aside]:
     """The arguments of a pipeline's call, whose callbacks are no part of it while they run.
 
     A function is wrapped. An object with a `__call__` of its class (diffusers' `PipelineCallback`) is intercepted until
     the end of the call, because pipelines ask for its type.
+
+    Args:
+        after: called when a callback has run.
     """
+
+    def called(proceed: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        with calling(_CALLBACK):
+            result = proceed(*given, **named)
+        after()
+        return result
+
     with ExitStack() as stack:
 
         def aside(value: Any) -> Any:
-            if not callable(value) or isinstance(value, type) or _is_module(value):
+            if not callable(value) or isinstance(value, (type, torch.nn.Module)):
                 return value
             if any(isinstance(vars(cls).get("__call__"), types.FunctionType) for cls in type(value).__mro__):
-                stack.callback(intercept(value, _CALLBACK, {"__call__": _called_aside}).undo)
+                stack.callback(intercept(value, after, {"__call__": called}).undo)
                 return value
-
-            def wrapped(*given: Any, **named: Any) -> Any:
-                return _called_aside(value, *given, **named)
-
-            return functools.update_wrapper(wrapped, value)
+            return functools.update_wrapper(functools.partial(called, value), value)
 
         yield _Aside(tuple(map(aside, args)), {name: aside(value) for name, value in kwargs.items()})
-
-
-def _called_aside(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with calling(_CALLBACK):
-        return proceed(*args, **kwargs)
-
-
-def _is_module(value: object) -> bool:
-    return hasattr(value, "named_parameters")
 
 
 class CallerWatch:

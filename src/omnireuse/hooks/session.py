@@ -278,7 +278,7 @@ class Session:
         loop.steps.announce()
         loops.calls.append(loop)
         try:
-            with calling(pipeline), callbacks_aside(args, kwargs) as aside:
+            with calling(pipeline), callbacks_aside(args, kwargs, self._called_back) as aside:
                 result = proceed(*aside.args, **aside.kwargs)
             self._end(is_complete=getattr(pipeline, "_interrupt", False) is not True)
         finally:
@@ -288,6 +288,11 @@ class Session:
         if not loop.had_run:
             self._inert.no_run(self._name, is_called=self.calls_outside != outside)
         return result
+
+    def _called_back(self) -> None:
+        """A callback has run, which may have exchanged the scheduler."""
+        if self._is_open:
+            self._parts.refresh_others(self.pipeline)
 
     # -- the calls of its parts
 
