@@ -114,6 +114,11 @@ class CallerWatch:
         """Watch, once more."""
         with self._lock:
             self._watchers += 1
+            self.look()
+
+    def look(self) -> None:
+        """Watch the pipelines of a module that was imported since."""
+        with self._lock:
             for module, name in _BASES:
                 base = getattr(sys.modules.get(module), name, None)
                 if base is not None and all(base is not known for known, _ in self._bases):

@@ -25,11 +25,11 @@ from omnireuse.hooks.denoisers import model_name, unwrapped
 from omnireuse.hooks.guiders import GUIDERS, Guided, guider_handlers
 from omnireuse.hooks.interception import Handler, Interception, intercept
 from omnireuse.hooks.others import Others
-from omnireuse.hooks.parts import Parts, previous_sample
+from omnireuse.hooks.parts import Parts
 from omnireuse.hooks.ranks import check_agreement
 from omnireuse.hooks.regions.step import SeveralOutputsError, StepRegion
 from omnireuse.hooks.run import Chooser, Chosen, DenoiserCall, Region, RegionFactory, Run, RunStart
-from omnireuse.hooks.steps import Asked, Begin, StepHint, Steps
+from omnireuse.hooks.steps import Asked, Begin, StepHint, Steps, previous_sample
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import Decision
 from omnireuse.loop.generation import Generation
@@ -516,6 +516,7 @@ class Session:
             UnsupportedModelError: no denoiser, or no scheduler where the region needs one, or parts that cannot be
                 intercepted.
         """
+        _watch.look()
         pipeline, parts = self.pipeline, self._parts
         if parts.have_other_denoisers(pipeline) or parts.are_bypassed:
             self._drop_region()
