@@ -14,8 +14,9 @@ from typing import Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.hooks.denoisers import adapter_scales
-from omnireuse.hooks.regions.rows import row_of, rows_of
+from omnireuse.hooks.denoisers import adapter_scales, parameters_of
+from omnireuse.hooks.layout import Layout
+from omnireuse.hooks.regions.rows import row_of
 from omnireuse.hooks.timesteps import NAMES
 from omnireuse.loop.branch_state import refuse_gradients
 from omnireuse.loop.events import Choice
@@ -192,10 +193,17 @@ class DenoiserCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
-    def decide(self, row: int | None, *, layout: Hashable, signal: torch.Tensor | None) -> Choice:
-        """Compute or reuse one row of the batch, or all of it for None? `signal` is that of the whole batch."""
+    def decide(
+        self, row: int | None, *, layout: Hashable, signal: torch.Tensor | None, visit: int = 1
+    ) -> Choice:
+        """Compute or reuse one row of the batch, or all of it for None?
+
+        Args:
+            signal: that of the whole batch.
+            visit: which way through the block stack within this call, from 1; each has a history of its own.
+        """
         return self.run.generation.decide(
-            self.branch,
+            self.branch if visit == 1 else f"{self.branch}/{visit}",
             denoiser=self.denoiser,
             order=self.order,
             sample=row,
@@ -207,19 +215,39 @@ class DenoiserCall:
         """The denoiser's output."""
         return self.proceed(*self.args, **self.kwargs)
 
-    def compute_rows(self, rows: Sequence[int]) -> Any:
-        """The denoiser's output for some rows of the batch alone."""
-        index = torch.tensor(rows)
-        args = [rows_of(value, index, self.batch) for value in self.args]
-        return self.proceed(*args, **rows_of(self.kwargs, index, self.batch))
+    def compute_with(self, arguments: Mapping[str, Any]) -> Any:
+        """The denoiser's output for other values of its `arguments`, spelled as in this call."""
+        positional = list(self.arguments)[: len(self.args)]
+        return self.proceed(*map(arguments.get, positional), **{name: arguments[name] for name in self.kwargs})
+
+    @cached_property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments by the names of the forward's parameters, however this call spells them; those given by
+        position first."""
+        names = parameters_of(type(self.module).forward)
+        unnamed = [f"argument {place}" for place in range(len(names), len(self.args))]
+        return {**dict(zip((*names, *unnamed), self.args, strict=False)), **self.kwargs}
+
+    @cached_property
+    def options(self) -> Hashable:
+        """The choices that the call makes beside its inputs, `return_dict` among them: the form of its result."""
+        given = {**parameters_of(type(self.module).forward), **self.arguments}
+        return tuple(sorted((name, value) for name, value in given.items() if isinstance(value, (bool, str))))
+
+    @cached_property
+    def configuration(self) -> Hashable:
+        """What a cut of the call into rows depends on: the denoiser, how its arguments are nested, and their shapes."""
+        leaves, structure = pytree.tree_flatten(dict(sorted(self.arguments.items())))
+        return self.denoiser, str(structure), tuple(layout_of(leaf) or type(leaf) for leaf in leaves)
 
     @cached_property
     def latents(self) -> list[torch.Tensor]:
         """The latents that the denoiser was called with: its first argument, or the one named as such. Most get one
         tensor, Z-Image and Cosmos 3 a list of one an image or clip."""
-        first = [*self.args[:1], *(self.kwargs.get(name) for name in ("hidden_states", "sample", "x", "vision_tokens"))]
-        lists = [each if isinstance(each, list) else [each] for each in first]
-        candidates = [*lists, *([value] for value in self.kwargs.values())]
+        first = next(iter(parameters_of(type(self.module).forward)), "argument 0")
+        named = [self.arguments.get(name) for name in (first, "hidden_states", "sample", "x", "vision_tokens")]
+        lists = [each if isinstance(each, list) else [each] for each in named]
+        candidates = [*lists, *([value] for value in self.arguments.values())]
         return next((each for each in candidates if each and all(map(_is_latent, each))), [])
 
     @cached_property
@@ -237,12 +265,12 @@ class DenoiserCall:
         return given.shape[0] if given is not None and is_one_tensor and given.ndim else 1
 
     @cached_property
-    def layout(self) -> Hashable:
+    def layout(self) -> Layout:
         """The layout that a reuse needs unchanged: all arguments but timesteps (frames and sound may share one), with
         the scales of adapters, which a callback may change between steps."""
-        given = (value for name, value in self.kwargs.items() if name not in NAMES)
+        given = {name: layout_of(value) for name, value in self.arguments.items() if name not in NAMES}
         scales = adapter_scales(self.module) if "peft_config" in vars(self.module) else None
-        return layout_of(*self.args, *given), scales
+        return Layout(tuple(sorted((name, *each[0]) for name, each in given.items() if each)), scales, (), self.denoiser)
 
     def watched(self, strategy: Strategy) -> torch.Tensor | None:
         """The signal, as seen from outside; None where there is none."""

@@ -153,6 +153,8 @@ class Session:
         self.stats.count_beside(self.runs.here.companions.take_calls())
         if run.generation.outputs.fell_back:
             self.stats.fell_back("forecasts of the raw output")
+        for what in run.generation.fallbacks:
+            self.stats.fell_back(what)
         self._inert.end(run, is_complete)
 
     def called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 
-from omnireuse.hooks.denoisers import unwrapped
+from omnireuse.hooks.denoisers import parameters_of, unwrapped
 
 __all__ = ["NAMES", "StepsByTimestep", "timestep_of", "warn_without_timestep"]
 
@@ -27,24 +26,14 @@ def timestep_of(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[st
     Of several (one for each sample or token) it is the largest: tokens that are given and not denoised have 0.
     """
     # The class's own signature counts: hooks replace that of an instance.
-    places = _places(type(unwrapped(module)).forward)
+    values = {**dict(zip(parameters_of(type(unwrapped(module)).forward), args, strict=False)), **kwargs}
     for name in NAMES:
-        given = kwargs.get(name)
-        if given is None and places.get(name, len(args)) < len(args):
-            given = args[places[name]]
+        given = values.get(name)
         if isinstance(given, torch.Tensor) and given.numel():
             return float(given.max())
         if isinstance(given, numbers.Real) and not isinstance(given, bool):
             return float(given)
     return None
-
-
-@lru_cache(maxsize=256)
-def _places(forward: Callable[..., Any]) -> dict[str, int]:
-    """The position of each argument of a method that can be given by position, `self` not counted."""
-    parameters = list(inspect.signature(forward).parameters.values())[1:]
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return {each.name: place for place, each in enumerate(parameters) if each.kind in by_position}
 
 
 @lru_cache(maxsize=256)
