@@ -43,10 +43,10 @@ def _batched(name: str, value: Any, rows: tuple[int, ...]) -> Any:
         return [item * SCALES[row] for row in rows for item in value]
     if name == "prompt":
         return [value] * len(rows)
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or ("image" in name and "embeds" not in name):
         return value
     scales = [SCALES[row] if value.is_floating_point() and "embeds" in name and "mask" not in name else 1 for row in rows]
-    return torch.cat([value * scale for scale in scales], dim=BATCH_DIMENSION.get(name, 0))
+    return torch.cat([value if scale == 1 else value * scale for scale in scales], dim=BATCH_DIMENSION.get(name, 0))
 
 
 def threshold_between(tiny: Tiny, region: str, **call: Any) -> float:
@@ -54,10 +54,9 @@ def threshold_between(tiny: Tiny, region: str, **call: Any) -> float:
     with omnireuse.enable(tiny.pipe, policy=TeaCache(rel_l1_thresh=1e-9), region=region) as handle:
         tiny.run(steps=STEPS, **call)
     drifts = sorted({event.drift for event in handle.events if event.step == 1 and event.drift is not None})
-    if len(drifts) < 2:
-        return drifts[0] * 1.5
-    low, high = max(pairwise(drifts), key=lambda pair: pair[1] / pair[0])
-    return (low + high) / 2
+    # Those that are as good as equal differ by rounding.
+    pairs = [pair for pair in pairwise(drifts) if pair[1] > 1.001 * pair[0]] or [(drifts[-1], drifts[-1] * 2)]
+    return sum(max(pairs, key=lambda pair: pair[1] / pair[0])) / 2
 
 
 def deviations(batch: torch.Tensor, alone: list[torch.Tensor]) -> list[float]:

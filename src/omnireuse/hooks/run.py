@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -243,12 +243,14 @@ class DenoiserCall:
     @cached_property
     def latents(self) -> list[torch.Tensor]:
         """The latents that the denoiser was called with: its first argument, or the one named as such. Most get one
-        tensor, Z-Image and Cosmos 3 a list of one an image or clip."""
+        tensor. Z-Image and Cosmos 3 get a list of one an image or clip, which is stacked if all have one shape."""
         first = next(iter(parameters_of(type(self.module).forward)), "argument 0")
         named = [self.arguments.get(name) for name in (first, "hidden_states", "sample", "x", "vision_tokens")]
         lists = [each if isinstance(each, list) else [each] for each in named]
         candidates = [*lists, *([value] for value in self.arguments.values())]
-        return next((each for each in candidates if each and all(map(_is_latent, each))), [])
+        found = next((each for each in candidates if each and all(map(_is_latent, each))), [])
+        is_list = any(found is value for value in self.arguments.values())
+        return [torch.stack(found)] if is_list and len({each.shape for each in found}) == 1 else found
 
     @cached_property
     def input(self) -> torch.Tensor | None:
@@ -259,25 +261,28 @@ class DenoiserCall:
 
     @cached_property
     def batch(self) -> int:
-        """Rows of the input; 1 where it has none, or is a list."""
-        given = self.input
-        is_one_tensor = given is not None and any(given is tensor for tensor in self.tensors)
-        return given.shape[0] if given is not None and is_one_tensor and given.ndim else 1
+        """Rows of the input; 1 where it has none, or is several tensors."""
+        return self.latents[0].shape[0] if len(self.latents) == 1 and self.latents[0].ndim else 1
 
     @cached_property
     def layout(self) -> Layout:
         """The layout that a reuse needs unchanged: all arguments but timesteps (frames and sound may share one), with
         the scales of adapters, which a callback may change between steps."""
-        given = {name: layout_of(value) for name, value in self.arguments.items() if name not in NAMES}
         scales = adapter_scales(self.module) if "peft_config" in vars(self.module) else None
-        return Layout(tuple(sorted((name, *each[0]) for name, each in given.items() if each)), scales, (), self.denoiser)
+        return Layout(tuple(sorted(self._layouts())), scales, (), self.denoiser)
+
+    def _layouts(self) -> Iterator[tuple[str, tuple[int, ...], Any, Any]]:
+        for name, value in self.arguments.items():
+            values = value if isinstance(value, (list, tuple)) else [value]
+            for place, layout in enumerate(layout_of(*values) if name not in NAMES else ()):
+                yield (name if values is not value else f"{name}[{place}]", *layout)
 
     def watched(self, strategy: Strategy) -> torch.Tensor | None:
         """The signal, as seen from outside; None where there is none."""
         if self.input is not None and strategy.chosen_signal == "filtered_latents":
             grids, layout = self.run.grids, self.layout
             if layout not in grids:
-                grids[layout] = grid_of(self.input, self.kwargs)
+                grids[layout] = grid_of(self.input, self.arguments)
             return filtered(self.input, self.run.generation.level.noise, grids[layout])
         return self.input
 

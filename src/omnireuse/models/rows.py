@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from omnireuse.hooks.regions.rows import ENTRIES, Dimension
+
 __all__ = ["DIMENSIONS"]
 
-_IDS = {"img_ids": None, "txt_ids": None}
-_ROTARY = {"image_rotary_emb": None}
+_IDS: Mapping[str, Dimension] = {"img_ids": None, "txt_ids": None}
+_ROTARY: Mapping[str, Dimension] = {"image_rotary_emb": None}
 
-DIMENSIONS: Mapping[str, Mapping[str, int | None]] = {
+DIMENSIONS: Mapping[str, Mapping[str, Dimension]] = {
     # Positions, one row a token, for all samples.
     "BriaFiboTransformer2DModel": _IDS,
     "BriaTransformer2DModel": _IDS,
@@ -30,5 +32,7 @@ DIMENSIONS: Mapping[str, Mapping[str, int | None]] = {
     "HiDreamImageTransformer2DModel": {"encoder_hidden_states_llama3": 1},
     # (batch · frames, tokens, channels)
     "UNetMotionModel": {"encoder_hidden_states": 0},
+    # Lists, whose tensors may begin with an axis as long as the batch.
+    "ZImageTransformer2DModel": {"x": ENTRIES, "cap_feats": ENTRIES},
 }
 """Class name of a denoiser -> argument -> the dimension of its rows, or None if all rows share it."""

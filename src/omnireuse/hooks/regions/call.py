@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from omnireuse.hooks.regions.cuts import Cuts
-from omnireuse.hooks.regions.rows import row_of
+from omnireuse.hooks.regions.cuts import Cuts, has_rows
+from omnireuse.hooks.regions.rows import flattened, row_of, unflattened
 from omnireuse.hooks.run import DenoiserCall, Region
 from omnireuse.loop.events import Choice
 from omnireuse.loop.strategy import Strategy
@@ -35,8 +34,8 @@ class CallRegion(Region):
 
     def __init__(self, strategy: Strategy, cuts: Cuts) -> None:
         self._strategy, self._cuts = strategy, cuts
-        self._structures: dict[Hashable, tuple[list[Any], Any]] = {}
-        """Of the results of each denoiser, branch and form: leaves without their data, and how they are nested."""
+        self._forms: dict[Hashable, tuple[list[Any], Any]] = {}
+        """Of the results of each denoiser, branch and options: leaves without their data, and how they are nested."""
 
     def for_run(self) -> CallRegion:
         return CallRegion(self._strategy, self._cuts)
@@ -44,12 +43,12 @@ class CallRegion(Region):
     def call(self, call: DenoiserCall) -> Any:
         """The computed output, or one of the same structure made of forecasts, row by row."""
         key = (call.denoiser, call.branch, call.options)
-        by_row = self._strategy.decides_by_sample and call.batch > 1 and self._cuts.allows(call, call.batch)
+        by_row = has_rows(call, self._strategy) and self._cuts.allows(call, call.batch)
         signal = None if self._strategy.chosen_signal == "none" else call.watched(self._strategy)
         choices = [
             call.decide(row, layout=call.layout, signal=signal) for row in (range(call.batch) if by_row else [None])
         ]
-        if key not in self._structures:
+        if key not in self._forms:
             # No result has shown the form that this call asks for.
             choices = [replace(choice, reuse=False, reason="unprimed") if choice.reuse else choice for choice in choices]
         computing = [choice for choice in choices if not choice.reuse]
@@ -62,13 +61,13 @@ class CallRegion(Region):
                 result, is_whole = self._cuts.compute(call, [c.sample for c in computing if c.sample is not None])
             else:
                 result, is_whole = call.compute(), True
-            leaves, structure = pytree.tree_flatten(result)
-            self._structures[key] = ([_shape_only(leaf) for leaf in leaves], structure)
+            leaves, form = flattened(result, call.batch if is_whole else len(computing))
+            self._forms[key] = ([_shape_only(leaf) for leaf in leaves], form)
             computed = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            if by_row and len(computing) == len(choices) and not self._cuts.has_rows(call, result):
+            if by_row and len(computing) == len(choices) and not self._cuts.is_divided(call, result):
                 # Decided again for the batch: what has no rows cannot be put together from some.
                 choices = computing = [call.decide(None, layout=call.layout, signal=signal)]
-        leaves, structure = self._structures[key]
+        leaves, form = self._forms[key]
         shapes = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         parts, is_result = [], len(computing) == len(choices)
         for choice in choices:
@@ -89,7 +88,7 @@ class CallRegion(Region):
             return result
         whole = iter(part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
         leaves = [next(whole) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        return pytree.tree_unflatten(leaves, structure)
+        return unflattened(leaves, form)
 
 
 def _predict(call: DenoiserCall, choice: Choice, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.hooks.regions.rows import differing_parts, rows_of
+from omnireuse.hooks.regions.rows import Dimension, differing_parts, flattened, rows_of
 from omnireuse.hooks.run import DenoiserCall
+from omnireuse.loop.strategy import Strategy
 
-__all__ = ["AS_ONE", "Cuts", "decide_as_one"]
+__all__ = ["AS_ONE", "Cuts", "decide_as_one", "has_rows"]
 
 AS_ONE = "one decision for a whole batch"
 """The name of the fallback in a summary."""
@@ -28,6 +29,14 @@ def decide_as_one(call: DenoiserCall, why: str) -> None:
     )
 
 
+def has_rows(call: DenoiserCall, strategy: Strategy) -> bool:
+    """True if a strategy decides on each row of this call's batch."""
+    known = call.run.latents
+    if strategy.decides_by_sample and known is not None and known.ndim and known.shape[0] > call.batch:
+        decide_as_one(call, f"its input has {call.batch} rows for {known.shape[0]} samples")
+    return strategy.decides_by_sample and call.batch > 1
+
+
 class Cuts:
     """Which calls can be computed for some rows of their batch alone; one for all runs of a handle.
 
@@ -39,7 +48,7 @@ class Cuts:
         dimensions: class name of a denoiser -> argument -> dimension of its rows, or None if all rows share it.
     """
 
-    def __init__(self, dimensions: Mapping[str, Mapping[str, int | None]]) -> None:
+    def __init__(self, dimensions: Mapping[str, Mapping[str, Dimension]]) -> None:
         self._dimensions = dimensions
         self._verified: dict[Hashable, set[Hashable]] = {}
         """Configurations of calls, and the parts of their arguments in which the rows differed when cut and whole
@@ -88,7 +97,7 @@ class Cuts:
             return call.compute(), True
         return result, False
 
-    def has_rows(self, call: DenoiserCall, result: Any) -> bool:
+    def is_divided(self, call: DenoiserCall, result: Any) -> bool:
         """True if a result of the whole call has a row for each of the batch; otherwise such calls are not cut."""
         if not (found := _is_batch(result, call.batch)):
             self.refuse(call, "its result has no row for each of them")
@@ -107,7 +116,7 @@ class Cuts:
         # Copied before and compared after: what a cut call writes to its arguments is lost, and must not be shared.
         given, untouched = (_copied(self._cut(call, rows)) for _ in range(2))
         whole = call.compute()
-        if not self.has_rows(call, whole):
+        if not self.is_divided(call, whole):
             return whole
         try:
             with _random_state_kept(call):
@@ -132,11 +141,12 @@ def _difference(call: DenoiserCall, whole: Any, part: Any, rows: Sequence[int]) 
     got the values of others are off by their whole difference, 1e-3 and more. The limit lies between: 1e-4 of a row's
     magnitude, and 2 units in the last place where those are larger.
     """
-    expected = [each.index_select(0, torch.tensor(rows, device=each.device)) for each in _tensors(whole)]
-    shapes = [[each.shape for each in tensors] for tensors in (expected, _tensors(part))]
-    if shapes[0] != shapes[1] or pytree.tree_structure(whole) != pytree.tree_structure(part):
+    found, form = _tensors(part, len(rows))
+    every, whole_form = _tensors(whole, call.batch)
+    expected = [each.index_select(0, torch.tensor(rows, device=each.device)) for each in every]
+    if [each.shape for each in expected] != [each.shape for each in found] or form != whole_form:
         return "computed alone, some have a result of another form"
-    wrong = [_are_off(*pair).sum() for pair in zip(expected, _tensors(part), strict=True)]
+    wrong = [_are_off(*pair).sum() for pair in zip(expected, found, strict=True)]
     # Equal on all ranks: the next step is computed by all of them in the same way.
     share = call.run.generation.agreement.ratio(torch.stack([sum(wrong[1:], wrong[0]), torch.ones_like(wrong[0])]).float())
     return f"computed alone, rows {', '.join(map(str, rows))} have another result" if share else None
@@ -151,12 +161,13 @@ def _are_off(expected: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _is_batch(result: Any, batch: int) -> bool:
-    tensors = _tensors(result)
+    tensors, _ = _tensors(result, batch)
     return bool(tensors) and all(tensor.ndim > 0 and tensor.shape[0] == batch for tensor in tensors)
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+def _tensors(result: Any, batch: int) -> tuple[list[torch.Tensor], Any]:
+    leaves, form = flattened(result, batch)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], form
 
 
 def _opaque(call: DenoiserCall) -> str | None:

@@ -7,34 +7,42 @@ a proposal: `regions.cuts` compares the first call that is cut so with the whole
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["differing_parts", "row_of", "rows_of", "with_rows"]
+__all__ = ["ENTRIES", "Dimension", "differing_parts", "flattened", "row_of", "rows_of", "unflattened", "with_rows"]
 
 
-def rows_of(arguments: Mapping[str, Any], rows: Sequence[int], batch: int, declared: Mapping[str, int | None]) -> Any:
+ENTRIES: Literal["entries"] = "entries"
+"""In place of a dimension: a list has an entry for each row."""
+Dimension = int | Literal["entries"] | None
+"""Of the rows in an argument's tensors; None if all rows share it."""
+
+
+def rows_of(
+    arguments: Mapping[str, Any], rows: Sequence[int], batch: int, declared: Mapping[str, Dimension]
+) -> dict[str, Any]:
     """The arguments of a call for some rows of its batch.
 
     Args:
         arguments: of the whole call, by name.
         rows: r indices.
         batch: rows of the whole call.
-        declared: the dimension of the rows in an argument's tensors, with as many neighbouring entries a row as it has
-            times the batch; None for an argument that all rows share. Without a declaration a tensor has its rows in
-            dimension 0 if that is as long as the batch, a list as long as the batch has an entry for each row, and
-            everything else is shared.
+        declared: the dimensions of some arguments; one that is n times as long as the batch has n neighbours for each
+            row. Without a declaration a tensor has its rows in dimension 0 if that is as long as the batch, a list as
+            long as the batch has an entry for each row, and everything else is shared.
     """
     index = torch.tensor(rows)
     return {
-        name: value if name in declared and declared[name] is None else _cut(value, index, batch, declared.get(name))
+        name: value if declared.get(name, 0) is None else _cut(value, index, batch, declared.get(name))
         for name, value in arguments.items()
     }
 
 
-def _cut(value: Any, rows: torch.Tensor, batch: int, dimension: int | None, *, is_argument: bool = True) -> Any:
+def _cut(value: Any, rows: torch.Tensor, batch: int, declared: Dimension, *, is_argument: bool = True) -> Any:
+    dimension = declared if isinstance(declared, int) else None
     if isinstance(value, torch.Tensor):
         length = value.shape[dimension or 0] if value.ndim > (dimension or 0) else 0
         each, rest = divmod(length, batch)
@@ -43,12 +51,13 @@ def _cut(value: Any, rows: torch.Tensor, batch: int, dimension: int | None, *, i
         index = (rows[:, None] * each + torch.arange(each)).flatten()
         return value.index_select(dimension or 0, index.to(value.device))
     if isinstance(value, Mapping):
-        return {key: _cut(item, rows, batch, dimension) for key, item in value.items()}
+        return {key: _cut(item, rows, batch, declared) for key, item in value.items()}
     if not isinstance(value, (list, tuple)):
         return value
-    if is_argument and isinstance(value, list) and len(value) == batch and not _has_rows(value, batch):
+    is_list = is_argument and isinstance(value, list) and len(value) == batch
+    if is_list and (declared == ENTRIES or not _has_rows(value, batch)):
         return [value[row] for row in rows.tolist()]
-    items = [_cut(item, rows, batch, dimension, is_argument=False) for item in value]
+    items = [_cut(item, rows, batch, declared, is_argument=False) for item in value]
     if isinstance(value, tuple):
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return items
@@ -107,3 +116,26 @@ def row_of(batch: torch.Tensor, row: int | None) -> torch.Tensor:
 def with_rows(whole: torch.Tensor, rows: Sequence[int], part: torch.Tensor) -> torch.Tensor:
     """A copy of `whole` in which `rows` are those of `part`."""
     return whole.index_copy(0, torch.tensor(rows, device=whole.device), part)
+
+
+def flattened(result: Any, batch: int) -> tuple[list[Any], Any]:
+    """The leaves of a denoiser's result, and what puts them together again (`unflattened`).
+
+    A list of one tensor of the same shape for each row, as Z-Image returns, is one leaf: those tensors, stacked.
+    """
+
+    def is_rows(node: Any) -> bool:
+        is_list = isinstance(node, list) and len(node) == batch
+        return is_list and all(isinstance(each, torch.Tensor) and each.shape == node[0].shape for each in node)
+
+    leaves, structure = pytree.tree_flatten(result, is_leaf=is_rows)
+    lists = [isinstance(leaf, list) for leaf in leaves]
+    stacked = [torch.stack(leaf) if is_list else leaf for leaf, is_list in zip(leaves, lists, strict=True)]
+    return stacked, (structure, lists)
+
+
+def unflattened(leaves: Sequence[Any], form: Any) -> Any:
+    """A result of these leaves."""
+    structure, lists = form
+    parts = [list(leaf.unbind()) if is_list else leaf for leaf, is_list in zip(leaves, lists, strict=True)]
+    return pytree.tree_unflatten(parts, structure)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from omnireuse.errors import StateError
-from omnireuse.hooks.regions.cuts import decide_as_one
+from omnireuse.hooks.regions.cuts import decide_as_one, has_rows
 from omnireuse.hooks.regions.rows import row_of
 from omnireuse.hooks.run import DenoiserCall
 from omnireuse.loop.events import Choice
@@ -57,7 +57,7 @@ class StackPass:
         self._visits, self.finished = self._visits + 1, False
         layout = call.layout._replace(streams=layout_of(*streams))
         rowed = [*streams, *([] if signal is None else [signal])]
-        by_row = self._strategy.decides_by_sample and call.batch > 1
+        by_row = has_rows(call, self._strategy)
         if by_row and any(tensor.shape[0] not in (1, call.batch) for tensor in rowed):
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in rowed)
             decide_as_one(call, f"what enters its blocks has not {call.batch} rows, got {shapes}")

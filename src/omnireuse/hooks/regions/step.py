@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.layout import Layout
-from omnireuse.hooks.regions.cuts import Cuts
-from omnireuse.hooks.regions.rows import row_of, with_rows
+from omnireuse.hooks.regions.cuts import Cuts, decide_as_one
+from omnireuse.hooks.regions.rows import flattened, row_of, unflattened, with_rows
 from omnireuse.hooks.run import DenoiserCall, Region, Run
 from omnireuse.loop.events import Choice
 from omnireuse.loop.strategy import Strategy
@@ -52,8 +52,8 @@ class StepRegion(Region):
         its shape matters."""
         self._branches_when_computed: dict[int | None, Counter[tuple[int, str]]] = {}
         """The calls of each sample's last computed step, by branch: guidance that begins or ends changes them."""
-        self._samples: int | None = None
-        """Samples of the batch; None before the scheduler was called."""
+        self._shape: torch.Size | None = None
+        """Of the scheduler's latents, a row for each sample; None before the scheduler was called."""
         self._layouts: dict[Layout, Layout] = {}
         """Layouts of the calls so far, with one of them to stand for all. A step may begin with a call of its own, as
         the first one of WanAnimate2 does, which reads the driving video."""
@@ -89,12 +89,12 @@ class StepRegion(Region):
 
     def _decide(self, call: DenoiserCall) -> list[Choice]:
         by_sample = self._strategy.decides_by_sample
-        if by_sample and self._samples is None:
+        if by_sample and self._shape is None:
             # Guidance may have stacked its branches in one call: only the scheduler's call shows how many samples there
             # are. The first step computes, so it can wait for that.
             return []
-        count = self._samples or 1
-        divided = by_sample and count > 1 and self._cuts.allows(call, count)
+        count = self._samples
+        divided = by_sample and count > 1 and self._cuts.allows(call, count) and self._is_in_order(call)
         if not divided:
             for choice in self._choices:
                 if choice.sample is not None:
@@ -110,8 +110,26 @@ class StepRegion(Region):
             choices.append(call.run.generation.decide("step", sample=sample, layout=self._layouts[layout], signal=own))
         return choices
 
+    @property
+    def _samples(self) -> int:
+        """Samples of the batch; 1 before the scheduler was called."""
+        return 1 if self._shape is None else self._shape[0]
+
+    def _is_in_order(self, call: DenoiserCall) -> bool:
+        """True if the rows of a call are the samples in their order, once for each branch that it was stacked for: the
+        same latents each time, but for what is joined to them. Otherwise the run is counted."""
+        rows, shape = call.latents[0], self._shape or torch.Size()
+        if call.batch > shape[0] and rows.ndim == len(shape):
+            for dimension, length in enumerate(shape[1:], start=1):
+                rows = rows.narrow(dimension, 0, min(length, rows.shape[dimension]))
+        branches = rows.unflatten(0, (-1, shape[0]))
+        is_in_order = torch.equal(branches, branches[:1].expand_as(branches))
+        if not is_in_order:
+            decide_as_one(call, "its input is not the latents of the samples once for each branch")
+        return is_in_order
+
     def _compute_without(self, call: DenoiserCall, reused: list[int | None], last: Any) -> Any:
-        samples, first = self._samples or 1, self._first_call
+        samples, first = self._samples, self._first_call
         rows = [row for row in range(call.batch) if row % samples not in reused]
         result, is_whole = self._cuts.compute(call, rows) if self._cuts.allows(call, samples) else (call.compute(), True)
         if is_whole:
@@ -119,12 +137,11 @@ class StepRegion(Region):
                 # The samples of a step are decided on at its first call.
                 self._cuts.refuse_like(first, call)
             return result
-        computed, structure = pytree.tree_flatten(result)
-        whole = [
-            with_rows(before, rows, now) if isinstance(before, torch.Tensor) else now
-            for before, now in zip(pytree.tree_leaves(last), computed, strict=True)
-        ]
-        return pytree.tree_unflatten(whole, structure)
+        before, form = flattened(last, call.batch)
+        computed, _ = flattened(result, len(rows))
+        pairs = zip(before, computed, strict=True)
+        whole = [with_rows(old, rows, new) if isinstance(old, torch.Tensor) else new for old, new in pairs]
+        return unflattened(whole, form)
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """For reused samples the forecast; computed ones are remembered and used, corrected or as they are."""
@@ -132,8 +149,8 @@ class StepRegion(Region):
         if call is None:
             return output
         choices = self._choices
-        if self._samples != sample.shape[0] and self._strategy.decides_by_sample:
-            self._samples = sample.shape[0]
+        if self._shape != sample.shape and self._strategy.decides_by_sample:
+            self._shape = sample.shape
             choices = self._choices = self._decide(call)
         parts = [self._replaced(run, choice, output, sample) for choice in choices]
         if all(part is None for part in parts):
