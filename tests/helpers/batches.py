@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import omnireuse
-from omnireuse import Blend, TeaCache
+from omnireuse import TeaCache
 from tests.helpers.tiny import Tiny
 
 __all__ = ["STEPS", "batched", "deviations", "generators", "number_of_samples", "threshold_between"]
@@ -45,7 +45,9 @@ def _batched(name: str, value: Any, rows: tuple[int, ...]) -> Any:
         return [value] * len(rows)
     if not isinstance(value, torch.Tensor) or ("image" in name and "embeds" not in name):
         return value
-    scales = [SCALES[row] if value.is_floating_point() and "embeds" in name and "mask" not in name else 1 for row in rows]
+    scales = [
+        SCALES[row] if value.is_floating_point() and "embeds" in name and "mask" not in name else 1 for row in rows
+    ]
     return torch.cat([value if scale == 1 else value * scale for scale in scales], dim=BATCH_DIMENSION.get(name, 0))
 
 
@@ -62,5 +64,6 @@ def threshold_between(tiny: Tiny, region: str, **call: Any) -> float:
 def deviations(batch: torch.Tensor, alone: list[torch.Tensor]) -> list[float]:
     """Of each sample of a batch from what it is alone, relative to its mean magnitude."""
     return [
-        float((batch[i : i + 1] - each).abs().mean() / each.abs().mean().clamp(min=1e-12)) for i, each in enumerate(alone)
+        float((batch[i : i + 1] - each).abs().mean() / each.abs().mean().clamp(min=1e-12))
+        for i, each in enumerate(alone)
     ]

@@ -193,9 +193,7 @@ class DenoiserCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
-    def decide(
-        self, row: int | None, *, layout: Hashable, signal: torch.Tensor | None, visit: int = 1
-    ) -> Choice:
+    def decide(self, row: int | None, *, layout: Hashable, signal: torch.Tensor | None, visit: int = 1) -> Choice:
         """Compute or reuse one row of the batch, or all of it for None?
 
         Args:
@@ -246,9 +244,9 @@ class DenoiserCall:
         tensor. Z-Image and Cosmos 3 get a list of one an image or clip, which is stacked if all have one shape."""
         first = next(iter(parameters_of(type(self.module).forward)), "argument 0")
         named = [self.arguments.get(name) for name in (first, "hidden_states", "sample", "x", "vision_tokens")]
-        lists = [each if isinstance(each, list) else [each] for each in named]
+        lists: list[list[Any]] = [each if isinstance(each, list) else [each] for each in named]
         candidates = [*lists, *([value] for value in self.arguments.values())]
-        found = next((each for each in candidates if each and all(map(_is_latent, each))), [])
+        found = next((each for each in candidates if each and all(map(_is_latent, each))), list[torch.Tensor]())
         is_list = any(found is value for value in self.arguments.values())
         return [torch.stack(found)] if is_list and len({each.shape for each in found}) == 1 else found
 

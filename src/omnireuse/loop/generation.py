@@ -31,7 +31,7 @@ logger = logging.getLogger("omnireuse")
 Emit = Callable[[Decision], None]
 
 
-def layout_of(*values: object) -> Hashable:
+def layout_of(*values: object) -> tuple[tuple[tuple[int, ...], torch.dtype, torch.device], ...]:
     """Shape, dtype and device of every tensor among the values."""
     return tuple((tuple(v.shape), v.dtype, v.device) for v in values if isinstance(v, torch.Tensor))
 

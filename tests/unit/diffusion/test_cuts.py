@@ -43,7 +43,10 @@ class Loop:
     @torch.no_grad()
     def __call__(self, rows: tuple[int, ...], inputs: Callable[[tuple[int, ...]], dict[str, Any]]) -> torch.Tensor:
         latents = torch.cat(
-            [torch.randn(1, TOKENS, 4, generator=torch.Generator().manual_seed(row)) * (0.2, 1.0, 4.0)[row] for row in rows]
+            [
+                torch.randn(1, TOKENS, 4, generator=torch.Generator().manual_seed(row)) * (0.2, 1.0, 4.0)[row]
+                for row in rows
+            ]
         )
         self.scheduler.set_timesteps(STEPS)
         for t in self.scheduler.timesteps:
@@ -145,10 +148,9 @@ def positions(rows: tuple[int, ...]) -> dict[str, Any]:
 
 CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[tuple[int, ...]], dict[str, Any]]]] = {
     "positions as long as the batch": (lambda hidden, ids: (ids + 1).sum() * hidden * 0.1, positions),
-    "a list as long as the batch": (lambda hidden, scales: hidden * sum(scales), lambda rows: {"scales": [0.1, 0.2, 0.3]}),
-    "samples that see each other": (
-        lambda hidden, key: hidden.mean(0, keepdim=True) * key,
-        lambda rows: {"key": 0.0 if len(rows) == 1 else 1.0},
+    "a list as long as the batch": (
+        lambda hidden, scales: hidden * sum(scales),
+        lambda rows: {"scales": [0.1, 0.2, 0.3]},
     ),
     "an object": (lambda hidden, state: hidden * state.scale, lambda rows: {"state": SimpleNamespace(scale=0.1)}),
 }
@@ -191,20 +193,48 @@ def test_a_cut_call_that_fails_later_does_not_break_the_run() -> None:
 
 
 def test_the_verifying_call_leaves_the_random_state() -> None:
-    loop = Loop(lambda hidden, text: text + 0 * torch.randn(3))
-    inputs = lambda rows: {"text": texts(rows)[..., :1]}  # noqa: E731  # one line, used here alone
-    loop.transformer.mix = lambda hidden, text: text + 0 * torch.randn(1)
-    states = []
-    for policy in ("never", POLICIES[1]):
-        torch.manual_seed(0)
-        with omnireuse.enable(loop, policy=policy, region="call") as handle:
-            loop((0, 1, 2), inputs)
-        states.append((torch.get_rng_state(), [event.step for event in handle.events if not event.reused]))
-    made = {step for step in states[1][1]}
+    # The denoiser draws a number at each call, and the verifying one counts as none.
+    loop = Loop(lambda hidden, text: text + 0 * torch.randn(1))
     torch.manual_seed(0)
-    for _ in made:
+    with omnireuse.enable(loop, policy=POLICIES[1], forecaster=Hold(), region="call") as handle:
+        loop((0, 1, 2), lambda rows: {"text": texts(rows)})
+    state = torch.get_rng_state()
+    computed = {event.step for event in handle.events if not event.reused}
+    assert len(loop.transformer.rows) == len(computed) + 1
+    torch.manual_seed(0)
+    for _ in computed:
         torch.randn(1)
-    assert torch.equal(states[1][0], torch.get_rng_state())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+class Interleaved(Loop):
+    """Guidance in one call, whose rows are the branches of the first sample, then those of the second."""
+
+    @torch.no_grad()
+    def __call__(self, rows: tuple[int, ...], inputs: Callable[[tuple[int, ...]], dict[str, Any]]) -> torch.Tensor:
+        latents = torch.cat(
+            [torch.randn(1, TOKENS, 4, generator=torch.Generator().manual_seed(r)) * (0.2, 1.0, 4.0)[r] for r in rows]
+        )
+        text = texts(rows).repeat_interleave(2, 0)
+        text[1::2] = 0
+        self.scheduler.set_timesteps(STEPS)
+        for t in self.scheduler.timesteps:
+            output = self.transformer(latents.repeat_interleave(2, 0), t.expand(2 * len(rows)), text=text)[0]
+            cond, uncond = output.unflatten(0, (-1, 2)).unbind(1)
+            latents = self.scheduler.step(uncond + 2 * (cond - uncond), t, latents)[0]
+        return latents
+
+
+def test_rows_in_another_order_than_the_samples_are_decided_on_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Interleaved(lambda hidden, text: text)
+    with (
+        caplog.at_level(logging.WARNING, "omnireuse"),
+        omnireuse.enable(loop, policy=POLICIES[1], forecaster=Hold()) as handle,
+    ):
+        loop((0, 1, 2), texts)
+    assert handle.summary().fallbacks == {AS_ONE: 1}
+    assert {event.sample for event in handle.events} == {None}
+    assert "its input is not the latents of the samples once for each branch" in caplog.text
 
 
 def test_errors_of_the_whole_call_are_the_users() -> None:

@@ -50,7 +50,9 @@ class CallRegion(Region):
         ]
         if key not in self._forms:
             # No result has shown the form that this call asks for.
-            choices = [replace(choice, reuse=False, reason="unprimed") if choice.reuse else choice for choice in choices]
+            choices = [
+                replace(choice, reuse=False, reason="unprimed") if choice.reuse else choice for choice in choices
+            ]
         computing = [choice for choice in choices if not choice.reuse]
         computed: list[torch.Tensor] = []
         latents: list[torch.Tensor] = []

@@ -105,7 +105,9 @@ class Cuts:
         return found
 
     def _cut(self, call: DenoiserCall, rows: Sequence[int]) -> dict[str, Any]:
-        return rows_of(call.arguments, rows, call.batch, self._dimensions.get(call.model, {}))
+        names = [cls.__name__ for cls in type(call.module).__mro__]
+        declared = next((self._dimensions[name] for name in names if name in self._dimensions), {})
+        return rows_of(call.arguments, rows, call.batch, declared)
 
     def _verify(self, call: DenoiserCall, rows: Sequence[int]) -> Any:
         """The result of the whole call, and a comparison with it of the same call for some rows."""
@@ -148,7 +150,9 @@ def _difference(call: DenoiserCall, whole: Any, part: Any, rows: Sequence[int]) 
         return "computed alone, some have a result of another form"
     wrong = [_are_off(*pair).sum() for pair in zip(expected, found, strict=True)]
     # Equal on all ranks: the next step is computed by all of them in the same way.
-    share = call.run.generation.agreement.ratio(torch.stack([sum(wrong[1:], wrong[0]), torch.ones_like(wrong[0])]).float())
+    share = call.run.generation.agreement.ratio(
+        torch.stack([sum(wrong[1:], wrong[0]), torch.ones_like(wrong[0])]).float()
+    )
     return f"computed alone, rows {', '.join(map(str, rows))} have another result" if share else None
 
 
@@ -157,7 +161,7 @@ def _are_off(expected: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     limit = max(1e-4, 2 * torch.finfo(rows.dtype).eps) if rows.is_floating_point() else 0.0
     wide = [each.float().reshape(len(each), -1) for each in (rows - expected, expected)]
     off, size = (torch.linalg.vector_norm(each, dim=1) for each in wide)
-    return ~(off <= limit * size)
+    return torch.logical_not(off <= limit * size)
 
 
 def _is_batch(result: Any, batch: int) -> bool:

@@ -20,8 +20,7 @@ __all__ = ["StackPass"]
 class StackPass:
     """One way through the stack: `enter` where the skipped blocks begin, then `leave` behind the last of them.
 
-    A denoiser that calls itself for each branch of guidance goes that way more than once within one call; each visit has
-    a history of its own.
+    A denoiser with guidance in its forward goes that way more than once within a call; each visit has its own history.
 
     Attributes:
         start: the streams before the first block, where what the first blocks add is watched.
@@ -51,8 +50,8 @@ class StackPass:
         call, signal = self.call, self.signal
         if self.choices and not self.finished:
             raise StateError(
-                f"{call.model} runs its first block again before its last; reuse of the stack would be wrong; use region "
-                "'call' or 'step'"
+                f"{call.model} runs its first block again before its last; reuse of the stack would be wrong; "
+                "use region 'call' or 'step'"
             )
         self._visits, self.finished = self._visits + 1, False
         layout = call.layout._replace(streams=layout_of(*streams))

@@ -131,7 +131,9 @@ class StepRegion(Region):
     def _compute_without(self, call: DenoiserCall, reused: list[int | None], last: Any) -> Any:
         samples, first = self._samples, self._first_call
         rows = [row for row in range(call.batch) if row % samples not in reused]
-        result, is_whole = self._cuts.compute(call, rows) if self._cuts.allows(call, samples) else (call.compute(), True)
+        result, is_whole = (
+            self._cuts.compute(call, rows) if self._cuts.allows(call, samples) else (call.compute(), True)
+        )
         if is_whole:
             if first is not None and not self._cuts.allows(call, samples):
                 # The samples of a step are decided on at its first call.
