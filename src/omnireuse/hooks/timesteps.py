@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 
-from omnireuse.hooks.denoisers import unwrapped
+from omnireuse.hooks.denoisers import parameters_of, unwrapped
 
 __all__ = ["NAMES", "StepsByTimestep", "given_timestep", "is_number", "timestep_of", "warn_without_timestep"]
 
@@ -24,11 +23,9 @@ NAMES = ("timestep", "timesteps", "t", "sigma", "noise_level")
 def given_timestep(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The argument that a denoiser is given as its timestep, by position or by name; None where there is none."""
     # The class's own signature counts: hooks replace that of an instance.
-    places = _places(type(unwrapped(module)).forward)
+    values = {**dict(zip(parameters_of(type(unwrapped(module)).forward), args, strict=False)), **kwargs}
     for name in NAMES:
-        given = kwargs.get(name)
-        if given is None and places.get(name, len(args)) < len(args):
-            given = args[places[name]]
+        given = values.get(name)
         if (isinstance(given, torch.Tensor) and given.numel()) or is_number(given):
             return given
     return None
@@ -53,14 +50,6 @@ def _number(given: Any) -> float | None:
     if given is None:
         return None
     return float(given.max()) if isinstance(given, torch.Tensor) else float(given)
-
-
-@lru_cache(maxsize=256)
-def _places(forward: Callable[..., Any]) -> dict[str, int]:
-    """The position of each argument of a method that can be given by position, `self` not counted."""
-    parameters = list(inspect.signature(forward).parameters.values())[1:]
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return {each.name: place for place, each in enumerate(parameters) if each.kind in by_position}
 
 
 @lru_cache(maxsize=256)

@@ -9,9 +9,11 @@ import torch
 
 from omnireuse.hooks.denoisers import is_compiled_whole, model_name, unwrapped, wrapped_modules
 from omnireuse.hooks.regions.call import CallRegion
+from omnireuse.hooks.regions.cuts import Cuts
 from omnireuse.hooks.regions.step import StepRegion
 from omnireuse.hooks.run import Region
 from omnireuse.loop.strategy import Strategy
+from omnireuse.models.rows import DIMENSIONS
 
 __all__ = ["make_region"]
 
@@ -26,9 +28,9 @@ def make_region(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner:
         UnsupportedModelError: the same on a model whose blocks are no stack.
     """
     if strategy.region == "step":
-        return StepRegion(strategy)
+        return StepRegion(strategy, Cuts(DIMENSIONS))
     if strategy.region == "call":
-        return CallRegion(strategy)
+        return CallRegion(strategy, Cuts(DIMENSIONS))
     # Only the regions between blocks need the declarations of models.
     from omnireuse.hooks.regions.blocks import BlocksRegion
     from omnireuse.hooks.regions.tail import TailRegion
