@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -162,7 +162,7 @@ class Entries:
             unfinished = {each.configuration.digest for each in begun_here}
             if len(unfinished | begun) >= MOST_UNFINISHED:
                 self._seen.add(digest)
-                self._store.keep_measured(digest, [])
+                self._store.keep_measured(entry.configuration, [])
                 return _Found(is_new=True)
         return _Found(earlier=self._store.measured(digest))
 
@@ -201,7 +201,8 @@ class Entries:
             return False
         with self.lock:
             entry.calls.append(call)
-            self._keep_measured(entry, entry.products[-MOST_KEPT:])
+            if self._agreement.is_first:
+                self._store.keep_measured(entry.configuration, entry.products[-MOST_KEPT:])
             self._note(entry)
             others = [each for each in self._entries.values() if each.calls and not each.is_busy and each is not entry]
             for each in others[: max(len(others) + 1 - MOST_MEASURED, 0)]:
@@ -261,7 +262,8 @@ class Entries:
         with self.lock:
             self.drop(entry)
             entry.earlier = []
-            self._keep_measured(entry, None)
+            if self._agreement.is_first:
+                self._store.forget_measured(entry.configuration.digest)
             logger.info("measuring begins anew with the next picture: %s", why)
             self._note(entry)
 
@@ -282,10 +284,6 @@ class Entries:
     def drop(entry: Entry) -> None:
         """Drop the values that were measured."""
         entry.calls, entry.trials = [], None
-
-    def _keep_measured(self, entry: Entry, products: Sequence[OutputProducts] | None) -> None:
-        if self._agreement.is_first:
-            self._store.keep_measured(entry.configuration.digest, products)
 
     def _tried(self, entry: Entry) -> tuple[Profile, Plan, str | None] | str:
         """`_decided`, or why that failed: the picture is done, and must not fail because of it."""
@@ -318,7 +316,7 @@ class Entries:
             runs=entry.tuning.runs,
             command=self._command,
         )
-        path = self._store.save(entry.configuration.digest, profile)
+        path = self._store.save(entry.configuration, profile)
         return profile, plan, None if path is None else str(path)
 
     def _take(self, entry: Entry, profile: Profile, plan: Plan, path: str | None) -> None:
