@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from omnireuse.errors import StateError, WrongTypeError
-from omnireuse.hooks.attachment import RegionFactory
 from omnireuse.hooks.denoisers import denoisers_of
 from omnireuse.hooks.inert import InertRuns
+from omnireuse.hooks.run import RegionFactory
 from omnireuse.hooks.session import Session, session_of
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import Decision
@@ -128,8 +128,8 @@ class Handle:
     def summary(self) -> Summary:
         """The effects of reuse so far: a record. Its `str` is a short text; a notebook shows it as figures."""
         return self._stats.summary(
-            kept_bytes=self._session.runs.peak_kept_bytes,
-            calls_outside=self._session.runs.calls_outside,
+            kept_bytes=self._session.peak_kept_bytes,
+            calls_outside=self._session.calls_outside,
             tuning=None if self._tuner is None else self._tuner.tuning,
             audits=() if self._auditor is None else self._auditor.audits,
         )
@@ -155,7 +155,7 @@ class Handle:
         Raises:
             StateError: no run is in progress.
         """
-        self._session.runs.advance(latents)
+        self._session.advance(latents)
 
     def disable(self) -> None:
         """End reuse: restore the pipeline exactly and drop all state. Idempotent."""
@@ -177,7 +177,7 @@ class Handle:
             self._tuner.calls = calls
 
         def taken(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not self._enabled or self._session.runs.here.depth:
+            if not self._enabled or self._session.is_in_call:
                 return proceed(*args, **kwargs)
             return self._session.called(proceed, *args, **kwargs)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from omnireuse.hooks.denoisers import unwrapped
 if TYPE_CHECKING:
     from omnireuse.summary.counters import Stats
 
-__all__ = ["Others", "calling_pipeline"]
+__all__ = ["Others"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -69,21 +68,3 @@ class Others:
         if what not in self._said:
             self._said.add(what)
             logger.warning("%s", message)
-
-
-def calling_pipeline() -> Any | None:
-    """The innermost diffusers pipeline whose call this thread is in; None outside of any.
-
-    Pipelines share schedulers and denoisers (`from_pipe`), which do not know their caller, so the stack is read. Only
-    pipelines that run without being intercepted themselves need this.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "__call__" and code.co_argcount:
-            caller = frame.f_locals.get(code.co_varnames[0])
-            # By name, because importing them is slow.
-            if not {"DiffusionPipeline", "ModularPipeline"}.isdisjoint(cls.__name__ for cls in type(caller).__mro__):
-                return caller
-        frame = frame.f_back  # type: ignore[assignment]  # the outermost has none
-    return None

@@ -24,7 +24,7 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel, told_level
 from omnireuse.noise.signals import filtered, grid_of
 
-__all__ = ["Chooser", "Chosen", "DenoiserCall", "Region", "Run", "RunStart"]
+__all__ = ["Chooser", "Chosen", "DenoiserCall", "Region", "RegionFactory", "Run", "RunStart"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,6 @@ class Run:
         latents: the sample that the scheduler returned last, which the current step starts from.
         calls: denoiser calls of the current step.
         branches: the same by denoiser and branch.
-        told: the step that `cache_context` has named last; None where it names none.
         is_stepped: whether somebody ends its steps: the scheduler's `step`, or a user.
         given: arguments of the scheduler's step that is under way, by name.
         magnitudes: numbers of steps, and the largest magnitude of the latents after each, left on their device.
@@ -87,7 +86,6 @@ class Run:
         self.calls = 0
         self._orders: Counter[int] = Counter()
         self.branches: Counter[tuple[int, str]] = Counter()
-        self.told: int | None = None
         self.is_stepped = False
         self.magnitudes: list[tuple[int, torch.Tensor]] = []
         self.grids: dict[Hashable, tuple[int, ...] | None] = {}
@@ -167,6 +165,10 @@ class Region(ABC):
 
     def undo(self) -> None:  # noqa: B027  # most put nothing
         """Take back whatever this region put between objects."""
+
+
+RegionFactory = Callable[[Strategy, Sequence[torch.nn.Module], object], Region]
+"""A function that makes the region of a strategy on denoisers, and names the owner of its interceptions."""
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,45 @@
-"""A strategy at work on one pipeline, from `enable` until `disable` or the pipeline's end."""
+"""A strategy at work on one pipeline, from `enable` until `disable` or the pipeline's end.
+
+The session takes every call of the pipeline and of its parts. A run of denoising steps begins at the first denoiser
+call after the scheduler's `set_timesteps`; `Steps` tells which step each call belongs to, and a `Region` answers it.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from omnireuse.hooks.attachment import Attachment, RegionFactory, decided
-from omnireuse.hooks.interception import Interception, intercept
+import torch
+
+from omnireuse.base.validation import field_error, is_whole
+from omnireuse.errors import StateError, UnsupportedModelError
+from omnireuse.hooks.callers import CallerWatch, callbacks_aside, calling, foreign_caller, is_called_by
+from omnireuse.hooks.companions import Companions
+from omnireuse.hooks.denoisers import model_name, unwrapped
+from omnireuse.hooks.guiders import GUIDERS, Guided, guider_handlers
+from omnireuse.hooks.interception import Handler, Interception, intercept
 from omnireuse.hooks.others import Others
-from omnireuse.hooks.run import Chooser, Run
-from omnireuse.hooks.runs import Follower, Runs
+from omnireuse.hooks.parts import Parts, previous_sample
+from omnireuse.hooks.ranks import check_agreement
+from omnireuse.hooks.regions.step import SeveralOutputsError, StepRegion
+from omnireuse.hooks.run import Chooser, Chosen, DenoiserCall, Region, RegionFactory, Run, RunStart
+from omnireuse.hooks.steps import Asked, Begin, StepHint, Steps
 from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.events import Decision
+from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 
 if TYPE_CHECKING:
     from omnireuse.hooks.inert import InertRuns
     from omnireuse.summary.counters import Stats
 
-__all__ = ["Session", "session_of"]
+__all__ = ["Around", "Follower", "Session", "session_of"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -29,17 +47,53 @@ Around = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 """A function that makes one call of the pipeline by `Session.call`, with something before or after it:
 `around(proceed, args, kwargs)`, where `proceed` is the pipeline's own call."""
 
+Follower = Callable[[Strategy, "tuple[Any, Sequence[Any], Mapping[str, Any]] | None"], Chooser]
+"""A function that makes the chooser of runs in a call, from the session's strategy, the pipeline and the arguments of
+the call; the latter are None in a loop that does not call it. `profiles.guidance.CalibratedRuns.chooser` is one."""
+
+MOST_CALLS_A_STEP = 64
+"""Far more than any guidance needs: a step with more calls is one whose end is not known."""
+
 # Reentrant, because a collection of garbage within may end a session.
 _lock = threading.RLock()
 _open: weakref.WeakSet[Session] = weakref.WeakSet()
 _kept: set[Session] = set()
 """Those whose pipelines are held weakly."""
+_watch = CallerWatch()
 
 
 def session_of(pipeline: Any) -> Session | None:
     """The session that is open on this pipeline."""
     with _lock:
         return next((session for session in _open if session.pipeline is pipeline), None)
+
+
+class Loop:
+    """The state of one sampling loop: of a call of the pipeline, or of all loops of a user's own in a thread.
+
+    Args:
+        chooser: chooses the strategy of its runs; None for the session's strategy.
+        in_call: whether a call of the pipeline makes it.
+    """
+
+    def __init__(self, chooser: Chooser | None = None, *, in_call: bool = False) -> None:
+        self.chooser, self.in_call = chooser, in_call
+        self.run: Run | None = None
+        """Under way."""
+        self.had_run = False
+        self.context: str | None = None
+        """The cache context that the pipeline has entered."""
+        self.final: torch.Tensor | None = None
+        """The latents that the scheduler has returned last."""
+        self.steps, self.companions, self.guided = Steps(in_call=in_call), Companions(), Guided()
+
+
+class _Loops(threading.local):
+    """The loops of one thread: those of the calls under way, the innermost last, and a user's own."""
+
+    def __init__(self) -> None:
+        self.own, self.calls = Loop(), list[Loop]()
+        self.final: torch.Tensor | None = None
 
 
 class Session:
@@ -49,9 +103,17 @@ class Session:
     referenced weakly is held, and holds the session by its denoisers.
 
     Args:
+        make_region: makes the region of a strategy.
+        stats, inert: count, and explain runs that reuse nothing.
         handle: the user's.
         follows: chooses the strategy of each run; None where `strategy` serves any.
-        adapts: as for an `Attachment`.
+        adapts: go on in region "call" where region "step" meets a denoiser that returns several kinds of latents.
+
+    Attributes:
+        strategy: of runs that no chooser chooses another one for.
+        outside: chooses the strategy of runs that no call of the pipeline makes; None for `strategy`.
+        calls_outside: denoiser calls that belonged to no run and were passed on.
+        peak_kept_bytes: most bytes of tensors that one run held.
 
     Raises:
         UnsupportedModelError: a pipeline without a denoiser, or without a scheduler where the region forecasts what it
@@ -73,22 +135,24 @@ class Session:
     ) -> None:
         self._pipeline = self._hold(pipeline)
         self._name = type(pipeline).__name__
-        self.stats, self.handle, self._inert = stats, handle, inert
-        self.runs = Runs(
-            strategy,
-            agreement or Agreement(),
-            lambda strategy: self._attached.region_for(strategy),
-            partial(decided, stats),
-            self._ended,
-            lambda: getattr(self.pipeline, "num_timesteps", None),
-            follows,
-        )
+        self.stats, self.handle, self._inert, self.strategy = stats, handle, inert, strategy
+        self.calls_outside = self.peak_kept_bytes = 0
+        self._expected: int | None = None
+        """Number of steps of the next run, where no scheduler tells it."""
+        self.outside: Chooser | None = None if follows is None else lambda start: follows(self.strategy, None)(start)
+        self._make_region, self._follows, self._adapts = make_region, follows, adapts
+        self._agreement, self._numbers, self._said = agreement or Agreement(), itertools.count(1), set[str]()
+        self._others = Others(self._name, stats, lambda pipeline: session_of(pipeline) is not None)
+        self._parts, self._loops = Parts(self._handlers), _Loops()
+        self._region: Region | None = None
+        """The region that `_kind` names; None where nothing is intercepted."""
+        self._kind = ""
         self._around: Around | None = None
-        others = Others(self._name, stats, lambda pipeline: session_of(pipeline) is not None)
-        self._attached = Attachment(self._pipeline, make_region, self.runs, others, inert, stats, adapts=adapts)
         self._on_pipeline: Interception | None = None
+        _watch.begin()
+        self._is_open = True
         try:
-            self._attached.refresh()
+            self._refresh()
             if any("__call__" in vars(cls) for cls in type(pipeline).__mro__):
                 self._on_pipeline = intercept(pipeline, self, {"__call__": self.called})
         except BaseException:
@@ -105,9 +169,21 @@ class Session:
         return self._pipeline()
 
     @property
-    def strategy(self) -> Strategy:
-        """The strategy of runs that no chooser chooses another one for."""
-        return self.runs.strategy
+    def loop(self) -> Loop:
+        """The loop of this thread's innermost call of the pipeline, or the loop of the user's own."""
+        loops = self._loops
+        return loops.calls[-1] if loops.calls else loops.own
+
+    @property
+    def final(self) -> torch.Tensor | None:
+        """The latents that the scheduler has returned last in this thread's latest call of the pipeline; None once the
+        caller has its result."""
+        return self._loops.final
+
+    @property
+    def is_in_call(self) -> bool:
+        """True within a call of the pipeline by this thread."""
+        return bool(self._loops.calls)
 
     def surround(self, around: Around, outside: Chooser | None = None) -> Around:
         """Make the pipeline's calls by `around` from now on; return the function that has made them until now.
@@ -116,7 +192,7 @@ class Session:
             outside: chooses the strategy of runs that no call of the pipeline makes; None leaves that as it is.
         """
         before, self._around = self._around or self.call, around
-        self.runs.outside = outside or self.runs.outside
+        self.outside = outside or self.outside
         return before
 
     def _hold(self, pipeline: Any) -> Callable[[], Any]:
@@ -138,31 +214,53 @@ class Session:
         with _lock:
             _open.discard(self)
             _kept.discard(self)
-        self.runs.close()
-        self._attached.undo()
+            was_open, self._is_open = self._is_open, False
+        self._end()
+        self._loops = _Loops()
+        self._drop_region()
+        self._parts.undo()
         if self._on_pipeline is not None:
             self._on_pipeline.undo()
             self._on_pipeline = None
+        if was_open:
+            _watch.end()
 
     def expect(self, num_inference_steps: int | None) -> None:
-        """Drop all state; the next run has so many steps, if known, unless a scheduler says otherwise."""
-        self._attached.refresh()
-        self.runs.expect(num_inference_steps)
+        """Drop this thread's state; the next run has so many steps, if known, unless a scheduler says otherwise.
 
-    def _ended(self, run: Run, is_complete: bool) -> None:
-        self.stats.count_beside(self.runs.here.companions.take_calls())
-        if run.generation.outputs.fell_back:
-            self.stats.fell_back("forecasts of the raw output")
-        self._inert.end(run, is_complete)
+        Raises:
+            ConfigError: no whole number ≥ 1, nor None.
+        """
+        if num_inference_steps is not None and not is_whole(num_inference_steps, 1):
+            raise field_error("expect", "num_inference_steps", "be a whole number ≥ 1 or None", num_inference_steps)
+        self._refresh()
+        self._end()
+        self.loop.steps.announce()
+        self._expected = num_inference_steps
+
+    def advance(self, latents: torch.Tensor | None) -> None:
+        """The step of this thread's run is over; the next one starts from `latents`.
+
+        Raises:
+            StateError: no run, because no timesteps were set or all steps are done.
+        """
+        run = self.loop.run
+        if run is None:
+            raise StateError("advance: no run is under way; set the scheduler's timesteps and call the denoiser first")
+        run.end_step(latents)
+        if run.generation.finished:
+            self._end()
+
+    # -- the pipeline's calls
 
     def called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Take a call of the pipeline."""
-        if self.runs.here.depth:
+        if self.is_in_call:
             return self.call(proceed, args, kwargs)
         try:
             return (self._around or self.call)(proceed, args, kwargs)
         finally:
-            self.runs.here.final = None
+            self._loops.final = None
 
     def call(
         self,
@@ -172,11 +270,290 @@ class Session:
         chooser: Chooser | None = None,
     ) -> Any:
         """One call of the pipeline, whose runs follow the chooser's strategy; None for the session's strategy."""
-        self._attached.refresh()
-        outside = self.runs.calls_outside
-        with self.runs.within_call(self.pipeline, args, kwargs, chooser) as here:
-            result = proceed(*args, **kwargs)
-            self.runs.end(is_complete=getattr(self.pipeline, "_interrupt", False) is not True)
-        if not here.had_run:
-            self._inert.no_run(self._name, is_called=self.runs.calls_outside != outside)
+        self._refresh()
+        pipeline, outside = self.pipeline, self.calls_outside
+        if chooser is None and self._follows is not None:
+            chooser = self._follows(self.strategy, (pipeline, args, kwargs))
+        loop, loops = Loop(chooser, in_call=True), self._loops
+        loop.steps.announce()
+        loops.calls.append(loop)
+        try:
+            with calling(pipeline), callbacks_aside(args, kwargs) as aside:
+                result = proceed(*aside.args, **aside.kwargs)
+            self._end(is_complete=getattr(pipeline, "_interrupt", False) is not True)
+        finally:
+            self._end()
+            loops.calls.remove(loop)
+            loops.final = loop.final
+        if not loop.had_run:
+            self._inert.no_run(self._name, is_called=self.calls_outside != outside)
         return result
+
+    # -- the calls of its parts
+
+    def _handlers(self, name: str, part: Any) -> Mapping[str, Handler]:
+        """The handlers of a part's methods."""
+        if name.isdigit():
+            return {"__call__": self._denoiser_called(int(name), part), "cache_context": self._context_entered}
+        if name == "scheduler":
+            return {"set_timesteps": self._timesteps_set, "step": self._scheduler_stepped}
+        if name in GUIDERS:
+            return guider_handlers(part, lambda: self.loop.guided)
+        return {"__call__": self._companion_called(name)} if isinstance(part, torch.nn.Module) else {}
+
+    def _timesteps_set(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not is_called_by(self.pipeline):
+            return proceed(*args, **kwargs)
+        self._end()
+        result = proceed(*args, **kwargs)
+        self.loop.companions.begin()
+        if self._parts.are_bypassed:
+            self._refresh()
+        self.loop.steps.scheduler = self._parts.scheduler
+        return result
+
+    def _scheduler_stepped(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        loop = self.loop
+        run = loop.run
+        if run is None or not is_called_by(self.pipeline):
+            return proceed(*args, **kwargs)
+        if not run.calls:
+            if self._parts.have_other_denoisers(self.pipeline):
+                self._others.have_replaced_the_denoiser()
+                self._end()
+                return proceed(*args, **kwargs)
+            # No denoiser call: the pipeline goes on with what the step before has given (Cosmos 1.0).
+            result = proceed(*args, **kwargs)
+            run.latents = previous_sample(result)
+            return result
+        region = self._region_of(run)
+        try:
+            run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
+            moved = loop.steps.moved_to(run, values.get("timestep"))
+            # The first step was computed, and what it has given belongs to another step.
+            if moved is None or run.generation.index:
+                output = region.scheduler_step(run, values["model_output"], values["sample"])
+                if args:
+                    args = (output, *args[1:])
+                else:
+                    kwargs["model_output"] = output
+            result = proceed(*args, **kwargs)
+        except BaseException:
+            self._end()
+            raise
+        latents = previous_sample(result)
+        region.stepped(run, latents)
+        if loop.in_call:
+            loop.final = latents
+        if moved is not None:
+            logger.info("the loop goes on at another step than the one after the last: its memory is dropped")
+            self.stats.fell_back("the memory of another step")
+            run = self._begin(moved, ())
+        run.end_step(latents)
+        if run.generation.finished:
+            self._end()
+        return result
+
+    def _denoiser_called(self, index: int, module: torch.nn.Module) -> Handler:
+        """The handler of one denoiser's calls."""
+        model, name = unwrapped(module), model_name(module)
+
+        def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            loop = self.loop
+            asked = Asked(module, index, loop.context or loop.guided.batch, args, kwargs)
+            run = self._run_of(loop, asked)
+            if run is None:
+                self.calls_outside += 1
+                return proceed(*args, **kwargs)
+            sigma = loop.steps.hint.sigma
+            if sigma is not None and run.generation.level.sample_weight is None:
+                run.sigma_told(float(sigma))
+            order, branch = run.count(index, asked.branch)
+            if run.calls > MOST_CALLS_A_STEP:
+                self._end()
+                self._inert.no_step_ended(MOST_CALLS_A_STEP)
+                return proceed(*args, **kwargs)
+            if loop.companions.are_called:
+                proceed = loop.companions.denoise(proceed, args, kwargs)
+            call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs)
+            try:
+                if torch.is_grad_enabled():
+                    call.refuse_gradients()
+                try:
+                    return self._region_of(run).call(call)
+                except SeveralOutputsError as error:
+                    if not self._adapts:
+                        raise
+                    return self._forecast_calls(run, error).call(call)
+            except BaseException:
+                self._end()
+                raise
+
+        return called
+
+    def _run_of(self, loop: Loop, asked: Asked) -> Run | None:
+        """The run that a denoiser call belongs to; None for a call that belongs to none."""
+        if not is_called_by(self.pipeline):
+            if (caller := foreign_caller()) is not None:
+                self._others.was_called_by(caller)
+            return None
+        steps, run = loop.steps, loop.run
+        if run is not None and steps.scheduler is None:
+            if steps.is_foreign(run, asked):
+                return None
+            if run.is_stepped:
+                return run
+        if steps.scheduler is not None:
+            check_agreement(self.strategy.policy, self._agreement, asked.module)
+        taken = getattr(self.pipeline, "num_timesteps", None)
+        is_watched = self._parts.scheduler is not None
+        move = steps.move(run, asked, is_watched=is_watched, expected=self._expected, taken=taken)
+        if isinstance(move, Begin):
+            return self._begin(move, _shape_of(asked.args, asked.kwargs))
+        if run is None or move is None:
+            return None
+        for _ in range(move):
+            run.next_step()
+        return run
+
+    @contextmanager
+    def _context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        loop = self.loop
+        outer = loop.context, loop.steps.hint
+        hint = StepHint(*map(kwargs.get, ("step_index", "num_inference_steps", "sigma")))
+        loop.context, loop.steps.hint = name, hint
+        try:
+            with proceed(name, *args, **kwargs) as entered:
+                yield entered
+        finally:
+            loop.context, loop.steps.hint = outer
+
+    def _companion_called(self, name: str) -> Handler:
+        """The handler of the calls of one companion."""
+
+        def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not is_called_by(self.pipeline):
+                return proceed(*args, **kwargs)
+            loop = self.loop
+            run = loop.run if loop.steps.scheduler is None else None
+            reuses = run is not None and run.is_reused_by_schedule and type(self._region_of(run)) is StepRegion
+            return loop.companions.call(name, run, reuses and not torch.is_grad_enabled(), proceed, args, kwargs)
+
+        return called
+
+    # -- runs
+
+    def _begin(self, begin: Begin, shape: tuple[int, ...]) -> Run:
+        loop = self.loop
+        if begin.ends_step and loop.run is not None:
+            loop.run.next_step()
+        self._end_run(loop, is_complete=begin.completes)
+        start = RunStart(total=begin.total, levels=begin.levels, scheduler=begin.scheduler, shape=shape)
+        chooser = loop.chooser if loop.in_call else self.outside
+        chosen = Chosen(strategy=self.strategy) if chooser is None else chooser(start)
+        is_shadow = chosen.kind == "shadow"
+        generation = Generation(
+            chosen.strategy,
+            begin.levels,
+            total=begin.total,
+            agreement=self._agreement,
+            number=0 if is_shadow else next(self._numbers),
+            emit=None if is_shadow else self._decided,
+        )
+        generation.outputs.said = self._said
+        region = chosen.region or self._own_region(chosen.strategy)
+        loop.had_run, loop.run = True, Run(generation, chosen.kind, region)
+        if not is_shadow:
+            self._caution(chosen.strategy, generation)
+        return loop.run
+
+    def _decided(self, decision: Decision) -> None:
+        """Count a decision that was carried out, and show it to the observers."""
+        self.stats.inbox.append(decision)
+        for observer in self.stats.observers:
+            observer(decision)
+
+    def _caution(self, strategy: Strategy, generation: Generation) -> None:
+        total = generation.total
+        caution = None if total is None else strategy.policy.caution(total, generation.noises)
+        # Once for each text: a second run of the same length adds nothing.
+        if caution is not None and caution not in self._said:
+            self._said.add(caution)
+            logger.warning("%s", caution)
+
+    def _end(self, *, is_complete: bool = False) -> None:
+        """Drop the run of this thread's loop and everything it kept. Idempotent."""
+        loop = self.loop
+        loop.steps.forget()
+        loop.guided.batch = None
+        self._end_run(loop, is_complete=is_complete)
+
+    def _end_run(self, loop: Loop, *, is_complete: bool) -> None:
+        run, loop.run = loop.run, None
+        if run is None:
+            return
+        if run.kind == "reuse":
+            self.peak_kept_bytes = max(self.peak_kept_bytes, run.kept_bytes)
+        run.close()
+        if run.kind == "shadow":
+            return
+        self.stats.count_beside(loop.companions.take_calls())
+        if run.generation.outputs.fell_back:
+            self.stats.fell_back("forecasts of the raw output")
+        self._inert.end(run, is_complete or run.generation.finished)
+
+    # -- regions
+
+    def _refresh(self) -> None:
+        """Intercept the pipeline's present parts.
+
+        Raises:
+            UnsupportedModelError: no denoiser, or no scheduler where the region needs one, or parts that cannot be
+                intercepted.
+        """
+        pipeline, parts = self.pipeline, self._parts
+        if parts.have_other_denoisers(pipeline) or parts.are_bypassed:
+            self._drop_region()
+            parts.refresh_denoisers(pipeline)
+            self._region = self._make_region(self.strategy, parts.denoisers, parts)
+            self._kind = self.strategy.region
+        parts.refresh_others(pipeline)
+        if self.strategy.region == "step" and parts.scheduler is None:
+            got = getattr(pipeline, "scheduler", None)
+            raise UnsupportedModelError(
+                f"Strategy(region='step'): {self._name}.scheduler must have set_timesteps and step, "
+                f"got {got!r}; use region='call', which needs no scheduler"
+            )
+        self._others.look_for_caches(parts.denoisers)
+
+    def _drop_region(self) -> None:
+        if self._region is not None:
+            self._region.undo()
+            self._region = None
+
+    def _region_of(self, run: Run) -> Region:
+        region = run.region or self._region
+        assert region is not None, "a run has a region as long as its session is open"
+        return region
+
+    def _own_region(self, strategy: Strategy) -> Region | None:
+        """The region of a run under a strategy; None where it is the session's."""
+        if self._region is None or strategy.region != self._kind:
+            return self._make_region(strategy, self._parts.denoisers, self._parts)
+        own = self._region.for_run()
+        return None if own is self._region else own
+
+    def _forecast_calls(self, run: Run, why: SeveralOutputsError) -> Region:
+        """Go on in region "call". The run has computed its first call, and remembers nothing yet."""
+        logger.warning("%s: from now on the calls of this pipeline are forecast, and not its steps", why)
+        self.stats.fell_back("region call")
+        strategy = self.strategy = replace(self.strategy, region="call", shared_cfg_decision=True)
+        region = self._make_region(strategy, self._parts.denoisers, self._parts)
+        run.region, run.generation.strategy = region, strategy
+        return region
+
+
+def _shape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of the latents that a denoiser is called with, its first tensor; empty where that is none."""
+    first = next((each for each in (*args[:1], *kwargs.values()) if isinstance(each, torch.Tensor)), None)
+    return () if first is None else tuple(first.shape)

@@ -13,7 +13,7 @@ import torch
 
 from omnireuse.hooks.denoisers import unwrapped
 
-__all__ = ["NAMES", "StepsByTimestep", "timestep_of", "warn_without_timestep"]
+__all__ = ["NAMES", "StepsByTimestep", "Timetable", "given_timestep", "timestep_of", "warn_without_timestep"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -21,22 +21,78 @@ NAMES = ("timestep", "timesteps", "t", "sigma", "noise_level")
 """Names of the argument, the first found counts."""
 
 
-def timestep_of(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
-    """The timestep that a denoiser is called with, by position or by name; None where there is none.
-
-    Of several (one for each sample or token) it is the largest: tokens that are given and not denoised have 0.
-    """
+def given_timestep(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The argument that a denoiser is given as its timestep, by position or by name; None where there is none."""
     # The class's own signature counts: hooks replace that of an instance.
     places = _places(type(unwrapped(module)).forward)
     for name in NAMES:
         given = kwargs.get(name)
         if given is None and places.get(name, len(args)) < len(args):
             given = args[places[name]]
-        if isinstance(given, torch.Tensor) and given.numel():
-            return float(given.max())
-        if isinstance(given, numbers.Real) and not isinstance(given, bool):
-            return float(given)
+        if (isinstance(given, torch.Tensor) and given.numel()) or _is_number(given):
+            return given
     return None
+
+
+def timestep_of(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
+    """The timestep that a denoiser is called with, as a number; None where there is none.
+
+    Of several (one for each sample or token) it is the largest: tokens that are given and not denoised have 0.
+
+    Cost: one read of the device.
+    """
+    return _number(given_timestep(module, args, kwargs))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _number(given: Any) -> float | None:
+    if given is None:
+        return None
+    return float(given.max()) if isinstance(given, torch.Tensor) else float(given)
+
+
+def reads_at_once(tensor: torch.Tensor) -> bool:
+    """True if reading a tensor waits for no device."""
+    return tensor.device.type == "cpu"
+
+
+class Timetable:
+    """A scheduler's timesteps, and which of them a loop hands on.
+
+    Args:
+        timesteps: of the scheduler, shape (steps,).
+
+    Cost: one read of the device.
+    """
+
+    def __init__(self, timesteps: torch.Tensor) -> None:
+        self._timesteps = timesteps
+        self.values = [float(each) for each in timesteps.tolist()]
+
+    def read(self, given: Any) -> float | None:
+        """The value of a timestep; None where reading it would wait for a device.
+
+        An entry of the timesteps, as a loop over them gets it, is known by its place in memory.
+        """
+        if not isinstance(given, torch.Tensor):
+            return float(given) if _is_number(given) else None
+        if not given.numel() or given.is_meta:
+            return None
+        if reads_at_once(given):
+            return float(given.max())
+        mine = self._timesteps
+        is_entry = type(given) is type(mine) is torch.Tensor and not any(given.stride()) and mine.is_contiguous()
+        if not is_entry or given.untyped_storage().data_ptr() != mine.untyped_storage().data_ptr():
+            return None
+        place = given.storage_offset() - mine.storage_offset()
+        return self.values[place] if 0 <= place < len(self.values) else None
+
+    def places(self, value: float | None) -> list[int]:
+        """The steps with this timestep; solvers of second order have two of each."""
+        return [place for place, each in enumerate(self.values) if each == value]
 
 
 @lru_cache(maxsize=256)

@@ -19,9 +19,8 @@ import torch
 
 from omnireuse.diffusion.data import CacheDiTOptions, DBCacheOptions, DiffusionCacheConfig
 from omnireuse.errors import ConfigError, MissingExtraError, StateError, UnsupportedModelError
-from omnireuse.hooks.attachment import RegionFactory
 from omnireuse.hooks.denoisers import unwrapped
-from omnireuse.hooks.run import DenoiserCall, Region
+from omnireuse.hooks.run import DenoiserCall, Region, RegionFactory
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import Decision
 from omnireuse.policies import scm_mask

@@ -26,8 +26,8 @@ from omnireuse.diffusion.data import (
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from omnireuse.forecasters import Blend, Hold, Polynomial
 from omnireuse.handle import Handle
-from omnireuse.hooks.attachment import RegionFactory
 from omnireuse.hooks.denoisers import denoisers_of, model_name
+from omnireuse.hooks.run import RegionFactory
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.policy import Policy
 from omnireuse.loop.strategy import Strategy

@@ -65,8 +65,7 @@ class Auditor:
             self._miss(f"a call cannot be made again: {error}")
             return self._inner(proceed, args, kwargs)
         result = self._inner(proceed, args, kwargs)
-        here = self._session.runs.here
-        made = here.final
+        made = self._session.final
         try:
             if made is None:
                 raise StateError("the call has given the scheduler no step")
@@ -82,7 +81,7 @@ class Auditor:
             return Chosen(strategy=FULL, region=Recording(None, 0, keeps=False), kind="shadow")
 
         called_again(session, replay, proceed, choose)
-        full = session.runs.here.final
+        full = session.final
         if full is None or full.shape != made.shape:
             raise StateError("a second call with the same arguments has other latents")
         errors = tuple(relative_errors(made, full))

@@ -176,11 +176,11 @@ def called_again(
         proceed: makes a call of the pipeline.
         choose: what its runs follow.
     """
-    outside = session.runs.calls_outside
+    outside = session.calls_outside
     try:
         return replay.again(session.pipeline, lambda *args, **kwargs: session.call(proceed, args, kwargs, choose))
     finally:
-        session.runs.calls_outside = outside
+        session.calls_outside = outside
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,169 @@
+"""Whose code runs in this context: a pipeline's call, or a callback that a caller of the pipeline has given.
+
+Pipelines share denoisers and schedulers (`from_pipe`), which do not know their callers. While reuse is enabled
+anywhere, the `__call__` of every diffusers pipeline therefore names itself here, and a session reads the name.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from omnireuse.hooks.interception import ClassInterception, intercept, intercept_class
+
+__all__ = ["CallerWatch", "callbacks_aside", "calling", "foreign_caller", "is_called_by"]
+
+_BASES = (
+    ("diffusers.pipelines.pipeline_utils", "DiffusionPipeline"),
+    ("diffusers.modular_pipelines.modular_pipeline", "ModularPipeline"),
+)
+_CALLBACK = object()
+"""Stands for a callback among the callers: its calls of a pipeline's parts are its own."""
+
+_callers: ContextVar[tuple[Any, ...]] = ContextVar("omnireuse_callers", default=())
+"""The calls under way in this context, the innermost last."""
+
+
+@contextmanager
+def calling(who: Any) -> Iterator[None]:
+    """Name the pipeline whose call runs within."""
+    token = _callers.set((*_callers.get(), who))
+    try:
+        yield
+    finally:
+        _callers.reset(token)
+
+
+def is_called_by(pipeline: Any) -> bool:
+    """True if the code that runs is this pipeline's, or a loop of a user's own.
+
+    A pipeline that is one of this pipeline's parts (Stable Cascade's prior and decoder) calls for it. A callback does
+    not, nor does any other pipeline.
+    """
+    callers = _callers.get()
+    for who in reversed(callers):
+        if who is pipeline:
+            return True
+        if who is _CALLBACK or not any(value is who for value in getattr(pipeline, "__dict__", {}).values()):
+            return False
+    return not callers
+
+
+def foreign_caller() -> Any | None:
+    """The pipeline whose call runs; None in a callback and in a loop of a user's own."""
+    callers = _callers.get()
+    return callers[-1] if callers and callers[-1] is not _CALLBACK else None
+
+
+class _Aside(NamedTuple):
+    """The arguments of a call whose callbacks are named as such."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@contextmanager
+def callbacks_aside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[_Aside]:
+    """The arguments of a pipeline's call, whose callbacks are no part of it while they run.
+
+    A function is wrapped. An object with a `__call__` of its class (diffusers' `PipelineCallback`) is intercepted until
+    the end of the call, because pipelines ask for its type.
+    """
+    with ExitStack() as stack:
+
+        def aside(value: Any) -> Any:
+            if not callable(value) or isinstance(value, type) or _is_module(value):
+                return value
+            if any(isinstance(vars(cls).get("__call__"), types.FunctionType) for cls in type(value).__mro__):
+                stack.callback(intercept(value, _CALLBACK, {"__call__": _called_aside}).undo)
+                return value
+
+            def wrapped(*given: Any, **named: Any) -> Any:
+                return _called_aside(value, *given, **named)
+
+            return functools.update_wrapper(wrapped, value)
+
+        yield _Aside(tuple(map(aside, args)), {name: aside(value) for name, value in kwargs.items()})
+
+
+def _called_aside(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with calling(_CALLBACK):
+        return proceed(*args, **kwargs)
+
+
+def _is_module(value: object) -> bool:
+    return hasattr(value, "named_parameters")
+
+
+class CallerWatch:
+    """The `__call__` of every diffusers pipeline names its caller, as long as somebody watches."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._watchers = 0
+        self._classes: dict[type, ClassInterception] = {}
+        self._bases: list[tuple[Any, Any]] = []
+        """Base classes whose subclasses are seen when they are made, and what stood in that place."""
+
+    def begin(self) -> None:
+        """Watch, once more."""
+        with self._lock:
+            self._watchers += 1
+            for module, name in _BASES:
+                base = getattr(sys.modules.get(module), name, None)
+                if base is not None and all(base is not known for known, _ in self._bases):
+                    self._watch_subclasses(base)
+                    for cls in _with_subclasses(base):
+                        self._watch(cls)
+
+    def end(self) -> None:
+        """Watch once less. The last to end restores every class."""
+        with self._lock:
+            self._watchers -= 1
+            if self._watchers:
+                return
+            for base, before in self._bases:
+                if before is None:
+                    del base.__init_subclass__
+                else:
+                    base.__init_subclass__ = before
+            for interception in self._classes.values():
+                interception.undo()
+            self._bases.clear()
+            self._classes.clear()
+
+    def _watch_subclasses(self, base: Any) -> None:
+        before = vars(base).get("__init_subclass__")
+
+        def made(cls: type[Any], /, **kwargs: Any) -> None:
+            if before is None:
+                super(base, cls).__init_subclass__(**kwargs)
+            else:
+                before.__get__(None, cls)(**kwargs)
+            with self._lock:
+                if self._watchers:
+                    self._watch(cls)
+
+        base.__init_subclass__ = classmethod(made)
+        self._bases.append((base, before))
+
+    def _watch(self, cls: Any) -> None:
+        if "__call__" in vars(cls) and cls not in self._classes:
+            self._classes[cls] = intercept_class(cls, "__call__", _called_by)
+
+
+def _called_by(proceed: Callable[..., Any], pipeline: Any, *args: Any, **kwargs: Any) -> Any:
+    with calling(pipeline):
+        return proceed(*args, **kwargs)
+
+
+def _with_subclasses(base: Any) -> Iterator[Any]:
+    yield base
+    for cls in base.__subclasses__():
+        yield from _with_subclasses(cls)

@@ -1,0 +1,272 @@
+"""The steps of one sampling loop: which step a denoiser call belongs to, and whether it begins a run.
+
+A scheduler tells the steps: its `set_timesteps` announces a run, and its `step` is handed the timestep that ends.
+Without a scheduler the step that the pipeline gives to `cache_context` counts. Without either, the number of steps
+comes from `expect`, and a step ends when a call comes with another timestep, or with other latents at an equal one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from omnireuse.hooks.denoisers import unwrapped
+from omnireuse.hooks.run import Run
+from omnireuse.hooks.timesteps import StepsByTimestep, Timetable, given_timestep, timestep_of, warn_without_timestep
+from omnireuse.noise.parametrization import NoiseLevel
+from omnireuse.noise.schedulers import noise_levels
+
+__all__ = ["Asked", "Begin", "StepHint", "Steps"]
+
+_SCALE_TOLERANCE = 0.01
+"""Rounding of a scaled timestep in bfloat16 is 0.4 %."""
+
+
+class StepHint(NamedTuple):
+    """The loop's position, from the pipeline's `cache_context`."""
+
+    step: int | None = None
+    total: int | None = None
+    sigma: Any = None
+
+
+class Asked(NamedTuple):
+    """A denoiser call, before it is known where it belongs.
+
+    Attributes:
+        module: the denoiser.
+        denoiser: its place among the pipeline's denoisers.
+        branch: its name, where the pipeline or its guider gives one.
+    """
+
+    module: torch.nn.Module
+    denoiser: int
+    branch: str | None
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def latents(self) -> torch.Tensor | None:
+        """The first tensor that the denoiser is given."""
+        named = [self.kwargs.get(name) for name in ("hidden_states", "sample", "x")]
+        given = (*self.args[:1], *named, *self.kwargs.values())
+        return next((each for each in given if isinstance(each, torch.Tensor)), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begin:
+    """A run begins with a call.
+
+    Attributes:
+        total: number of steps; None where it is not known.
+        levels: noise level of each step; empty where unknown.
+        scheduler: tells the steps; None where none does.
+        completes: whether the run before is complete.
+        ends_step: whether the step before is over.
+    """
+
+    total: int | None
+    levels: Sequence[NoiseLevel] = ()
+    scheduler: Any = None
+    completes: bool = False
+    ends_step: bool = False
+
+
+class Steps:
+    """The steps of one loop.
+
+    Args:
+        in_call: whether the pipeline's own call makes the loop.
+    """
+
+    def __init__(self, *, in_call: bool) -> None:
+        self._in_call = in_call
+        self.scheduler: Any = None
+        """Its timesteps were set, and its run has not begun."""
+        self.hint = StepHint()
+        """From the cache context that the pipeline has entered."""
+        self._by_timestep = StepsByTimestep()
+        self.forget()
+
+    def forget(self) -> None:
+        """The run is over."""
+        self.scheduler = None
+        self._by_timestep.last = None
+        self._scheduler: Any = None
+        """Of the run under way."""
+        self._table: Timetable | None = None
+        self._begin = 0
+        self._hinted: int | None = None
+        self._calls_a_step: int | None = None
+        self._latents: tuple[torch.Tensor, int | None] | None = None
+        self._scale: float | None = None
+        self._agreed: set[int] = set()
+
+    def announce(self) -> None:
+        """The next call begins a run."""
+        self.forget()
+        self._by_timestep.announce()
+
+    def move(
+        self, run: Run | None, asked: Asked, *, is_watched: bool, expected: int | None, taken: object
+    ) -> Begin | int | None:
+        """The place of a denoiser call: the number of steps to go on in the run, or the run that it begins; None for a
+        call that belongs to none.
+
+        Args:
+            run: under way.
+            is_watched: whether a scheduler tells the steps.
+            expected: number of steps of a run that no scheduler tells; None where it is not known.
+            taken: how many of the scheduler's steps the pipeline's call says that it takes.
+        """
+        if self.scheduler is not None:
+            return self._scheduled(asked, taken if self._in_call else None)
+        if self.hint.step is not None:
+            return self._hinted_move(run, self.hint.step, expected, begins=not is_watched)
+        if is_watched:
+            return None if run is None else 0
+        return self._timed(run, asked, expected)
+
+    def _scheduled(self, asked: Asked, taken: object) -> Begin:
+        scheduler = self.scheduler
+        table = Timetable(scheduler.timesteps)
+        # Image-to-image starts in the middle of the timesteps, and some pipelines stop before their end.
+        begin = getattr(scheduler, "begin_index", None)
+        if begin is None:
+            begin = self._first(table, asked, taken) if self._in_call else self._first_of_loop(table, asked)
+        self.forget()
+        self._scheduler, self._table, self._begin, self._hinted = scheduler, table, begin, self.hint.step
+        levels = noise_levels(scheduler)[begin:]
+        total = taken if isinstance(taken, int) and 0 < taken <= len(levels) else len(levels)
+        return Begin(total=total, levels=levels, scheduler=scheduler)
+
+    def _first(self, table: Timetable, asked: Asked, taken: object) -> int:
+        """The first step of a loop in the pipeline's call, whose scheduler was not told (DDIM is not)."""
+        count = len(table.values)
+        if not isinstance(taken, int) or not 0 < taken < count:
+            return 0
+        now = timestep_of(asked.module, asked.args, asked.kwargs)
+        if table.values[count - taken] == now:
+            return count - taken
+        return next(iter(table.places(now)), 0)
+
+    def _first_of_loop(self, table: Timetable, asked: Asked) -> int:
+        """The first step of a user's own loop, which may go over a part of the timesteps."""
+        now, count = timestep_of(asked.module, asked.args, asked.kwargs), len(table.values)
+        if now is None:
+            return 0
+        # A loop of the last step alone is none: there, a scaled timestep happens to be an unscaled one.
+        places = [place for place in table.places(now) if place < count - 1]
+        if not places:
+            scaled = now * float(getattr(self.scheduler.config, "num_train_timesteps", 1))
+            offs = [abs(each - scaled) for each in table.values]
+            nearest = min(range(count), key=offs.__getitem__)
+            places = [nearest] if offs[nearest] <= _SCALE_TOLERANCE / 2 * abs(scaled) and nearest < count - 1 else []
+        return next(iter(places), 0)
+
+    def _hinted_move(self, run: Run | None, now: int, expected: int | None, *, begins: bool) -> Begin | int | None:
+        """By the named step; a step before the last one begins another run."""
+        if run is not None and self._hinted is not None and now >= self._hinted:
+            ahead = now - self._hinted
+            if not begins or not _finishes(run, ahead):
+                self._hinted = now
+                return ahead
+        if not begins:
+            # A scheduler was told the steps, and the pipeline goes through more of them, or through them again.
+            return None if run is None else 0
+        total = self.hint.total or expected
+        self.forget()
+        self._hinted = now
+        return Begin(total=total, completes=True)
+
+    def _timed(self, run: Run | None, asked: Asked, expected: int | None) -> Begin | int | None:
+        now = timestep_of(asked.module, asked.args, asked.kwargs)
+        if now is None:
+            warn_without_timestep(type(unwrapped(asked.module)).__name__)
+            return None
+        place, latents = self._by_timestep.see(now), asked.latents
+        if run is not None and place == "same step":
+            if not self._is_called_again(run, asked) or self._is_same(latents):
+                return 0
+            place = "next step"
+        if run is not None and self._calls_a_step is None:
+            self._calls_a_step = run.calls
+        if run is None or place == "next run" or _finishes(run, 1):
+            self.forget()
+            self._by_timestep.last = now
+        self._latents = None if latents is None else (latents, _version(latents))
+        if self._calls_a_step is None:
+            return Begin(total=expected, ends_step=run is not None)
+        return 1
+
+    def _is_called_again(self, run: Run, asked: Asked) -> bool:
+        """True if the present step has had all the calls that a step has."""
+        if asked.branch is not None:
+            return run.branches[asked.denoiser, asked.branch] > 0
+        return self._calls_a_step is not None and run.calls >= self._calls_a_step
+
+    def _is_same(self, latents: torch.Tensor | None) -> bool:
+        """True if the step has begun with these latents. Cost: a read of the device where it is another tensor."""
+        if latents is None or self._latents is None:
+            return True
+        before, version = self._latents
+        if latents is before:
+            return _version(latents) == version
+        return latents.shape == before.shape and torch.equal(latents, before)
+
+    def is_foreign(self, run: Run, asked: Asked) -> bool:
+        """True if a call in a user's own loop has another timestep than the present step: a preview, say.
+
+        Known where the loop hands on the scheduler's timesteps, or a multiple of them. The pipeline's own call makes
+        such calls in callbacks alone, which say so.
+        """
+        index = self._begin + run.generation.index
+        if self._in_call or self._table is None or index >= len(self._table.values):
+            return False
+        value = self._table.read(given_timestep(asked.module, asked.args, asked.kwargs))
+        expected = self._table.values[index]
+        if value is None or not expected:
+            return False
+        if not self._agreed:
+            self._scale = value / expected
+        if self._scale is None:
+            return False
+        tolerance = 0.0 if self._scale == 1 else _SCALE_TOLERANCE * abs(expected * self._scale)
+        if abs(value - expected * self._scale) <= tolerance:
+            self._agreed.add(index)
+            return False
+        if self._scale == 1 or len(self._agreed) > 1:
+            return True
+        self._scale = None
+        return False
+
+    def moved_to(self, run: Run, timestep: Any) -> Begin | None:
+        """The run that begins at the step whose timestep the scheduler is handed; None if it is the present step's.
+
+        Cost: none in a loop over the scheduler's timesteps; a timestep of another tensor on a device is not read.
+        """
+        table, index = self._table, self._begin + run.generation.index
+        value = None if table is None else table.read(timestep)
+        if table is None or value is None or index >= len(table.values) or table.values[index] == value:
+            return None
+        places = sorted(table.places(value), key=lambda place: (place < index, abs(place - index)))
+        if not places:
+            return None
+        end, self._begin = self._begin + (run.generation.total or 0), places[0]
+        levels = noise_levels(self._scheduler)[self._begin :]
+        total = end - self._begin if 0 < end - self._begin <= len(levels) else len(levels)
+        return Begin(total=total, levels=levels, scheduler=self._scheduler)
+
+
+def _finishes(run: Run, ahead: int) -> bool:
+    """True if a run is over after so many more steps."""
+    generation = run.generation
+    return generation.total is not None and generation.index + ahead >= generation.total
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """The number of in-place changes of a tensor; None for one of inference mode, which counts none."""
+    return None if tensor.is_inference() else tensor._version
