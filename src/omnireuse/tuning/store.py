@@ -47,8 +47,14 @@ R = TypeVar("R", bound=Record)
 
 
 class _Measured(Record, frozen=True, kw_only=True):
-    """Full runs of one configuration: of each call the shape of its products, their values in order, the effects."""
+    """Full runs of one configuration.
 
+    Attributes:
+        budgets: numbers of computed steps that pictures were asked with.
+        runs: of each call the shape of its products, their values in order, the effects.
+    """
+
+    budgets: tuple[int, ...]
     runs: tuple[tuple[tuple[int, int, int, int, int], tuple[float, ...], tuple[float, ...]], ...]
 
     def products(self, total: int) -> list[OutputProducts]:
@@ -204,24 +210,27 @@ class Store:
             self._say(f"tuned plans are not shared: {SHARED} names a server that does not take them")
         return file
 
-    def measured(self, digest: str) -> list[OutputProducts]:
-        """What earlier processes have measured of a configuration, one for each call; empty where nothing is kept."""
+    def measured(self, digest: str) -> tuple[list[OutputProducts], frozenset[int]]:
+        """What earlier processes have measured of a configuration, one for each call, and with which numbers of
+        computed steps; empty where nothing is kept."""
         file = self._measured / f"{digest}.json"
         try:
             if (data := _content(file)) is None:
-                return []
+                return [], frozenset()
             kept, configuration = _kept(_Measured, data, MEASURED, digest, str(file))
-            return kept.products(len(configuration.noises))
+            return kept.products(len(configuration.noises)), frozenset(kept.budgets)
         except (OmniReuseError, ValueError, OSError) as error:
             self._say(f"full runs are measured anew: {error}")
-            return []
+            return [], frozenset()
 
-    def keep_measured(self, configuration: Configuration, products: Sequence[OutputProducts]) -> None:
+    def keep_measured(
+        self, configuration: Configuration, products: Sequence[OutputProducts], budgets: frozenset[int]
+    ) -> None:
         """Keep what was measured, or that a configuration has been seen."""
         each = [(run.products, run.effects) for run in products]
         runs: Any = tuple((a.shape, tuple(a.ravel().tolist()), tuple(b.tolist())) for a, b in each)
         try:
-            text = _kept_text(_Measured(runs=runs), MEASURED, configuration)
+            text = _kept_text(_Measured(budgets=tuple(sorted(budgets)), runs=runs), MEASURED, configuration)
             write_text(self._measured / f"{configuration.digest}.json", text)
         except (StateError, ValueError) as error:
             self._say(f"what was measured is kept in memory only: {error}")
