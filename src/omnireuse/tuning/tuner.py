@@ -47,7 +47,8 @@ class _Attempt:
         """Say on the bars of the run what it is."""
         for bar in self.bars:
             if callable(describe := getattr(bar, "set_description", None)):
-                describe(f"{getattr(bar, 'desc', None) or ''}{words}")
+                own = str(getattr(bar, "desc", None) or "").removesuffix(": ")
+                describe(f"{own}: {words}" if own else words)
 
 
 class Tuner:
