@@ -19,12 +19,12 @@ from rich.progress import track
 import omnireuse
 from bench._common import new_table, write_record
 from omnireuse.calibration.runner import PipelineRunner
-from omnireuse.lab.record import environment
-from omnireuse.pipelines.closeness import bootstrap
 from omnireuse.planning import fit
 from omnireuse.planning.path import Path as RunPath
 from omnireuse.policies import FixedSchedule
 from omnireuse.tuning.trials import MeasuredCall
+from omnireuse_lab.closeness import bootstrap
+from omnireuse_lab.record import environment
 from reference.case import CLIPS, IMAGES
 from reference.workload import load_quietly
 

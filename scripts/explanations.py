@@ -22,7 +22,7 @@ import torch
 from matplotlib.figure import Figure
 
 import omnireuse
-from omnireuse.lab.report.style import LIGHT
+from omnireuse_lab.report.style import LIGHT
 from reference.case import CASES
 from reference.figures import WIDTH, panels_of
 
