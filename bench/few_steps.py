@@ -19,6 +19,7 @@ import argparse
 import itertools
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,17 @@ class Player:
     def judged(self, made: Array, steps: int) -> list[float]:
         """The same for each caption."""
         return [min(psnr(a, b), 100.0) for a, b in zip(made, self._whole(steps), strict=True)]
+
+
+def solver(name: str, **options: Any) -> Callable[[Any], Any]:
+    """Makes a scheduler of diffusers from a pipeline's configuration."""
+
+    def new(config: Any) -> Any:
+        import diffusers
+
+        return getattr(diffusers, name).from_config(config, **options)
+
+    return new
 
 
 def shifted(config: Any, shift: str) -> Any:
