@@ -4,8 +4,10 @@
 
 Counts come from the source by `ast`. The closure of a module is the module with all modules of the package that it
 imports at their top level, directly or not; imports for type checkers alone do not count. They do count for circles, of
-which the package's own `__init__`, which names everything, is no part. With ``--check`` a figure above its limit is an
-error. `scripts/hops.py` counts the files that a reused step passes, for it has to run one.
+which the package's own `__init__`, which names everything, is no part. An edge to the laboratory is a file that imports
+a module of it, in functions too; an edge of the laboratory is a module of the package that it imports. With ``--check``
+a figure above its limit is an error. `scripts/hops.py` counts the files that a reused step passes, for it has to run
+one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-PACKAGE = "omnireuse"
+PACKAGE, LABORATORY = "omnireuse", "omnireuse_lab"
 
 
 class Row(NamedTuple):
@@ -42,6 +44,8 @@ ROWS = (
     Row("Session, files", 29, 35),
     Row("Session, lines", 4_570, 4_800),
     Row("circles of imports", 0, 0),
+    Row("edges to lab", 0, 0),
+    Row("edges of lab", 11, 11),
     Row("lines of src", 31_520, 23_000),
 )
 
@@ -87,6 +91,21 @@ def imports(name: str, *, with_types: bool = False) -> frozenset[str]:
     return frozenset(found & modules().keys() - {name, PACKAGE})
 
 
+def edges(source: Path, package: str) -> set[tuple[Path, str]]:
+    """Each file below a folder with each module of a package that it imports anywhere: in functions, and for types."""
+    found = set()
+    for path in sorted(source.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            wholes: set[str] = set()
+            if isinstance(node, ast.Import):
+                wholes = {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                wholes = {f"{node.module}.{alias.name}" for alias in node.names}
+                wholes = {whole if whole in modules() else str(node.module) for whole in wholes}
+            found |= {(path, whole) for whole in wholes if whole.partition(".")[0] == package}
+    return found
+
+
 def closure(name: str) -> set[str]:
     """A module, and all that it imports, directly or not."""
     found, left = set(), [name]
@@ -118,7 +137,14 @@ def figures() -> dict[str, int]:
     for name, module in CLOSURES.items():
         reached = closure(module)
         found[f"{name}, files"], found[f"{name}, lines"] = len(reached), sum(map(lines_of, reached))
-    return {**found, "circles of imports": len(circles()), "lines of src": sum(map(lines_of, modules()))}
+    laboratory = SOURCE.parent / "lab" / "src"
+    return {
+        **found,
+        "circles of imports": len(circles()),
+        "edges to lab": len(edges(SOURCE, LABORATORY)),
+        "edges of lab": len({module for _, module in edges(laboratory, PACKAGE)}),
+        "lines of src": sum(map(lines_of, modules())),
+    }
 
 
 def over(found: Mapping[str, int]) -> list[str]:

@@ -22,7 +22,7 @@ from bench.peers.sen_cache import SEN_CACHE
 from bench.peers.speca import SPECA
 from bench.peers.spectrum import SPECTRUM
 from bench.peers.tc_pade import TC_PADE
-from omnireuse.lab.compare.methods.base import Method
+from omnireuse_lab.compare.methods.base import Method
 
 __all__ = ["PEERS", "peers_among"]
 

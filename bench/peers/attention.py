@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from omnireuse.lab.compare.methods.base import Method, Setting, Subject
-from omnireuse.lab.compare.methods.diffusers import diffusers_setting
-from omnireuse.lab.compare.workload import is_distilled
+from omnireuse_lab.compare.methods.base import Method, Setting, Subject
+from omnireuse_lab.compare.methods.diffusers import diffusers_setting
+from omnireuse_lab.compare.workload import is_distilled
 
 __all__ = ["FASTER_CACHE", "PYRAMID"]
 

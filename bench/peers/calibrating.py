@@ -13,9 +13,9 @@ import torch
 
 import omnireuse
 from bench.peers.step_memory import StepMemory
-from omnireuse.lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
-from omnireuse.lab.compare.restore import restored
-from omnireuse.lab.compare.workload import Workload
+from omnireuse_lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
+from omnireuse_lab.compare.restore import restored
+from omnireuse_lab.compare.workload import Workload
 
 __all__ = ["Trials", "best_path", "budgets", "full_runs", "searched"]
 

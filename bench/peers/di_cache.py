@@ -17,7 +17,7 @@ import torch
 
 from bench.peers.stack_cache import Run, StackCache, stack_caches
 from omnireuse.hooks.regions.stack import Arguments, Block
-from omnireuse.lab.compare.methods.base import Method, Setting, Subject, call_text
+from omnireuse_lab.compare.methods.base import Method, Setting, Subject, call_text
 
 __all__ = ["DI_CACHE"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import omnireuse
-from omnireuse.lab.compare.methods.base import Method, Setting, Subject, reuse
+from omnireuse_lab.compare.methods.base import Method, Setting, Subject, reuse
 
 __all__ = ["HICACHE"]
 

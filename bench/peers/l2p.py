@@ -19,8 +19,8 @@ import omnireuse
 from bench.peers.calibrating import full_runs
 from bench.peers.step_memory import StepMemory
 from omnireuse.forecasters.base import combine
-from omnireuse.lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
-from omnireuse.lab.compare.workload import Workload
+from omnireuse_lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
+from omnireuse_lab.compare.workload import Workload
 
 __all__ = ["L2P", "learnt_weights"]
 

@@ -19,8 +19,8 @@ import torch
 import omnireuse
 from bench.peers.calibrating import budgets, full_runs
 from omnireuse.errors import UnsupportedModelError
-from omnireuse.lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
-from omnireuse.lab.compare.workload import Workload
+from omnireuse_lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
+from omnireuse_lab.compare.workload import Workload
 
 __all__ = ["OPTIMAL_STEPS", "closest_timesteps"]
 

@@ -18,10 +18,10 @@ import torch
 import omnireuse
 from omnireuse.errors import StateError
 from omnireuse.hooks.denoisers import denoisers_of
-from omnireuse.lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
-from omnireuse.lab.compare.restore import restored
-from omnireuse.lab.compare.workload import Workload
 from omnireuse.loop.policy import StepView
+from omnireuse_lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
+from omnireuse_lab.compare.restore import restored
+from omnireuse_lab.compare.workload import Workload
 
 __all__ = ["SEN_CACHE", "Sensitivities", "Sensitivity"]
 

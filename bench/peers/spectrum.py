@@ -16,7 +16,7 @@ import numpy as np
 
 import omnireuse
 from omnireuse.forecasters.base import PolynomialMemory
-from omnireuse.lab.compare.methods.base import Method, Setting, Subject, reuse
+from omnireuse_lab.compare.methods.base import Method, Setting, Subject, reuse
 
 __all__ = ["SPECTRUM", "Chebyshev", "chebyshev_weights", "growing_windows"]
 

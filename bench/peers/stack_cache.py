@@ -15,9 +15,9 @@ import torch
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.denoisers import denoisers_of
 from omnireuse.hooks.regions.stack import Arguments, Block
-from omnireuse.lab.compare.memory import bytes_of
-from omnireuse.lab.compare.methods.base import Kept
 from omnireuse.models import block_stack_for
+from omnireuse_lab.compare.memory import bytes_of
+from omnireuse_lab.compare.methods.base import Kept
 
 __all__ = ["Run", "StackCache", "stack_caches"]
 

@@ -16,14 +16,15 @@ from rich.console import Console
 import omnireuse
 from omnireuse.base.extras import has_extra
 from omnireuse.cli import main
-from omnireuse.lab.compare.harness import Harness
-from omnireuse.lab.compare.methods import chosen_methods
-from omnireuse.lab.compare.run import settings_of
-from omnireuse.lab.compare.table import case_table
-from omnireuse.lab.compare.workload import Workload
-from omnireuse.lab.record import Case, read_comparison
 from omnireuse.named.step_caches import STEP_CACHES
-from omnireuse.pipelines.closeness import Spread, capped_psnr
+from omnireuse.pipelines.closeness import capped_psnr
+from omnireuse_lab.closeness import Spread
+from omnireuse_lab.compare.harness import Harness
+from omnireuse_lab.compare.methods import chosen_methods
+from omnireuse_lab.compare.run import settings_of
+from omnireuse_lab.compare.table import case_table
+from omnireuse_lab.compare.workload import Workload
+from omnireuse_lab.record import Case, read_comparison
 from reference.load import SAMPLING, find_image_pipeline
 from reference.pictures import read_frames
 from tests import TOP
@@ -174,7 +175,7 @@ def test_other_methods_add_to_what_was_measured(
 OWN = """
 from contextlib import contextmanager
 import omnireuse
-from omnireuse.lab.compare.methods.base import Method, Setting
+from omnireuse_lab.compare.methods.base import Method, Setting
 
 @contextmanager
 def left_enabled(pipeline):
