@@ -16,10 +16,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.errors import UnsupportedModelError
-from omnireuse.hooks.layout import Layout
 from omnireuse.hooks.regions.cuts import Cuts
 from omnireuse.hooks.regions.rows import flattened, row_of, unflattened, with_rows
-from omnireuse.hooks.run import DenoiserCall, Region, Run
+from omnireuse.hooks.run import DenoiserCall, Layout, Region, Run
 from omnireuse.loop.events import Choice
 from omnireuse.loop.strategy import Strategy
 
