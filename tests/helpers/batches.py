@@ -12,7 +12,7 @@ import omnireuse
 from omnireuse import TeaCache
 from tests.helpers.tiny import Tiny
 
-__all__ = ["STEPS", "batched", "deviations", "generators", "number_of_samples", "threshold_between"]
+__all__ = ["NUMBERS", "STEPS", "batched", "deviations", "generators", "parameters_of", "threshold_between"]
 
 STEPS = 8
 NUMBERS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
@@ -25,30 +25,34 @@ def generators(*indices: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(index) for index in indices]
 
 
-def number_of_samples(tiny: Tiny) -> str | None:
-    """The argument of the pipeline that asks for several samples of a prompt."""
-    known = inspect.signature(type(tiny.pipe).__call__).parameters
-    return next((name for name in NUMBERS if name in known), None)
+def parameters_of(tiny: Tiny) -> set[str]:
+    """The arguments of a pipeline, whatever a subclass hands on."""
+    calls = [vars(cls)["__call__"] for cls in type(tiny.pipe).__mro__ if "__call__" in vars(cls)]
+    return {name for call in calls for name in inspect.signature(call).parameters}
 
 
-def batched(given: dict[str, Any], rows: tuple[int, ...]) -> dict[str, Any]:
-    """The arguments for prompts of these numbers, of which each is the given one times a factor."""
-    return {name: _batched(name, value, rows) for name, value in given.items()}
+def batched(given: dict[str, Any], rows: tuple[int, ...], *, images: bool) -> dict[str, Any]:
+    """The arguments for prompts of these numbers, of which each is the given one times a factor.
+
+    Args:
+        images: whether each has an image of its own; one for all otherwise.
+    """
+    return {name: _batched(name, value, rows, images) for name, value in given.items()}
 
 
-def _batched(name: str, value: Any, rows: tuple[int, ...]) -> Any:
+def _batched(name: str, value: Any, rows: tuple[int, ...], images: bool) -> Any:
     if name.endswith("cu_seqlens"):
         return torch.tensor([0, *(int(value[1]) * (row + 1) for row in range(len(rows)))], dtype=value.dtype)
     if isinstance(value, list) and name.endswith("prompt_embeds"):
         return [item * SCALES[row] for row in rows for item in value]
     if name == "prompt":
         return [value] * len(rows)
-    if not isinstance(value, torch.Tensor) or ("image" in name and "embeds" not in name):
+    is_shared = "image" in name and "embeds" not in name and not images
+    if not isinstance(value, torch.Tensor) or is_shared:
         return value
-    scales = [
-        SCALES[row] if value.is_floating_point() and "embeds" in name and "mask" not in name else 1 for row in rows
-    ]
-    return torch.cat([value if scale == 1 else value * scale for scale in scales], dim=BATCH_DIMENSION.get(name, 0))
+    is_text = value.is_floating_point() and "embeds" in name and "mask" not in name
+    scaled = [value * SCALES[row] if is_text else value for row in rows]
+    return torch.cat(scaled, dim=BATCH_DIMENSION.get(name, 0))
 
 
 def threshold_between(tiny: Tiny, region: str, **call: Any) -> float:

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 
 from omnireuse.errors import StateError
-from omnireuse.hooks.layout import Layout
-from omnireuse.hooks.run import Run
+from omnireuse.hooks.run import Layout, Run
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 from omnireuse.summary.counters import Stats

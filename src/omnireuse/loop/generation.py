@@ -96,8 +96,9 @@ class Generation:
         """The layouts before and after the latest change of one."""
         self._move_to(0)
         self._states: dict[tuple[int, str, int | None], BranchState] = {}
-        self._leads: dict[tuple[int, int | None], bool] = {}
-        """Decisions of the first branch of each denoiser and sample at this step: reused or not."""
+        self._leads: dict[tuple[int, int], bool] = {}
+        """Decisions of the first branch of each denoiser and sample at this step: reused or not. One for a whole batch
+        is that of sample 0, which a batch of one is."""
         self._done: set[tuple[int, str]] = set()
         """Denoisers and branches whose choices were carried out at this step."""
 
@@ -133,7 +134,7 @@ class Generation:
         """
         started, strategy, level = perf_counter(), self.strategy, self.level
         state = self._states.get((denoiser, branch, sample)) or self._new_state(order)
-        leader = self._leads.get((denoiser, sample)) if strategy.shared_cfg_decision else None
+        leader = self._leads.get((denoiser, sample or 0)) if strategy.shared_cfg_decision else None
         if leader is not None or strategy.chosen_signal == "none":
             signal = None
         view = StepView(
@@ -375,7 +376,7 @@ class Generation:
         if choice.signal is not None and not (choice.reuse and policy.drift_since_computed):
             state.signal = choice.signal
         self._done.add((choice.denoiser, choice.branch))
-        self._leads.setdefault((choice.denoiser, choice.sample), choice.reuse)
+        self._leads.setdefault((choice.denoiser, choice.sample or 0), choice.reuse)
         if self.emit is None:
             return
         self.emit(

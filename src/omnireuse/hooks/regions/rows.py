@@ -77,6 +77,8 @@ def differing_parts(
     Args:
         but: places that are not looked at, for each look at a tensor waits for its device.
     """
+    if list(rows) == list(range(len(rows))):
+        return set()
     return {place for place, shown, first in _parts(arguments, rows, batch, but) if not _are_alike(shown, first)}
 
 

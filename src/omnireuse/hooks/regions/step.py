@@ -16,10 +16,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.errors import UnsupportedModelError
-from omnireuse.hooks.layout import Layout
-from omnireuse.hooks.regions.cuts import Cuts, decide_as_one
+from omnireuse.hooks.regions.cuts import Cuts
 from omnireuse.hooks.regions.rows import flattened, row_of, unflattened, with_rows
-from omnireuse.hooks.run import DenoiserCall, Region, Run
+from omnireuse.hooks.run import DenoiserCall, Layout, Region, Run
 from omnireuse.loop.events import Choice
 from omnireuse.loop.strategy import Strategy
 
@@ -94,7 +93,7 @@ class StepRegion(Region):
             # are. The first step computes, so it can wait for that.
             return []
         count = self._samples
-        divided = by_sample and count > 1 and self._cuts.allows(call, count) and self._is_in_order(call)
+        divided = by_sample and count > 1 and self._may_divide(call)
         if not divided:
             for choice in self._choices:
                 if choice.sample is not None:
@@ -115,25 +114,26 @@ class StepRegion(Region):
         """Samples of the batch; 1 before the scheduler was called."""
         return 1 if self._shape is None else self._shape[0]
 
-    def _is_in_order(self, call: DenoiserCall) -> bool:
-        """True if the rows of a call are the samples in their order, once for each branch that it was stacked for: the
-        same latents each time, but for what is joined to them. Otherwise the run is counted."""
-        rows, shape = call.latents[0], self._shape or torch.Size()
-        if call.batch > shape[0] and rows.ndim == len(shape):
-            for dimension, length in enumerate(shape[1:], start=1):
-                rows = rows.narrow(dimension, 0, min(length, rows.shape[dimension]))
-        branches = rows.unflatten(0, (-1, shape[0]))
-        is_in_order = torch.equal(branches, branches[:1].expand_as(branches))
-        if not is_in_order:
-            decide_as_one(call, "its input is not the latents of the samples once for each branch")
-        return is_in_order
+    def _may_divide(self, call: DenoiserCall) -> bool:
+        """True if the rows of a call are the samples in their order, once for each branch that it was stacked for, and
+        it may be cut.
+
+        Each branch has the same latents then, but for what is joined to them.
+        """
+        count = self._samples
+        if count < call.batch and call.batch % count == 0:
+            latents, shape = call.latents[0], self._shape or ()
+            for dimension, length in enumerate(shape[1:], start=1) if latents.ndim == len(shape) else ():
+                latents = latents.narrow(dimension, 0, min(length, latents.shape[dimension]))
+            branches = latents.unflatten(0, (-1, count))
+            if not torch.equal(branches, branches[:1].expand_as(branches)):
+                self._cuts.refuse(call, "its input is not the latents of the samples once for each branch")
+        return self._cuts.allows(call, count)
 
     def _compute_without(self, call: DenoiserCall, reused: list[int | None], last: Any) -> Any:
         samples, first = self._samples, self._first_call
         rows = [row for row in range(call.batch) if row % samples not in reused]
-        result, is_whole = (
-            self._cuts.compute(call, rows) if self._cuts.allows(call, samples) else (call.compute(), True)
-        )
+        result, is_whole = self._cuts.compute(call, rows) if self._may_divide(call) else (call.compute(), True)
         if is_whole:
             if first is not None and not self._cuts.allows(call, samples):
                 # The samples of a step are decided on at its first call.
