@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from omnireuse.errors import ConfigError
 
@@ -61,7 +61,7 @@ class Outcome(Enum):
 class Lease(NamedTuple):
     """A reference to an entry by one input position of one request; the entry stays while it is held."""
 
-    key: EncoderKey
+    key: Any  # of the manager's type; EncoderKey as a rule
     request_id: str
     position: int
     outcome: Outcome
