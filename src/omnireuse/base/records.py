@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -14,8 +15,10 @@ import msgspec
 
 from omnireuse.errors import ConfigError, StateError
 
-__all__ = ["AnyFloat", "Record", "as_text", "check_writable", "read_record", "write_text"]
+__all__ = ["AnyFloat", "Record", "as_text", "check_writable", "read_record", "record_of", "sealed", "write_text"]
 
+SEAL = "checksum"
+"""Name of the entry with the checksum of all others."""
 _NUMBERS = re.compile(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]")
 
 if TYPE_CHECKING:
@@ -47,34 +50,64 @@ def read_record(
     remedy: str,
     upgrade: Callable[[dict[str, Any]], None] | None = None,
 ) -> R:
-    """Read a file that holds the text of `as_text`.
+    """Read a file that holds the text of `as_text`; the arguments are those of `record_of`."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); {remedy}") from error
+    return record_of(kind, data, head, place=str(path), what=what, remedy=remedy, upgrade=upgrade)
+
+
+def record_of(
+    kind: type[R],
+    data: bytes | str,
+    head: Mapping[str, Any],
+    *,
+    place: str,
+    what: str,
+    remedy: str,
+    upgrade: Callable[[dict[str, Any]], None] | None = None,
+    is_sealed: bool = False,
+) -> R:
+    """The record that `as_text` has written.
 
     Args:
-        upgrade: changes the content of a file of an older format, head included, into that of the present one.
+        place: where it comes from, for errors.
+        upgrade: changes the content of an older format, head included, into that of the present one.
+        is_sealed: whether it must have a checksum. Where there is one it must be right.
     """
     try:
-        document = msgspec.json.decode(Path(path).read_bytes())
+        document = msgspec.json.decode(data)
         if not isinstance(document, dict):
             raise ValueError(f"must be an object, got {document!r:.60}")
+        if (is_sealed or SEAL in document) and document.get(SEAL) != sealed(document)[SEAL]:
+            raise ConfigError(f"{place}: the {SEAL} is not that of the content; {remedy}")
+        document.pop(SEAL, None)
         if upgrade is not None:
             upgrade(document)
         for name, expected in head.items():
             if (found := document.pop(name, None)) != expected:
-                raise ConfigError(f"{path}: {name} of a {what} must be {expected!r}, got {found!r}; {remedy}")
+                raise ConfigError(f"{place}: {name} of a {what} must be {expected!r}, got {found!r:.60}; {remedy}")
         return msgspec.convert(document, kind, str_keys=True, dec_hook=_any_float)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); {remedy}") from error
     except ConfigError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a whole {what} ({error}); {remedy}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ConfigError(f"{place}: not a whole {what} ({error}); {remedy}") from error
 
 
-def as_text(record: Record, head: Mapping[str, Any]) -> str:
-    """The record as JSON, after the entries of `head`. A list of numbers takes one line."""
+def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with the checksum of its content, the SHA-256 of its JSON with sorted keys."""
+    content = {name: value for name, value in document.items() if name != SEAL}
+    return {SEAL: hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(), **content}
+
+
+def as_text(record: Record, head: Mapping[str, Any], *, seals: bool = False) -> str:
+    """The record as JSON, after the entries of `head`, with a checksum if asked for. A list of numbers takes one
+    line."""
     fields = _without_infinities(msgspec.to_builtins(record, str_keys=True, enc_hook=lambda value: float(value)))
     msgspec.convert(fields, type(record), str_keys=True, dec_hook=_any_float)
-    text = json.dumps({**head, **fields}, indent=1, ensure_ascii=False)
+    document = sealed({**head, **fields}) if seals else {**head, **fields}
+    text = json.dumps(document, indent=1, ensure_ascii=False)
     return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 

@@ -35,8 +35,7 @@ def run(
     OMNIREUSE_CACHE_DIR names another folder.
     """
     from omnireuse.errors import OmniReuseError
-    from omnireuse.profiles.profile import Profile
-    from omnireuse.tuning.store import Store
+    from omnireuse.tuning.store import Store, read_plans
 
     store = Store()
     if action is Action.clear:
@@ -46,8 +45,8 @@ def run(
     for file in files:
         day = datetime.date.fromtimestamp(file.stat().st_mtime).isoformat()
         try:
-            profile = Profile.load(file)
-        except OmniReuseError:
+            profile = read_plans(file.read_bytes(), file.stem, file.name)
+        except (OmniReuseError, OSError):
             typer.echo(f"{day}  damaged, measured anew when it is needed  {file.name}")
             continue
         counts = " or ".join(map(str, profile.plans))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 
 from omnireuse.base.sizes import require_size
 from omnireuse.encoders.eviction import EncoderEntry, EvictionQueues
@@ -41,11 +40,11 @@ class SharedEncoderCacheManager:
         self._byte_limit = math.inf
         if max_bytes is not None:
             self._byte_limit = require_size("SharedEncoderCacheManager(max_bytes)", max_bytes)
-        self._evicted: deque[EncoderKey] = deque(maxlen=_MAX_PENDING)
         self._counters = dict.fromkeys(_COUNTERS, 0)
-        self._reset()
+        self._forget()
 
-    def _reset(self) -> None:
+    def _forget(self) -> None:
+        self._evicted: dict[EncoderKey, None] = {}
         self._queues = EvictionQueues()
         self._entries: dict[EncoderKey, EncoderEntry] = {}
         self._held: dict[str, dict[int, EncoderEntry]] = {}
@@ -199,10 +198,16 @@ class SharedEncoderCacheManager:
         promoted = [self.release(request_id, position) for position in sorted(self._held.get(request_id, ()))]
         return [lease for lease in promoted if lease is not None and lease.request_id != request_id]
 
-    def clear(self) -> None:
-        """Forget everything, references too, because the tensors are gone."""
-        self._reset()
-        self._evicted.clear()
+    def reset(self) -> list[EncoderKey]:
+        """Forget everything, references too, because the encoder's weights changed. Leases of before are void.
+
+        Returns:
+            All outputs, and those that were evicted and not drained: the owner of the tensors drops them now, before
+            it loads or encodes anything under the same key.
+        """
+        dropped = [*self._evicted, *(key for key in self._entries if key not in self._evicted)]
+        self._forget()
+        return dropped
 
     def can_fit(self, num_embeds: int, num_bytes: int = 0) -> bool:
         """Tell whether that much would fit if everything unreferenced left. Changes nothing."""
@@ -228,11 +233,13 @@ class SharedEncoderCacheManager:
     def drain_evicted(self) -> list[EncoderKey]:
         """Return the outputs evicted since the last call, oldest first: the owner of the tensors drops them.
 
-        The latest 65,536 are kept; the counter `evictions_forgotten` tells of older ones. A key may be planned again.
+        Call it before or after encoding: an output that was planned again is not among them until it goes again. The
+        latest 65,536 are kept; the counter `evictions_forgotten` tells of older ones.
         """
-        evicted = list(self._evicted)
-        self._evicted.clear()
-        return evicted
+        drained = [key for key in self._evicted if key not in self._entries]
+        for key in drained:
+            del self._evicted[key]
+        return drained
 
     def assert_invariants(self) -> None:
         """Assert that the sums are right and that entries and requests agree about holders."""
@@ -285,8 +292,10 @@ class SharedEncoderCacheManager:
             entry = self._queues.victim(self._num_embeds)
             self._count_idle(entry, -1)
             self._remove(entry, "evicted")
-            self._counters["evictions_forgotten"] += len(self._evicted) == _MAX_PENDING
-            self._evicted.append(entry.key)
+            if len(self._evicted) >= _MAX_PENDING:
+                del self._evicted[next(iter(self._evicted))]
+                self._counters["evictions_forgotten"] += 1
+            self._evicted[entry.key] = None
 
     def _is_over(self, num_embeds: int = 0, num_bytes: int = 0) -> bool:
         return self._num_embeds + num_embeds > self.max_embeds or self._num_bytes + num_bytes > self._byte_limit

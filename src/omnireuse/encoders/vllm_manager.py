@@ -75,7 +75,7 @@ class VllmEncoderCacheManager:
 
     def reset(self) -> None:
         """Forget everything, because the weights changed. vLLM itself tells the runner."""
-        self.shared.clear()
+        self.shared.reset()
         self._planned.clear()
         self._encoders.clear()
 
@@ -153,17 +153,13 @@ class VllmEncoderCacheManager:
             self.free_encoder_input(request, input_id)
 
     def get_freed_mm_hashes(self) -> list[str]:
-        """End the pass: commit its plans, and drain the identifiers whose outputs the runner drops.
-
-        An item that was evicted and planned again in the pass is not among them.
-        """
+        """End the pass: commit its plans, and drain the identifiers whose outputs the runner drops."""
         if self._planned:
             for lease in self._planned.values():
                 self.shared.commit(lease)
             self._planned.clear()
             self._encoders.clear()
-        evicted = dict.fromkeys(self.shared.drain_evicted())
-        return [key.content for key in evicted if self.shared.get_num_embeds(key) is None]
+        return [key.content for key in self.shared.drain_evicted()]
 
     def get_manager_metadata(self) -> None:
         """The worker needs nothing beside the freed identifiers."""

@@ -81,6 +81,9 @@ class LoopShadows:
     def arrive(self, call: MeasuredCall) -> Shadow:
         return Shadow(0, call.full.final)
 
+    def announce(self, words: str) -> None:
+        logger.debug("%s", words)
+
     def _made(self, again: Loop, run: ShadowLoop) -> Pausing[Shadow]:
         latents = yield from self.make(again, run)
         return Shadow(run.computed, latents)
@@ -127,6 +130,10 @@ class LoopTuner:
         finally:
             entry.is_busy = False
         return result
+
+    def made(self, entry: Entry, *, is_full: bool) -> None:
+        """As `Entries.made`, of a loop that begins: each step has one output."""
+        self.entries.made(entry, len(entry.budget.noises), is_full=is_full)
 
     def learn(self, entry: Entry, loop: Loop, run: MeasuredLoop) -> bool:
         """As `Entries.learn`."""

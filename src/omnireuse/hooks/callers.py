@@ -46,9 +46,12 @@ def is_called_by(pipeline: Any) -> bool:
     """True if the code that runs is this pipeline's, or a loop of a user's own.
 
     A pipeline that is one of this pipeline's parts (Stable Cascade's prior and decoder) calls for it. A callback does
-    not, nor does any other pipeline.
+    not, nor does any other pipeline. For an object that cannot be called, as around a bare denoiser, every pipeline
+    calls.
     """
     callers = _callers.get()
+    if not callable(pipeline):
+        return not callers or callers[-1] is not _CALLBACK
     for who in reversed(callers):
         if who is pipeline:
             return True
@@ -71,7 +74,9 @@ class _Aside(NamedTuple):
 
 
 @contextmanager
-def callbacks_aside(args: Sequence[Any], kwargs: Mapping[str, Any], after: Callable[[], None]) -> Iterator[_Aside]:
+def callbacks_aside(
+    args: Sequence[Any], kwargs: Mapping[str, Any], after: Callable[[], None] = lambda: None
+) -> Iterator[_Aside]:
     """The arguments of a pipeline's call, whose callbacks are no part of it while they run.
 
     A function is wrapped. An object with a `__call__` of its class (diffusers' `PipelineCallback`) is intercepted until
@@ -93,7 +98,7 @@ def callbacks_aside(args: Sequence[Any], kwargs: Mapping[str, Any], after: Calla
             if not callable(value) or isinstance(value, (type, torch.nn.Module)):
                 return value
             if any(isinstance(vars(cls).get("__call__"), types.FunctionType) for cls in type(value).__mro__):
-                stack.callback(intercept(value, after, {"__call__": called}).undo)
+                stack.callback(intercept(value, called, {"__call__": called}).undo)
                 return value
             return functools.update_wrapper(functools.partial(called, value), value)
 
@@ -163,8 +168,8 @@ class CallerWatch:
 
 
 def _called_by(proceed: Callable[..., Any], pipeline: Any, *args: Any, **kwargs: Any) -> Any:
-    with calling(pipeline):
-        return proceed(*args, **kwargs)
+    with calling(pipeline), callbacks_aside(args, kwargs) as aside:
+        return proceed(*aside.args, **aside.kwargs)
 
 
 def _with_subclasses(base: Any) -> Iterator[Any]:

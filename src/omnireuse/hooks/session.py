@@ -81,6 +81,8 @@ class Loop:
         self.run: Run | None = None
         """Under way."""
         self.had_run = False
+        self.asked = 0
+        """Denoiser calls of its runs so far, made or reused."""
         self.context: str | None = None
         """The cache context that the pipeline has entered."""
         self.final: torch.Tensor | None = None
@@ -374,6 +376,7 @@ class Session:
             if sigma is not None and run.generation.level.sample_weight is None:
                 run.sigma_told(float(sigma))
             order, branch = run.count(index, asked.branch)
+            loop.asked += 1
             if run.calls > MOST_CALLS_A_STEP:
                 self._end()
                 self._inert.no_step_ended(MOST_CALLS_A_STEP)

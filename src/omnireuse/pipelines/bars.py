@@ -6,29 +6,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["without_bar"]
+__all__ = ["showing_bars", "with_bar", "without_bar"]
 
 
 @contextmanager
-def without_bar(pipeline: Any) -> Iterator[None]:
-    """Hide the progress bar that diffusers shows of every run; its settings are as before afterwards."""
+def with_bar(pipeline: Any, **settings: Any) -> Iterator[None]:
+    """Show the progress bar that diffusers shows of every run with these settings of tqdm beside the user's; all are as
+    before afterwards. A bar that the user has disabled stays so."""
     name = "_progress_bar_config"
-    before = [(each, vars(each).get(name)) for each in _with_bars(pipeline)]
+    before = [(each, vars(each).get(name)) for each in showing_bars(pipeline)]
     try:
-        for each, settings in before:
-            each.set_progress_bar_config(**{**(settings or {}), "disable": True})
+        for each, own in before:
+            each.set_progress_bar_config(**{**(own or {}), **settings})
         yield
     finally:
-        for each, settings in before:
+        for each, own in before:
             vars(each).pop(name, None)
-            if settings is not None:
-                vars(each)[name] = settings
+            if own is not None:
+                vars(each)[name] = own
 
 
-def _with_bars(holder: Any) -> Iterator[Any]:
+def without_bar(pipeline: Any) -> Any:
+    """Hide the progress bar that diffusers shows of every run; its settings are as before afterwards."""
+    return with_bar(pipeline, disable=True)
+
+
+def showing_bars(holder: Any) -> Iterator[Any]:
     """The pipeline, and those blocks of a modular one that show bars, at any depth."""
     if hasattr(holder, "set_progress_bar_config"):
         yield holder
     blocks = getattr(holder, "_blocks", holder)
     for block in dict(getattr(blocks, "sub_blocks", None) or {}).values():
-        yield from _with_bars(block)
+        yield from showing_bars(block)

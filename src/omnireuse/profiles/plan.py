@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
+from typing import Annotated
+
+import msgspec
 
 from omnireuse.base.records import Record
+from omnireuse.base.validation import field_error
 from omnireuse.forecasters import Fitted, forecaster_named
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import Steps
@@ -17,6 +22,11 @@ FEWEST_HELD_OUT = FEWEST
 """Held-out prompts that a promise needs."""
 FITTED = "fitted"
 """In place of a forecaster's name: weights that are fitted to the schedule."""
+LARGEST_WEIGHT = 1000.0
+"""Largest magnitude of a weight. Those that fits have found so far are below 50."""
+
+Step = Annotated[int, msgspec.Meta(ge=0)]
+Errors = tuple[Annotated[float, msgspec.Meta(ge=0)], ...]
 
 
 class Evidence(Record, frozen=True, kw_only=True):
@@ -29,9 +39,9 @@ class Evidence(Record, frozen=True, kw_only=True):
         closeness: PSNR of each picture in dB to the full run's; empty after tuning, unless a quality was asked for.
     """
 
-    errors: tuple[float, ...]
-    untuned: tuple[float, ...] = ()
-    runs: float = 0.0
+    errors: Errors
+    untuned: Errors = ()
+    runs: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     closeness: tuple[float, ...] = ()
 
 
@@ -45,14 +55,27 @@ class Plan(Record, frozen=True, kw_only=True):
         psnr: mean PSNR to the full run in dB on the prompts for the search; None after tuning, which compares latents.
         held_out: PSNR of each held-out prompt; empty where an interrupt came before.
         evidence: of its trials; None without any, and in earlier files of calibrations.
+
+    Raises:
+        ConfigError: steps that are not in order or lack the first; weights without the name "fitted", or none with it;
+            a weight above `LARGEST_WEIGHT`.
     """
 
-    steps: tuple[int, ...]
+    steps: tuple[Step, ...]
     forecaster: str
     weights: tuple[tuple[tuple[float, ...], ...], ...] = ()
     psnr: float | None
     held_out: tuple[float, ...]
     evidence: Evidence | None = None
+
+    def __post_init__(self) -> None:
+        if not self.steps or self.steps[0] or list(self.steps) != sorted(set(self.steps)):
+            raise field_error(self, "steps", "be numbers of steps in order, from 0 on")
+        if (self.forecaster == FITTED) != bool(self.weights):
+            raise field_error(self, "forecaster", f"be {FITTED!r} with weights, and only then")
+        largest = max(map(abs, chain.from_iterable(chain.from_iterable(self.weights))), default=0.0)
+        if largest > LARGEST_WEIGHT:
+            raise field_error(self, "weights", f"be at most {LARGEST_WEIGHT:g}", largest)
 
     def strategy(self, coordinates: tuple[float, ...], elsewhere: Schedule | None = None) -> Strategy:
         """The strategy that follows the plan.

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from omnireuse.base.records import Record, as_text, read_record, write_text
-from omnireuse.base.validation import is_number
+from omnireuse.base.validation import field_error, is_number
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import arguments_of, read_argument
@@ -23,11 +23,12 @@ from omnireuse.profiles.plan import FEWEST_HELD_OUT, Plan
 from omnireuse.profiles.sharing import found
 from omnireuse.summary.summary import Promise
 
-__all__ = ["FEWEST_HELD_OUT", "Plan", "Profile"]
+__all__ = ["FEWEST_HELD_OUT", "HEAD", "Plan", "Profile"]
 
 logger = logging.getLogger("omnireuse")
 
 HEAD = {"format": 6}
+"""First entries of the file."""
 
 
 class Profile(Record, frozen=True, kw_only=True):
@@ -54,6 +55,9 @@ class Profile(Record, frozen=True, kw_only=True):
         origin: name, revision and weights of the pipeline, and how it held them.
         autocast, hooks, guider: the further `Conditions` of the runs.
         command: the call that made it; None in a file of a version that did not note it.
+
+    Raises:
+        ConfigError: a plan with steps or weights that its runs do not have.
     """
 
     model: str
@@ -77,6 +81,14 @@ class Profile(Record, frozen=True, kw_only=True):
     hooks: tuple[str, ...] = ()
     guider: str | None = None
     command: str | None = None
+
+    def __post_init__(self) -> None:
+        total = self.num_inference_steps
+        if len(self.coordinates) != total:
+            raise field_error(self, "coordinates", f"be as many as there are steps, {total}", len(self.coordinates))
+        for plan in self.plans.values():
+            if plan.steps[-1] >= total or any(len(branch) != total for branch in plan.weights):
+                raise field_error(self, "plans", f"be of runs of {total} steps", plan.steps)
 
     @property
     def conditions(self) -> Conditions:
@@ -262,7 +274,8 @@ class Profile(Record, frozen=True, kw_only=True):
 
 
 def _upgrade(document: dict[str, Any]) -> None:
-    """Format 5, and earlier files of format 6, have figures that nothing reads."""
+    """Format 5, and earlier files of format 6, have figures that nothing reads; files of tuning name their runs."""
+    document.pop("configuration", None)
     if document.get("format") in (5, HEAD["format"]):
         document |= HEAD
         for name in ("changes", "forecast_errors", "quantity"):

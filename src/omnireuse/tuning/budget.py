@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,6 +29,7 @@ class Budget:
         noises: noise fraction at each step.
         rule: the untuned rule of a tolerance, where one is asked for and not a number of steps; `steps` are all then.
         quality: PSNR in dB that nine of ten pictures reach, where one is asked for; `steps` are all then.
+        elements: of the latents, with the batch.
     """
 
     steps: tuple[int, ...]
@@ -35,6 +37,17 @@ class Budget:
     noises: tuple[float, ...]
     rule: ErrorControl | None = None
     quality: float | None = None
+    elements: int = 1
+
+    @property
+    def untuned_steps(self) -> tuple[int, ...]:
+        """The steps that compute without a plan; all for a tolerance, whose rule chooses them in the run."""
+        return self.steps if self.reuses else tuple(range(len(self.noises)))
+
+    @property
+    def expected_share(self) -> float:
+        """The share of steps that a plan is expected to compute: half for what is asked of pictures."""
+        return 0.5 if self.aim else len(self.steps) / len(self.noises)
 
     @property
     def aim(self) -> dict[str, float]:
@@ -72,14 +85,16 @@ def budget_for(policy: Policy, start: RunStart, quality: float | None = None) ->
     if total is None or len(start.levels) < total:
         return "the number of steps is not known"
     levels = start.levels[:total]
-    noises = tuple(level.coordinate for level in levels)
+    noises, elements = tuple(level.coordinate for level in levels), math.prod(start.shape)
     if any(level.sample_weight is None for level in levels) or any(a <= b for a, b in pairwise(noises)):
         return f"the noise of {type(start.scheduler).__name__} is not known, or does not fall from step to step"
     rule = policy if isinstance(policy, ErrorControl) else None
     if rule is not None or quality is not None:
         if total < SHORTEST:
             return f"every step of a run of {total} computes"
-        return Budget(steps=tuple(range(total)), reuses=False, noises=noises, rule=rule, quality=quality)
+        return Budget(
+            steps=tuple(range(total)), reuses=False, noises=noises, rule=rule, quality=quality, elements=elements
+        )
     schedule = policy.schedule(total, noises)
     if schedule is None:
         return "steps are chosen within the run"
@@ -89,4 +104,4 @@ def budget_for(policy: Policy, start: RunStart, quality: float | None = None) ->
         steps, is_short = tuple(sorted(half.schedule(total, noises))), total >= SHORTEST
     if len(steps) == total or (total < SHORTEST):
         return f"every step of a run of {total} computes"
-    return Budget(steps=steps, reuses=not is_short, noises=noises)
+    return Budget(steps=steps, reuses=not is_short, noises=noises, elements=elements)

@@ -60,8 +60,14 @@ class Configuration(Record, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         """32 hex digits."""
-        text = json.dumps(msgspec.to_builtins(self, str_keys=True), sort_keys=True)
+        text = json.dumps(self.content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        content: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        return content
 
     def profile(
         self,

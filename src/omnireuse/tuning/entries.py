@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,18 +15,19 @@ import msgspec
 from omnireuse.base.validation import counted
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.path import OutputProducts
 from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.profile import Profile
 from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.configuration import Configuration
+from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.fewest import FewestSteps
 from omnireuse.tuning.full_run import FullRun
+from omnireuse.tuning.ledger import FROM, PRICE, Ledger, work_of
 from omnireuse.tuning.recording import Keeper
-from omnireuse.tuning.state import Tuning
+from omnireuse.tuning.state import BEGINS, Tuning
 from omnireuse.tuning.store import Store
-from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadows, Trials, finished
+from omnireuse.tuning.trials import MOST_WORK, MeasuredCall, Pausing, Shadows, Trials, finished
 
 __all__ = ["MOST_FAILURES", "Entries", "Entry"]
 
@@ -38,33 +41,11 @@ MOST_MEASURED = 4
 """Configurations whose pictures are kept at a time."""
 MOST_KEPT = 3
 """Calls whose outputs' inner products are kept for plans of later processes."""
-
-
-@dataclass(eq=False)
-class Entry:
-    """One configuration with one number of computed steps.
-
-    Attributes:
-        earlier: what earlier processes, or other numbers of computed steps, have measured of the configuration.
-        calls: measured here, from which shadows are made.
-    """
-
-    configuration: Configuration
-    budget: Budget
-    tuning: Tuning
-    strategy: Strategy | None = None
-    profile: Profile | None = None
-    earlier: list[OutputProducts] = field(default_factory=list)
-    calls: list[MeasuredCall] = field(default_factory=list)
-    trials: Trials | FewestSteps | None = None
-    failures: int = 0
-    lock: Any = None
-    is_busy: bool = False
-
-    @property
-    def products(self) -> list[OutputProducts]:
-        """What is known of the outputs of full runs, one for each call."""
-        return [*self.earlier, *(call.full.products for call in self.calls)]
+MOST_BUDGETS = 2
+"""Numbers of computed steps for one configuration, from which on a new one is measured from its second picture on."""
+SLOW = 120.0
+"""Seconds of a measured picture, from which on shadows are made one at a time, each after another picture."""
+WAITS = f"all work stays within {PRICE:g} times that without reuse from picture {FROM} on"
 
 
 class _Found(NamedTuple):
@@ -72,9 +53,10 @@ class _Found(NamedTuple):
 
     profile: Profile | None = None
     plan: Plan | None = None
-    is_locked: bool = False
-    is_new: bool = False
+    passed_by: str = ""
+    """Why it is not measured now."""
     earlier: list[OutputProducts] = []  # noqa: RUF012  # it is never changed
+    budgets: frozenset[int] = frozenset()
 
 
 class Entries:
@@ -86,89 +68,129 @@ class Entries:
         command: what made a plan, for its file.
         agreement: of ranks that share a forward pass: they make the same shadows and follow the first one's plan, which
             alone reads and writes files. Alone by default.
+        ledger: of the pipeline; a new one by default.
 
     Attributes:
         lock: guards the entries.
-        goes_on: whether what earlier processes have measured counts.
     """
 
-    def __init__(self, *, pictures: int, store: Store, command: str, agreement: Agreement | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        pictures: int,
+        store: Store,
+        command: str,
+        agreement: Agreement | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
         self.pictures, self._store, self._command = pictures, store, command
-        self._agreement = agreement or Agreement()
-        self.goes_on = True
+        self._agreement, self._ledger = agreement or Agreement(), ledger or Ledger()
+        self._measures_all = False
         self.lock = threading.RLock()
         self._entries: dict[tuple[str, int], Entry] = {}
         self._seen: set[str] = set()
         self._said: set[tuple[tuple[str, int], str]] = set()
+        self._numbers = itertools.count(1)
+
+    def measure_all(self) -> None:
+        """Measure as many pictures as are wanted, whatever is known and whatever it costs."""
+        self._measures_all = True
 
     def find(self, configuration: Configuration, budget: Budget) -> Entry:
         """The entry of a run: "ready" with a plan of the store; else "measuring".
 
-        It is "off" as long as another pipeline or process measures, and for the first picture of a configuration where
-        `MOST_UNFINISHED` others are measured in part: a user who changes an argument with every picture reuses, too.
+        It is "off" for this picture as long as another pipeline or process measures; where the ledger does not allow
+        more; and where a user seems to change an argument with every picture: for the first picture of a configuration
+        beside `MOST_UNFINISHED` that are measured in part, or of a number of computed steps beside `MOST_BUDGETS`.
         """
         if budget.aim:
             aim = {name: repr(value) for name, value in budget.aim.items()}
             configuration = msgspec.structs.replace(configuration, call={**configuration.call, **aim})
         key = (configuration.digest, len(budget.steps))
-        if key in self._entries:
-            return self._entries[key]
-        entry = self._entries[key] = Entry(
-            configuration,
-            budget,
-            Tuning(
-                state="measuring",
-                wanted=self.pictures,
-                computes_all=budget.quality is not None,
-                reason="the first pictures are measured",
-            ),
-        )
+        entry = self._entries.get(key) or self._new(key, configuration, budget)
+        entry.budget, entry.last = budget, next(self._numbers)
+        if entry.tuning.state == "measuring" and not (entry.is_busy or entry.is_whole or self._may_measure(entry)):
+            return self._passed_by(entry, f"{WAITS}; it is measured once reuse has saved enough")
+        return entry
+
+    def _new(self, key: tuple[str, int], configuration: Configuration, budget: Budget) -> Entry:
+        computes_all = budget.quality is not None
+        tuning = Tuning(state="measuring", wanted=self.pictures, computes_all=computes_all, reason=BEGINS)
+        entry = Entry(configuration, budget, tuning, pace=self._ledger.pace)
         found = self._agreement.of_first(lambda: self._found(entry))
+        if found.passed_by:
+            entry.release()
+            return self._passed_by(entry, found.passed_by)
+        self._entries[key] = entry
         if found.profile is not None and found.plan is not None:
             self._take(entry, found.profile, found.plan, str(self._store.file(configuration.digest)))
-        elif found.is_locked:
-            self._pass_by(key, "another pipeline or process measures it, and its plan serves here once it is kept")
-        elif found.is_new:
-            others = f"{MOST_UNFINISHED} other configurations are measured in part"
-            self._pass_by(key, f"{others}; this one is measured from its second picture on")
         else:
-            entry.earlier = found.earlier
+            entry.earlier, entry.budgets = found.earlier, found.budgets | {len(budget.steps)}
             self._note(entry)
         return entry
 
-    def _pass_by(self, key: tuple[str, int], why: str) -> None:
-        """Serve one picture untuned; the next one of the configuration looks again."""
-        entry = self._entries.pop(key)
-        entry.tuning = replace(entry.tuning, state="off", reason=why)
-        self._release(entry)
-        if (key, why) not in self._said:
-            self._said.add((key, why))
-            logger.info("%s", entry.tuning)
+    def _passed_by(self, entry: Entry, why: str) -> Entry:
+        """What serves one picture untuned; the next one of the configuration looks again."""
+        passed = replace(entry, tuning=replace(entry.tuning, state="off", reason=why), calls=[], trials=None, lock=None)
+        said = (entry.configuration.digest, len(entry.budget.steps)), why
+        if said not in self._said:
+            self._said.add(said)
+            logger.info("%s", passed.tuning)
+        return passed
+
+    def _may_measure(self, entry: Entry) -> bool:
+        """Whether the ledger allows the next picture in full, with the shadows that are due after it."""
+        tried = 0 if entry.trials is None else entry.trials.tried
+        due = len(entry.calls) + 1 - tried if entry.products else 0
+        return self._allows(entry, due * MOST_WORK, full=1)
+
+    def _allows(self, entry: Entry, runs: float, full: int = 0) -> bool:
+        if self._measures_all:
+            return True
+        return self._ledger.allows(runs * entry.work, entry.work, entry.expected_share, full=full)
 
     def _found(self, entry: Entry) -> _Found:
         """What the store has for an entry, whose lock is taken where it has no plan."""
-        digest = entry.configuration.digest
+        digest, count = entry.configuration.digest, len(entry.budget.steps)
         known = self._store.load(digest)
         plan = None if known is None else entry.budget.plan_of(known.plans)
         if plan is not None:
             return _Found(profile=known, plan=plan)
         entry.lock = self._store.lock(digest)
         if entry.lock is None:
-            return _Found(is_locked=True)
-        if not self.goes_on:
+            return _Found(passed_by="another pipeline or process measures it, and its plan serves here once it is kept")
+        if self._measures_all:
             return _Found()
-        if digest not in self._seen and digest not in (begun := self._store.begun()):
+        earlier, budgets = self._store.measured(digest)
+        if digest not in self._seen and digest not in (begun := self._store.begun()) and known is None:
             begun_here = [each for each in self._entries.values() if each.tuning.state == "measuring" and each.calls]
             unfinished = {each.configuration.digest for each in begun_here}
             if len(unfinished | begun) >= MOST_UNFINISHED:
                 self._seen.add(digest)
-                self._store.keep_measured(digest, [])
-                return _Found(is_new=True)
-        return _Found(earlier=self._store.measured(digest))
+                self._store.keep_measured(entry.configuration, [], budgets)
+                others = f"{MOST_UNFINISHED} other configurations are measured in part"
+                return _Found(passed_by=f"{others}; this one is measured from its second picture on")
+        if count not in budgets and len(budgets) >= MOST_BUDGETS:
+            self._store.keep_measured(entry.configuration, earlier, budgets | {count})
+            others = f"{MOST_BUDGETS} other numbers of computed steps were asked for"
+            return _Found(passed_by=f"{others}; this one is measured from its second picture on")
+        return _Found(earlier=earlier, budgets=budgets)
+
+    def made(self, entry: Entry, calls: int, *, is_full: bool) -> None:
+        """Note a picture in the ledger.
+
+        Args:
+            entry: of its run, as `find` gave it.
+            calls: of the denoiser, made or reused.
+            is_full: whether every step was computed because it was measured.
+        """
+        with self.lock:
+            entry.pace = self._ledger.pace = max(calls / len(entry.budget.noises), 1.0)
+            self._ledger.made(entry.work, 1.0 if is_full else entry.share)
 
     def start(self, entry: Entry) -> None:
         """A picture is being measured, until the host says that the entry is busy no more."""
-        entry.is_busy = True
+        entry.is_busy, entry.begun = True, time.monotonic()
         if entry.calls or entry.failures:
             return
         missing = self.pictures - entry.tuning.pictures
@@ -181,7 +203,7 @@ class Entries:
         )
 
     def learn(self, entry: Entry, kept: Keeper, full_run: Callable[[], FullRun], replay: Any) -> bool:
-        """Note a measured call, or why that failed. Few configurations are kept with this one: the eldest are dropped.
+        """Note a measured call, or why that failed. The calls of few configurations are kept with this one.
 
         Args:
             kept: what became of keeping its values.
@@ -200,41 +222,61 @@ class Entries:
             self.failed(entry, f"{type(error).__name__}: {error}", isinstance(error, UnsupportedModelError))
             return False
         with self.lock:
+            entry.seconds = time.monotonic() - entry.begun
             entry.calls.append(call)
-            self._keep_measured(entry, entry.products[-MOST_KEPT:])
+            if self._agreement.is_first:
+                self._store.keep_measured(entry.configuration, entry.products[-MOST_KEPT:], entry.budgets)
             self._note(entry)
             others = [each for each in self._entries.values() if each.calls and not each.is_busy and each is not entry]
+            others.sort(key=lambda each: each.last)
             for each in others[: max(len(others) + 1 - MOST_MEASURED, 0)]:
-                self.begin_anew(each, f"{MOST_MEASURED} other configurations are measured")
+                self._set_aside(each)
         return len(entry.products) > 1
 
-    def is_whole(self, entry: Entry) -> bool:
-        """Whether all pictures are measured, and nothing is decided."""
-        return entry.tuning.state == "measuring" and entry.tuning.pictures >= self.pictures
+    def _set_aside(self, entry: Entry) -> None:
+        """Drop the calls of an entry. What they have shown stays, and one more picture makes shadows possible again."""
+        entry.earlier = entry.products[-MOST_KEPT:]
+        is_even = entry.trials is not None and entry.trials.let_go(len(entry.calls))
+        entry.calls, entry.trials = [], entry.trials if is_even else None
+        logger.info("pictures of a configuration are set aside: %d others are measured", MOST_MEASURED)
+        self._note(entry)
 
     def whole(self) -> list[Entry]:
         """The entries of which nothing but shadows is missing, and that nobody is at work on."""
-        return [entry for entry in self._entries.values() if self.is_whole(entry) and not entry.is_busy]
+        return [entry for entry in self._entries.values() if entry.is_whole and not entry.is_busy]
 
     def go_on(self, entry: Entry, shadows: Shadows) -> None:
-        """Make the shadows that are due; decide where all pictures are measured."""
+        """Make the shadows that are due and that the ledger allows; decide where all pictures are measured."""
         finished(self.going_on(entry, shadows))
 
     def going_on(self, entry: Entry, shadows: Shadows) -> Pausing[None]:
         """As `go_on`, with the pauses of the host's shadows."""
         failure: tuple[str, bool] | None = None
+        is_slow = self._agreement.of_first(lambda: entry.seconds > SLOW and not self._measures_all)
+        waits = ""
         try:
             if entry.trials is None:
                 budget, earlier = entry.budget, entry.earlier
                 entry.trials = FewestSteps(budget, earlier) if budget.aim else Trials(budget, entry.calls, earlier)
-            yield from entry.trials.run(entry.calls, shadows, is_whole=self.is_whole(entry))
+            trials = entry.trials
+            while not waits and (due := trials.due(entry.calls, is_whole=entry.is_whole)) is not None:
+                if not self._allows(entry, due.cost):
+                    waits = WAITS
+                    break
+                shadows.announce(f"omnireuse tries {due.words}, for the pictures after this one")
+                before = trials.runs
+                yield from due.make(shadows)
+                self._spend(entry, trials.runs - before)
+                if is_slow and trials.due(entry.calls, is_whole=entry.is_whole) is not None:
+                    waits = "a run takes long, so plans are tried one after each picture"
         except Exception as error:  # the picture is done, and must not fail because a shadow does
             failure = f"{type(error).__name__}: {error}", isinstance(error, UnsupportedModelError)
         if (failure := self._agreement.of_any(failure)) is not None:
             self.failed(entry, *failure)
             return
         entry.failures = 0
-        if not self.is_whole(entry):
+        if waits or not entry.is_whole:
+            entry.tuning = replace(entry.tuning, reason=waits or BEGINS)
             self._note(entry)
             return
         decided = self._agreement.of_first(lambda: self._tried(entry))
@@ -243,49 +285,49 @@ class Entries:
             return
         self._take(entry, *decided)
         logger.info("tuning has ended: %s", entry.tuning)
-        self.drop(entry)
-        self._release(entry)
+        entry.drop()
+        entry.release()
+
+    def _spend(self, entry: Entry, runs: float) -> None:
+        if not self._measures_all:
+            work = work_of(runs * entry.calls[0].full.calls * len(entry.budget.noises), entry.budget.elements)
+            entry.spent = entry.spent + work
+            self._ledger.spend(work)
 
     def failed(self, entry: Entry, why: str, is_permanent: bool = False) -> None:
         """What was measured is dropped; the next picture measures anew, unless that is known to be in vain."""
         with self.lock:
             entry.failures += 1
             if is_permanent or entry.failures >= MOST_FAILURES:
-                self.drop(entry)
+                entry.drop()
                 self.end(entry, "failed", why)
                 return
             self.begin_anew(entry, why)
 
     def begin_anew(self, entry: Entry, why: str) -> None:
-        """What was measured is dropped, and the next picture measures anew."""
+        """What was measured is dropped, and the next picture measures anew. Its shadows are not held against it."""
         with self.lock:
-            self.drop(entry)
+            entry.drop()
             entry.earlier = []
-            self._keep_measured(entry, None)
+            self._ledger.spend(-entry.spent)
+            entry.spent = work_of(0, 0)
+            if self._agreement.is_first:
+                self._store.forget_measured(entry.configuration.digest)
             logger.info("measuring begins anew with the next picture: %s", why)
             self._note(entry)
 
     def end(self, entry: Entry, state: str, why: str) -> None:
         """Measure no more; the untuned default serves."""
         entry.tuning = replace(entry.tuning, state=state, pictures=0, runs=0.0, reason=why)  # type: ignore[arg-type]  # one of the two
-        self._release(entry)
+        entry.release()
         (logger.warning if state == "failed" else logger.info)("%s", entry.tuning)
 
     def close(self) -> None:
         """Drop what was measured, and let other processes measure."""
         with self.lock:
             for entry in self._entries.values():
-                self.drop(entry)
-                self._release(entry)
-
-    @staticmethod
-    def drop(entry: Entry) -> None:
-        """Drop the values that were measured."""
-        entry.calls, entry.trials = [], None
-
-    def _keep_measured(self, entry: Entry, products: Sequence[OutputProducts] | None) -> None:
-        if self._agreement.is_first:
-            self._store.keep_measured(entry.configuration.digest, products)
+                entry.drop()
+                entry.release()
 
     def _tried(self, entry: Entry) -> tuple[Profile, Plan, str | None] | str:
         """`_decided`, or why that failed: the picture is done, and must not fail because of it."""
@@ -303,7 +345,7 @@ class Entries:
             return known, theirs, str(self._store.file(entry.configuration.digest))
         # The untuned default is kept as well, so that the next process measures nothing again.
         plan = trials.plan() or Plan(
-            steps=entry.budget.steps if entry.budget.reuses else tuple(range(len(entry.budget.noises))),
+            steps=entry.budget.untuned_steps,
             forecaster="blend",
             psnr=None,
             held_out=(),
@@ -318,7 +360,7 @@ class Entries:
             runs=entry.tuning.runs,
             command=self._command,
         )
-        path = self._store.save(entry.configuration.digest, profile)
+        path = self._store.save(entry.configuration, profile)
         return profile, plan, None if path is None else str(path)
 
     def _take(self, entry: Entry, profile: Profile, plan: Plan, path: str | None) -> None:
@@ -358,9 +400,3 @@ class Entries:
         earlier = min(sum(len(each.products) for each in entry.earlier), self.pictures - 1)
         pictures = earlier + sum(call.full.pictures for call in entry.calls)
         entry.tuning = replace(entry.tuning, pictures=pictures, runs=round(self._runs(entry), 2))
-
-    @staticmethod
-    def _release(entry: Entry) -> None:
-        if entry.lock is not None:
-            entry.lock.release()
-            entry.lock = None

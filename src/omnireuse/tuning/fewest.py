@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.forecasters import Blend
@@ -13,7 +14,7 @@ from omnireuse.planning.path import OutputProducts
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.full_run import relative_errors
-from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadows, Trial, Trying, whole
+from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadows, Trial, Try, Trying, whole
 
 __all__ = ["FewestSteps", "bounds", "count_for", "excess", "shortfall"]
 
@@ -56,39 +57,65 @@ class FewestSteps(Trying):
         self._computed = float(self._total)
         """Computed steps without a plan."""
         self._tried: dict[int, Trial] = {}
+        self._trial: Trial | None = None
+        """The one that is being tried."""
 
-    def run(self, calls: Sequence[MeasuredCall], shadows: Shadows, *, is_whole: bool) -> Pausing[None]:
-        """Look at what is there without a plan. Once all pictures are measured, try plans as long as all shadows take
-        no more work than the full runs.
+    @property
+    def share(self) -> float:
+        """By the number that is being tried, if fewer than that are not seen to keep it."""
+        _, kept = bounds(self._excesses())
+        now = self._share * self._computed if self._trial is None else float(len(self._trial.steps))
+        return (now if kept is None else min(now, kept)) / self._total
 
-        Raises:
-            UnsupportedModelError: a quality of calls that return no pictures.
-        """
+    def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
+        """First how many steps compute without a plan. Once all pictures are measured, plans as long as all shadows
+        take no more work than the full runs."""
         if self._rule is not None and not self._untuned:
-            strategy = Strategy(policy=self._rule, forecaster=Blend())
-            made = yield from whole(shadows.follow(calls[0], strategy, ALWAYS))
-            self._computed = ALWAYS + made.computed / calls[0].full.calls
-            self._untuned = relative_errors(made.latents, calls[0].full.final)
-            self.runs += made.computed / calls[0].full.calls / self._total
-        if self._quality is not None:
-            self._see(calls, shadows)
-            self._untuned = [0.0] * sum(call.full.pictures for call in calls)
-            if any(each is None for each in self._pictures):
-                raise UnsupportedModelError(
-                    "a quality is one of pictures, and the call returns none that can be recognised, such as "
-                    "output_type='pil' gives; a tolerance= is one of latents"
-                )
+            return Try("the untuned default", 1.0, partial(self._follow_rule, calls[0]))
+        if self._quality is not None and len(self._pictures) < len(calls):
+            return Try("no plan", 0.0, partial(self._look, calls))
         if not is_whole:
-            return
+            return None
+        if self._trial is None or self._trial.calls == len(calls):
+            if self._trial is not None:
+                self._tried[len(self._trial.steps)] = self._trial
+            self._trial = self._next(calls)
+        if self._trial is None:
+            return None
+        words = f"a plan of {len(self._trial.steps)} computed steps"
+        return Try(words, self._trial.cost(calls[self._trial.calls :][:1]), partial(self._try, self._trial, calls))
+
+    def _next(self, calls: Sequence[MeasuredCall]) -> Trial | None:
+        """The plan to try next; None where the search has ended, or would take too much work."""
         fewest, most = max(-(-self._total // LARGEST_SPEEDUP), 2), math.ceil(self._computed) - 1
-        count = min(max(math.ceil(self._share * self._computed), fewest), most)
-        while fewest <= count and count not in self._tried:
-            trial = Trial.of_fit(self._planned(calls, count, self._growth), self._total)
-            if self.runs + len(calls) * trial.cost(calls) > len(calls):
-                return
-            self.runs += yield from trial.lead(calls, shadows, self._pictures)
-            self._tried[count] = trial
-            count = min(max(count_for(self._excesses(), self._further), fewest), most)
+        wanted = count_for(self._excesses(), self._further) if self._tried else math.ceil(self._share * self._computed)
+        count = min(max(wanted, fewest), most)
+        if fewest > count or count in self._tried:
+            return None
+        trial = Trial.of_fit(self._planned(calls, count, self._growth), self._total)
+        return None if self.runs + len(calls) * trial.cost(calls) > len(calls) else trial
+
+    def _follow_rule(self, call: MeasuredCall, shadows: Shadows) -> Pausing[None]:
+        assert self._rule is not None, "a tolerance is asked for"
+        strategy = Strategy(policy=self._rule, forecaster=Blend())
+        made = yield from whole(shadows.follow(call, strategy, ALWAYS))
+        self._computed = ALWAYS + made.computed / call.full.calls
+        self._untuned = relative_errors(made.latents, call.full.final)
+        self.runs += made.computed / call.full.calls / self._total
+
+    def _see(self, calls: Sequence[MeasuredCall], shadows: Shadows) -> None:
+        if self._quality is not None:
+            super()._see(calls, shadows)
+
+    def _look(self, calls: Sequence[MeasuredCall], shadows: Shadows) -> Pausing[None]:
+        self._see(calls, shadows)
+        self._untuned = [0.0] * sum(call.full.pictures for call in calls)
+        if any(each is None for each in self._pictures):
+            raise UnsupportedModelError(
+                "a quality is one of pictures, and the call returns none that can be recognised, such as "
+                "output_type='pil' gives; a tolerance= is one of latents"
+            )
+        yield from ()
 
     def _excesses(self) -> dict[int, float]:
         if self._quality is None:

@@ -14,10 +14,13 @@ from torch.utils import _pytree as pytree
 
 from omnireuse.errors import StateError
 from omnireuse.hooks.interception import intercept
-from omnireuse.pipelines.bars import without_bar
+from omnireuse.pipelines.bars import showing_bars, with_bar
 from omnireuse.tuning.snapshot import Snapshot, is_mutable
 
-__all__ = ["Replay", "unchanged_random_states"]
+__all__ = ["Replay", "noting_bars", "unchanged_random_states"]
+
+BAR = "progress_bar"
+"""Method of diffusers' pipelines that makes the bar of a run."""
 
 _RESULTS = ("encode_prompt",)
 """Methods whose results are kept: no shadow encodes a prompt again."""
@@ -63,12 +66,13 @@ class Replay:
         with _handling(pipeline, self, noted):
             yield
 
-    def again(self, pipeline: Any, proceed: Callable[..., Any]) -> Any:
+    def again(self, pipeline: Any, proceed: Callable[..., Any], bar: str | None = None) -> Any:
         """Make the call again. All random states are afterwards as they were before.
 
         Args:
             pipeline: the pipeline.
             proceed: makes a call whose run is a shadow.
+            bar: words for the bar that the pipeline shows; None hides it.
 
         Returns:
             What the call returns, with pictures as floats where it would make images of Pillow.
@@ -88,7 +92,8 @@ class Replay:
         before = _states(), [(each, each.get_state()) for each, _ in self._generators]
         try:
             _set_states(self._states, self._generators)
-            with without_bar(pipeline), _handling(pipeline, self, replayed):
+            shown = {"disable": True} if bar is None else {"desc": bar, "leave": False}
+            with with_bar(pipeline, **shown), _handling(pipeline, self, replayed):
                 return proceed(*pytree.tree_map(_copied, self._args), **kwargs)
         finally:
             _set_states(*before)
@@ -111,6 +116,22 @@ def unchanged_random_states() -> Iterator[None]:
         yield
     finally:
         _set_states(before, [])
+
+
+@contextmanager
+def noting_bars(pipeline: Any, owner: object) -> Iterator[list[Any]]:
+    """The progress bars that the pipeline shows meanwhile, as they are made."""
+    bars: list[Any] = []
+
+    def made(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        bars.append(proceed(*args, **kwargs))
+        return bars[-1]
+
+    with ExitStack() as stack:
+        for each in showing_bars(pipeline):
+            if callable(getattr(type(each), BAR, None)) and BAR not in vars(each):
+                stack.callback(intercept(each, owner, {BAR: made}).undo)
+        yield bars
 
 
 @contextmanager

@@ -167,7 +167,11 @@ class Arriving(_Shadow):
 
 
 def called_again(
-    session: Session, replay: Replay, proceed: Callable[..., Any], choose: Callable[[RunStart], Chosen]
+    session: Session,
+    replay: Replay,
+    proceed: Callable[..., Any],
+    choose: Callable[[RunStart], Chosen],
+    bar: str | None = None,
 ) -> Any:
     """Make a call of a pipeline again, beside its picture; return what it returns.
 
@@ -176,25 +180,32 @@ def called_again(
         replay: of the call.
         proceed: makes a call of the pipeline.
         choose: what its runs follow.
+        bar: words for the bar that the pipeline shows; None hides it.
     """
     outside = session.calls_outside
     try:
-        return replay.again(session.pipeline, lambda *args, **kwargs: session.call(proceed, args, kwargs, choose))
+        return replay.again(session.pipeline, lambda *args, **kwargs: session.call(proceed, args, kwargs, choose), bar)
     finally:
         session.calls_outside = outside
 
 
-@dataclass(frozen=True)
+@dataclass
 class SessionShadows:
-    """Shadows of calls of a pipeline, as `Shadows`.
+    """Shadows of calls of a pipeline, as `Shadows`. Each shows a bar where the pipeline does.
 
     Attributes:
         session: at work on the pipeline.
         proceed: makes a call of the pipeline.
+        words: for the bars.
     """
 
     session: Session
     proceed: Callable[..., Any]
+    words: str = ""
+
+    def announce(self, words: str) -> None:
+        """As `Shadows.announce`."""
+        self.words = words
 
     def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Shadow:
         """As `Shadows.follow`."""
@@ -206,16 +217,18 @@ class SessionShadows:
 
     def arrive(self, call: MeasuredCall) -> Shadow:
         """As `Shadows.arrive`."""
-        return self._made(call, FULL, lambda scheduler: Arriving(call.full, scheduler))
+        return self._made(call, FULL, lambda scheduler: Arriving(call.full, scheduler), bar=None)
 
-    def _made(self, call: MeasuredCall, strategy: Strategy, make_region: Callable[[Any], _Shadow]) -> Shadow:
+    def _made(
+        self, call: MeasuredCall, strategy: Strategy, make_region: Callable[[Any], _Shadow], *, bar: str | None = ""
+    ) -> Shadow:
         made: list[_Shadow] = []
 
         def choose(start: RunStart) -> Chosen:
             made.append(make_region(start.scheduler))
             return Chosen(strategy=strategy, region=made[-1], kind="shadow")
 
-        result = called_again(self.session, call.replay, self.proceed, choose)
+        result = called_again(self.session, call.replay, self.proceed, choose, None if bar is None else self.words)
         if len(made) != 1 or made[0].latents is None:
             raise StateError("a second call with the same arguments ends before its last step")
         try:

@@ -7,7 +7,10 @@ from typing import Literal
 
 from omnireuse.base.validation import counted
 
-__all__ = ["Tuning"]
+__all__ = ["BEGINS", "Tuning"]
+
+BEGINS = "the first pictures are measured"
+"""Why a configuration is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,9 @@ class Tuning:
             is_next = self.pictures >= self.wanted
             begins = "next" if is_next else _ordinal(self.wanted + 1)
             computed = f"{self.pictures} of {counted(self.wanted, 'picture')} computed in full"
+            if is_next and self.reason != BEGINS:
+                serves = "every step computes" if self.computes_all else "the untuned default serves"
+                return f"measuring: {computed}; {serves} until plans are tried: {self.reason}"
             return f"measuring: {computed}; reuse begins with the {begins}"
         if self.state == "off":
             return f"tuning is off{', and every step computes' if self.computes_all else ''}: {self.reason}"

@@ -1,24 +1,31 @@
 """Tuned plans on disk: one file for each configuration, written whole, one process measuring at a time. A second file
-keeps what was measured, so that a later process goes on. Replicas on several machines share plans in Redis."""
+keeps what was measured, so that a later process goes on. Replicas on several machines share plans in Redis.
+
+Every file names its whole configuration and has a checksum of its content. What does not fit is measured anew."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import platformdirs
 from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 
-from omnireuse.base.records import Record, as_text, read_record, write_text
+from omnireuse.base.records import Record, as_text, record_of, write_text
 from omnireuse.errors import ConfigError, OmniReuseError, StateError
+from omnireuse.loop.policy import SAME_NOISE
 from omnireuse.planning.path import OutputProducts
-from omnireuse.profiles.profile import Profile
+from omnireuse.profiles.profile import HEAD, Profile
 from omnireuse.stores.redis import RedisTier
+from omnireuse.tuning.configuration import Configuration
 
-__all__ = ["DIRECTORY", "SHARED", "Store", "folder"]
+__all__ = ["DIRECTORY", "SHARED", "Store", "folder", "read_plans"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -29,14 +36,98 @@ SHARED = "OMNIREUSE_CACHE_REDIS"
 
 SHARED_SECONDS = 2.0
 """How long Redis may take for an answer."""
-MEASURED = {"measured format": 2}
+MEASURED = {"measured format": 3}
 """Head of a file with full runs."""
+LARGEST = 1e9
+"""Largest inner product of two outputs, as a share of the squared norm of the final latents, and largest effect."""
+
+UNUSED = "nothing of it is used"
+
+R = TypeVar("R", bound=Record)
 
 
 class _Measured(Record, frozen=True, kw_only=True):
-    """Full runs of one configuration: of each call the shape of its products, their values in order, the effects."""
+    """Full runs of one configuration.
 
-    runs: tuple[tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]], ...]
+    Attributes:
+        budgets: numbers of computed steps that pictures were asked with.
+        runs: of each call the shape of its products, their values in order, the effects.
+    """
+
+    budgets: tuple[int, ...]
+    runs: tuple[tuple[tuple[int, int, int, int, int], tuple[float, ...], tuple[float, ...]], ...]
+
+    def products(self, total: int) -> list[OutputProducts]:
+        """What is known of each call.
+
+        Args:
+            total: steps of a run.
+
+        Raises:
+            ValueError: values that no full run has.
+        """
+        return [_products(np.reshape(values, shape), np.array(effects), total) for shape, values, effects in self.runs]
+
+
+def _products(products: NDArray[np.float64], effects: NDArray[np.float64], total: int) -> OutputProducts:
+    samples, branches = products.shape[:2]
+    if not products.size or products.shape[1:] != (branches, total, branches, total) or effects.shape != (total,):
+        raise ValueError(f"inner products of {total} steps have not the shape {products.shape}")
+    matrices = products.reshape(samples, branches * total, branches * total)
+    if max(np.abs(products).max(), np.abs(effects).max()) > LARGEST:
+        raise ValueError(f"inner products and effects must be at most {LARGEST:g}")
+    if not np.allclose(matrices, matrices.transpose(0, 2, 1)) or np.diagonal(matrices, axis1=1, axis2=2).min() < 0:
+        raise ValueError("inner products must be symmetric, and those of an output with itself at least 0")
+    return OutputProducts(products=products, effects=effects)
+
+
+def _kept_text(record: Record, head: Mapping[str, Any], configuration: Configuration) -> str:
+    return as_text(record, {**head, "configuration": configuration.content}, seals=True)
+
+
+def _kept(
+    kind: type[R], data: bytes | str, head: Mapping[str, Any], digest: str, place: str
+) -> tuple[R, Configuration]:
+    """What `_kept_text` has written for the configuration with this digest.
+
+    Raises:
+        ConfigError: it is damaged, or of another configuration.
+    """
+    found: list[Configuration] = []
+
+    def take(document: dict[str, Any]) -> None:
+        found.append(msgspec.convert(document.pop("configuration"), Configuration))
+        if found[0].digest != digest:
+            raise ConfigError(f"{place}: configuration must have the digest {digest}, got {found[0].digest}; {UNUSED}")
+
+    what = "file of tuning"
+    record = record_of(kind, data, head, place=place, what=what, remedy=UNUSED, upgrade=take, is_sealed=True)
+    return record, found[0]
+
+
+def read_plans(data: bytes | str, digest: str, place: str) -> Profile:
+    """The plans in a file's content.
+
+    Args:
+        digest: of the configuration that they must belong to.
+        place: where they come from, for errors.
+
+    Raises:
+        ConfigError: they are damaged, of another configuration, or no run can follow them.
+    """
+    profile, configuration = _kept(Profile, data, HEAD, digest, place)
+    pairs = zip(profile.coordinates, configuration.noises, strict=False)
+    is_like = profile.conditions == configuration.conditions and len(profile.coordinates) == len(configuration.noises)
+    if not is_like or any(abs(a - b) > SAME_NOISE for a, b in pairs):
+        raise ConfigError(f"{place}: plans must be of the configuration beside them; {UNUSED}")
+    for count, plan in profile.plans.items():
+        if plan.evidence is None or (plan.weights and not (plan.evidence.errors and len(plan.steps) == count)):
+            raise ConfigError(f"{place}: plans[{count}] must have evidence, and so many steps; {UNUSED}")
+        try:
+            plan.strategy(profile.coordinates)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: plans[{count}] cannot be followed ({error}); {UNUSED}") from error
+    return profile
 
 
 def folder() -> Path:
@@ -76,60 +167,79 @@ class Store:
         return self.path / f"{digest}.json"
 
     def load(self, digest: str) -> Profile | None:
-        """The plans of a configuration; None where there are none. Those in Redis replace the file. A damaged file is
-        measured anew."""
+        """The plans of a configuration; None where there are none. Those in Redis replace the file. What is damaged or
+        belongs to another configuration is measured anew."""
         file = self.file(digest)
         text = None if self._shared is None else self._shared.lookup(digest)
-        if isinstance(text, str) and not (file.is_file() and file.read_text() == text):
+        profile = None if text is None else self._plans(str(text), digest, f"{SHARED}: {digest}")
+        if profile is not None:
             try:
-                write_text(file, text)
-            except StateError as error:
+                if _content(file) != str(text).encode():
+                    write_text(file, str(text))
+            except (StateError, OSError) as error:
                 self._say(f"tuned plans of other replicas cannot be kept here: {error}")
-        if not file.is_file():
-            return None
+            return profile
         try:
-            return Profile.load(file)
+            data = _content(file)
+        except OSError as error:
+            self._say(f"tuned plans are measured anew: {file} cannot be read ({error.strerror})")
+            return None
+        if data is None:
+            return None
+        if (profile := self._plans(data, digest, str(file))) is None:
+            self.forget_measured(digest)
+        return profile
+
+    def _plans(self, data: bytes | str, digest: str, place: str) -> Profile | None:
+        try:
+            return read_plans(data, digest, place)
         except OmniReuseError as error:
             self._say(f"tuned plans are measured anew: {error}")
-            self.keep_measured(digest, None)
             return None
 
-    def save(self, digest: str, profile: Profile) -> Path | None:
+    def save(self, configuration: Configuration, profile: Profile) -> Path | None:
         """Keep plans; None where the disk refuses."""
-        file = self.file(digest)
+        digest = configuration.digest
+        file, text = self.file(digest), _kept_text(profile, HEAD, configuration)
         try:
-            profile.save(file)
+            write_text(file, text)
         except StateError as error:
             self._say(f"tuned plans are kept in memory only: {error}")
             return None
-        if self._shared is not None and not self._shared.put(digest, file.read_text()):
+        if self._shared is not None and not self._shared.put(digest, text):
             self._say(f"tuned plans are not shared: {SHARED} names a server that does not take them")
         return file
 
-    def measured(self, digest: str) -> list[OutputProducts]:
-        """What earlier processes have measured of a configuration, one for each call; empty where nothing is kept."""
+    def measured(self, digest: str) -> tuple[list[OutputProducts], frozenset[int]]:
+        """What earlier processes have measured of a configuration, one for each call, and with which numbers of
+        computed steps; empty where nothing is kept."""
         file = self._measured / f"{digest}.json"
-        if not file.is_file():
-            return []
         try:
-            what, remedy = "record of full runs", "they are measured anew"
-            kept = read_record(_Measured, file, MEASURED, what=what, remedy=remedy)
-            return [OutputProducts(products=np.reshape(a, shape), effects=np.array(b)) for shape, a, b in kept.runs]
-        except (OmniReuseError, ValueError) as error:
+            if (data := _content(file)) is None:
+                return [], frozenset()
+            kept, configuration = _kept(_Measured, data, MEASURED, digest, str(file))
+            return kept.products(len(configuration.noises)), frozenset(kept.budgets)
+        except (OmniReuseError, ValueError, OSError) as error:
             self._say(f"full runs are measured anew: {error}")
-            return []
+            return [], frozenset()
 
-    def keep_measured(self, digest: str, products: Sequence[OutputProducts] | None) -> None:
-        """Keep what was measured, or that a configuration has been seen; None deletes the file."""
-        file = self._measured / f"{digest}.json"
+    def keep_measured(
+        self, configuration: Configuration, products: Sequence[OutputProducts], budgets: frozenset[int]
+    ) -> None:
+        """Keep what was measured, or that a configuration has been seen."""
+        each = [(run.products, run.effects) for run in products]
+        runs: Any = tuple((a.shape, tuple(a.ravel().tolist()), tuple(b.tolist())) for a, b in each)
         try:
-            if products is None:
-                file.unlink(missing_ok=True)
-            else:
-                each = [(run.products, run.effects) for run in products]
-                runs = tuple((a.shape, tuple(a.ravel().tolist()), tuple(b.tolist())) for a, b in each)
-                write_text(file, as_text(_Measured(runs=runs), MEASURED))
-        except (StateError, OSError) as error:
+            text = _kept_text(_Measured(budgets=tuple(sorted(budgets)), runs=runs), MEASURED, configuration)
+            write_text(self._measured / f"{configuration.digest}.json", text)
+        except (StateError, ValueError) as error:
+            self._say(f"what was measured is kept in memory only: {error}")
+
+    def forget_measured(self, digest: str) -> None:
+        """Delete what was measured."""
+        try:
+            (self._measured / f"{digest}.json").unlink(missing_ok=True)
+        except OSError as error:
             self._say(f"what was measured is kept in memory only: {error}")
 
     def begun(self) -> set[str]:
@@ -175,3 +285,11 @@ class _NoLock:
 
     def release(self) -> None:
         """Nothing is held."""
+
+
+def _content(file: Path) -> bytes | None:
+    """The content of a file; None where there is none."""
+    try:
+        return file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -8,7 +8,7 @@ import os
 from omnireuse.base.validation import is_number, kind_of
 from omnireuse.errors import ConfigError, WrongTypeError
 
-__all__ = ["PICTURES", "check_audit", "check_tune", "is_off_by_environment", "why_untuned"]
+__all__ = ["PICTURES", "TURN_OFF", "check_audit", "check_tune", "is_off_by_environment", "why_untuned"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -16,6 +16,8 @@ PICTURES = 3
 """Pictures that are measured at most."""
 SWITCH = "OMNIREUSE_TUNE"
 """Environment variable that turns tuning off for a process."""
+TURN_OFF = f"off: tune=False, {SWITCH}=0"
+"""How a user turns tuning off."""
 _OFF, _ON = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
 _said: set[str] = set()
 

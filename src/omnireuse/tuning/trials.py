@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import operator
 import statistics
-from collections.abc import Generator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -31,6 +33,7 @@ __all__ = [
     "Shadows",
     "Trial",
     "Trials",
+    "Try",
     "Trying",
     "clearly_closest",
     "finished",
@@ -111,11 +114,28 @@ class Leader(Protocol):
 class Shadows(Leader, Protocol):
     """Makes measured calls again beside the pictures."""
 
+    def announce(self, words: str) -> None:
+        """Say what the shadows from now on try."""
+
     def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Shadow | Pausing[Shadow]:
         """Follow a strategy of region "step", whose first step that is not computed is given."""
 
     def arrive(self, call: MeasuredCall) -> Shadow:
         """The full run once more, without a call of the denoisers."""
+
+
+class Try(NamedTuple):
+    """One shadow that is due.
+
+    Attributes:
+        words: what it tries.
+        cost: its work in full runs.
+        make: makes it.
+    """
+
+    words: str
+    cost: float
+    make: Callable[[Shadows], Pausing[None]]
 
 
 @dataclass(kw_only=True)
@@ -158,20 +178,22 @@ class Trial:
         """The schedule."""
         return Steps(steps=self.steps, compute_last=self.steps[-1] == self.total - 1)
 
-    def follow(self, calls: Sequence[MeasuredCall], shadows: Shadows, pictures: FullPictures = ()) -> Pausing[float]:
-        """Let the schedule follow the calls that it has not followed, with the blend; as `lead`."""
-        strategy = Strategy(policy=self.policy, forecaster=Blend())
-        work = 0.0
-        for call in calls[self.calls :]:
-            made = yield from whole(shadows.follow(call, strategy, self.steps_before_gap))
-            work += self._note(made, call, pictures) / self.total
-        return work
+    def try_next(self, calls: Sequence[MeasuredCall], shadows: Shadows, pictures: FullPictures = ()) -> Pausing[float]:
+        """Let the schedule follow the first call that it has not followed; as `lead`."""
+        if self.fit is not None:
+            return (yield from self.lead(calls, shadows, pictures, most=1))
+        call, strategy = calls[self.calls], Strategy(policy=self.policy, forecaster=Blend())
+        made = yield from whole(shadows.follow(call, strategy, self.steps_before_gap))
+        return self._note(made, call, pictures) / self.total
 
-    def lead(self, calls: Sequence[MeasuredCall], leader: Leader, pictures: FullPictures = ()) -> Pausing[float]:
+    def lead(
+        self, calls: Sequence[MeasuredCall], leader: Leader, pictures: FullPictures = (), *, most: int | None = None
+    ) -> Pausing[float]:
         """Fit weights on the calls that the schedule has not followed.
 
         Args:
             pictures: of the full runs; empty where latents are compared.
+            most: how many calls are followed now; None for all.
 
         Returns:
             The work that was done, in full runs of one call.
@@ -179,7 +201,7 @@ class Trial:
         assert self.fit is not None, "its weights are fitted"
         tells_branches = len({len(call.full.path.shares) for call in calls}) == 1
         work = 0.0
-        for call in calls[self.calls :]:
+        for call in calls[self.calls :][:most]:
             # Branches that one call could not tell apart are not told apart at all.
             full = call.full if tells_branches else replace(call.full, path=replace(call.full.path, shares=(1.0,)))
             made = yield from whole(leader.lead(replace(call, full=full), self.fit, self.policy))
@@ -214,7 +236,7 @@ class Trial:
         )
 
 
-class Trying:
+class Trying(ABC):
     """Tries candidates on the measured calls.
 
     Args:
@@ -230,6 +252,37 @@ class Trying:
         """Of the full runs."""
         self._untuned: list[float] = []
         """Errors of the final latents without a plan."""
+
+    @abstractmethod
+    def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
+        """The shadow that comes next; None where nothing is left to try.
+
+        Args:
+            calls: measured so far.
+            is_whole: whether no more will come.
+        """
+
+    @property
+    @abstractmethod
+    def share(self) -> float:
+        """The share of steps that is expected to compute from now on."""
+
+    @abstractmethod
+    def plan(self) -> Plan | None:
+        """The plan that evidence is for; None where the untuned default stays."""
+
+    @property
+    def tried(self) -> int:
+        """How many of the measured calls every candidate so far has followed."""
+        return 0
+
+    def let_go(self, calls: int) -> bool:
+        """Go on without the first calls, if every candidate has followed them; return whether that is so."""
+        return False
+
+    def _try(self, trial: Trial, calls: Sequence[MeasuredCall], shadows: Shadows) -> Pausing[None]:
+        self._see(calls, shadows)
+        self.runs += yield from trial.try_next(calls, shadows, self._pictures)
 
     def default_evidence(self) -> Evidence:
         """What is known of runs without a plan."""
@@ -270,17 +323,41 @@ class Trials(Trying):
                 left -= cost
                 self.fitted.append(trial)
 
-    def run(self, calls: Sequence[MeasuredCall], shadows: Shadows, *, is_whole: bool) -> Pausing[None]:
-        """Try all candidates on the calls that they have not followed; `is_whole` says that no more will come."""
-        self._see(calls, shadows)
-        if self.untuned is not None:
-            self.runs += yield from self.untuned.follow(calls, shadows, self._pictures)
-            self._untuned = self.untuned.errors
-        for trial in self.fitted:
-            self.runs += yield from trial.lead(calls, shadows, self._pictures)
+    @property
+    def _candidates(self) -> list[Trial]:
+        return [*([] if self.untuned is None else [self.untuned]), *self.fitted]
+
+    @property
+    def share(self) -> float:
+        """As `Trying.share`."""
+        return len(self._candidates[0].steps) / self._total if self._candidates else 1.0
+
+    def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
+        """As `Trying.due`: each candidate on one call after the other."""
+        candidates = self._candidates
+        number, trial = min(enumerate(candidates, 1), key=lambda each: each[1].calls, default=(0, None))
+        if trial is None or trial.calls >= len(calls):
+            return None
+        cost = trial.cost(calls[trial.calls :][:1])
+        return Try(f"plan {number} of {len(candidates)}", cost, partial(self._try, trial, calls))
+
+    @property
+    def tried(self) -> int:
+        """As `Trying.tried`."""
+        return min((trial.calls for trial in self._candidates), default=0)
+
+    def let_go(self, calls: int) -> bool:
+        """As `Trying.let_go`."""
+        if any(trial.calls != calls for trial in self._candidates):
+            return False
+        for trial in self._candidates:
+            trial.calls = 0
+        self._pictures.clear()
+        return True
 
     def plan(self) -> Plan | None:
         """The plan that evidence is for; None where the untuned default stays."""
+        self._untuned = [] if self.untuned is None else self.untuned.errors
         best = clearly_closest(self.fitted, self.untuned)
         return None if best is None else best.plan(untuned=tuple(self._untuned))
 

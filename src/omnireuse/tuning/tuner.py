@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from omnireuse.hooks.run import Chosen, RunStart
-from omnireuse.hooks.session import Session
+from omnireuse.hooks.session import Loop, Session
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import Calls
@@ -18,11 +18,13 @@ from omnireuse.tuning.budget import budget_for
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entries import Entries, Entry
 from omnireuse.tuning.full_run import FullRun
+from omnireuse.tuning.ledger import ledger_of
 from omnireuse.tuning.recording import FULL, Recording
-from omnireuse.tuning.replay import Replay
+from omnireuse.tuning.replay import Replay, noting_bars
 from omnireuse.tuning.shadows import SessionShadows
 from omnireuse.tuning.state import Tuning
 from omnireuse.tuning.store import Store
+from omnireuse.tuning.switch import TURN_OFF
 
 __all__ = ["Tuner"]
 
@@ -34,8 +36,19 @@ class _Attempt:
 
     def __init__(self) -> None:
         self.runs = 0
+        self.loop: Loop | None = None
         self.entry: Entry | None = None
         self.recording: Recording | None = None
+        self.bars: list[Any] = []
+        self.is_full = False
+        """Whether every step computes because the picture is measured, here or by another thread."""
+
+    def describe(self, words: str) -> None:
+        """Say on the bars of the run what it is."""
+        for bar in self.bars:
+            if callable(describe := getattr(bar, "set_description", None)):
+                own = str(getattr(bar, "desc", None) or "").removesuffix(": ")
+                describe(f"{own}: {words}" if own else words)
 
 
 class Tuner:
@@ -66,7 +79,13 @@ class Tuner:
         quality: float | None = None,
     ) -> None:
         self._strategy, self._quality, self.calls = strategy, quality, Calls()
-        self._entries = Entries(pictures=pictures, store=store, command="omnireuse.enable(pipe)", agreement=agreement)
+        self._entries = Entries(
+            pictures=pictures,
+            store=store,
+            command="omnireuse.enable(pipe)",
+            agreement=agreement,
+            ledger=ledger_of(session.pipeline),
+        )
         self._lock = self._entries.lock
         self._latest: Entry | None = None
         self._elsewhere = Tuning(state="measuring", wanted=pictures, reason="no run has begun yet")
@@ -98,7 +117,7 @@ class Tuner:
 
     def measure_all(self) -> None:
         """Measure as many pictures as are wanted, whatever earlier processes have measured."""
-        self._entries.goes_on = False
+        self._entries.measure_all()
 
     def close(self) -> None:
         """Drop what was measured, and let other processes measure."""
@@ -111,7 +130,7 @@ class Tuner:
         if (why := self.calls.untunable(args, kwargs)) is not None:
             self._pass_by(why)
             return self._session.call(proceed, args, kwargs)
-        self._finish_pending(proceed)
+        self._finish(proceed, [entry for entry in self._entries.whole() if entry.trials is None])
         pipeline, attempt = self._session.pipeline, _Attempt()
         replay = self._replay(args, kwargs)
         arguments = self.calls.arguments(pipeline, args, kwargs)
@@ -121,11 +140,11 @@ class Tuner:
 
         try:
             if isinstance(replay, Replay) and self._may_measure():
-                with replay.noting(pipeline):
+                with replay.noting(pipeline), noting_bars(pipeline, self) as attempt.bars:
                     result = self._session.call(proceed, args, kwargs, choose)
             else:
                 result = self._session.call(proceed, args, kwargs, choose)
-            self._measured(attempt, replay, proceed)
+            self._made(attempt, replay, proceed)
         except BaseException as error:
             if attempt.recording is not None and attempt.entry is not None:
                 self._broken_off(attempt.entry, error)
@@ -176,7 +195,8 @@ class Tuner:
             if entry is None:
                 return Chosen(strategy=self._strategy)
             attempt.entry = entry
-            if entry.tuning.state != "measuring":
+            attempt.loop = self._session.loop
+            if entry.tuning.state != "measuring" or (entry.is_whole and not entry.is_busy):
                 return Chosen(strategy=entry.strategy or self._strategy)
             if isinstance(replay, str):
                 self._entries.end(entry, "failed", f"a call cannot be made again: {replay}")
@@ -185,6 +205,9 @@ class Tuner:
             if not entry.is_busy:
                 self._entries.start(entry)
                 attempt.recording = recording
+                number = f"{entry.tuning.pictures + 1} of {entry.tuning.wanted}"
+                attempt.describe(f"omnireuse measures picture {number} ({TURN_OFF})")
+            attempt.is_full = True
             return Chosen(strategy=FULL, region=recording, kind="measured")
 
     def _entry(self, start: RunStart, arguments: Mapping[str, Any]) -> Entry | None:
@@ -199,11 +222,15 @@ class Tuner:
             return None
         return self._entries.find(configuration, budget)
 
-    def _measured(self, attempt: _Attempt, replay: Replay | str, proceed: Callable[..., Any]) -> None:
+    def _made(self, attempt: _Attempt, replay: Replay | str, proceed: Callable[..., Any]) -> None:
+        """The picture is done: learn from it where it was measured, and make the shadows that are due."""
         entry, recording = attempt.entry, attempt.recording
-        if entry is None or recording is None or not isinstance(replay, Replay) or self._is_closed:
+        if entry is None or attempt.loop is None or self._is_closed:
             return
-        if self._entries.learn(entry, recording, lambda: FullRun.of(recording), replay):
+        self._entries.made(entry, attempt.loop.asked, is_full=attempt.is_full)
+        if recording is None or not isinstance(replay, Replay):
+            self._finish(proceed, self._entries.whole())
+        elif self._entries.learn(entry, recording, lambda: FullRun.of(recording), replay):
             self._entries.go_on(entry, SessionShadows(self._session, proceed))
 
     def _broken_off(self, entry: Entry, error: BaseException) -> None:
@@ -214,10 +241,10 @@ class Tuner:
             # An interrupt says nothing about the pipeline.
             self._entries.begin_anew(entry, "it was interrupted")
 
-    def _finish_pending(self, proceed: Callable[..., Any]) -> None:
-        """Finish what the first call alone has measured wholly: its shadows come before the second call."""
+    def _finish(self, proceed: Callable[..., Any], due: list[Entry]) -> None:
+        """Make shadows of pictures that were all measured before this call, one at a time where a run takes long."""
         with self._lock:
-            due = self._entries.whole()
+            due = [entry for entry in due if not entry.is_busy]
             for entry in due:
                 entry.is_busy = True
         for entry in due:

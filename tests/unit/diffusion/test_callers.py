@@ -13,6 +13,7 @@ from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler, FluxIm
 from diffusers.callbacks import PipelineCallback
 
 import omnireuse
+from omnireuse.diffusion.cache.teacache import TeaCacheConfig, apply_teacache_hook
 from tests.helpers.tiny import TINY, Tiny
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -169,6 +170,23 @@ def test_a_class_that_is_made_after_enabling_names_its_caller(flux: Tiny) -> Non
         Tiny(other, flux.inputs).run(seed=5)
         assert (handle.summary().runs, handle.summary().calls_outside) == (0, 12)
     assert "__init_subclass__" not in vars(DiffusionPipeline)
+
+
+def test_a_hook_on_a_bare_denoiser_serves_the_pipeline_that_calls_it(flux: Tiny) -> None:
+    config = TeaCacheConfig(0.5, (0, 0, 0, 1, 0), "FluxTransformer2DModel")
+    seen = list[torch.Tensor]()
+
+    def callback(pipe: Any, index: int, _time: Any, _values: Any) -> dict[str, Any]:
+        seen.append(preview(pipe, 50 + index))
+        return {}
+
+    with apply_teacache_hook(flux.pipe.transformer, config) as handle:
+        flux.run(steps=20)
+        assert handle.summary().reused_calls > 0
+        assert handle.summary().calls_outside == 0
+        flux.run(steps=20, callback_on_step_end=callback)
+        assert handle.summary().calls_outside == 20
+    assert all(torch.equal(each, preview(flux.pipe, 50 + index)) for index, each in enumerate(seen))
 
 
 def test_classes_are_as_before_when_the_last_handle_ends(flux: Tiny) -> None:

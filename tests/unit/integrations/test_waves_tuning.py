@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
@@ -16,6 +18,8 @@ from omnireuse import Profile
 from omnireuse.arguments.targets import DEFAULT
 from omnireuse.engines.settings import KEY, RequestPlan
 from omnireuse.engines.vllm_omni.tuning import WaveTuner
+from omnireuse.tuning.configuration import Configuration
+from omnireuse.tuning.store import Store
 from tests.helpers.waves import Engine, State, request
 
 STEPS = 24
@@ -212,7 +216,8 @@ def test_a_kept_plan_for_branches_is_left_to_request_mode(cache: Path, caplog: p
     branched = {
         count: plan.__class__(**fields_of(plan, weights=plan.weights * 2)) for count, plan in kept.plans.items()
     }
-    kept.__class__(**fields_of(kept, plans=branched)).save(file)
+    configuration = msgspec.convert(json.loads(file.read_text())["configuration"], Configuration)
+    assert Store(cache).save(configuration, kept.__class__(**fields_of(kept, plans=branched))) == file
     before = file.read_text()
     caplog.set_level(logging.INFO, "omnireuse")
     again = Tuned()

@@ -85,13 +85,13 @@ class SamplerTuner(LoopTuner):
                 logger.info("%s", self._elsewhere)
             return self._strategy
         self._latest = entry
-        if self.entries.is_whole(entry) and not entry.is_busy:
+        if entry.is_whole and not entry.is_busy:
             self._go_on(entry, executor, is_done=False)
-        if entry.tuning.state != "measuring" or entry.is_busy:
-            return entry.strategy or self._strategy
-        response = self._response(entry, executor, call)
+        is_measured = entry.tuning.state == "measuring" and not (entry.is_busy or entry.is_whole)
+        response = self._response(entry, executor, call) if is_measured else None
+        self.made(entry, is_full=response is not None)
         if response is None:
-            return self._strategy
+            return entry.strategy or self._strategy
         generation = Generation(FULL, loop.noise.levels, number=number, emit=emit)
         return Measurement(replace(loop, response=response), generation)
 

@@ -147,10 +147,12 @@ class RequestTuner(LoopTuner):
         if isinstance(found, str):
             self.say(f"tuning is off: {found}")
             return plan
-        if self.entries.is_whole(found):
-            # One batch has shown enough: its shadows come before the second one.
+        if found.is_whole:
+            # One batch has shown enough, or shadows have waited: they come before the next one.
             self._go_on(found)
-        return found if found.tuning.state == "measuring" else self.tuned(plan, found)
+        is_measured = found.tuning.state == "measuring" and not found.is_whole
+        self.made(found, is_full=is_measured)
+        return found if is_measured else self.tuned(plan, found)
 
     def serve_measured(self, entry: Entry, loop: StageLoop, **kwargs: Any) -> tuple[Any, dict[str, float]]:
         """Make a loop that is measured, and the shadows that are due after it.

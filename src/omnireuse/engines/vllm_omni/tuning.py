@@ -111,11 +111,15 @@ class WaveTuner(LoopTuner):
             return plan
         if entry.tuning.state == "ready":
             self.say(str(entry.tuning))
+        elif entry.is_whole:
+            self._go_on(entry)
         elif entry.tuning.state == "measuring" and self._under_way is None and self._measured() is None:
             self.entries.start(entry)
+            self.made(entry, is_full=True)
             measured = _MeasuredRequest(loop, entry, self._learn)
             self._measured = weakref.ref(measured)
             return replace(plan, strategy=None, name=f"{plan.name}, measured", measured=measured)
+        self.made(entry, is_full=False)
         return self.tuned(plan, entry)
 
     def after_wave(self) -> None:
@@ -135,9 +139,21 @@ class WaveTuner(LoopTuner):
         entry = measured.entry
         self._measured = lambda: None
         self.learn(entry, measured.twin, measured.loop)
-        entry.is_busy = self.entries.is_whole(entry)
-        if entry.is_busy:
-            self._under_way = self.entries.going_on(entry, LoopShadows(self._made_again))
+        entry.is_busy = False
+        if entry.is_whole:
+            self._go_on(entry)
+
+    def _go_on(self, entry: Entry) -> None:
+        """Let the waves to come make the shadows that are due."""
+        if self._under_way is None and not entry.is_busy:
+            self._under_way = self._going_on(entry)
+
+    def _going_on(self, entry: Entry) -> Pausing[None]:
+        entry.is_busy = True
+        try:
+            yield from self.entries.going_on(entry, LoopShadows(self._made_again))
+        finally:
+            entry.is_busy = False
 
     def _made_again(self, loop: RequestLoop, run: ShadowLoop) -> Pausing[torch.Tensor]:
         """The final latents of a loop, which pauses after each call of the model."""

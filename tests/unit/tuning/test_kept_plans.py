@@ -1,0 +1,305 @@
+"""Kept plans: what is damaged, or of another configuration, is measured anew with a word, and reaches no picture."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import omnireuse
+from omnireuse.base.records import sealed
+from omnireuse.errors import ConfigError
+from omnireuse.tuning import store
+from omnireuse.tuning.store import Store, read_plans
+from tests.helpers.tiny import Tiny
+from tests.helpers.tiny import flux as tiny_flux
+
+STEPS, COMPUTED = 10, 5
+Document = dict[str, Any]
+
+
+def enabled(tiny: Tiny) -> Any:
+    return omnireuse.enable(tiny.pipe, computed_steps=COMPUTED)
+
+
+def tuned(tiny: Tiny) -> None:
+    with enabled(tiny) as handle:
+        for seed in range(3):
+            tiny.run(steps=STEPS, seed=seed)
+        assert handle.tuning.state == "ready"
+
+
+def the_file(cache: Path, kind: str = "tuned") -> Path:
+    (file,) = (cache / kind).glob("*.json")
+    return file
+
+
+def with_other_weights() -> Tiny:
+    tiny = tiny_flux()
+    with torch.no_grad():
+        for weight in tiny.pipe.transformer.parameters():
+            weight.mul_(1.3)
+    return tiny
+
+
+def plan_of(document: Document) -> Document:
+    plan: Document = document["plans"][str(COMPUTED)]
+    return plan
+
+
+def weights(document: Document, change: Callable[[float], float]) -> None:
+    plan = plan_of(document)
+    plan["weights"] = [[[change(each) for each in step] for step in branch] for branch in plan["weights"]]
+
+
+SPOILT: dict[str, Callable[[Document], object]] = {
+    "a step that no run has": lambda document: plan_of(document).update(steps=[0, 2, 5, 7, 99]),
+    "a step below 0": lambda document: plan_of(document).update(steps=[-1, 0, 2, 5, 7]),
+    "without the first step": lambda document: plan_of(document).update(steps=[1, 2, 4, 6, 8]),
+    "steps in disorder": lambda document: plan_of(document)["steps"].reverse(),
+    "fewer steps than asked for": lambda document: plan_of(document)["steps"].pop(),
+    "no steps": lambda document: plan_of(document).update(steps=[]),
+    "no weights": lambda document: plan_of(document).update(weights=[]),
+    "weights of nothing": lambda document: plan_of(document).update(weights=[[]]),
+    "huge weights": lambda document: weights(document, lambda _: 1e30),
+    "weights of fewer steps": lambda document: plan_of(document)["weights"][0].pop(),
+    "weights without outputs": lambda document: plan_of(document)["weights"][0].__setitem__(1, [0.2] * 4),
+    "an unknown forecaster": lambda document: plan_of(document).update(weights=[], forecaster="crystal ball"),
+    "no errors": lambda document: plan_of(document)["evidence"].update(errors=[]),
+    "an error below 0": lambda document: plan_of(document)["evidence"].update(errors=[-0.1]),
+    "no evidence": lambda document: plan_of(document).update(evidence=None),
+    "other noise levels": lambda document: document["at"].__setitem__(3, 0.987),
+    "other weights": lambda document: document["origin"].update(weights="0" * 32),
+    "another scheduler": lambda document: document.update(scheduler="DDIMScheduler"),
+    "another size": lambda document: document["configuration"].update(shape=[1, 2, 3]),
+    "an older format": lambda document: document.update(format=5),
+    "no configuration": lambda document: document.pop("configuration"),
+}
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Document]]:
+    """Name and content of a file of plans."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv("OMNIREUSE_TUNE", raising=False)
+        folder = tmp_path_factory.mktemp("cache")
+        patched.setenv("OMNIREUSE_CACHE_DIR", str(folder))
+        tuned(tiny_flux())
+        file = the_file(folder)
+        document = json.loads(file.read_text())
+        assert plan_of(document)["weights"], "it has a plan of its own"
+        yield file.stem, document
+
+
+def copied(document: Document) -> Document:
+    copy: Document = json.loads(json.dumps(document))
+    return copy
+
+
+def test_a_whole_file_is_read(plans: tuple[str, Document]) -> None:
+    digest, document = plans
+    assert [*read_plans(json.dumps(document), digest, "here").plans] == [COMPUTED]
+    assert [*read_plans(json.dumps(document, indent=3), digest, "here").plans] == [COMPUTED]
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
+@pytest.mark.parametrize("seal", [True, False], ids=["sealed", "unsealed"])
+def test_what_does_not_fit_is_refused(
+    plans: tuple[str, Document], spoil: Callable[[Document], object], seal: bool
+) -> None:
+    digest, document = plans[0], copied(plans[1])
+    spoil(document)
+    with pytest.raises(ConfigError, match="here: .*nothing of it is used" if seal else "checksum"):
+        read_plans(json.dumps(sealed(document) if seal else document), digest, "here")
+
+
+@pytest.mark.parametrize("name", ["checksum", "configuration"])
+def test_a_file_of_an_older_version_is_refused(plans: tuple[str, Document], name: str) -> None:
+    digest, document = plans[0], copied(plans[1])
+    del document[name]
+    with pytest.raises(ConfigError):
+        read_plans(json.dumps(document), digest, "here")
+
+
+def test_the_file_of_other_weights_is_measured_anew(
+    flux: Tiny, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tuned(flux)
+    monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path / "other"))
+    tuned(with_other_weights())
+    monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(cache))
+    the_file(cache).write_text(the_file(tmp_path / "other").read_text())
+    full = flux.run(steps=STEPS)
+    with enabled(flux) as handle:
+        assert torch.equal(flux.run(steps=STEPS), full)
+        assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 1)
+    assert caplog.text.count("tuned plans are measured anew") == 1
+
+
+def test_the_record_of_other_weights_does_not_count(
+    flux: Tiny, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with enabled(flux):
+        flux.run(steps=STEPS)
+    monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path / "other"))
+    other = with_other_weights()
+    with enabled(other):
+        other.run(steps=STEPS)
+    the_file(tmp_path / "other", "measured").write_text(the_file(cache, "measured").read_text())
+    full = other.run(steps=STEPS)
+    with enabled(other) as handle:
+        assert torch.equal(other.run(steps=STEPS), full)
+        assert handle.tuning.pictures == 1
+    assert "full runs are measured anew" in caplog.text
+
+
+LEAVES = (None, True, 0, -3, 9999, 10**30, 0.5, -1e300, "", "nan", [], {}, [0], {"a": 1})
+
+
+def mutated(document: Document, draw: random.Random) -> Document:
+    """The document with one of its values, at any depth, replaced, dropped or doubled."""
+    document = copied(document)
+    places: list[tuple[Any, Any]] = []
+
+    def visit(node: Any) -> None:
+        for place in node if isinstance(node, dict) else range(len(node)):
+            places.append((node, place))
+            if isinstance(node[place], (dict, list)):
+                visit(node[place])
+
+    visit(document)
+    while True:
+        node, place = draw.choice(places)
+        before = node[place]
+        kind = draw.randrange(4)
+        if kind == 0:
+            del node[place]
+        elif kind == 1 and isinstance(node, list):
+            node.insert(place, node[place])
+        elif kind == 2 and type(before) in (int, float):
+            node[place] = draw.choice([-before, before + 1, before * 1e6])
+        else:
+            node[place] = draw.choice(LEAVES)
+        if not isinstance(node, dict) or kind == 0 or repr(node[place]) != repr(before):
+            return document
+
+
+def test_no_change_of_a_value_is_believed(plans: tuple[str, Document]) -> None:
+    digest, document = plans
+    for seed in range(200):
+        other = mutated(document, random.Random(seed))
+        if other != document:
+            with pytest.raises(ConfigError):
+                read_plans(json.dumps(other), digest, f"seed {seed}")
+
+
+def test_a_value_with_a_checksum_of_its_own_is_followed_or_refused(plans: tuple[str, Document]) -> None:
+    digest, document = plans
+    for seed in range(200):
+        other = sealed(mutated(document, random.Random(seed)))
+        try:
+            profile = read_plans(json.dumps(other), digest, f"seed {seed}")
+        except ConfigError:
+            continue
+        for plan in profile.plans.values():
+            plan.strategy(profile.coordinates)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seal", [True, False], ids=["sealed", "unsealed"])
+def test_pictures_are_bit_equal_beside_damaged_files(flux: Tiny, cache: Path, seed: int, seal: bool) -> None:
+    full = flux.run(steps=STEPS)
+    with enabled(flux):
+        flux.run(steps=STEPS)
+    file, draw = the_file(cache, "measured"), random.Random(seed)
+    good = json.loads(file.read_text())
+    for _ in range(4):
+        other = mutated(good, draw)
+        file.write_text(json.dumps(sealed(other) if seal else other))
+        with enabled(flux) as handle:
+            assert torch.equal(flux.run(steps=STEPS), full)
+            assert handle.tuning.state == "measuring"
+            assert torch.equal(flux.run(steps=STEPS), full) or handle.tuning.state == "ready"
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", "null", "\xff\xfe", "[" * 10_000, '{"a":' * 10_000])
+@pytest.mark.parametrize("kind", ["tuned", "measured"])
+def test_files_that_hold_nothing_are_measured_anew(flux: Tiny, cache: Path, kind: str, damage: str) -> None:
+    with enabled(flux):
+        flux.run(steps=STEPS)
+    (cache / kind / the_file(cache, "measured").name).write_text(damage, encoding="latin-1")
+    full = flux.run(steps=STEPS)
+    with enabled(flux) as handle:
+        assert torch.equal(flux.run(steps=STEPS), full)
+        assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 1)
+
+
+class Server:
+    """Stands for Redis."""
+
+    kept: dict[str, object] = {}  # noqa: RUF012  # it is the server's
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def lookup(self, key: str) -> object:
+        return self.kept.get(key)
+
+    def put(self, key: str, value: object) -> bool:
+        self.kept[key] = value
+        return True
+
+
+@pytest.mark.parametrize("damage", ["", "{}", 7, None, "other weights"])
+def test_what_a_server_has_is_believed_no_more_than_a_file(
+    flux: Tiny,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    damage: object,
+) -> None:
+    monkeypatch.setenv("OMNIREUSE_CACHE_REDIS", "redis://nowhere")
+    monkeypatch.setattr(store, "RedisTier", Server)
+    monkeypatch.setattr(Server, "kept", {})
+    tuned(flux)
+    good = the_file(cache).read_text()
+    (digest,) = Server.kept
+    if damage == "other weights":
+        monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path / "third"))
+        tuned(with_other_weights())
+        damage = Server.kept.pop(next(key for key in Server.kept if key != digest))
+    Server.kept[digest] = damage
+    with caplog.at_level(logging.WARNING, logger="omnireuse"):
+        # The file here is whole, and stays.
+        monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(cache))
+        with enabled(flux) as handle:
+            flux.run(steps=STEPS)
+            assert handle.tuning.state == "ready"
+        assert the_file(cache).read_text() == good
+        # Elsewhere nothing is known, and the next plan replaces what the server has.
+        monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path / "other"))
+        with enabled(flux) as handle:
+            flux.run(steps=STEPS)
+            assert handle.tuning.state == "measuring"
+        assert not list((tmp_path / "other" / "tuned").glob("*.json"))
+        tuned(flux)
+    assert read_plans(str(Server.kept[digest]), digest, "the server")
+    assert ("tuned plans are measured anew: OMNIREUSE_CACHE_REDIS" in caplog.text) is (damage is not None)
+
+
+def test_a_folder_in_place_of_a_file_is_no_plan(flux: Tiny, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with enabled(flux):
+        flux.run(steps=STEPS)
+    name = the_file(cache, "measured").stem
+    Store(cache).file(name).mkdir()
+    full = flux.run(steps=STEPS)
+    with enabled(flux) as handle:
+        assert torch.equal(flux.run(steps=STEPS), full)
+        assert handle.tuning.state == "measuring"
+    assert "cannot be read" in caplog.text
