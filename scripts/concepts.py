@@ -6,10 +6,9 @@ Counts come from the source by `ast`. The closure of a module is the module with
 imports, directly or not. Imports inside of functions count, since who changes the one has to know the other; those for
 type checkers do not. A circle is a group of files, or of packages, that import one another. Circles of files are also
 counted at the top level of modules alone, there with imports for type checkers. The package's own `__init__`, which
-names everything, is part of none. An edge to the laboratory is a file that imports
-a module of it, in functions too; an edge of the laboratory is a module of the package that it imports. With ``--check``
-a figure above its limit is an error. `scripts/hops.py` counts the files that a reused step passes, for it has to run
-one.
+names everything, is part of none. An edge to the laboratory is a file that imports a module of it, in functions too; an
+edge of the laboratory is a module of the package that it imports. With ``--check`` a figure above its limit is an
+error. `scripts/hops.py` counts the files that a reused step passes, for it has to run one.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ ROWS = (
     Row("circles of files", 0, 0),
     Row("packages in circles", 0, 0),
     Row("edges to lab", 0, 0),
-    Row("edges of lab", 11, 11),
+    Row("edges of lab", 14, 14),
     Row("lines of src", 30_530, 20_000),
 )
 

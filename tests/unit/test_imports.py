@@ -74,7 +74,10 @@ FOR_THE_LABORATORY = {
     "omnireuse.cli.options",
     "omnireuse.cli.program",
     "omnireuse.errors",
+    "omnireuse.forecasters.base",  # peers: sums and memories of past outputs
     "omnireuse.hooks.denoisers",
+    "omnireuse.hooks.regions.stack",  # peers that stand around blocks: a block and its arguments
+    "omnireuse.models",  # … and the declaration of a model's blocks
     "omnireuse.pipelines",
 }
 

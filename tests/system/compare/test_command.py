@@ -221,7 +221,7 @@ def test_a_peer_of_the_benchmarks_comes_in_as_a_user_s_method_does(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(TOP)
-    assert main([*asked, "--only", "spectrum", "--method", "bench.peers:SPECTRUM"]) == 0
+    assert main([*asked, "--only", "spectrum", "--method", "omnireuse_lab.peers:SPECTRUM"]) == 0
     points = read_comparison(tmp_path / "out" / "compare.json").cases[0].points
     assert {(point.method, point.error) for point in points} == {("Spectrum", None)}
     assert main([*asked, "--only", "spectrum"]) == 2

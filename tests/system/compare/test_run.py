@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from bench.peers import PEERS
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, UnsupportedModelError
 from omnireuse_lab.compare.methods import METHODS, chosen_methods
 from omnireuse_lab.compare.methods.base import Kept, Method, Setting
@@ -19,6 +18,7 @@ from omnireuse_lab.compare.methods.baselines import stronger_solver
 from omnireuse_lab.compare.restore import restored
 from omnireuse_lab.compare.run import compare
 from omnireuse_lab.compare.workload import Workload
+from omnireuse_lab.peers import PEERS
 from omnireuse_lab.record import Case
 from tests.helpers.sweep import sweep
 

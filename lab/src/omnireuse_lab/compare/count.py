@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+import omnireuse
 from omnireuse.hooks.denoisers import denoisers_of
 
 __all__ = ["Work", "blocks_of", "now"]
@@ -67,7 +68,8 @@ class Work:
         def forward(*args: Any, **kwargs: Any) -> Any:
             return count(inner, args, kwargs)
 
-        forward.__module__ = __name__  # of the wrapper: it leaves numbers as they are, and is no condition of a plan
+        # As a wrapper of omnireuse: it leaves numbers as they are, and is no condition of a plan.
+        forward.__module__ = omnireuse.__name__
 
         def undo() -> None:
             if before is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.peers.calibrating import Trials, best_path, searched
+from omnireuse_lab.peers.calibrating import Trials, best_path, searched
 
 __all__ = ["LEMICA", "worst_first"]
 

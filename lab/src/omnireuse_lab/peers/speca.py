@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from bench.peers.stack_cache import Run, StackCache, stack_caches
 from omnireuse.forecasters.base import combine
 from omnireuse.hooks.regions.stack import Arguments, Block
 from omnireuse_lab.compare.methods.base import Method, Setting, Subject, call_text
+from omnireuse_lab.peers.stack_cache import Run, StackCache, stack_caches
 
 __all__ = ["SPECA", "Draft", "Speculation"]
 

@@ -1,6 +1,6 @@
 """Methods of papers and of other libraries, written here; `omnireuse compare` takes them as it takes a user's own.
 
-    omnireuse compare MODEL --prompts FILE --method bench.peers:SPECTRUM bench.peers:L2P
+    omnireuse compare MODEL --prompts FILE --method omnireuse_lab.peers:SPECTRUM omnireuse_lab.peers:L2P
 
 The head of each file names the paper, its public code and every difference.
 """
@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bench.peers.attention import FASTER_CACHE, PYRAMID
-from bench.peers.bud_cache import BUD_CACHE
-from bench.peers.di_cache import DI_CACHE
-from bench.peers.hicache import HICACHE
-from bench.peers.l2p import L2P
-from bench.peers.lemica import LEMICA
-from bench.peers.mean_cache import MEAN_CACHE
-from bench.peers.optimal_steps import OPTIMAL_STEPS
-from bench.peers.recache import RECACHE
-from bench.peers.sen_cache import SEN_CACHE
-from bench.peers.speca import SPECA
-from bench.peers.spectrum import SPECTRUM
-from bench.peers.tc_pade import TC_PADE
 from omnireuse_lab.compare.methods.base import Method
+from omnireuse_lab.peers.attention import FASTER_CACHE, PYRAMID
+from omnireuse_lab.peers.bud_cache import BUD_CACHE
+from omnireuse_lab.peers.di_cache import DI_CACHE
+from omnireuse_lab.peers.hicache import HICACHE
+from omnireuse_lab.peers.l2p import L2P
+from omnireuse_lab.peers.lemica import LEMICA
+from omnireuse_lab.peers.mean_cache import MEAN_CACHE
+from omnireuse_lab.peers.optimal_steps import OPTIMAL_STEPS
+from omnireuse_lab.peers.recache import RECACHE
+from omnireuse_lab.peers.sen_cache import SEN_CACHE
+from omnireuse_lab.peers.speca import SPECA
+from omnireuse_lab.peers.spectrum import SPECTRUM
+from omnireuse_lab.peers.tc_pade import TC_PADE
 
 __all__ = ["PEERS", "peers_among"]
 

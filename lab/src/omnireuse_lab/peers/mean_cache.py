@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 import omnireuse
-from bench.peers.calibrating import best_path, budgets, full_runs
-from bench.peers.step_memory import StepMemory
 from omnireuse.errors import UnsupportedModelError
 from omnireuse_lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
 from omnireuse_lab.compare.workload import Workload
+from omnireuse_lab.peers.calibrating import best_path, budgets, full_runs
+from omnireuse_lab.peers.step_memory import StepMemory
 
 __all__ = ["MEAN_CACHE", "MeanVelocity", "estimate", "interval_costs"]
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 import omnireuse
-from bench.peers.calibrating import full_runs
-from bench.peers.step_memory import StepMemory
 from omnireuse.forecasters.base import combine
 from omnireuse_lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
 from omnireuse_lab.compare.workload import Workload
+from omnireuse_lab.peers.calibrating import full_runs
+from omnireuse_lab.peers.step_memory import StepMemory
 
 __all__ = ["L2P", "learnt_weights"]
 

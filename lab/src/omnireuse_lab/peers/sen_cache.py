@@ -18,7 +18,6 @@ import torch
 import omnireuse
 from omnireuse.errors import StateError
 from omnireuse.hooks.denoisers import denoisers_of
-from omnireuse.loop.policy import StepView
 from omnireuse_lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
 from omnireuse_lab.compare.restore import restored
 from omnireuse_lab.compare.workload import Workload
@@ -66,7 +65,7 @@ class Sensitivity(omnireuse.Policy):
         """The last computed step, its noise, and how many were reused since."""
         return 0, 1.0, 0
 
-    def wants_reuse(self, state: tuple[int, float, int], view: StepView) -> bool:
+    def wants_reuse(self, state: tuple[int, float, int], view: omnireuse.StepView) -> bool:
         """Whether the expected change is below the threshold."""
         computed, noise, reused = state
         if view.drift is None or view.noise is None or view.total is None or reused >= self.most:
@@ -77,7 +76,7 @@ class Sensitivity(omnireuse.Policy):
         is_early = view.index < EARLY * view.total
         return expected < self.threshold / (TIGHTER if is_early else 1.0)
 
-    def after(self, state: tuple[int, float, int], view: StepView, reused: bool) -> tuple[int, float, int]:
+    def after(self, state: tuple[int, float, int], view: omnireuse.StepView, reused: bool) -> tuple[int, float, int]:
         """The state behind this step."""
         if reused:
             return state[0], state[1], state[2] + 1

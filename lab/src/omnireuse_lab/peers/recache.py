@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from bench.peers.calibrating import Trials, searched
+from omnireuse_lab.peers.calibrating import Trials, searched
 
 __all__ = ["RECACHE", "learnt_schedules", "log_likelihood"]
 

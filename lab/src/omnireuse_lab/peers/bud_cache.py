@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from bench.peers.calibrating import Trials, searched
+from omnireuse_lab.peers.calibrating import Trials, searched
 
 __all__ = ["BUD_CACHE", "annealed"]
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 import omnireuse
-from bench.peers.calibrating import budgets, full_runs
 from omnireuse.errors import UnsupportedModelError
 from omnireuse_lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
 from omnireuse_lab.compare.workload import Workload
+from omnireuse_lab.peers.calibrating import budgets, full_runs
 
 __all__ = ["OPTIMAL_STEPS", "closest_timesteps"]
 

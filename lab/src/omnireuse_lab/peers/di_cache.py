@@ -15,9 +15,9 @@ from functools import partial
 
 import torch
 
-from bench.peers.stack_cache import Run, StackCache, stack_caches
 from omnireuse.hooks.regions.stack import Arguments, Block
 from omnireuse_lab.compare.methods.base import Method, Setting, Subject, call_text
+from omnireuse_lab.peers.stack_cache import Run, StackCache, stack_caches
 
 __all__ = ["DI_CACHE"]
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 import omnireuse
-from bench.peers.step_memory import StepMemory
 from omnireuse_lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
 from omnireuse_lab.compare.restore import restored
 from omnireuse_lab.compare.workload import Workload
+from omnireuse_lab.peers.step_memory import StepMemory
 
 __all__ = ["Trials", "best_path", "budgets", "full_runs", "searched"]
 
