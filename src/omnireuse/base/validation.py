@@ -10,7 +10,7 @@ from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from omnireuse.errors import ConfigError
+from omnireuse.errors import ConfigError, OmniReuseError
 
 __all__ = [
     "Count",
@@ -26,6 +26,7 @@ __all__ = [
     "check_share",
     "counted",
     "field_error",
+    "in_words",
     "is_number",
     "is_whole",
     "kind_of",
@@ -148,3 +149,8 @@ def check_finite_list(
 def counted(number: int, noun: str) -> str:
     """The number with its noun, which takes an s unless it is one: "1 run", "2 runs"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def in_words(error: BaseException) -> str:
+    """What an error says; with its class unless it is one of omnireuse's own, which are whole sentences."""
+    return str(error) if isinstance(error, OmniReuseError) else f"{type(error).__name__}: {error}"

@@ -118,6 +118,9 @@ class PipelineRunner:
                 full = FullRun.of(recording)
             except UnsupportedModelError as error:
                 logger.warning("%s", error)
+            if full is not None and full.unfit is not None:
+                logger.warning("%s", full.unfit)
+                full = None
         return RunInFull(
             pictures=pictures,
             full=full,

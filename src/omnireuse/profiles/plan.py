@@ -37,12 +37,14 @@ class Evidence(Record, frozen=True, kw_only=True):
         untuned: the same with the untuned default; empty where that computes every step.
         runs: work of full runs and shadows, in full runs of one call; 0 after a calibration.
         closeness: PSNR of each picture in dB to the full run's; empty after tuning, unless a quality was asked for.
+        stays: whether the untuned default, which the errors are of, was taken.
     """
 
     errors: Errors
     untuned: Errors = ()
     runs: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     closeness: tuple[float, ...] = ()
+    stays: bool = False
 
 
 class Plan(Record, frozen=True, kw_only=True):

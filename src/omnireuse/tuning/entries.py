@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from omnireuse.base.validation import counted
+from omnireuse.base.validation import counted, in_words
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.loop.agreement import Agreement
 from omnireuse.planning.path import OutputProducts
@@ -219,7 +219,7 @@ class Entries:
         try:
             call = MeasuredCall(replay=replay, full=full_run())
         except Exception as error:  # the picture is done, and must not fail because measuring it does
-            self.failed(entry, f"{type(error).__name__}: {error}", isinstance(error, UnsupportedModelError))
+            self.failed(entry, in_words(error), isinstance(error, UnsupportedModelError))
             return False
         with self.lock:
             entry.seconds = time.monotonic() - entry.begun
@@ -270,7 +270,7 @@ class Entries:
                 if is_slow and trials.due(entry.calls, is_whole=entry.is_whole) is not None:
                     waits = "a run takes long, so plans are tried one after each picture"
         except Exception as error:  # the picture is done, and must not fail because a shadow does
-            failure = f"{type(error).__name__}: {error}", isinstance(error, UnsupportedModelError)
+            failure = in_words(error), isinstance(error, UnsupportedModelError)
         if (failure := self._agreement.of_any(failure)) is not None:
             self.failed(entry, *failure)
             return
@@ -334,7 +334,7 @@ class Entries:
         try:
             return self._decided(entry)
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            return in_words(error)
 
     def _decided(self, entry: Entry) -> tuple[Profile, Plan, str | None]:
         """Decide, and keep the plan: the profile with it, the plan, and the file."""
@@ -366,10 +366,11 @@ class Entries:
     def _take(self, entry: Entry, profile: Profile, plan: Plan, path: str | None) -> None:
         # Without a strategy of its own the untuned default serves.
         entry.profile = profile
-        entry.strategy = plan.strategy(profile.coordinates) if plan.weights else None
+        is_own = plan.evidence is None or not plan.evidence.stays
+        entry.strategy = plan.strategy(profile.coordinates) if is_own else None
         evidence, total = plan.evidence, profile.num_inference_steps
         expected, text = None, entry.budget.none_found
-        if evidence is not None and plan.weights:
+        if evidence is not None and is_own:
             expected = sum(evidence.errors) / len(evidence.errors)
             text = f"{len(plan.steps)} of {total} steps computed, "
             if evidence.closeness:

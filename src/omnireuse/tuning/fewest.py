@@ -92,7 +92,8 @@ class FewestSteps(Trying):
         count = min(max(wanted, fewest), most)
         if fewest > count or count in self._tried:
             return None
-        trial = Trial.of_fit(self._planned(calls, count, self._growth), self._total)
+        steps, fits = self._planned(calls, count, self._growth), all(call.full.unfit is None for call in calls)
+        trial = Trial.of_fit(steps, self._total) if fits else Trial(steps=steps, total=self._total)
         return None if self.runs + len(calls) * trial.cost(calls) > len(calls) else trial
 
     def _follow_rule(self, call: MeasuredCall, shadows: Shadows) -> Pausing[None]:

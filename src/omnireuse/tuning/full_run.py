@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnireuse.errors import StateError
+from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.planning.branches import branches_of
 from omnireuse.planning.path import OutputProducts, Path
 from omnireuse.planning.solver import Arithmetic, next_latents
@@ -32,11 +32,13 @@ class FullRun:
         path: latents before the first and after each step; the calls of the first half of the steps.
         products: of the outputs.
         calls: how many calls of the denoisers a step has at most.
+        unfit: why no weights can be fitted; None where they can.
     """
 
     path: Path
     products: OutputProducts
     calls: int
+    unfit: str | None = None
 
     @property
     def final(self) -> torch.Tensor:
@@ -54,7 +56,7 @@ class FullRun:
 
         Raises:
             StateError: the run ended before its last step.
-            UnsupportedModelError: no weights can be fitted for the scheduler.
+            UnsupportedModelError: it is not known what the scheduler's steps make of their outputs.
             ArithmeticError: the final latents are not finite.
         """
         steps = recording.steps
@@ -65,8 +67,10 @@ class FullRun:
             raise ArithmeticError("the final latents are not finite")
         assert steps[0].sample is not None
         with torch.random.fork_rng(devices=_devices(final)):
-            _check_arithmetic(recording)
+            unfit = _unfit(recording)
             effects = _effects(recording, final)
+        if not np.isfinite(effects).all():
+            raise UnsupportedModelError(f"{type(recording.scheduler).__name__}: its steps have no finite effects")
         outputs = [(each.output, branches_of(each.calls, each.output)) for each in steps if each.output is not None]
         products, shares = OutputProducts.of(outputs, final, effects)
         known = steps[: replayed_steps(len(steps))]
@@ -77,31 +81,40 @@ class FullRun:
             outputs=[step.output for step in known if step.output is not None],
         )
         recording.steps = []
-        return cls(path=path, products=products, calls=max(len(step.calls) for step in steps))
+        return cls(path=path, products=products, calls=max(len(step.calls) for step in steps), unfit=unfit)
 
 
-def _check_arithmetic(recording: Recording) -> None:
-    """Refuse solvers that no weights can be fitted for, at the first, the middle and the last step.
-
-    Raises:
-        UnsupportedModelError: what a step makes of its output is not one factor of it.
-    """
+def _unfit(recording: Recording) -> str | None:
+    """Why no weights can be fitted, by the first, the middle and the last step; None where they can."""
     twin, last = copy.deepcopy(recording.scheduler), len(recording.steps) - 1
     for number, step in enumerate(recording.steps):
         given = {**step.given, "generator": None} if "generator" in step.given else dict(step.given)
         given |= {"model_output": step.output, "sample": step.sample}
         if number in (0, last // 2, last):
-            Arithmetic.of(twin, given)
+            try:
+                Arithmetic.of(twin, given)
+            except UnsupportedModelError as error:
+                return str(error)
         twin.step(**given)
+    return None
+
+
+def _unbounded(scheduler: Any) -> Any:
+    """A copy of a scheduler, which does not bound x0 in its steps."""
+    twin = copy.deepcopy(scheduler)
+    bounds = {name: False for name in ("clip_sample", "thresholding") if twin.config.get(name)}
+    if bounds:
+        twin.register_to_config(**bounds)
+    return twin
 
 
 def _effects(recording: Recording, like: torch.Tensor) -> NDArray[np.float64]:
     """How far an output of 1 at each step moves the final latents, with all other outputs unchanged; what multistep
-    solvers make of it at later steps counts too. One row of a batch for each step."""
+    solvers make of it at later steps counts too, and bounds of x0 do not. One row of a batch for each step."""
     total = len(recording.steps)
     moved, still = (torch.zeros(total, *(1,) * (like.ndim - 1), device=like.device) for _ in range(2))
     impulses, zeros = torch.eye(total, device=like.device).view(total, *moved.shape), torch.zeros_like(moved)
-    twins = copy.deepcopy(recording.scheduler), copy.deepcopy(recording.scheduler)
+    twins = _unbounded(recording.scheduler), _unbounded(recording.scheduler)
     for number, step in enumerate(recording.steps):
         given = {**step.given, "generator": None} if "generator" in step.given else dict(step.given)
         # The same noise for both, where the solver adds some.

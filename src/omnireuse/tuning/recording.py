@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from omnireuse.base.validation import in_words
 from omnireuse.forecasters import Hold
 from omnireuse.hooks.regions.step import kinds_of
 from omnireuse.hooks.run import DenoiserCall, Region, Run
@@ -77,8 +78,9 @@ class Keeper:
         try:
             note(*values)
         except Exception as error:  # the picture must not fail because measuring it does
-            logger.warning("measuring ended within a picture, which goes on: %s: %s", type(error).__name__, error)
-            self.fail(f"{type(error).__name__}: {error}", is_permanent=False)
+            why = in_words(error)
+            logger.warning("measuring ended within a picture, which goes on: %s", why)
+            self.fail(why, is_permanent=False)
 
     def choose_device(self, needed: int) -> None:
         """Choose where so many bytes are kept, or end it where they are too many."""

@@ -149,21 +149,23 @@ class Following(_Shadow):
 class Arriving(_Shadow):
     """Computes nothing, and arrives at the full run's final latents, so that the pipeline decodes them again."""
 
-    def __init__(self, full: FullRun, scheduler: Any) -> None:
+    def __init__(self, full: FullRun) -> None:
         super().__init__(full, 0)
-        self._scheduler = scheduler
 
     def call(self, call: DenoiserCall) -> Any:
         """The full run's first output, whose values are not used."""
         return self._known(call, 0, self._next_call(call.run))
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """At the last step what leads to the full run's final latents."""
+        """The output itself."""
         self._check_start(run, sample)
-        if run.generation.index + 1 != run.generation.total:
-            return output
-        final = self._full.final.to(sample.device)
-        return Arithmetic.of(self._scheduler, run.given).output_to(final).to(output.dtype)
+        return output
+
+    def stepped(self, run: Run, latents: torch.Tensor | None) -> None:
+        """Put the full run's final latents in place of those that the last step returned."""
+        if run.generation.index + 1 == run.generation.total and latents is not None:
+            latents.copy_(self._full.final)
+        super().stepped(run, latents)
 
 
 def called_again(
@@ -217,7 +219,7 @@ class SessionShadows:
 
     def arrive(self, call: MeasuredCall) -> Shadow:
         """As `Shadows.arrive`."""
-        return self._made(call, FULL, lambda scheduler: Arriving(call.full, scheduler), bar=None)
+        return self._made(call, FULL, lambda _: Arriving(call.full), bar=None)
 
     def _made(
         self, call: MeasuredCall, strategy: Strategy, make_region: Callable[[Any], _Shadow], *, bar: str | None = ""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from omnireuse.forecasters import Blend
+from omnireuse.forecasters import forecaster_named
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.closeness import capped_psnr
 from omnireuse.pipelines.pictures import Picture
@@ -145,7 +145,8 @@ class Trial:
     Attributes:
         steps: the steps that compute, in order, with the first.
         total: steps of a run.
-        fit: of the weights of its forecasts; None for the blend.
+        forecaster: its name.
+        fit: of the weights of its forecasts; None for a forecaster with a name of its own.
         errors: relative L1 error of the final latents of each picture.
         closeness: PSNR of each picture to the full run's in dB; of its final latents where no pictures are known.
         calls: how many of the measured calls it has followed.
@@ -153,6 +154,7 @@ class Trial:
 
     steps: tuple[int, ...]
     total: int
+    forecaster: str = "blend"
     fit: WeightFit | None = None
     errors: list[float] = field(default_factory=list)
     closeness: list[float] = field(default_factory=list)
@@ -161,7 +163,7 @@ class Trial:
     @classmethod
     def of_fit(cls, steps: tuple[int, ...], total: int) -> Trial:
         """A schedule whose weights are fitted."""
-        return cls(steps=steps, total=total, fit=WeightFit(steps, total))
+        return cls(steps=steps, total=total, forecaster=FITTED, fit=WeightFit(steps, total))
 
     @property
     def steps_before_gap(self) -> int:
@@ -182,7 +184,8 @@ class Trial:
         """Let the schedule follow the first call that it has not followed; as `lead`."""
         if self.fit is not None:
             return (yield from self.lead(calls, shadows, pictures, most=1))
-        call, strategy = calls[self.calls], Strategy(policy=self.policy, forecaster=Blend())
+        call = calls[self.calls]
+        strategy = Strategy.where_it_fits(self.policy, forecaster_named(self.forecaster))
         made = yield from whole(shadows.follow(call, strategy, self.steps_before_gap))
         return self._note(made, call, pictures) / self.total
 
@@ -225,10 +228,10 @@ class Trial:
         return () if self.fit is None else self.fit.weights
 
     def plan(self, **seen: tuple[float, ...]) -> Plan:
-        """The plan of a fit, with its evidence; `seen` has further attributes of that."""
+        """The plan with its evidence; `seen` has further attributes of that."""
         return Plan(
             steps=self.steps,
-            forecaster=FITTED,
+            forecaster=self.forecaster,
             weights=self.weights,
             psnr=None,
             held_out=(),
@@ -286,7 +289,7 @@ class Trying(ABC):
 
     def default_evidence(self) -> Evidence:
         """What is known of runs without a plan."""
-        return Evidence(errors=tuple(self._untuned))
+        return Evidence(errors=tuple(self._untuned), stays=True)
 
     def _see(self, calls: Sequence[MeasuredCall], shadows: Shadows) -> None:
         """Have the pictures of the full runs made once more, as far as they are not known."""
@@ -301,6 +304,7 @@ class Trying(ABC):
 
 class Trials(Trying):
     """The candidates for one number of computed steps: the untuned default, and schedules whose weights are fitted.
+    Where none can be fitted, the default's forecaster follows planned schedules, and its schedule holds outputs.
 
     Args:
         budget: with a number of computed steps.
@@ -310,22 +314,27 @@ class Trials(Trying):
 
     def __init__(self, budget: Budget, calls: Sequence[MeasuredCall], earlier: Sequence[OutputProducts] = ()) -> None:
         super().__init__(budget.noises, earlier)
-        steps, left = budget.steps, MOST_WORK
+        steps, left, total = budget.steps, MOST_WORK, self._total
         self.untuned: Trial | None = None
-        self.fitted: list[Trial] = []
+        self.others: list[Trial] = []
         if budget.reuses:
-            self.untuned = Trial(steps=steps, total=self._total)
+            self.untuned = Trial(steps=steps, total=total)
             left -= self.untuned.cost(calls)
-        for planned in (*(self._planned(calls, len(steps), growth) for growth in GROWTHS), steps):
-            trial = Trial.of_fit(planned, self._total)
+        planned = dict.fromkeys(self._planned(calls, len(steps), growth) for growth in GROWTHS)
+        if all(call.full.unfit is None for call in calls):
+            others = [Trial.of_fit(each, total) for each in dict.fromkeys((*planned, steps))]
+        else:
+            others = [Trial(steps=each, total=total) for each in planned if each != steps or self.untuned is None]
+            others.append(Trial(steps=steps, total=total, forecaster="hold"))
+        for trial in others:
             cost = trial.cost(calls)
-            if cost <= left and all(planned != each.steps for each in self.fitted):
+            if cost <= left:
                 left -= cost
-                self.fitted.append(trial)
+                self.others.append(trial)
 
     @property
     def _candidates(self) -> list[Trial]:
-        return [*([] if self.untuned is None else [self.untuned]), *self.fitted]
+        return [*([] if self.untuned is None else [self.untuned]), *self.others]
 
     @property
     def share(self) -> float:
@@ -358,11 +367,11 @@ class Trials(Trying):
     def plan(self) -> Plan | None:
         """The plan that evidence is for; None where the untuned default stays."""
         self._untuned = [] if self.untuned is None else self.untuned.errors
-        best = clearly_closest(self.fitted, self.untuned)
+        best = clearly_closest(self.others, self.untuned)
         return None if best is None else best.plan(untuned=tuple(self._untuned))
 
 
-def clearly_closest(fitted: Sequence[Trial], untuned: Trial | None) -> Trial | None:
+def clearly_closest(others: Sequence[Trial], untuned: Trial | None) -> Trial | None:
     """The schedule whose pictures are closest, of those that leave no picture's latents farther than the untuned
     default does; None where it is not closer than that by enough.
 
@@ -370,8 +379,8 @@ def clearly_closest(fitted: Sequence[Trial], untuned: Trial | None) -> Trial | N
         untuned: None where the default computes every step.
     """
     if untuned is not None:
-        fitted = [trial for trial in fitted if all(map(operator.le, trial.errors, untuned.errors))]
-    best = max(fitted, key=lambda trial: statistics.fmean(trial.closeness), default=None)
+        others = [trial for trial in others if all(map(operator.le, trial.errors, untuned.errors))]
+    best = max(others, key=lambda trial: statistics.fmean(trial.closeness), default=None)
     if best is None:
         return None
     if untuned is None:

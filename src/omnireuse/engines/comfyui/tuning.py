@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from omnireuse.base.validation import in_words
 from omnireuse.engines.comfyui.calls import SamplerCall
 from omnireuse.engines.comfyui.graph import conditions_of, sampler_name
 from omnireuse.engines.comfyui.measuring import Measurement, SamplerLoop, SamplerSteps
@@ -148,7 +149,7 @@ class SamplerTuner(LoopTuner):
             why = f"no weights can be fitted for the sampler {sampler_name(call.sampler)}: {error}"
             self.entries.end(entry, "off", why)
         except Exception as error:  # the picture must not fail because measuring it does
-            self.entries.failed(entry, f"{type(error).__name__}: {error}")
+            self.entries.failed(entry, in_words(error))
         return None
 
     def _go_on(self, entry: Entry, executor: Any, *, is_done: bool) -> None:
