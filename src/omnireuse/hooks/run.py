@@ -312,13 +312,13 @@ class DenoiserCall:
         the scales of adapters, which a callback may change between steps, and those of ControlNets, which begin and end
         within a run."""
         scales = adapter_scales(self.module) if "peft_config" in vars(self.module) else None
-        return Layout(tuple(sorted(self._layouts())), scales, (), self.denoiser, self.controls)
-
-    def _layouts(self) -> Iterator[tuple[str, tuple[int, ...], Any, Any]]:
-        for name, value in self.arguments.items():
-            values = value if isinstance(value, (list, tuple)) else [value]
-            for place, layout in enumerate(layout_of(*values) if name not in NAMES else ()):
-                yield (name if values is not value else f"{name}[{place}]", *layout)
+        named = [(name, value) for name, value in self.arguments.items() if name not in NAMES]
+        for name, value in named[:]:
+            if isinstance(value, (list, tuple)):
+                named += [(f"{name}[{place}]", each) for place, each in enumerate(value)]
+        tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
+        arguments = sorted([(name, tuple(value.shape), value.dtype, value.device) for name, value in tensors])
+        return Layout(tuple(arguments), scales, (), self.denoiser, self.controls)
 
     def watched(self, strategy: Strategy) -> torch.Tensor | None:
         """The signal, as seen from outside; None where there is none."""
