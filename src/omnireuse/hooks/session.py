@@ -407,7 +407,7 @@ class Session:
             return None
         steps, run = loop.steps, loop.run
         if run is not None and steps.scheduler is None:
-            if steps.is_foreign(run, asked):
+            if not loop.in_call and steps.is_foreign(run, asked):
                 return None
             if run.is_stepped:
                 return run

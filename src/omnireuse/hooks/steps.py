@@ -261,11 +261,11 @@ class Steps:
     def is_foreign(self, run: Run, asked: Asked) -> bool:
         """True if a call in a user's own loop has another timestep than the present step: a preview, say.
 
-        Known where the loop hands on the scheduler's timesteps, or a multiple of them. The pipeline's own call makes
-        such calls in callbacks alone, which say so.
+        Known if the loop hands on the scheduler's timesteps, or a multiple of them. A call of the pipeline makes
+        previews in callbacks, which are named, so nobody asks for it there.
         """
         index = self._begin + run.generation.index
-        if self._in_call or self._table is None or index >= len(self._table.values):
+        if self._table is None or index >= len(self._table.values):
             return False
         value = self._table.read(given_timestep(asked.module, asked.args, asked.kwargs))
         expected = self._table.values[index]
