@@ -1,6 +1,7 @@
 """What versions the tests of a release ran with: note them, and write docs/compatibility.md.
 
     python scripts/compatibility.py note diffusers-oldest FOLDER/bin/python   # after the tests of an environment passed
+    python scripts/compatibility.py note newest FOLDER/bin/python --log FILE  # whatever pytest's output there says
     python scripts/compatibility.py write                                     # the page, from what is noted
 
 `.ci/run` does both. Notes are in out/compatibility.json; a row that was not noted keeps what the page has.
@@ -20,6 +21,7 @@ NOTES = TOP / "out" / "compatibility.json"
 PAGE = TOP / "docs" / "compatibility.md"
 ROWS = {
     "suite": "the whole suite, newest supported versions",
+    "newest": "the quick tests of models and caches, newest release of everything; a failure stops no release",
     "diffusers-oldest": "the diffusion tests against the wheel, oldest supported versions",
     "vllm": "the encoder cache and the connector inside vLLM's scheduler",
     "vllm-omni": "step reuse inside vllm-omni's engine",
@@ -42,12 +44,12 @@ print(json.dumps(found))
 """
 HEAD = """# Compatibility
 
-Versions that the tests of this revision passed with, on a CPU. `.ci/run` fills this page (`scripts/compatibility.py`).
+Versions that the tests of this revision ran with, on a CPU. `.ci/run` fills this page (`scripts/compatibility.py`).
 Other versions within the ranges of `pyproject.toml` are expected to work; a host of another version than its plugin
 knows is refused with a message that names both.
 
-| tested | Python | torch | diffusers | transformers | host | on |
-|---|---|---|---|---|---|---|
+| tested | Python | torch | diffusers | transformers | host | on | result |
+|---|---|---|---|---|---|---|---|
 """
 
 
@@ -56,13 +58,23 @@ def noted() -> dict[str, dict[str, str]]:
     return json.loads(NOTES.read_text()) if NOTES.exists() else {}
 
 
-def note(environment: str, python: Path, host: str | None) -> None:
-    """Ask an environment for its versions, and keep them."""
+def result(log: Path) -> str:
+    """What the last line of pytest's output says: that all passed, or how many failed."""
+    last = log.read_text("utf-8").rstrip().rpartition("\n")[2]
+    counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", last)}
+    if not counts:
+        return "did not finish"
+    failed = counts.get("failed", 0) + counts.get("error", 0)
+    return f"{failed:,} of {failed + counts.get('passed', 0):,} failed" if failed else "passed"
+
+
+def note(environment: str, python: Path, host: str | None, log: Path | None) -> None:
+    """Ask an environment for its versions, and keep them with the result."""
     names = ["torch", "diffusers", "transformers", PACKAGES.get(environment, "")]
     asked = subprocess.run(
         [str(python), "-c", ASK, *filter(None, names)], check=True, capture_output=True, text=True
     ).stdout
-    found = json.loads(asked) | {"on": date.today().isoformat()}
+    found = json.loads(asked) | {"on": date.today().isoformat(), "result": "passed" if log is None else result(log)}
     if host:
         found["host"] = host
     elif name := PACKAGES.get(environment):
@@ -84,7 +96,8 @@ def write() -> None:
     lines = []
     for environment, tested in ROWS.items():
         if (found := notes.get(environment)) is not None:
-            cells = [found.get(key, "–") for key in ("python", "torch", "diffusers", "transformers", "host", "on")]
+            keys = ("python", "torch", "diffusers", "transformers", "host", "on", "result")
+            cells = [found.get(key, "–") for key in keys]
             lines.append(f"| {tested} | {' | '.join(cells)} |")
         elif tested in before:
             lines.append(before[tested])
@@ -99,10 +112,11 @@ def main() -> None:
     adding.add_argument("environment", choices=ROWS)
     adding.add_argument("python", type=Path)
     adding.add_argument("--host", help="name and version of a host that is no package")
+    adding.add_argument("--log", type=Path, help="pytest's output, if the tests need not have passed")
     commands.add_parser("write")
     args = parser.parse_args()
     if args.command == "note":
-        note(args.environment, args.python, args.host)
+        note(args.environment, args.python, args.host, args.log)
     else:
         write()
 

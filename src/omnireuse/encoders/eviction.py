@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Any
 
 __all__ = ["MAX_USES", "EncoderEntry", "EvictionQueues"]
-
-Key = TypeVar("Key", bound=Hashable)
 
 MAX_USES = 3
 _SMALL_SHARE = 0.1
@@ -16,7 +13,7 @@ _MIN_GHOSTS = 16  # with an empty main queue, none would be remembered
 _REMOVED = -1
 
 
-class EncoderEntry(Generic[Key]):
+class EncoderEntry:
     """One encoder output, planned or ready.
 
     Attributes:
@@ -29,25 +26,25 @@ class EncoderEntry(Generic[Key]):
 
     __slots__ = ("is_small", "key", "num_bytes", "num_embeds", "num_references", "num_uses", "waiting")
 
-    def __init__(self, key: Key, num_embeds: int, num_bytes: int, encoder: tuple[str, int]) -> None:
+    def __init__(self, key: Any, num_embeds: int, num_bytes: int, encoder: tuple[str, int]) -> None:
         self.key, self.num_embeds, self.num_bytes = key, num_embeds, num_bytes
         self.waiting: list[tuple[str, int]] | None = [encoder]
         self.num_references, self.num_uses, self.is_small = 1, 0, True
 
 
-class EvictionQueues(Generic[Key]):
+class EvictionQueues:
     """A small queue of new entries, and a main queue of those that were used again. Deterministic.
 
     Source: Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023, algorithm 1.
     """
 
     def __init__(self) -> None:
-        self._small: deque[EncoderEntry[Key]] = deque()
-        self._main: deque[EncoderEntry[Key]] = deque()
-        self._ghosts: OrderedDict[Key, None] = OrderedDict()
+        self._small: deque[EncoderEntry] = deque()
+        self._main: deque[EncoderEntry] = deque()
+        self._ghosts: OrderedDict[Any, None] = OrderedDict()
         self._small_embeds = 0
 
-    def add(self, entry: EncoderEntry[Key]) -> None:
+    def add(self, entry: EncoderEntry) -> None:
         """Join the small queue, or the main one if the key was evicted from the small one not long ago."""
         if entry.key not in self._ghosts:
             self._small.append(entry)
@@ -57,13 +54,13 @@ class EvictionQueues(Generic[Key]):
         entry.is_small = False
         self._main.append(entry)
 
-    def remove(self, entry: EncoderEntry[Key]) -> None:
+    def remove(self, entry: EncoderEntry) -> None:
         """Leave the queue: when its turn comes, it is passed over."""
         entry.num_uses, entry.num_references = _REMOVED, 0
         if entry.is_small:
             self._small_embeds -= entry.num_embeds
 
-    def pop(self, num_embeds: int) -> EncoderEntry[Key]:
+    def pop(self, num_embeds: int) -> EncoderEntry:
         """Take out the idle entry to evict next; there is at least one.
 
         Of the keys evicted from the small queue, as many are remembered as the main queue holds entries.
@@ -80,7 +77,7 @@ class EvictionQueues(Generic[Key]):
 
     # An entry in use that comes up goes to the back: left at the front, every victim would have to pass it again.
 
-    def _pop_small(self) -> EncoderEntry[Key] | None:
+    def _pop_small(self) -> EncoderEntry | None:
         small = self._small
         for _ in range(len(small)):
             entry = small.popleft()
@@ -98,7 +95,7 @@ class EvictionQueues(Generic[Key]):
                 return entry
         return None
 
-    def _pop_main(self) -> EncoderEntry[Key] | None:
+    def _pop_main(self) -> EncoderEntry | None:
         main = self._main
         for _ in range((MAX_USES + 1) * len(main)):
             entry = main.popleft()

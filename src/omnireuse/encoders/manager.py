@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from typing import Generic
+from collections.abc import Collection, Hashable
+from typing import Any
 
 from omnireuse.base.sizes import require_size
-from omnireuse.encoders.eviction import MAX_USES, EncoderEntry, EvictionQueues, Key
+from omnireuse.encoders.eviction import MAX_USES, EncoderEntry, EvictionQueues
 from omnireuse.encoders.interface import ItemTooLargeError, Lease, Outcome
 from omnireuse.errors import StateError
 
@@ -22,7 +22,7 @@ _COUNTERS = (
 )  # fmt: skip
 
 
-class SharedEncoderCacheManager(Generic[Key]):
+class SharedEncoderCacheManager:
     """Decide which encoder outputs stay, by content, for all requests together. It holds no tensors.
 
     A key says everything that an output depends on: an `EncoderKey`, or a text that does so by itself.
@@ -49,26 +49,26 @@ class SharedEncoderCacheManager(Generic[Key]):
         self._forget()
 
     def _forget(self) -> None:
-        self._evicted: dict[Key, None] = {}
-        self._queues: EvictionQueues[Key] = EvictionQueues()
-        self._entries: dict[Key, EncoderEntry[Key]] = {}
-        self._held: dict[str, dict[int, EncoderEntry[Key]]] = {}
+        self._evicted: dict[Hashable, None] = {}
+        self._queues = EvictionQueues()
+        self._entries: dict[Hashable, EncoderEntry] = {}
+        self._held: dict[str, dict[int, EncoderEntry]] = {}
         self._num_embeds = self._num_bytes = self._idle_embeds = self._idle_bytes = 0
 
     def __repr__(self) -> str:
         return f"SharedEncoderCacheManager({self.max_embeds}, max_bytes={self.max_bytes}, {self.stats()})"
 
-    def is_ready(self, key: Key) -> bool:
+    def is_ready(self, key: Hashable) -> bool:
         """Tell whether the output is in the cache. Takes no reference: it may leave any time."""
         entry = self._entries.get(key)
         return entry is not None and entry.waiting is None
 
-    def get_num_embeds(self, key: Key) -> int | None:
+    def get_num_embeds(self, key: Hashable) -> int | None:
         """Return the size of a planned or ready output; None if it is neither."""
         entry = self._entries.get(key)
         return None if entry is None else entry.num_embeds
 
-    def held_positions(self, request_id: str) -> dict[int, Key]:
+    def held_positions(self, request_id: str) -> dict[int, Any]:
         """A request's outputs, by position (a copy)."""
         return {position: entry.key for position, entry in self._held.get(request_id, {}).items()}
 
@@ -91,7 +91,7 @@ class SharedEncoderCacheManager(Generic[Key]):
         """Embeddings of entries that nobody holds: evicted when their room is needed."""
         return self._idle_embeds
 
-    def lookup(self, key: Key, request_id: str, position: int) -> Lease | None:
+    def lookup(self, key: Hashable, request_id: str, position: int) -> Lease | None:
         """Hold the output if it is ready, else return None.
 
         Raises:
@@ -99,7 +99,7 @@ class SharedEncoderCacheManager(Generic[Key]):
         """
         return _new_lease(Lease, (key, request_id, position, _HIT)) if self.hold(key, request_id, position) else None
 
-    def hold(self, key: Key, request_id: str, position: int) -> bool:
+    def hold(self, key: Hashable, request_id: str, position: int) -> bool:
         """Hold the output if it is ready, and tell whether it is: as `lookup`, without a lease."""
         entry = self._entries.get(key)
         if entry is None or entry.waiting is not None:
@@ -111,7 +111,9 @@ class SharedEncoderCacheManager(Generic[Key]):
         self._hold(entry, request_id, position)
         return True
 
-    def reserve(self, key: Key, request_id: str, position: int, num_embeds: int, num_bytes: int = 0) -> Lease | None:
+    def reserve(
+        self, key: Hashable, request_id: str, position: int, num_embeds: int, num_bytes: int = 0
+    ) -> Lease | None:
         """Hold the output, ready or planned, or else set room aside for it, evicting unheld outputs.
 
         Args:
@@ -173,7 +175,7 @@ class SharedEncoderCacheManager(Generic[Key]):
         if self._num_bytes > self._byte_limit:  # it has more than there was room for
             self._evict()
 
-    def commit_all(self, keys: Collection[Key]) -> None:
+    def commit_all(self, keys: Collection[Hashable]) -> None:
         """Mark planned outputs as ready: as `commit`, for a caller that owns all plans and needs no leases.
 
         Raises:
@@ -232,7 +234,7 @@ class SharedEncoderCacheManager(Generic[Key]):
         promoted = [self.release(request_id, position) for position in sorted(self._held.get(request_id, ()))]
         return [lease for lease in promoted if lease is not None and lease.request_id != request_id]
 
-    def reset(self) -> list[Key]:
+    def reset(self) -> list[Any]:
         """Forget everything, references too, because the encoder's weights changed. Leases of before are void.
 
         Returns:
@@ -267,7 +269,7 @@ class SharedEncoderCacheManager(Generic[Key]):
             self._evict(num_embeds, num_bytes)
         return True
 
-    def drain_evicted(self) -> list[Key]:
+    def drain_evicted(self) -> list[Any]:
         """Return the outputs evicted since the last call, oldest first: the owner of the tensors drops them.
 
         Call it before or after encoding: an output that was planned again is not among them until it goes again. The
@@ -298,7 +300,7 @@ class SharedEncoderCacheManager(Generic[Key]):
         has_room_to_give = self._idle_embeds or self._idle_bytes
         assert not (has_room_to_give and self._is_over()), "over budget with idle entries"
 
-    def _hold(self, entry: EncoderEntry[Key], request_id: str, position: int) -> Outcome:
+    def _hold(self, entry: EncoderEntry, request_id: str, position: int) -> Outcome:
         """Hold the entry at the position, if it is not held there already."""
         held = self._held.get(request_id)
         if held is None:
@@ -323,7 +325,7 @@ class SharedEncoderCacheManager(Generic[Key]):
         self._counters["joined"] += 1
         return _JOINED
 
-    def _abort(self, entry: EncoderEntry[Key]) -> None:
+    def _abort(self, entry: EncoderEntry) -> None:
         del self._entries[entry.key]
         self._num_embeds -= entry.num_embeds
         self._num_bytes -= entry.num_bytes
@@ -351,7 +353,7 @@ class SharedEncoderCacheManager(Generic[Key]):
     def _is_over(self, num_embeds: int = 0, num_bytes: int = 0) -> bool:
         return self._num_embeds + num_embeds > self.max_embeds or self._num_bytes + num_bytes > self._byte_limit
 
-    def _require_position_free(self, key: Key, request_id: str, position: int) -> None:
+    def _require_position_free(self, key: Hashable, request_id: str, position: int) -> None:
         held = self._held.get(request_id, {}).get(position)
         if held is not None and held.key != key:
             raise StateError(
@@ -359,7 +361,7 @@ class SharedEncoderCacheManager(Generic[Key]):
                 f"holds {held.key}; release it first"
             )
 
-    def _require_encoder(self, lease: Lease, verb: str) -> EncoderEntry[Key]:
+    def _require_encoder(self, lease: Lease, verb: str) -> EncoderEntry:
         key, request_id, position, _ = lease
         entry = self._entries.get(key)
         if entry is None or entry.waiting is None or entry.waiting[0] != (request_id, position):

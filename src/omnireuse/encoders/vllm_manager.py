@@ -38,7 +38,7 @@ class VllmEncoderCacheManager:
     """
 
     def __init__(self, cache_size: int, *, join_within_pass: bool = True) -> None:
-        self.shared = SharedEncoderCacheManager[str](cache_size)
+        self.shared = SharedEncoderCacheManager(cache_size)
         self.cache_size = cache_size
         self._join_within_pass = join_within_pass
         self._planned: dict[str, list[str]] = {}  # planned in this pass → the requests that plan to encode it

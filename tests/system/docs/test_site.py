@@ -72,12 +72,28 @@ def test_a_row_without_a_note_stays(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     compatibility = load("compatibility")
     monkeypatch.setattr(compatibility, "NOTES", tmp_path / "notes.json")
     monkeypatch.setattr(compatibility, "PAGE", tmp_path / "page.md")
-    (tmp_path / "notes.json").write_text('{"vllm": {"python": "3.11.7", "on": "2026-11-22"}}')
+    (tmp_path / "notes.json").write_text('{"vllm": {"python": "3.11.7", "on": "2026-11-22", "result": "passed"}}')
     compatibility.write()
     (tmp_path / "notes.json").write_text("{}")
     compatibility.write()
-    row = f"| {compatibility.ROWS['vllm']} | 3.11.7 | – | – | – | – | 2026-11-22 |"
+    row = f"| {compatibility.ROWS['vllm']} | 3.11.7 | – | – | – | – | 2026-11-22 | passed |"
     assert row in (tmp_path / "page.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ("1204 passed, 30 skipped in 300.12s (0:05:00)", "passed"),
+        ("2 failed, 1202 passed, 3 warnings in 300.12s (0:05:00)", "2 of 1,204 failed"),
+        ("1 failed, 9 passed, 1 error in 3.1s", "2 of 11 failed"),
+        ("1 error in 0.42s", "1 of 1 failed"),
+        ("............................ [ 24%]", "did not finish"),
+    ],
+)
+def test_the_result_of_the_newest_releases_is_noted_as_it_is(tmp_path: Any, last: str, said: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"FAILED tests/a.py::test_b - 3 failed\n{last}\n", "utf-8")
+    assert load("compatibility").result(log) == said
 
 
 def test_cells_of_a_table_of_words_name_their_columns_and_those_of_figures_do_not(site: Any) -> None:

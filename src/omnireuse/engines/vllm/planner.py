@@ -66,7 +66,7 @@ class SchedulerHalf:
         self._produces, self._consumes, self._can_encode, self._clock = produces, consumes, can_encode, clock
         self._outer, self._namespace, self._fetch_seconds = outer, namespace, options.fetch_seconds
         self._weights_epoch = new_weights_epoch(options.weights) if options.weights else 0
-        self._host = SharedEncoderCacheManager[EncoderKey](sys.maxsize, max_bytes=options.host_bytes)
+        self._host = SharedEncoderCacheManager(sys.maxsize, max_bytes=options.host_bytes)
         self._has_host = consumes and options.host_bytes > 0
         self._bytes_per_embed, self._num_keeps = 0.0, 0
         self._drops: list[EncoderKey] = []
