@@ -117,15 +117,17 @@ class Cuts:
         differing = differing_parts(call.arguments, rows, call.batch)
         # Copied before and compared after: what a cut call writes to its arguments is lost, and must not be shared.
         given, untouched = (_copied(self._cut(call, rows)) for _ in range(2))
+        # Before the whole call, whose result may lie in a buffer that the next call writes to (CUDA graphs).
+        part, why = None, None
+        try:
+            with _random_state_kept(call):
+                part = _copied(call.compute_with(given))
+        except Exception as error:
+            why = _words(error)
         whole = call.compute()
         if not self.is_divided(call, whole):
             return whole
-        try:
-            with _random_state_kept(call):
-                part = call.compute_with(given)
-            why = _difference(call, whole, part, rows)
-        except Exception as error:
-            why = _words(error)
+        why = why or _difference(call, whole, part, rows)
         if why is None and _writes(call, given, untouched):
             why = "it writes to its arguments"
         if why is None:
@@ -183,9 +185,8 @@ def _opaque(call: DenoiserCall) -> str | None:
     return None
 
 
-def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
-    copied: dict[str, Any] = pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
-    return copied
+def _copied(tree: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, torch.clone, tree)
 
 
 def _writes(call: DenoiserCall, given: Mapping[str, Any], untouched: Mapping[str, Any]) -> bool:
