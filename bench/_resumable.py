@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from bench._common import no_warnings, write_record
-from omnireuse.lab.record import environment
+from omnireuse_lab.record import environment
 from reference.case import CASES
 
 Row = dict[str, Any]

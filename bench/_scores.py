@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from omnireuse.base.loading import quiet_loading
-from omnireuse.lab.compare.workload import Score
 from omnireuse.pipelines.pictures import Picture
+from omnireuse_lab.compare.workload import Score
 
 logger = logging.getLogger("omnireuse")
 

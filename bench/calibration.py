@@ -20,9 +20,9 @@ import torch
 from bench._common import write_record
 from omnireuse.calibration.runner import PipelineRunner
 from omnireuse.calibration.search import Search
-from omnireuse.lab.record import environment
-from omnireuse.pipelines.closeness import bootstrap
 from omnireuse.profiles.profile import Plan, Profile
+from omnireuse_lab.closeness import bootstrap
+from omnireuse_lab.record import environment
 from reference.case import CLIPS, IMAGES
 from reference.workload import load_quietly
 

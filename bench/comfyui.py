@@ -30,8 +30,8 @@ from rich.progress import track
 from bench._common import new_table, write_record
 from omnireuse.engines.comfyui import attach, plan_for
 from omnireuse.errors import StateError
-from omnireuse.lab.record import environment
 from omnireuse.pipelines.closeness import capped_psnr
+from omnireuse_lab.record import environment
 from reference.case import IMAGES
 
 SAMPLERS = ("euler", "dpmpp_2m", "heun", "euler_ancestral", "dpmpp_sde")

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.peers import peers_among
 from omnireuse.errors import StateError
-from omnireuse.lab.compare.methods import chosen_methods, own_methods
-from omnireuse.lab.compare.run import compare_all, results_file, show
-from omnireuse.lab.compare.workload import Workload
+from omnireuse_lab.compare.methods import chosen_methods, own_methods
+from omnireuse_lab.compare.run import compare_all, results_file, show
+from omnireuse_lab.compare.workload import Workload
+from omnireuse_lab.peers import peers_among
 from reference.case import CASES, CLIPS, IMAGES
 from reference.workload import load_quietly, reference_workload
 

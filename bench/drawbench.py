@@ -16,10 +16,10 @@ from pathlib import Path
 from rich.console import Console
 
 from bench._scores import load_scores
-from bench.peers import peers_among
 from omnireuse.cli.options import read_prompts
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.lab.compare.run import compare_pipeline, show
+from omnireuse_lab.compare.run import compare_pipeline, show
+from omnireuse_lab.peers import peers_among
 
 CALIBRATION = Path(__file__).parent / "calibration_prompts.txt"
 """Prompts for methods that calibrate themselves, none of DrawBench's."""

@@ -20,9 +20,9 @@ import torch
 import omnireuse
 from bench._common import no_warnings
 from bench.tune import PICTURES, cache_in
-from omnireuse.lab.front import front
-from omnireuse.lab.record import Comparison, Point, read_comparison
 from omnireuse.pipelines.closeness import psnr
+from omnireuse_lab.front import front
+from omnireuse_lab.record import Comparison, Point, read_comparison
 from reference.case import FACES
 from reference.drawing import Array
 from reference.figures import WIDTH

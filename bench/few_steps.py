@@ -19,6 +19,7 @@ import argparse
 import itertools
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ from bench._common import no_warnings, write_record
 from bench._few_steps_figures import draw, show
 from omnireuse import Spread, Steps
 from omnireuse.arguments.targets import DEFAULT, SPREAD
-from omnireuse.lab.record import environment
 from omnireuse.pipelines.closeness import psnr
+from omnireuse_lab.record import environment
 from reference.case import CLIPS, IMAGES, Case
 from reference.drawing import Array
 
@@ -177,6 +178,17 @@ class Player:
     def judged(self, made: Array, steps: int) -> list[float]:
         """The same for each caption."""
         return [min(psnr(a, b), 100.0) for a, b in zip(made, self._whole(steps), strict=True)]
+
+
+def solver(name: str, **options: Any) -> Callable[[Any], Any]:
+    """Makes a scheduler of diffusers from a pipeline's configuration."""
+
+    def new(config: Any) -> Any:
+        import diffusers
+
+        return getattr(diffusers, name).from_config(config, **options)
+
+    return new
 
 
 def shifted(config: Any, shift: str) -> Any:

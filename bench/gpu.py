@@ -39,8 +39,8 @@ from bench._gpu_ways import WAYS
 from bench._true_size import MODELS, Sampler
 from omnireuse import Blend, FixedSchedule
 from omnireuse.errors import ConfigError
-from omnireuse.lab.record import environment
 from omnireuse.loop.strategy import REGIONS
+from omnireuse_lab.record import environment
 
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "hipLaunchKernel")
 LEAST_STEPS = 6

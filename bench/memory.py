@@ -41,10 +41,10 @@ from omnireuse import (
     observe_batch,
     predict_batch,
 )
-from omnireuse.lab.record import environment
 from omnireuse.loop.strategy import REGIONS, Strategy
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
+from omnireuse_lab.record import environment
 
 WAN = MODELS["wan2.1-14b"]
 SIZES = MODELS | {"wan2.1-14b-720p": replace(WAN, latents=(1, 16, 21, 90, 160))}

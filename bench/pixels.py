@@ -34,8 +34,8 @@ from torch.nn.utils import parametrize
 import omnireuse
 from bench._common import new_table, no_warnings, write_record
 from omnireuse import Steps
-from omnireuse.lab.record import environment
 from omnireuse.pipelines.closeness import psnr
+from omnireuse_lab.record import environment
 from reference.drawing import Array
 from reference.scenes import draw, sample_scene
 from reference.train.loop import Checkpoint, Loop, averaged, descend, learning_rate_factor, set_learning_rates

@@ -28,7 +28,7 @@ from rich.console import Console
 from bench._common import new_table, write_record
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache
 from omnireuse.errors import ConfigError
-from omnireuse.lab.record import environment
+from omnireuse_lab.record import environment
 
 BLOCK = 16
 

@@ -26,8 +26,8 @@ import omnireuse
 from bench._common import new_table, write_record
 from omnireuse import Blend, Hold, Polynomial, Spread
 from omnireuse.arguments.targets import DEFAULT
-from omnireuse.lab.record import environment
 from omnireuse.pipelines.closeness import psnr
+from omnireuse_lab.record import environment
 from reference.case import IMAGES
 from reference.evaluate import score
 

@@ -31,14 +31,18 @@ from rich.progress import track
 import omnireuse
 from bench._resumable import Player, Row, Rows, parser_of, parts_of, record_of
 from bench._tolerance_figures import draw, show, within
-from bench.left_out import SOLVERS
+from bench.few_steps import solver
 from bench.tune import PICTURES, cache_in, shifts
 
 RUNS = {
     "shapes-flux": shifts("1", "3", "6"),
     "shapes-wan": shifts("1", "3", "6"),
     "shapes-dev": shifts("1", "3", "6"),
-    "shapes-sd": SOLVERS["shapes-sd"],
+    "shapes-sd": {
+        "DDIM": solver("DDIMScheduler"),
+        "DPM++ 2M, Karras": solver("DPMSolverMultistepScheduler", use_karras_sigmas=True),
+        "Euler, ancestral": solver("EulerAncestralDiscreteScheduler"),
+    },
     "faces": shifts("1.5", "3"),
 }
 TOLERANCES = (0.02, 0.05, 0.1, 0.2)

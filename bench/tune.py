@@ -32,8 +32,7 @@ from rich.progress import track
 import omnireuse
 from bench._common import new_table
 from bench._resumable import Player, Row, Rows, parser_of, parts_of, record_of
-from bench.few_steps import shifted
-from bench.left_out import solver
+from bench.few_steps import shifted, solver
 from omnireuse import FixedSchedule
 from omnireuse.pipelines.closeness import psnr
 from reference.drawing import Array

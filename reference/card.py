@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from omnireuse.lab.report.clips import save_clip
+from omnireuse_lab.report.clips import save_clip
 from reference.case import Case
 from reference.drawing import Array
 from reference.evaluate import Figures

@@ -149,7 +149,7 @@ def read(image: Array) -> Reading:
     try:
         from skimage.measure import label
     except ImportError as error:
-        raise MissingExtraError("reading attributes from an image", "report") from error
+        raise MissingExtraError("reading attributes from an image", "lab") from error
     image = np.asarray(image, np.float32)
     if image.shape != (IMAGE_SIZE, IMAGE_SIZE, 3):
         raise ConfigError(

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from omnireuse.errors import MissingExtraError
-from omnireuse.lab.front import front
-from omnireuse.lab.record import Case, Comparison, Point
-from omnireuse.lab.report.style import LIGHT
+from omnireuse_lab.front import front
+from omnireuse_lab.record import Case, Comparison, Point
+from omnireuse_lab.report.style import LIGHT
 
 try:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 except ImportError as missing:
-    raise MissingExtraError("a figure", "report") from missing
+    raise MissingExtraError("a figure", "lab") from missing
 
 __all__ = ["comparison_figure", "explain", "panels_of", "quiet_axes", "save_figure"]
 

@@ -9,7 +9,7 @@ from omnireuse.errors import ConfigError, MissingExtraError
 try:
     from PIL import Image, ImageChops, ImageSequence
 except ImportError as missing:
-    raise MissingExtraError("a picture", "report") from missing
+    raise MissingExtraError("a picture", "lab") from missing
 
 __all__ = ["DIFFERENCE_GAIN", "difference", "read_frames"]
 

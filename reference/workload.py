@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from omnireuse.base.loading import quiet_loading
-from omnireuse.lab.compare.workload import Workload, guided_call
+from omnireuse_lab.compare.workload import Workload, guided_call
 from reference.case import Case
 
 __all__ = ["load_quietly", "reference_workload"]

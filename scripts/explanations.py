@@ -1,13 +1,12 @@
 """Make the pictures of docs/explanation and of the tutorial, with the reference pipelines of shapes and of faces.
 
 python scripts/explanations.py            # all of them, about five minutes on one core
-python scripts/explanations.py weights    # one: reuse, guidance, weights or tutorial
+python scripts/explanations.py guidance   # one: reuse, guidance or tutorial
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch
 from matplotlib.figure import Figure
 
 import omnireuse
-from omnireuse.lab.report.style import LIGHT
+from omnireuse_lab.report.style import LIGHT
 from reference.case import CASES
 from reference.figures import WIDTH, panels_of
 
@@ -129,28 +128,6 @@ def guidance() -> Figure:
     return figure
 
 
-def weights() -> Figure:
-    """What fitted weights gain, by the number of kept outputs."""
-    rows = json.loads((TOP / "bench" / "results" / "weights.json").read_text())["rows"]
-    figure, panes = panels_of(2)
-    for axes, computed in zip(panes, (14, 9), strict=True):
-        for apart, name, colour in ((False, "one set", COLOURS[3]), (True, "a set for each branch", COLOURS[0])):
-            chosen = [
-                row
-                for row in rows
-                if (row["computed_steps"], row["branches_apart"], row["fitted_on"]) == (computed, apart, 24)
-            ]
-            kept, middle = [row["kept"] for row in chosen], np.array([row["psnr"] for row in chosen])
-            spread = abs(np.array([[row["low"], row["high"]] for row in chosen]).T - middle)
-            at, look = np.array(kept) + 0.06 * apart, {"color": colour, "label": name, "ms": 4, "capsize": 2}
-            axes.errorbar(at, middle, spread, fmt="o-", **look)
-        axes.set(title=f"{computed} of 28 steps", xlabel="outputs kept")
-        axes.set_xticks(kept)
-    panes[0].set_ylabel("PSNR to the full run, dB")
-    panes[0].legend(loc="lower right")
-    return figure
-
-
 def tutorial() -> Figure:
     """One face in full, with the default and with fewer steps, and the differences."""
     faces = pipeline("faces")
@@ -182,7 +159,6 @@ def tutorial() -> Figure:
 FIGURES: dict[str, Callable[[], Figure]] = {
     "reuse": reuse,
     "guidance": guidance,
-    "weights": weights,
     "tutorial": tutorial,
 }
 

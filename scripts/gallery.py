@@ -21,9 +21,9 @@ from pathlib import Path
 from msgspec.structs import replace
 from PIL import Image
 
-from omnireuse.lab.record import Case, Comparison, read_comparison
-from omnireuse.lab.report.page import write_page
-from omnireuse.lab.report.style import DARK, LIGHT
+from omnireuse_lab.record import Case, Comparison, read_comparison
+from omnireuse_lab.report.page import write_page
+from omnireuse_lab.report.style import DARK, LIGHT
 from reference.commands import main as reference
 from reference.demo.page import write_demo_page
 from reference.demo.record import read_demo

@@ -11,6 +11,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,22 +32,26 @@ class Hops:
     """The files entered at each step of a run."""
 
     def __init__(self) -> None:
-        self.by_step: dict[int, dict[str, int]] = {}
-        self._entered: dict[str, int] = {}
+        self.by_step: list[list[str]] = []
+        self._entered: list[str] = []
 
     def watch(self, frame: FrameType, event: str, _: Any) -> None:
         """Take one event of `sys.setprofile`."""
         name = frame.f_code.co_filename
         if event == "call" and name.startswith(ROOT):
-            file = name.removeprefix(ROOT + "/")
-            self._entered[file] = self._entered.get(file, 0) + 1
+            self._entered.append(name.removeprefix(ROOT + "/"))
 
-    def step_ended(self, _pipeline: Any, step: int, _timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """A pipeline's `callback_on_step_end`."""
+    @contextmanager
+    def progress_bar(self, *_: Any, **__: Any) -> Iterator[Hops]:
+        """A pipeline's progress bar, which it moves at the end of each step."""
+        yield self
+
+    def update(self, *_: Any) -> None:
+        """A step is over."""
         sys.setprofile(None)
-        self.by_step[step], self._entered = self._entered, {}
+        self.by_step.append(self._entered)
+        self._entered = []
         sys.setprofile(self.watch)
-        return given
 
 
 def main() -> None:
@@ -58,14 +66,17 @@ def main() -> None:
     for name, options in (("default", {"tune": False}), ("calibrated", {"profile": str(profile)})):
         hops = Hops()
         with omnireuse.enable(pipeline, **options) as handle:
+            pipeline.progress_bar = hops.progress_bar
             try:
-                IMAGES.generate(pipeline, prompts, [0], num_inference_steps=STEPS, callback_on_step_end=hops.step_ended)
+                IMAGES.generate(pipeline, prompts, [0], num_inference_steps=STEPS)
             finally:
                 sys.setprofile(None)
+                del pipeline.progress_bar
             reused = {event.step for event in handle.events if event.reused}
         step = min(step for step in reused if step >= STEPS // 2)
-        files = hops.by_step[step]
-        print(f"{name}: step {step} passes {len(files)} files in {sum(files.values())} calls")
+        entered = hops.by_step[step]
+        files, changes = Counter(entered), sum(a != b for a, b in pairwise(entered))
+        print(f"{name}: step {step} passes {len(files)} files in {len(entered)} calls with {changes} changes of file")
         for file, calls in files.items():
             print(f"    {calls:3}  {file}")
         if check and len(files) > LIMIT:

@@ -21,15 +21,15 @@ make test-hosts
 say "build $version"
 rm -rf dist
 .venv/bin/pip install --quiet build
-.venv/bin/python -m build --outdir dist .
-.venv/bin/python scripts/wheel_contents.py dist/omnireuse-"$version"-*.whl
+for each in . lab; do .venv/bin/python -m build --outdir dist "$each"; done
+for each in dist/*.whl; do .venv/bin/python scripts/wheel_contents.py "$each"; done
 
-say "the wheel in a clean environment: import, command, demo"
+say "the wheels in a clean environment: import, command, demo"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "${PYTHON:-python3}" -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet -c constraints.txt "$(grep '^torch==' constraints.txt)"
-"$work/venv/bin/pip" install --quiet -c constraints.txt "$(echo dist/omnireuse-"$version"-*.whl)[report]"
+"$work/venv/bin/pip" install --quiet -c constraints.txt dist/*.whl
 (cd "$work" && venv/bin/omnireuse --version)
 cp -r reference models "$work" # the demo's models are no part of the wheel
 (cd "$work" && PYTHONPATH=. OMP_NUM_THREADS=1 venv/bin/python -m reference demo --out "$work/demo")

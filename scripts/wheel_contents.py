@@ -1,4 +1,4 @@
-"""Check what a wheel holds: the package, typed, and nothing of the laboratory.
+"""Check what a wheel holds: its package, typed, and nothing else.
 
 python scripts/wheel_contents.py dist/omnireuse-0.3.0-py3-none-any.whl
 """
@@ -15,10 +15,10 @@ LARGEST = 1_000_000
 
 def check(wheel: Path) -> list[str]:
     """What is wrong with a wheel, empty if nothing is."""
-    names = zipfile.ZipFile(wheel).namelist()
-    strangers = [name for name in names if not name.startswith("omnireuse")]
+    names, package = zipfile.ZipFile(wheel).namelist(), wheel.name.partition("-")[0]
+    strangers = [name for name in names if not name.startswith((f"{package}/", f"{package}-"))]
     wrong = [f"{name} does not belong into the wheel" for name in strangers]
-    wrong += [f"{name} is missing" for name in ("omnireuse/__init__.py", "omnireuse/py.typed") if name not in names]
+    wrong += [f"{name} is missing" for name in (f"{package}/__init__.py", f"{package}/py.typed") if name not in names]
     if not any(name.endswith("licenses/LICENSE") for name in names):
         wrong.append("the licence is missing")
     if wheel.stat().st_size > LARGEST:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from omnireuse.cli.program import program
 from reference.commands import demo, engine_demo, replay
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = {"demo": demo, "engine-demo": engine_demo, "replay": replay}
+COMMANDS: dict[str, Callable[..., int]] = {"demo": demo.run, "engine-demo": engine_demo.run, "replay": replay.run}
 
 _main = program("python -m reference", "Try omnireuse on the small models of its repository.", COMMANDS)
 

@@ -54,7 +54,7 @@ def run(
     (report.html) to a folder. Files of an earlier demo there are removed.
     """
     config = DemoConfig(video=video, model=model, out=out, steps=steps, guidance=guidance, prompts=prompts, seed=seed)
-    check_extra("python -m reference demo", "report")
+    check_extra("python -m reference demo", "lab")
     from reference.demo.command import run_demo
 
     return 0 if run_demo(config, Console()) else INTERRUPTED

@@ -37,7 +37,7 @@ def run(
     The outputs must be the same: the exit status is 1 if they differ.
     """
     config = EngineDemoConfig(out=out, users=users, turns=turns, blocks=blocks, seed=seed)
-    check_extra("python -m reference engine-demo", "report")
+    check_extra("python -m reference engine-demo", "lab")
     from reference.demo.engine.command import run_engine_demo
 
     return 0 if run_engine_demo(config, Console()).identical else 1

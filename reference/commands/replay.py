@@ -51,7 +51,7 @@ def run(
     """
     config = ReplayConfig(trace=trace, capacity=capacity, out=out, make=make, accesses=accesses, seed=seed, size=size)
     if make is None:
-        check_extra("python -m reference replay", "report")
+        check_extra("python -m reference replay", "lab")
     from reference.replay.command import run_replay
 
     run_replay(config, Console())

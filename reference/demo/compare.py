@@ -13,13 +13,14 @@ import numpy as np
 import omnireuse
 from omnireuse import Decision
 from omnireuse.errors import StateError
-from omnireuse.lab.compare.harness import Harness, Measured
-from omnireuse.lab.compare.methods.base import Kept, Setting
-from omnireuse.lab.compare.methods.baselines import fewer_steps
-from omnireuse.lab.compare.workload import Workload
-from omnireuse.lab.record import Case, FullRun, Point
-from omnireuse.lab.report.clips import save_clip
-from omnireuse.pipelines.closeness import bootstrap, capped_psnr, spread, ssim
+from omnireuse.pipelines.closeness import capped_psnr
+from omnireuse_lab.closeness import bootstrap, spread, ssim
+from omnireuse_lab.compare.harness import Harness, Measured
+from omnireuse_lab.compare.methods.base import Kept, Setting
+from omnireuse_lab.compare.methods.baselines import fewer_steps
+from omnireuse_lab.compare.workload import Workload
+from omnireuse_lab.record import Case, FullRun, Point
+from omnireuse_lab.report.clips import save_clip
 from reference.demo.record import Sample, StepDecision
 
 __all__ = ["ATTRIBUTES", "Cache", "Compared", "compare_caches", "generations"]

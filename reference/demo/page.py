@@ -9,9 +9,9 @@ from pathlib import Path
 import jinja2
 from PIL import Image
 
-from omnireuse.lab.report.clips import FRAME_MILLISECONDS
-from omnireuse.lab.report.page import address, page_templates
-from omnireuse.lab.report.plot import plot_case
+from omnireuse_lab.report.clips import FRAME_MILLISECONDS
+from omnireuse_lab.report.page import address, page_templates
+from omnireuse_lab.report.plot import plot_case
 from reference.demo.record import Demo
 from reference.demo.runs import axis_of, runs_of, strip
 from reference.pictures import DIFFERENCE_GAIN, read_frames

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omnireuse.base.records import Record, as_text, read_record, write_text
 from omnireuse.errors import ConfigError
-from omnireuse.lab.record import Case, Comparison, Point
+from omnireuse_lab.record import Case, Comparison, Point
 
 __all__ = ["Demo", "Sample", "StepDecision", "read_demo", "write_demo"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from omnireuse.lab.report.style import decibels
+from omnireuse_lab.report.style import decibels
 from reference.demo.compare import ATTRIBUTES
 from reference.demo.record import Demo
 

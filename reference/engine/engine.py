@@ -122,7 +122,7 @@ class Engine:
         shared.assert_invariants()
         outputs, stats = self.runner.outputs.on_device, shared.stats()
         assert len(outputs) == stats["entries"], "the runner has other outputs than the cache says"
-        assert all(shared.is_ready(key) for key in outputs), "the runner has an output that is no hit"
+        assert all(shared.is_ready(key.content) for key in outputs), "the runner has an output that is no hit"
         if self.is_idle:
             assert stats["entries"] == stats["idle_entries"], "an encoder output is held by nobody alive"
             assert self.scheduler.blocks.num_free == self.config.num_blocks, "a block is used by nobody alive"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from transformers import DynamicCache, GPTNeoXConfig, GPTNeoXForCausalLM, SiglipVisionConfig, SiglipVisionModel
 
@@ -11,6 +13,9 @@ __all__ = ["IMAGE_TOKEN", "KeyValues", "TinyOmniModel"]
 
 #: Stands in a prompt for each embedding of an image.
 IMAGE_TOKEN = 1
+
+_CACHE = "cache" if "cache" in inspect.signature(GPTNeoXForCausalLM.forward).parameters else "past_key_values"
+"""The argument for keys and values: transformers 5.24 renamed it."""
 
 # Legend: T tokens, W width of the thinker, L layers, H heads, D width of a head.
 KeyValues = torch.Tensor
@@ -75,7 +80,7 @@ class TinyOmniModel(torch.nn.Module):
 
     def think(self, embeds_TW: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """Run the thinker over the next tokens; returns their hidden states (T, W), and `cache` grows by T."""
-        output = self.thinker.base_model(inputs_embeds=embeds_TW[None], past_key_values=cache, use_cache=True)
+        output = self.thinker.base_model(inputs_embeds=embeds_TW[None], use_cache=True, **{_CACHE: cache})
         return _as_tensor(output.last_hidden_state[0])
 
     def next_token(self, hidden_W: torch.Tensor) -> int:
@@ -89,7 +94,7 @@ class TinyOmniModel(torch.nn.Module):
         cache, codes = DynamicCache(), []
         inputs = self.to_talker(torch.cat([hidden_TW, embeds_TW], dim=-1))
         for _ in range(num_codes):
-            logits = self.talker(inputs_embeds=inputs[None], past_key_values=cache, use_cache=True).logits[0, -1]
+            logits = self.talker(inputs_embeds=inputs[None], use_cache=True, **{_CACHE: cache}).logits[0, -1]
             codes.append(int(logits.argmax()))
             inputs = self.talker.get_input_embeddings()(torch.tensor(codes[-1:]))
         return codes

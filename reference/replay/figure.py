@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omnireuse.errors import MissingExtraError
-from omnireuse.lab.report.style import LIGHT
+from omnireuse_lab.report.style import LIGHT
 from reference.figures import explain, quiet_axes
 from reference.replay.run import BOUND, LRU, Score
 
@@ -13,7 +13,7 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, NullLocator, PercentFormatter
 except ImportError as missing:
-    raise MissingExtraError("the plot of a replay", "report") from missing
+    raise MissingExtraError("the plot of a replay", "lab") from missing
 
 __all__ = ["hit_ratio_figure"]
 

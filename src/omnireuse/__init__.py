@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         Polynomial,
     )
     from omnireuse.handle import Handle, disable, handle_of
-    from omnireuse.lab.compare.run import compare_pipeline
     from omnireuse.loop.batch import Row, observe_batch, predict_batch
     from omnireuse.loop.events import Choice, Decision
     from omnireuse.loop.generation import Generation, layout_of
@@ -105,7 +104,6 @@ __all__ = [
     "Tuning",
     "__version__",
     "calibrate",
-    "compare_pipeline",
     "disable",
     "enable",
     "errors",
@@ -138,7 +136,6 @@ _HOMES = {
     "summary.summary": "Summary",
     "tuning.ahead": "tune",
     "tuning.state": "Tuning",
-    "lab.compare.run": "compare_pipeline",
 }
 """Module -> the names that come from it."""
 

@@ -8,9 +8,9 @@ import numpy as np
 from msgspec.structs import replace
 from PIL import Image
 
-from omnireuse.lab.record import Case, Comparison, FullRun, Point
-from omnireuse.lab.report.clips import save_clip
-from omnireuse.pipelines.closeness import Mean, Spread, bootstrap, spread
+from omnireuse_lab.closeness import Mean, Spread, bootstrap, spread
+from omnireuse_lab.record import Case, Comparison, FullRun, Point
+from omnireuse_lab.report.clips import save_clip
 from reference.demo.compare import ATTRIBUTES
 from reference.demo.record import Demo, Sample, StepDecision
 

@@ -106,6 +106,32 @@ def test_a_restarted_engine_finds_everything_on_disk(
     other.close()
 
 
+@pytest.mark.parametrize(("runner", "num_workers", "ours"), [(1, 1, True), (2, 2, False)])
+def test_an_update_of_weights_in_place_makes_everything_kept_a_miss(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runner: int, num_workers: int, ours: bool
+) -> None:
+    """vLLM's own call is enough. The engine asserts that every request reads what the weights of now give."""
+    options = {"disk": str(tmp_path), "disk_bytes": 1 << 24, "weights": "1" * 64, "fetch_seconds": 30.0}
+    engine = Engine(monkeypatch, ec(**options), runner=runner, num_workers=num_workers, ours=ours)
+    served = {f"r{number}" for number in range(12)}
+    for update in range(3):
+        before = engine.num_encodes
+        assert engine.serve(requests(1, 12)) == served
+        assert engine.num_encodes - before >= len({f.identifier for r in requests(1, 12) for f in r.mm_features})
+        engine.update_weights()
+        assert engine.stats["resets"] == update + 1
+        assert engine.stats["host_entries"] == 0
+    connector = engine.scheduler.get_ec_connector()
+    connector.reset("1" * 64)  # back to the weights of the start
+    engine.weights = 0
+    before = engine.num_encodes
+    assert engine.serve(requests(1, 12)) == served
+    assert engine.num_encodes == before
+    with pytest.raises(ConfigError, match="must not be the digest of the weights before"):
+        connector.reset("1" * 64)
+    engine.close()
+
+
 def test_a_producer_encodes_for_a_consumer_that_has_no_media(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = {"disk": str(tmp_path), "disk_bytes": 1 << 24, "weights": "0" * 64, "fetch_seconds": 30.0}
     producer = Engine(monkeypatch, ec("ec_producer", **options))

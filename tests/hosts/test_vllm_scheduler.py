@@ -98,7 +98,7 @@ def serve(scheduler: Scheduler, seed: int) -> tuple[set[str], set[str], Runner, 
             finished |= {o.request_id for o in outputs.outputs if o.finish_reason is not None}
         if shared is not None:
             shared.assert_invariants()
-            assert runner.outputs >= {key.content for key in shared._entries}
+            assert runner.outputs >= set(shared._entries)
         if not todo and not scheduler.has_unfinished_requests():
             return finished, aborted, runner, num_preempted
     raise AssertionError(f"the scheduler spins: {len(todo)} to come, {len(scheduler.requests)} alive")

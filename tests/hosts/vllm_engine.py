@@ -31,8 +31,8 @@ def ec(role: str = "ec_both", **extra: object) -> ECTransferConfig:
     )  # fmt: skip
 
 
-def encode(identifier: str, size: int) -> torch.Tensor:
-    return torch.randn(size, WIDTH, generator=torch.Generator().manual_seed(hash(identifier) % 2**31))
+def encode(identifier: str, size: int, weights: int = 0) -> torch.Tensor:
+    return torch.randn(size, WIDTH, generator=torch.Generator().manual_seed(hash((identifier, weights)) % 2**31))
 
 
 class Engine:
@@ -49,7 +49,7 @@ class Engine:
             config.parallel_config.rank = rank
             self.connectors.append(ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER))
             self.caches.append({})
-        self.config, self.num_encodes = config, 0
+        self.config, self.num_encodes, self.weights = config, 0, 0
         self.plan: SchedulerOutput | None = None  # the last step's
         self.told: dict[str, dict[str, object] | None] = {}  # what a client learns of its finished request's items
 
@@ -60,6 +60,13 @@ class Engine:
     def close(self) -> None:
         for connector in (*self.connectors, self.scheduler.get_ec_connector()):
             connector.shutdown()
+
+    def update_weights(self) -> None:
+        """Change the encoder's weights in place, and reset the encoder cache as vLLM's engine core does."""
+        self.weights += 1
+        self.scheduler.reset_encoder_cache()
+        for cache in self.caches:
+            cache.clear()
 
     def step(self) -> set[str]:
         """One engine step; returns the requests that ended."""
@@ -93,7 +100,8 @@ class Engine:
             for name, indices in plan.scheduled_encoder_inputs.items():
                 for index in indices:
                     feature = self.scheduler.requests[name].mm_features[index]
-                    cache[feature.identifier] = encode(feature.identifier, feature.mm_position.length)
+                    size = feature.mm_position.length
+                    cache[feature.identifier] = encode(feature.identifier, size, self.weights)
                     self.num_encodes += connector is self.connectors[0]
                     if self.runner == 1:
                         ECConnectorModelRunnerMixin.maybe_save_ec_to_connector(cache, feature.identifier)
@@ -112,7 +120,7 @@ class Engine:
         for feature in request.mm_features:
             place = feature.mm_position
             if place.offset < end and end - num_new < place.offset + place.length:
-                expected = encode(feature.identifier, place.length)
+                expected = encode(feature.identifier, place.length, self.weights)
                 assert torch.equal(cache[feature.identifier], expected), f"{request.request_id} gets another's output"
 
     def serve(self, requests: list[Request], to_abort: frozenset[str] = frozenset()) -> set[str]:

@@ -127,10 +127,10 @@ def test_help_is_whole_at_eighty_columns_and_has_examples(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_examples_of_the_help_can_be_read(command: str) -> None:
-    module = (commands if command in OWN else cli).COMMANDS[command]
+    run = (commands if command in OWN else cli).COMMANDS[command]
     app = typer.Typer()
-    app.command(cls=Command)(module.run)
-    for line in module.EXAMPLES.splitlines()[1:]:
+    app.command(cls=Command)(run)
+    for line in sys.modules[run.__module__].EXAMPLES.splitlines()[1:]:
         get_command(app).make_context(command, shlex.split(line.partition(command)[2]))
 
 
@@ -198,8 +198,8 @@ def test_several_values_come_with_or_without_the_option_repeated(
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one")
     done = SimpleNamespace(complete=True, cases=())
-    monkeypatch.setattr("omnireuse.lab.compare.run.compare_pipeline", lambda *_, **given: asked.append(given) or done)
-    monkeypatch.setattr("omnireuse.lab.compare.run.show", lambda *_: None)
+    monkeypatch.setattr("omnireuse_lab.compare.run.compare_pipeline", lambda *_, **given: asked.append(given) or done)
+    monkeypatch.setattr("omnireuse_lab.compare.run.show", lambda *_: None)
     for steps in (["--steps", "28", "50"], ["--steps", "28", "--steps", "50"], ["--steps=28", "--steps", "50"]):
         assert main(["compare", "folder", *steps, "--only", "ours", "peer", "--prompts", str(prompts), "-q"]) == 0
     assert [(given["steps"], given["only"], given["guidance"]) for given in asked] == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from omnireuse import cli
 from omnireuse.base.extras import MODULES, check_extra
 from omnireuse.errors import MissingExtraError
-from omnireuse.lab.compare.methods import chosen_methods
+from omnireuse_lab.compare.methods import chosen_methods
 from reference import commands
 from tests import TOP
 
@@ -34,10 +35,9 @@ def test_every_extra_of_the_package_is_known() -> None:
 @pytest.mark.parametrize(
     ("arguments", "module", "message"),
     [
-        (["demo"], "skimage", "python -m reference demo needs an optional dependency"),
-        (["engine-demo"], "matplotlib", "python -m reference engine-demo needs an optional dependency"),
-        (["compare", "folder", "--prompts", "x"], "matplotlib", "omnireuse compare needs an optional dependency"),
-        (["replay", "trace.csv"], "matplotlib", "python -m reference replay needs an optional dependency"),
+        (["demo"], "omnireuse_lab", "python -m reference demo needs an optional dependency"),
+        (["engine-demo"], "omnireuse_lab", "python -m reference engine-demo needs an optional dependency"),
+        (["replay", "trace.csv"], "omnireuse_lab", "python -m reference replay needs an optional dependency"),
     ],
 )
 def test_a_command_names_the_extra_before_the_work(
@@ -53,13 +53,35 @@ def test_a_command_names_the_extra_before_the_work(
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert message in error
-    assert "omnireuse[report]" in error
+    assert "omnireuse[lab]" in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("arguments", [["compare"], ["compare", "--help"], ["demo", "folder", "--steps", "x", "-q"]])
+def test_a_command_of_the_laboratory_says_how_to_install_it(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("omnireuse.base.registry.entry_points", lambda **_: ())
+    assert cli.main(arguments) == 2
+    said = "needs an optional dependency; install it: pip install 'omnireuse[lab]'"
+    assert capsys.readouterr() == ("", f"error: omnireuse {arguments[0]} {said}\n")
+    assert cli.main(["--help"]) == 0
+    assert " compare " in capsys.readouterr().out
+
+
+def test_a_command_that_cannot_be_loaded_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = EntryPoint("publish", "no_such_package:run", "omnireuse.commands")
+    monkeypatch.setattr("omnireuse.base.registry.entry_points", lambda **_: (broken,))
+    assert cli.main(["publish", "--now"]) == 2
+    assert "'publish' of the entry points 'omnireuse.commands' cannot be loaded" in capsys.readouterr().err
+    assert cli.main(["cache", "--help"]) == 0
+
+
 def test_what_needs_no_extra_runs_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "omnireuse_lab", None)
     assert main(["replay", str(tmp_path / "trace.csv"), "--make", "zipf", "--accesses", "10"]) == 0
 
 

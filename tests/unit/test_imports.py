@@ -7,12 +7,15 @@ import subprocess
 import sys
 from functools import cache
 from importlib import import_module
+from pathlib import Path
+from types import FunctionType
 
 import pytest
 
 from tests import TOP
 
 SOURCE = TOP / "src" / "omnireuse"
+LABORATORY = TOP / "lab" / "src" / "omnireuse_lab"
 
 #: Layers from the bottom up. A module belongs to the longest name that it begins with and may import its own layer and
 #: those below it.
@@ -35,7 +38,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("named", "diffusion", "prompts", "arguments", "enabling", "summary.prometheus"),
     ("pipelines.source",),
     ("calibration", "tuning.ahead"),
-    ("lab",),
     ("engines",),
     ("testing",),
     ("cli", "__main__"),
@@ -57,17 +59,35 @@ WITHOUT_TORCH = (
     "diffusion.data",
     "core.encoder_cache_manager",
     "encoders.manager",
-    "lab.report",
     "cli",
 )
 
 
+#: All that the laboratory takes from the package.
+FOR_THE_LABORATORY = {
+    "omnireuse",
+    "omnireuse.base.extras",
+    "omnireuse.base.lazy",
+    "omnireuse.base.records",
+    "omnireuse.base.registry",
+    "omnireuse.base.terminal",
+    "omnireuse.cli.options",
+    "omnireuse.cli.program",
+    "omnireuse.errors",
+    "omnireuse.forecasters.base",  # peers: sums and memories of past outputs
+    "omnireuse.hooks.denoisers",
+    "omnireuse.hooks.regions.stack",  # peers that stand around blocks: a block and its arguments
+    "omnireuse.models",  # … and the declaration of a model's blocks
+    "omnireuse.pipelines",
+}
+
+
 @cache
-def modules() -> dict[str, ast.Module]:
-    """Dotted name within the package -> its syntax tree; the package itself is ""."""
+def modules(source: Path = SOURCE) -> dict[str, ast.Module]:
+    """Dotted name within a package -> its syntax tree; the package itself is ""."""
     found = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
+    for path in sorted(source.rglob("*.py")):
+        parts = path.relative_to(source).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found[name] = ast.parse(path.read_text(encoding="utf-8"), str(path))
     return found
@@ -94,8 +114,13 @@ def _runtime_nodes(tree: ast.AST, *, into_functions: bool) -> list[ast.AST]:
 
 def imports(name: str, *, into_functions: bool = True) -> set[str]:
     """Absolute names of the modules that a module imports; ``from a import b`` imports a.b where that is a module."""
+    return imports_of(modules()[name], name, into_functions=into_functions)
+
+
+def imports_of(tree: ast.AST, name: str, *, into_functions: bool = True) -> set[str]:
+    """As `imports`, for the tree of a module of any package."""
     found: set[str] = set()
-    for node in _runtime_nodes(modules()[name], into_functions=into_functions):
+    for node in _runtime_nodes(tree, into_functions=into_functions):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -170,8 +195,9 @@ def test_lazy_packages_offer_what_they_list(name: str) -> None:
     package = import_module(f"omnireuse.{name}")
     for each in package.__all__:
         value = getattr(package, each)
-        assert getattr(import_module(value.__module__), each) is value
-    assert dir(package) == package.__all__
+        if isinstance(value, (type, FunctionType)):
+            assert getattr(import_module(value.__module__), each) is value
+    assert dir(package) == sorted(package.__all__)
     with pytest.raises(AttributeError, match=f"module 'omnireuse.{name}' has no attribute 'TeeCache'"):
         package.TeeCache  # noqa: B018 - the access is what is tested
 
@@ -268,6 +294,38 @@ def test_importing_the_package_is_light() -> None:
 
 
 @pytest.mark.parametrize("name", modules())
-def test_the_package_knows_nothing_of_the_repository_around_it(name: str) -> None:
-    roots = {each.partition(".")[0] for each in imports(name)}
-    assert not roots & {"bench", "examples", "reference", "scripts", "tests"}
+def test_the_package_knows_nothing_of_what_is_around_it(name: str) -> None:
+    roots = {each.partition(".")[0] for each in every_import(modules()[name], name)}
+    assert not roots & {"bench", "examples", "omnireuse_lab", "reference", "scripts", "tests"}
+
+
+def every_import(tree: ast.AST, name: str) -> set[str]:
+    """Imports for type checkers and those in functions included; so are modules that only a text names."""
+    nodes = ast.walk(tree)
+    named = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    typed = [child for node in ast.walk(tree) if _is_type_checking(node) for child in node.body]  # type: ignore[attr-defined]
+    return (
+        imports_of(tree, name)
+        | {each for child in typed for each in imports_of(child, name)}
+        | {each for each in named if each.startswith("omnireuse_lab.")}
+    )
+
+
+@pytest.mark.parametrize("name", modules(LABORATORY))
+def test_the_laboratory_takes_public_modules_alone(name: str) -> None:
+    taken = every_import(modules(LABORATORY)[name], name)
+    assert {each for each in taken if each.partition(".")[0] == "omnireuse"} <= FOR_THE_LABORATORY
+    assert not {each.partition(".")[0] for each in taken} & {"bench", "examples", "reference", "scripts", "tests"}
+
+
+def test_the_laboratory_takes_no_more_than_it_says() -> None:
+    trees = modules(LABORATORY)
+    taken = {each for name in trees for each in every_import(trees[name], name)}
+    assert {each for each in taken if each.partition(".")[0] == "omnireuse"} == FOR_THE_LABORATORY
+
+
+def test_the_laboratory_offers_what_it_lists() -> None:
+    import omnireuse_lab
+
+    assert [name for name in omnireuse_lab.__all__ if not hasattr(omnireuse_lab, name)] == []
+    assert dir(omnireuse_lab) == omnireuse_lab.__all__

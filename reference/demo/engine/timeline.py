@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from omnireuse.errors import MissingExtraError
-from omnireuse.lab.report.style import LIGHT
+from omnireuse_lab.report.style import LIGHT
 from reference.demo.engine.record import EngineComparison, EngineRun
 from reference.figures import explain, quiet_axes
 
@@ -14,7 +14,7 @@ try:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 except ImportError as missing:
-    raise MissingExtraError("the timeline of the engine", "report") from missing
+    raise MissingExtraError("the timeline of the engine", "lab") from missing
 
 __all__ = ["timeline_figure"]
 

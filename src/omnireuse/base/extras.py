@@ -9,7 +9,7 @@ from omnireuse.errors import MissingExtraError
 __all__ = ["check_extra", "has_extra"]
 
 MODULES = {
-    "report": ("matplotlib", "skimage", "PIL", "jinja2"),
+    "lab": ("omnireuse_lab",),
     "cache-dit": ("cache_dit",),
     "redis": ("redis",),
     "metrics": ("prometheus_client",),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Annotated, Any, cast
 
 import typer
@@ -46,11 +45,18 @@ class Group(TyperGroup):
             return INTERRUPTED
 
 
-def program(name: str, summary: str, commands: Mapping[str, ModuleType]) -> Callable[[Sequence[str] | None], int]:
+def program(
+    name: str,
+    summary: str,
+    commands: Mapping[str, Callable[..., int]],
+    missing: Mapping[str, tuple[str, OmniReuseError]] | None = None,
+) -> Callable[[Sequence[str] | None], int]:
     """The main function of a program.
 
     Args:
-        commands: by name the module of each, which has `run` and `EXAMPLES`.
+        commands: by name the function of each, as typer takes it. `EXAMPLES` of its module ends its help.
+        missing: by name what the help says of each command that cannot run, and the error that it ends with, whatever
+            its arguments.
     """
     app = typer.Typer(
         name=name,
@@ -59,8 +65,11 @@ def program(name: str, summary: str, commands: Mapping[str, ModuleType]) -> Call
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for command, module in commands.items():
-        app.command(command, cls=Command, epilog=module.EXAMPLES)(module.run)
+    for command, run in commands.items():
+        app.command(command, cls=Command, epilog=getattr(sys.modules[run.__module__], "EXAMPLES", None))(run)
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    for command, (words, error) in (missing or {}).items():
+        app.command(command, help=words, add_help_option=False, context_settings=anything)(_raising(error))
 
     @app.callback(help=summary, epilog=f"{name} COMMAND --help explains a command, with examples.")
     def common(
@@ -94,6 +103,13 @@ def program(name: str, summary: str, commands: Mapping[str, ModuleType]) -> Call
         return status or 0
 
     return main
+
+
+def _raising(error: OmniReuseError) -> Callable[[], int]:
+    def run() -> int:
+        raise error
+
+    return run
 
 
 def _show_version(asked: bool) -> None:

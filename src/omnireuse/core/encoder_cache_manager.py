@@ -135,6 +135,17 @@ class EncoderCacheManager:
         for input_id in sorted(self._charged.get(request.request_id, ())):
             self.free_encoder_input(request, input_id)
 
+    def reset(self) -> None:
+        """Drop every entry, because the encoder's weights changed; each is reported as freed.
+
+        The requests may go on: they allocate again, and a later free of a dropped entry is a no-op.
+        """
+        for request_id, charged in self._charged.items():
+            for input_id in sorted(charged):
+                self._note_freed(request_id, input_id)
+        self._charged.clear()
+        self._num_free_slots = self._cache_size
+
     def get_freed_ids(self) -> list[tuple[str, int]]:
         """Drain the (request id, input id) pairs freed since the last call, oldest first.
 

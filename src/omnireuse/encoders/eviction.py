@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
 
-from omnireuse.encoders.interface import EncoderKey
+__all__ = ["MAX_USES", "EncoderEntry", "EvictionQueues"]
 
-__all__ = ["EncoderEntry", "EvictionQueues"]
+Key = TypeVar("Key", bound=Hashable)
 
-_MAX_USES = 3
+MAX_USES = 3
 _SMALL_SHARE = 0.1
 _MIN_GHOSTS = 16  # with an empty main queue, none would be remembered
+_REMOVED = -1
 
 
-class EncoderEntry:
+class EncoderEntry(Generic[Key]):
     """One encoder output, planned or ready.
 
     Attributes:
@@ -21,90 +24,91 @@ class EncoderEntry:
             None once it is ready.
         num_references: by requests. Without any, the entry is idle: it may be evicted.
         num_uses: uses since it was added or last passed over, at most three.
+        is_small: whether it is in the small queue.
     """
 
-    __slots__ = ("key", "num_bytes", "num_embeds", "num_references", "num_uses", "waiting")
+    __slots__ = ("is_small", "key", "num_bytes", "num_embeds", "num_references", "num_uses", "waiting")
 
-    def __init__(self, key: EncoderKey, num_embeds: int, num_bytes: int, encoder: tuple[str, int]) -> None:
+    def __init__(self, key: Key, num_embeds: int, num_bytes: int, encoder: tuple[str, int]) -> None:
         self.key, self.num_embeds, self.num_bytes = key, num_embeds, num_bytes
         self.waiting: list[tuple[str, int]] | None = [encoder]
-        self.num_references, self.num_uses = 1, 0
-
-    def count_use(self) -> None:
-        """Count one more use."""
-        if self.num_uses < _MAX_USES:
-            self.num_uses += 1
+        self.num_references, self.num_uses, self.is_small = 1, 0, True
 
 
-class EvictionQueues:
+class EvictionQueues(Generic[Key]):
     """A small queue of new entries, and a main queue of those that were used again. Deterministic.
 
     Source: Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023, algorithm 1.
     """
 
     def __init__(self) -> None:
-        self._small: OrderedDict[EncoderKey, EncoderEntry] = OrderedDict()
-        self._main: OrderedDict[EncoderKey, EncoderEntry] = OrderedDict()
-        self._ghosts: OrderedDict[EncoderKey, None] = OrderedDict()
+        self._small: deque[EncoderEntry[Key]] = deque()
+        self._main: deque[EncoderEntry[Key]] = deque()
+        self._ghosts: OrderedDict[Key, None] = OrderedDict()
         self._small_embeds = 0
 
-    def add(self, entry: EncoderEntry) -> None:
+    def add(self, entry: EncoderEntry[Key]) -> None:
         """Join the small queue, or the main one if the key was evicted from the small one not long ago."""
-        if entry.key in self._ghosts:
-            del self._ghosts[entry.key]
-            self._main[entry.key] = entry
-        else:
-            self._small[entry.key] = entry
+        if entry.key not in self._ghosts:
+            self._small.append(entry)
             self._small_embeds += entry.num_embeds
-
-    def remove(self, entry: EncoderEntry, *, remember: bool) -> None:
-        """Leave the queue. Of keys to remember, as many are kept as the main queue holds."""
-        if self._main.pop(entry.key, None) is not None:
             return
-        self._leave_small(entry)
-        if remember:
-            self._ghosts[entry.key] = None
-            while len(self._ghosts) > max(len(self._main), _MIN_GHOSTS):
-                self._ghosts.popitem(last=False)
+        del self._ghosts[entry.key]
+        entry.is_small = False
+        self._main.append(entry)
 
-    def victim(self, num_embeds: int) -> EncoderEntry:
-        """The idle entry to evict next; there is at least one. It stays for now.
+    def remove(self, entry: EncoderEntry[Key]) -> None:
+        """Leave the queue: when its turn comes, it is passed over."""
+        entry.num_uses, entry.num_references = _REMOVED, 0
+        if entry.is_small:
+            self._small_embeds -= entry.num_embeds
+
+    def pop(self, num_embeds: int) -> EncoderEntry[Key]:
+        """Take out the idle entry to evict next; there is at least one.
+
+        Of the keys evicted from the small queue, as many are remembered as the main queue holds entries.
 
         Args:
             num_embeds: embeddings in both queues.
         """
-        turns = [self._from_small, self._from_main]
-        for turn in turns if self._small_embeds > _SMALL_SHARE * num_embeds else reversed(turns):
-            entry = turn()
+        is_small_first = self._small_embeds > _SMALL_SHARE * num_embeds
+        while True:  # a second round finds those that the first one promoted
+            entry = self._pop_small() if is_small_first else self._pop_main()
             if entry is not None:
                 return entry
-        # All idle entries were promoted on the way.
-        return next(entry for entry in self._main.values() if not entry.num_references)
-
-    def _leave_small(self, entry: EncoderEntry) -> None:
-        del self._small[entry.key]
-        self._small_embeds -= entry.num_embeds
+            is_small_first = not is_small_first
 
     # An entry in use that comes up goes to the back: left at the front, every victim would have to pass it again.
 
-    def _from_small(self) -> EncoderEntry | None:
-        for _ in range(len(self._small)):
-            entry = next(iter(self._small.values()))
+    def _pop_small(self) -> EncoderEntry[Key] | None:
+        small = self._small
+        for _ in range(len(small)):
+            entry = small.popleft()
             if entry.num_uses > 1:
-                self._leave_small(entry)
-                self._main[entry.key], entry.num_uses = entry, 0
-            elif not entry.num_references:
+                self._small_embeds -= entry.num_embeds
+                entry.num_uses, entry.is_small = 0, False
+                self._main.append(entry)
+            elif entry.num_references:
+                small.append(entry)
+            elif entry.num_uses >= 0:
+                self._small_embeds -= entry.num_embeds
+                self._ghosts[entry.key] = None
+                while len(self._ghosts) > _MIN_GHOSTS and len(self._ghosts) > len(self._main):
+                    self._ghosts.popitem(last=False)
                 return entry
-            else:
-                self._small.move_to_end(entry.key)
         return None
 
-    def _from_main(self) -> EncoderEntry | None:
-        for _ in range((_MAX_USES + 1) * len(self._main)):
-            entry = next(iter(self._main.values()))
+    def _pop_main(self) -> EncoderEntry[Key] | None:
+        main = self._main
+        for _ in range((MAX_USES + 1) * len(main)):
+            entry = main.popleft()
             if not entry.num_references:
                 if not entry.num_uses:
                     return entry
+                if entry.num_uses < 0:
+                    if not main:
+                        return None
+                    continue
                 entry.num_uses -= 1
-            self._main.move_to_end(entry.key)
+            main.append(entry)
         return None

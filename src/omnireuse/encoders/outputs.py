@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -55,8 +56,8 @@ class EncoderOutputStore:
         device: where outputs are used.
         host_bytes: budget of the host tier in bytes, least recently used first out; 0 for none. Pinned for CUDA.
         outer: a tier, or several, outside the process. Any failure there is a counted miss.
-        weights: with an outer tier, the name of the encoder's weights by their content (a checkpoint hash), because
-            `EncoderKey.weights_epoch` counts within one process only.
+        weights: with an outer tier, the name of the encoder's weights by their content (a checkpoint hash). `reset`
+            changes it.
 
     Raises:
         ConfigError: a negative budget, or an outer tier without `weights`.
@@ -188,14 +189,25 @@ class EncoderOutputStore:
                 copy = kept.to(torch.device("cpu"))
             self._host.put(key, copy, copy.num_bytes)
 
-    def clear(self, *, weights: str | None = None) -> None:
-        """Forget this process's outputs. Outer tiers keep theirs, under the name of the weights.
+    def reset(self, weights: str = "") -> None:
+        """Forget every output, because the encoder's weights changed: a load is a miss until the output is put again.
+
+        In every tier: outer ones keep what they have, and writes that still wait, under the name of the old weights.
+        Call it after the update, and before anything is put that was encoded with the new weights.
 
         Args:
-            weights: the name of the encoder's weights from now on, if they have changed.
+            weights: the name of the new weights, by which processes with equal weights find each other's outputs. ""
+                where there is none, as after an update in place: a random name, which nobody else has.
+
+        Raises:
+            ConfigError: `weights` is the name of the weights before.
         """
-        if weights is not None:
-            self._set_weights(weights)
+        if weights and weights == self._weights:
+            raise ConfigError(
+                f"EncoderOutputStore.reset(weights={weights!r}): field must not be the name of the weights before, or "
+                "their outputs would be found; give the digest of the new weights, or none"
+            )
+        self._set_weights(weights or secrets.token_hex(16))
         self._on_device.clear()
         self._num_bytes = 0
         if self._host is not None:
@@ -222,7 +234,7 @@ class EncoderOutputStore:
                 "EncoderOutputStore(weights=''): field must name the encoder's weights where there is an outer tier, "
                 "or another model's outputs are found there; pass a hash of the checkpoint"
             )
-        self._namespace = f"encoder:{weights}"
+        self._weights, self._namespace = weights, f"encoder:{weights}"
 
 
 def _name(key: EncoderKey) -> str:

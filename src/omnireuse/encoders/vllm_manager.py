@@ -12,24 +12,21 @@ Imports neither vLLM nor torch.
 
 from __future__ import annotations
 
-import functools
 import logging
 from typing import Any
 
-from omnireuse.encoders import EncoderKey, Lease, Outcome, SharedEncoderCacheManager
+from omnireuse.encoders import Lease, Outcome, SharedEncoderCacheManager
 from omnireuse.errors import ConfigError, StateError, UnsupportedModelError
 
 __all__ = ["VllmEncoderCacheManager"]
 
 logger = logging.getLogger(__name__)
 
-# The runner stores outputs under the identifier alone, so nothing else may distinguish entries here. vLLM asks several
-# times a pass about the same items.
-_key_of = functools.lru_cache(maxsize=16_384)(EncoderKey)
-
 
 class VllmEncoderCacheManager:
     """Decide for vLLM's scheduler which encoder outputs stay, by content, counted in encoder embeddings.
+
+    The runner stores outputs under vLLM's identifier alone, so nothing else distinguishes entries here.
 
     A scheduling pass ends with `get_freed_mm_hashes`. What it plans is committed at its end, when the plan goes to the
     model runner; an item whose request is preempted before was never encoded and is no hit.
@@ -41,11 +38,10 @@ class VllmEncoderCacheManager:
     """
 
     def __init__(self, cache_size: int, *, join_within_pass: bool = True) -> None:
-        self.shared = SharedEncoderCacheManager(cache_size)
+        self.shared = SharedEncoderCacheManager[str](cache_size)
         self.cache_size = cache_size
         self._join_within_pass = join_within_pass
-        self._planned: dict[EncoderKey, Lease] = {}  # planned in this pass → the lease to commit
-        self._encoders: dict[EncoderKey, set[str]] = {}  # → the requests that plan to encode it
+        self._planned: dict[str, list[str]] = {}  # planned in this pass → the requests that plan to encode it
 
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> VllmEncoderCacheManager:
@@ -66,32 +62,31 @@ class VllmEncoderCacheManager:
     @property
     def num_free_slots(self) -> int:
         """Embeddings not taken by any entry."""
-        return self.cache_size - self.shared.stats()["embeds"]
+        return self.shared.num_free_embeds
 
     @property
     def num_freeable_slots(self) -> int:
         """Embeddings that could be allocated if everything unreferenced left."""
-        return self.num_free_slots + self.shared.stats()["idle_embeds"]
+        return self.shared.num_free_embeds + self.shared.num_idle_embeds
 
     def reset(self) -> None:
         """Forget everything, because the weights changed. vLLM itself tells the runner."""
-        self.shared.clear()
+        self.shared.reset()
         self._planned.clear()
-        self._encoders.clear()
 
     def check_and_update_cache(self, request: Any, input_id: int) -> bool:
         """Tell whether the request can use this input's output in this pass, and hold it if so."""
-        key = _key_of(request.mm_features[input_id].identifier)
-        if key not in self._planned:
-            return self.shared.lookup(key, request.request_id, input_id) is not None
-        if self._join_within_pass or request.request_id in self._encoders[key]:
+        key = request.mm_features[input_id].identifier
+        if self.shared.hold(key, request.request_id, input_id):
+            return True
+        if key in self._planned and (self._join_within_pass or request.request_id in self._planned[key]):
             self._hold(key, request, input_id)
             return True
         return False
 
     def get_cached_num_encoder_embeds(self, request: Any, input_id: int) -> int | None:
         """Return the embeddings kept or planned for this input's content; None if there are none."""
-        return self.shared.get_num_embeds(_key_of(request.mm_features[input_id].identifier))
+        return self.shared.get_num_embeds(request.mm_features[input_id].identifier)
 
     def can_allocate(
         self, request: Any, input_id: int, encoder_compute_budget: int, num_embeds_to_schedule: int
@@ -105,7 +100,7 @@ class VllmEncoderCacheManager:
         num_embeds = request.get_num_encoder_embeds(input_id)
         if num_embeds > encoder_compute_budget:
             return False
-        if _key_of(request.mm_features[input_id].identifier) in self._planned:
+        if request.mm_features[input_id].identifier in self._planned:
             num_embeds = 0  # another request of this pass pays for the room already
         if num_embeds_to_schedule and not self.shared.can_fit(num_embeds + num_embeds_to_schedule):
             if not self.shared.can_fit(num_embeds):
@@ -115,11 +110,13 @@ class VllmEncoderCacheManager:
 
     def allocate(self, request: Any, input_id: int) -> None:
         """Plan to encode the input in this pass."""
-        key = _key_of(request.mm_features[input_id].identifier)
+        key = request.mm_features[input_id].identifier
         lease = self._hold(key, request, input_id)
-        if lease.outcome is not Outcome.HIT:
-            self._planned.setdefault(key, lease)
-            self._encoders.setdefault(key, set()).add(request.request_id)
+        if key not in self._planned:
+            if lease.outcome is not Outcome.HIT:
+                self._planned[key] = [lease.request_id]
+        elif lease.request_id not in self._planned[key]:
+            self._planned[key].append(lease.request_id)
 
     def get_cached_input_ids(self, request: Any) -> set[int]:
         """Return the inputs that the request holds (a copy)."""
@@ -135,17 +132,16 @@ class VllmEncoderCacheManager:
         promoted = self.shared.release(request_id, input_id)
         if key is None or key not in self._planned:
             return
-        if key not in self.shared.held_positions(request_id).values():
-            self._encoders[key].discard(request_id)
+        encoders = self._planned[key]
+        if request_id in encoders and key not in self.shared.held_positions(request_id).values():
+            encoders.remove(request_id)
         if self.shared.get_num_embeds(key) is None:
-            del self._planned[key], self._encoders[key]
-        elif promoted is not None:
-            self._planned[key] = promoted
-            if promoted.request_id not in self._encoders[key]:
-                raise StateError(
-                    f"free_encoder_input({request_id!r}, {input_id}): a plan that {promoted.request_id!r} relies on in "
-                    "the same pass must not be withdrawn; build the manager with join_within_pass=False"
-                )
+            del self._planned[key]
+        elif promoted is not None and promoted.request_id not in encoders:
+            raise StateError(
+                f"free_encoder_input({request_id!r}, {input_id}): a plan that {promoted.request_id!r} relies on in "
+                "the same pass must not be withdrawn; build the manager with join_within_pass=False"
+            )
 
     def free(self, request: Any) -> None:
         """Release everything that a request holds."""
@@ -153,22 +149,16 @@ class VllmEncoderCacheManager:
             self.free_encoder_input(request, input_id)
 
     def get_freed_mm_hashes(self) -> list[str]:
-        """End the pass: commit its plans, and drain the identifiers whose outputs the runner drops.
-
-        An item that was evicted and planned again in the pass is not among them.
-        """
+        """End the pass: commit its plans, and drain the identifiers whose outputs the runner drops."""
         if self._planned:
-            for lease in self._planned.values():
-                self.shared.commit(lease)
+            self.shared.commit_all(self._planned)
             self._planned.clear()
-            self._encoders.clear()
-        evicted = dict.fromkeys(self.shared.drain_evicted())
-        return [key.content for key in evicted if self.shared.get_num_embeds(key) is None]
+        return self.shared.drain_evicted()
 
     def get_manager_metadata(self) -> None:
         """The worker needs nothing beside the freed identifiers."""
 
-    def _hold(self, key: EncoderKey, request: Any, input_id: int) -> Lease:
+    def _hold(self, key: str, request: Any, input_id: int) -> Lease:
         lease = self.shared.reserve(key, request.request_id, input_id, request.get_num_encoder_embeds(input_id))
         if lease is None:
             raise StateError(

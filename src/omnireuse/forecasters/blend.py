@@ -18,7 +18,8 @@ EXPONENT = 1.5
 """`Blend.exponent` for x0. Where the output is straight in noise, x0 is straight in noise²; 1.5 is halfway to noise
 itself (``python -m bench few_steps``)."""
 FEW, MISSED = 0.4, torch.finfo(torch.float32).max
-"""`Blend.holds_misses` below this share of computed steps (``python -m bench rules``), and the shortfall of a miss."""
+"""`Blend.holds_misses` below this share of computed steps, and the shortfall of a miss
+(bench/notes/2026-11-23-rules.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import torch
+
 from omnireuse.hooks.interception import ClassInterception, intercept, intercept_class
 
 __all__ = ["CallerWatch", "callbacks_aside", "calling", "foreign_caller", "is_called_by"]
@@ -44,9 +46,12 @@ def is_called_by(pipeline: Any) -> bool:
     """True if the code that runs is this pipeline's, or a loop of a user's own.
 
     A pipeline that is one of this pipeline's parts (Stable Cascade's prior and decoder) calls for it. A callback does
-    not, nor does any other pipeline.
+    not, nor does any other pipeline. For an object that cannot be called, as around a bare denoiser, every pipeline
+    calls.
     """
     callers = _callers.get()
+    if not callable(pipeline):
+        return not callers or callers[-1] is not _CALLBACK
     for who in reversed(callers):
         if who is pipeline:
             return True
@@ -69,36 +74,35 @@ class _Aside(NamedTuple):
 
 
 @contextmanager
-def callbacks_aside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[_Aside]:
+def callbacks_aside(
+    args: Sequence[Any], kwargs: Mapping[str, Any], after: Callable[[], None] = lambda: None
+) -> Iterator[_Aside]:
     """The arguments of a pipeline's call, whose callbacks are no part of it while they run.
 
     A function is wrapped. An object with a `__call__` of its class (diffusers' `PipelineCallback`) is intercepted until
     the end of the call, because pipelines ask for its type.
+
+    Args:
+        after: called when a callback has run.
     """
+
+    def called(proceed: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        with calling(_CALLBACK):
+            result = proceed(*given, **named)
+        after()
+        return result
+
     with ExitStack() as stack:
 
         def aside(value: Any) -> Any:
-            if not callable(value) or isinstance(value, type) or _is_module(value):
+            if not callable(value) or isinstance(value, (type, torch.nn.Module)):
                 return value
             if any(isinstance(vars(cls).get("__call__"), types.FunctionType) for cls in type(value).__mro__):
-                stack.callback(intercept(value, _CALLBACK, {"__call__": _called_aside}).undo)
+                stack.callback(intercept(value, called, {"__call__": called}).undo)
                 return value
-
-            def wrapped(*given: Any, **named: Any) -> Any:
-                return _called_aside(value, *given, **named)
-
-            return functools.update_wrapper(wrapped, value)
+            return functools.update_wrapper(functools.partial(called, value), value)
 
         yield _Aside(tuple(map(aside, args)), {name: aside(value) for name, value in kwargs.items()})
-
-
-def _called_aside(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with calling(_CALLBACK):
-        return proceed(*args, **kwargs)
-
-
-def _is_module(value: object) -> bool:
-    return hasattr(value, "named_parameters")
 
 
 class CallerWatch:
@@ -115,6 +119,11 @@ class CallerWatch:
         """Watch, once more."""
         with self._lock:
             self._watchers += 1
+            self.look()
+
+    def look(self) -> None:
+        """Watch the pipelines of a module that was imported since."""
+        with self._lock:
             for module, name in _BASES:
                 base = getattr(sys.modules.get(module), name, None)
                 if base is not None and all(base is not known for known, _ in self._bases):
@@ -159,8 +168,8 @@ class CallerWatch:
 
 
 def _called_by(proceed: Callable[..., Any], pipeline: Any, *args: Any, **kwargs: Any) -> Any:
-    with calling(pipeline):
-        return proceed(*args, **kwargs)
+    with calling(pipeline), callbacks_aside(args, kwargs) as aside:
+        return proceed(*aside.args, **aside.kwargs)
 
 
 def _with_subclasses(base: Any) -> Iterator[Any]:

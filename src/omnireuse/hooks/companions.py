@@ -2,8 +2,9 @@
 
 In region "step" the denoiser's calls of a reused step are not made, so that nobody reads what a ControlNet has computed
 for them. It is called before them, so a call is left out only where a schedule says beforehand that the step is reused,
-and where the last computed step has handed all its tensors to the denoiser as they were. What is returned instead has
-their shapes. If a call of the denoiser is made nevertheless, as where guidance begins, the ControlNet computes then.
+and where the last computed step has handed all its tensors to the denoiser as they were, at the same scale. What is
+returned instead has their shapes. If a call of the denoiser is made nevertheless, as where guidance begins, the
+ControlNet computes then.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ class _Output:
     Attributes:
         form: stand-ins of no memory for the tensors, and all else as it was.
         tensors: identities of the tensors, to be found in the denoiser's calls of the same step.
+        scale: of the call.
         is_handed_on: whether each of these calls was given all of them.
     """
 
     form: Any
+    scale: Any
     tensors: frozenset[int]
     is_handed_on: bool | None = None
 
@@ -73,6 +76,8 @@ class Companions:
         """The tensors of this step's outputs, so that no other tensor gets their identity."""
         self._skipped: list[_Skip] = []
         """Calls that were left out at this step."""
+        self._scales: dict[str, Any] = {}
+        """Of the latest call of each companion."""
         self._calls = Counter[tuple[str, bool]]()
         """Calls of the run so far, by companion and whether it was made."""
 
@@ -80,7 +85,14 @@ class Companions:
         """A run is about to begin."""
         self._calls.clear()
         self._outputs.clear()
+        self._scales.clear()
         self._enter(None)
+
+    @property
+    def scales(self) -> tuple[tuple[str, Any], ...]:
+        """The scale of each companion at this step. Where it changes, as at the end of ControlNet guidance, what the
+        denoiser returns is of another kind."""
+        return tuple(self._scales.items())
 
     def take_calls(self) -> dict[str, tuple[int, int]]:
         """Made and all calls of the run that ends, by companion."""
@@ -101,6 +113,7 @@ class Companions:
         name: str,
         run: Run | None,
         is_reused: bool,
+        scale: Any,
         proceed: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -110,13 +123,16 @@ class Companions:
         Args:
             run: that it belongs to; None where its run has not begun.
             is_reused: whether a schedule reuses the present step in region "step".
+            scale: a number or a list of them, one for each of several ControlNets.
         """
         self.are_called = True
         self._enter(None if run is None else (id(run), run.generation.index))
+        scale = tuple(scale) if isinstance(scale, (list, tuple)) else scale
+        self._scales[name] = scale if isinstance(scale, (int, float, tuple)) else None
         key = name, self._order[name]
         self._order[name] += 1
         known = self._outputs.get(key)
-        if is_reused and known is not None and known.is_handed_on:
+        if is_reused and known is not None and known.is_handed_on and known.scale == self._scales[name]:
             self._calls[name, False] += 1
             form = _without_values(known.form)
             self._skipped.append(_Skip(name, pytree.tree_leaves(form), lambda: proceed(*args, **kwargs)))
@@ -125,7 +141,7 @@ class Companions:
         result = proceed(*args, **kwargs)
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self._held.extend(tensors)
-        self._outputs[key] = _Output(_without_values(result), frozenset(map(id, tensors)))
+        self._outputs[key] = _Output(_without_values(result), self._scales[name], frozenset(map(id, tensors)))
         return result
 
     def denoise(

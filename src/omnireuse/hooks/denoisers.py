@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ __all__ = [
     "dtype_of",
     "is_compiled_whole",
     "model_name",
+    "parameters_of",
     "unwrapped",
     "wrapped_modules",
 ]
@@ -82,6 +85,14 @@ def model_name(module: torch.nn.Module) -> str:
     """The name of the model's class, which `fully_shard` exchanges for a subclass of its own."""
     names = [cls.__name__ for cls in type(unwrapped(module)).__mro__]
     return names[0].removeprefix("FSDP") if "FSDPModule" in names else names[0]
+
+
+@lru_cache(maxsize=256)
+def parameters_of(forward: Callable[..., Any]) -> Mapping[str, Any]:
+    """The parameters of a forward that can be given by position, in their order without `self`, and their defaults."""
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {each.name: each.default for each in parameters if each.kind in by_position}
 
 
 def wrapped_modules(module: torch.nn.Module) -> list[torch.nn.Module]:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 
 from omnireuse.errors import StateError
-from omnireuse.hooks.run import Run
+from omnireuse.hooks.run import Layout, Run
+from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 from omnireuse.summary.counters import Stats
 from omnireuse.summary.tally import RunRecord
@@ -41,11 +42,7 @@ class Explanation(NamedTuple):
 
 
 _GUARDS = (
-    Explanation(
-        "layout",
-        "the shapes, dtypes or devices of the denoiser's inputs, or the scales of its adapters, changed at every step",
-        "keep them the same within a run, or use region='call', where each call has a history of its own",
-    ),
+    Explanation("layout", "the denoiser's inputs changed at every step", "keep them the same within a run"),
     Explanation("nonfinite", "the watched signal was not finite", "look for NaN or infinite values in the latents"),
     Explanation(
         "noiseless",
@@ -121,6 +118,15 @@ def _too_few_steps(total: int) -> Explanation:
     return Explanation("too few steps", f"a run of {steps} leaves none out with these settings", advice)
 
 
+def _of_change(explanation: Explanation, generation: Generation) -> Explanation:
+    """The same with what has changed."""
+    before, after = generation.change or (None, None)
+    if not isinstance(before, Layout) or not isinstance(after, Layout):
+        return explanation
+    text = f"the denoiser's inputs changed at every step ({before.changes_to(after)})"
+    return explanation._replace(text=text)
+
+
 def _no_steps(what: str) -> Explanation:
     """The denoiser was called, and nobody told its steps."""
     return Explanation(
@@ -187,6 +193,8 @@ class InertRuns:
             self.no_step_ended(run.calls)
         elif is_complete:
             explanation = _NO_SCHEDULER_STEP if record is None else explain(self._strategy, record)
+            if explanation is not None and explanation.reason == "layout":
+                explanation = _of_change(explanation, generation)
             if record is not None and generation.schedule is None:
                 explanation = explanation or too_much(self._strategy, record)
         if explanation is not None:

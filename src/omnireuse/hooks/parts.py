@@ -16,7 +16,7 @@ from omnireuse.hooks.denoisers import denoisers_of
 from omnireuse.hooks.guiders import GUIDERS
 from omnireuse.hooks.interception import Handler, Interception, intercept, is_bypassed
 
-__all__ = ["Parts", "previous_sample"]
+__all__ = ["Parts"]
 
 Route = Callable[[str, Any], Mapping[str, Handler]]
 """The handlers of a part's methods, from its attribute (a denoiser's is its place, as text) and the part."""
@@ -83,14 +83,6 @@ class Parts:
         for interception in interceptions:
             interception.undo()
         interceptions.clear()
-
-
-def previous_sample(result: Any) -> torch.Tensor | None:
-    """The latents that a scheduler's step returned, in whatever form; None where there are none."""
-    sample = getattr(result, "prev_sample", None)
-    if sample is None and isinstance(result, (tuple, list)) and result:
-        sample = result[0]
-    return sample if isinstance(sample, torch.Tensor) else None
 
 
 def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.hooks.denoisers import adapter_scales
-from omnireuse.hooks.regions.rows import row_of, rows_of
+from omnireuse.hooks.denoisers import adapter_scales, parameters_of
+from omnireuse.hooks.regions.rows import row_of
 from omnireuse.hooks.timesteps import NAMES
 from omnireuse.loop.branch_state import refuse_gradients
 from omnireuse.loop.events import Choice
@@ -24,7 +24,7 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel, told_level
 from omnireuse.noise.signals import filtered, grid_of
 
-__all__ = ["Chooser", "Chosen", "DenoiserCall", "Region", "RegionFactory", "Run", "RunStart"]
+__all__ = ["Chooser", "Chosen", "DenoiserCall", "Layout", "Region", "RegionFactory", "Run", "RunStart"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +171,47 @@ RegionFactory = Callable[[Strategy, Sequence[torch.nn.Module], object], Region]
 """A function that makes the region of a strategy on denoisers, and names the owner of its interceptions."""
 
 
+class Layout(NamedTuple):
+    """What must be the same at the steps that a forecast is made from.
+
+    Attributes:
+        arguments: name, shape, dtype and device of each tensor argument, in the order of their names.
+        scales: of adapters; None where there are none.
+        streams: the same of the tensors that enter the blocks.
+        denoiser: its number.
+        controls: scales of the ControlNets whose outputs the call may be given, by name.
+    """
+
+    arguments: tuple[tuple[str, tuple[int, ...], Any, Any], ...]
+    scales: tuple[Any, ...] | None = None
+    streams: tuple[tuple[tuple[int, ...], Any, Any], ...] = ()
+    denoiser: int = 0
+    controls: tuple[tuple[str, Any], ...] = ()
+
+    def changes_to(self, other: Layout) -> str:
+        """What differs in `other`, in words."""
+        return ", ".join(self._changes_to(other)) or "nothing"
+
+    def _changes_to(self, other: Layout) -> Iterator[str]:
+        if self.denoiser != other.denoiser:
+            yield "the denoiser"
+        before = {name: what for name, *what in self.arguments}
+        after = {name: what for name, *what in other.arguments}
+        for name in sorted(before.keys() | after.keys()):
+            old, new = before.get(name), after.get(name)
+            if old is None or new is None:
+                yield f"{name} is given at some steps only"
+            elif old != new:
+                shown = next((f"from {a} to {b}" for a, b in zip(old, new, strict=True) if a != b), "")
+                yield f"{name} {shown}"
+        if self.scales != other.scales:
+            yield "the scales of adapters"
+        if self.controls != other.controls:
+            yield "the scales of ControlNets"
+        if self.streams != other.streams and self.arguments == other.arguments:
+            yield "the shapes of what enters the blocks"
+
+
 @dataclass(frozen=True)
 class DenoiserCall:
     """One call of a denoiser within a run: `proceed(*args, **kwargs)` computes it.
@@ -182,6 +223,7 @@ class DenoiserCall:
         denoiser: its place among the pipeline's denoisers.
         branch: its name among the calls of the step.
         order: its number among the step's calls of this denoiser, from 0.
+        controls: scales of the ControlNets that the step has called, by name.
     """
 
     run: Run
@@ -193,11 +235,17 @@ class DenoiserCall:
     proceed: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    controls: tuple[tuple[str, Any], ...] = ()
 
-    def decide(self, row: int | None, *, layout: Hashable, signal: torch.Tensor | None) -> Choice:
-        """Compute or reuse one row of the batch, or all of it for None? `signal` is that of the whole batch."""
+    def decide(self, row: int | None, *, layout: Hashable, signal: torch.Tensor | None, visit: int = 1) -> Choice:
+        """Compute or reuse one row of the batch, or all of it for None?
+
+        Args:
+            signal: that of the whole batch.
+            visit: which way through the block stack within this call, from 1; each has a history of its own.
+        """
         return self.run.generation.decide(
-            self.branch,
+            self.branch if visit == 1 else f"{self.branch}/{visit}",
             denoiser=self.denoiser,
             order=self.order,
             sample=row,
@@ -209,20 +257,42 @@ class DenoiserCall:
         """The denoiser's output."""
         return self.proceed(*self.args, **self.kwargs)
 
-    def compute_rows(self, rows: Sequence[int]) -> Any:
-        """The denoiser's output for some rows of the batch alone."""
-        index = torch.tensor(rows)
-        args = [rows_of(value, index, self.batch) for value in self.args]
-        return self.proceed(*args, **rows_of(self.kwargs, index, self.batch))
+    def compute_with(self, arguments: Mapping[str, Any]) -> Any:
+        """The denoiser's output for other values of its `arguments`, spelled as in this call."""
+        positional = list(self.arguments)[: len(self.args)]
+        return self.proceed(*map(arguments.get, positional), **{name: arguments[name] for name in self.kwargs})
+
+    @cached_property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments by the names of the forward's parameters, however this call spells them; those given by
+        position first."""
+        names = parameters_of(type(self.module).forward)
+        unnamed = [f"argument {place}" for place in range(len(names), len(self.args))]
+        return {**dict(zip((*names, *unnamed), self.args, strict=False)), **self.kwargs}
+
+    @cached_property
+    def options(self) -> Hashable:
+        """The choices that the call makes beside its inputs, `return_dict` among them: the form of its result."""
+        given = {**parameters_of(type(self.module).forward), **self.arguments}
+        return tuple(sorted((name, value) for name, value in given.items() if isinstance(value, (bool, str))))
+
+    @cached_property
+    def configuration(self) -> Hashable:
+        """What a cut of the call into rows depends on: the denoiser, how its arguments are nested, and their shapes."""
+        leaves, structure = pytree.tree_flatten(dict(sorted(self.arguments.items())))
+        return self.denoiser, str(structure), tuple(layout_of(leaf) or type(leaf) for leaf in leaves)
 
     @cached_property
     def latents(self) -> list[torch.Tensor]:
         """The latents that the denoiser was called with: its first argument, or the one named as such. Most get one
-        tensor, Z-Image and Cosmos 3 a list of one an image or clip."""
-        first = [*self.args[:1], *(self.kwargs.get(name) for name in ("hidden_states", "sample", "x", "vision_tokens"))]
-        lists = [each if isinstance(each, list) else [each] for each in first]
-        candidates = [*lists, *([value] for value in self.kwargs.values())]
-        return next((each for each in candidates if each and all(map(_is_latent, each))), [])
+        tensor. Z-Image and Cosmos 3 get a list of one an image or clip, which is stacked if all have one shape."""
+        first = next(iter(parameters_of(type(self.module).forward)), "argument 0")
+        named = [self.arguments.get(name) for name in (first, "hidden_states", "sample", "x", "vision_tokens")]
+        lists: list[list[Any]] = [each if isinstance(each, list) else [each] for each in named]
+        candidates = [*lists, *([value] for value in self.arguments.values())]
+        found = next((each for each in candidates if each and all(map(_is_latent, each))), list[torch.Tensor]())
+        is_list = any(found is value for value in self.arguments.values())
+        return [torch.stack(found)] if is_list and len({each.shape for each in found}) == 1 else found
 
     @cached_property
     def input(self) -> torch.Tensor | None:
@@ -233,25 +303,29 @@ class DenoiserCall:
 
     @cached_property
     def batch(self) -> int:
-        """Rows of the input; 1 where it has none, or is a list."""
-        given = self.input
-        is_one_tensor = given is not None and any(given is tensor for tensor in self.tensors)
-        return given.shape[0] if given is not None and is_one_tensor and given.ndim else 1
+        """Rows of the input; 1 where it has none, or is several tensors."""
+        return self.latents[0].shape[0] if len(self.latents) == 1 and self.latents[0].ndim else 1
 
     @cached_property
-    def layout(self) -> Hashable:
+    def layout(self) -> Layout:
         """The layout that a reuse needs unchanged: all arguments but timesteps (frames and sound may share one), with
-        the scales of adapters, which a callback may change between steps."""
-        given = (value for name, value in self.kwargs.items() if name not in NAMES)
+        the scales of adapters, which a callback may change between steps, and those of ControlNets, which begin and end
+        within a run."""
         scales = adapter_scales(self.module) if "peft_config" in vars(self.module) else None
-        return layout_of(*self.args, *given), scales
+        return Layout(tuple(sorted(self._layouts())), scales, (), self.denoiser, self.controls)
+
+    def _layouts(self) -> Iterator[tuple[str, tuple[int, ...], Any, Any]]:
+        for name, value in self.arguments.items():
+            values = value if isinstance(value, (list, tuple)) else [value]
+            for place, layout in enumerate(layout_of(*values) if name not in NAMES else ()):
+                yield (name if values is not value else f"{name}[{place}]", *layout)
 
     def watched(self, strategy: Strategy) -> torch.Tensor | None:
         """The signal, as seen from outside; None where there is none."""
         if self.input is not None and strategy.chosen_signal == "filtered_latents":
             grids, layout = self.run.grids, self.layout
             if layout not in grids:
-                grids[layout] = grid_of(self.input, self.kwargs)
+                grids[layout] = grid_of(self.input, self.arguments)
             return filtered(self.input, self.run.generation.level.noise, grids[layout])
         return self.input
 

@@ -21,15 +21,15 @@ from omnireuse.base.validation import field_error, is_whole
 from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.hooks.callers import CallerWatch, callbacks_aside, calling, foreign_caller, is_called_by
 from omnireuse.hooks.companions import Companions
-from omnireuse.hooks.denoisers import model_name, unwrapped
+from omnireuse.hooks.denoisers import model_name, parameters_of, unwrapped
 from omnireuse.hooks.guiders import GUIDERS, Guided, guider_handlers
 from omnireuse.hooks.interception import Handler, Interception, intercept
 from omnireuse.hooks.others import Others
-from omnireuse.hooks.parts import Parts, previous_sample
+from omnireuse.hooks.parts import Parts
 from omnireuse.hooks.ranks import check_agreement
 from omnireuse.hooks.regions.step import SeveralOutputsError, StepRegion
 from omnireuse.hooks.run import Chooser, Chosen, DenoiserCall, Region, RegionFactory, Run, RunStart
-from omnireuse.hooks.steps import Asked, Begin, StepHint, Steps
+from omnireuse.hooks.steps import Asked, Begin, StepHint, Steps, previous_sample
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import Decision
 from omnireuse.loop.generation import Generation
@@ -280,7 +280,7 @@ class Session:
         loop.steps.announce()
         loops.calls.append(loop)
         try:
-            with calling(pipeline), callbacks_aside(args, kwargs) as aside:
+            with calling(pipeline), callbacks_aside(args, kwargs, self._called_back) as aside:
                 result = proceed(*aside.args, **aside.kwargs)
             self._end(is_complete=getattr(pipeline, "_interrupt", False) is not True)
         finally:
@@ -290,6 +290,11 @@ class Session:
         if not loop.had_run:
             self._inert.no_run(self._name, is_called=self.calls_outside != outside)
         return result
+
+    def _called_back(self) -> None:
+        """A callback has run, which may have exchanged the scheduler."""
+        if self._is_open:
+            self._parts.refresh_others(self.pipeline)
 
     # -- the calls of its parts
 
@@ -301,7 +306,7 @@ class Session:
             return {"set_timesteps": self._timesteps_set, "step": self._scheduler_stepped}
         if name in GUIDERS:
             return guider_handlers(part, lambda: self.loop.guided)
-        return {"__call__": self._companion_called(name)} if isinstance(part, torch.nn.Module) else {}
+        return {"__call__": self._companion_called(name, part)} if isinstance(part, torch.nn.Module) else {}
 
     def _timesteps_set(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not is_called_by(self.pipeline):
@@ -378,7 +383,7 @@ class Session:
                 return proceed(*args, **kwargs)
             if loop.companions.are_called:
                 proceed = loop.companions.denoise(proceed, args, kwargs)
-            call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs)
+            call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs, loop.companions.scales)
             try:
                 if torch.is_grad_enabled():
                     call.refuse_gradients()
@@ -431,8 +436,9 @@ class Session:
         finally:
             loop.context, loop.steps.hint = outer
 
-    def _companion_called(self, name: str) -> Handler:
+    def _companion_called(self, name: str, module: torch.nn.Module) -> Handler:
         """The handler of the calls of one companion."""
+        names = parameters_of(type(unwrapped(module)).forward)
 
         def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not is_called_by(self.pipeline):
@@ -440,7 +446,8 @@ class Session:
             loop = self.loop
             run = loop.run if loop.steps.scheduler is None else None
             reuses = run is not None and run.is_reused_by_schedule and type(self._region_of(run)) is StepRegion
-            return loop.companions.call(name, run, reuses and not torch.is_grad_enabled(), proceed, args, kwargs)
+            scale = {**dict(zip(names, args, strict=False)), **kwargs}.get("conditioning_scale")
+            return loop.companions.call(name, run, reuses and not torch.is_grad_enabled(), scale, proceed, args, kwargs)
 
         return called
 
@@ -503,6 +510,8 @@ class Session:
         self.stats.count_beside(loop.companions.take_calls())
         if run.generation.outputs.fell_back:
             self.stats.fell_back("forecasts of the raw output")
+        for what in run.generation.fallbacks:
+            self.stats.fell_back(what)
         self._inert.end(run, is_complete or run.generation.finished)
 
     # -- regions
@@ -514,6 +523,7 @@ class Session:
             UnsupportedModelError: no denoiser, or no scheduler where the region needs one, or parts that cannot be
                 intercepted.
         """
+        _watch.look()
         pipeline, parts = self.pipeline, self._parts
         if parts.have_other_denoisers(pipeline) or parts.are_bypassed:
             self._drop_region()

@@ -15,11 +15,11 @@ import torch
 
 from omnireuse.hooks.denoisers import unwrapped
 from omnireuse.hooks.run import Run
-from omnireuse.hooks.timesteps import StepsByTimestep, Timetable, given_timestep, timestep_of, warn_without_timestep
+from omnireuse.hooks.timesteps import StepsByTimestep, given_timestep, is_number, timestep_of, warn_without_timestep
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 
-__all__ = ["Asked", "Begin", "StepHint", "Steps"]
+__all__ = ["Asked", "Begin", "StepHint", "Steps", "previous_sample"]
 
 _SCALE_TOLERANCE = 0.01
 """Rounding of a scaled timestep in bfloat16 is 0.4 %."""
@@ -73,6 +73,47 @@ class Begin:
     scheduler: Any = None
     completes: bool = False
     ends_step: bool = False
+
+
+def reads_at_once(tensor: torch.Tensor) -> bool:
+    """True if reading a tensor waits for no device."""
+    return tensor.device.type == "cpu"
+
+
+class Timetable:
+    """A scheduler's timesteps, and which of them a loop hands on.
+
+    Args:
+        timesteps: of the scheduler, shape (steps,).
+
+    Cost: one read of the device.
+    """
+
+    def __init__(self, timesteps: torch.Tensor) -> None:
+        self._timesteps = timesteps
+        self.values = [float(each) for each in timesteps.tolist()]
+
+    def read(self, given: Any) -> float | None:
+        """The value of a timestep; None where reading it would wait for a device.
+
+        An entry of the timesteps, as a loop over them gets it, is known by its place in memory.
+        """
+        if not isinstance(given, torch.Tensor):
+            return float(given) if is_number(given) else None
+        if not given.numel() or given.is_meta:
+            return None
+        if reads_at_once(given):
+            return float(given.max())
+        mine = self._timesteps
+        is_entry = type(given) is type(mine) is torch.Tensor and not any(given.stride()) and mine.is_contiguous()
+        if not is_entry or given.untyped_storage().data_ptr() != mine.untyped_storage().data_ptr():
+            return None
+        place = given.storage_offset() - mine.storage_offset()
+        return self.values[place] if 0 <= place < len(self.values) else None
+
+    def places(self, value: float | None) -> list[int]:
+        """The steps with this timestep; solvers of second order have two of each."""
+        return [place for place, each in enumerate(self.values) if each == value]
 
 
 class Steps:
@@ -259,6 +300,14 @@ class Steps:
         levels = noise_levels(self._scheduler)[self._begin :]
         total = end - self._begin if 0 < end - self._begin <= len(levels) else len(levels)
         return Begin(total=total, levels=levels, scheduler=self._scheduler)
+
+
+def previous_sample(result: Any) -> torch.Tensor | None:
+    """The latents that a scheduler's step returned, in whatever form; None where there are none."""
+    sample = getattr(result, "prev_sample", None)
+    if sample is None and isinstance(result, (tuple, list)) and result:
+        sample = result[0]
+    return sample if isinstance(sample, torch.Tensor) else None
 
 
 def _finishes(run: Run, ahead: int) -> bool:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 
-from omnireuse.hooks.denoisers import unwrapped
+from omnireuse.hooks.denoisers import parameters_of, unwrapped
 
-__all__ = ["NAMES", "StepsByTimestep", "Timetable", "given_timestep", "timestep_of", "warn_without_timestep"]
+__all__ = ["NAMES", "StepsByTimestep", "given_timestep", "is_number", "timestep_of", "warn_without_timestep"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -24,12 +23,10 @@ NAMES = ("timestep", "timesteps", "t", "sigma", "noise_level")
 def given_timestep(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The argument that a denoiser is given as its timestep, by position or by name; None where there is none."""
     # The class's own signature counts: hooks replace that of an instance.
-    places = _places(type(unwrapped(module)).forward)
+    values = {**dict(zip(parameters_of(type(unwrapped(module)).forward), args, strict=False)), **kwargs}
     for name in NAMES:
-        given = kwargs.get(name)
-        if given is None and places.get(name, len(args)) < len(args):
-            given = args[places[name]]
-        if (isinstance(given, torch.Tensor) and given.numel()) or _is_number(given):
+        given = values.get(name)
+        if (isinstance(given, torch.Tensor) and given.numel()) or is_number(given):
             return given
     return None
 
@@ -44,7 +41,8 @@ def timestep_of(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[st
     return _number(given_timestep(module, args, kwargs))
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """True for a real number of Python's or numpy's."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
@@ -52,55 +50,6 @@ def _number(given: Any) -> float | None:
     if given is None:
         return None
     return float(given.max()) if isinstance(given, torch.Tensor) else float(given)
-
-
-def reads_at_once(tensor: torch.Tensor) -> bool:
-    """True if reading a tensor waits for no device."""
-    return tensor.device.type == "cpu"
-
-
-class Timetable:
-    """A scheduler's timesteps, and which of them a loop hands on.
-
-    Args:
-        timesteps: of the scheduler, shape (steps,).
-
-    Cost: one read of the device.
-    """
-
-    def __init__(self, timesteps: torch.Tensor) -> None:
-        self._timesteps = timesteps
-        self.values = [float(each) for each in timesteps.tolist()]
-
-    def read(self, given: Any) -> float | None:
-        """The value of a timestep; None where reading it would wait for a device.
-
-        An entry of the timesteps, as a loop over them gets it, is known by its place in memory.
-        """
-        if not isinstance(given, torch.Tensor):
-            return float(given) if _is_number(given) else None
-        if not given.numel() or given.is_meta:
-            return None
-        if reads_at_once(given):
-            return float(given.max())
-        mine = self._timesteps
-        is_entry = type(given) is type(mine) is torch.Tensor and not any(given.stride()) and mine.is_contiguous()
-        if not is_entry or given.untyped_storage().data_ptr() != mine.untyped_storage().data_ptr():
-            return None
-        place = given.storage_offset() - mine.storage_offset()
-        return self.values[place] if 0 <= place < len(self.values) else None
-
-    def places(self, value: float | None) -> list[int]:
-        """The steps with this timestep; solvers of second order have two of each."""
-        return [place for place, each in enumerate(self.values) if each == value]
-
-
-@lru_cache(maxsize=256)
-def _places(forward: Callable[..., Any]) -> dict[str, int]:
-    """The position of each argument of a method that can be given by position, `self` not counted."""
-    parameters = list(inspect.signature(forward).parameters.values())[1:]
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return {each.name: place for place, each in enumerate(parameters) if each.kind in by_position}
 
 
 @lru_cache(maxsize=256)

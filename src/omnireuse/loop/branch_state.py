@@ -52,6 +52,7 @@ class BranchState:
         dtypes, shapes: of the values as they were computed.
         output_dtype: of the model's last computed output.
         layout: of the inputs that the memories belong to.
+        step: the last one that it was carried out at, computed or reused; None before the first.
         signal: the watched tensor of the step that drift is measured from.
         computed: signal and values of the last computed step, where the output's change is estimated from the signal's.
         rate: relative change of the values over that of the signal between the last two computed steps.
@@ -70,6 +71,7 @@ class BranchState:
     shapes: list[torch.Size] = field(default_factory=list)
     output_dtype: torch.dtype = torch.float32
     layout: Hashable = None
+    step: int | None = None
     signal: torch.Tensor | None = None
     computed: tuple[torch.Tensor, Sequence[torch.Tensor]] | None = None
     rate: float | None = None

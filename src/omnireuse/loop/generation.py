@@ -7,6 +7,7 @@ It knows nothing of pipelines, hooks or threads. `examples/own_loop.py` shows it
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -25,10 +26,12 @@ from omnireuse.noise.parametrization import NoiseLevel, Parametrization
 
 __all__ = ["Emit", "Generation", "layout_of"]
 
+logger = logging.getLogger("omnireuse")
+
 Emit = Callable[[Decision], None]
 
 
-def layout_of(*values: object) -> Hashable:
+def layout_of(*values: object) -> tuple[tuple[tuple[int, ...], torch.dtype, torch.device], ...]:
     """Shape, dtype and device of every tensor among the values."""
     return tuple((tuple(v.shape), v.dtype, v.device) for v in values if isinstance(v, torch.Tensor))
 
@@ -87,10 +90,15 @@ class Generation:
         """Between the model's outputs and the remembered values."""
         self.failure = ""
         """The reason to compute every further step, where something has failed."""
+        self.fallbacks: set[str] = set()
+        """What this generation does in place of what was asked for, for the summary."""
+        self.change: tuple[Hashable, Hashable] | None = None
+        """The layouts before and after the latest change of one."""
         self._move_to(0)
         self._states: dict[tuple[int, str, int | None], BranchState] = {}
-        self._leads: dict[tuple[int, int | None], bool] = {}
-        """Decisions of the first branch of each denoiser and sample at this step: reused or not."""
+        self._leads: dict[tuple[int, int], bool] = {}
+        """Decisions of the first branch of each denoiser and sample at this step: reused or not. One for a whole batch
+        is that of sample 0, which a batch of one is."""
         self._done: set[tuple[int, str]] = set()
         """Denoisers and branches whose choices were carried out at this step."""
 
@@ -126,7 +134,7 @@ class Generation:
         """
         started, strategy, level = perf_counter(), self.strategy, self.level
         state = self._states.get((denoiser, branch, sample)) or self._new_state(order)
-        leader = self._leads.get((denoiser, sample)) if strategy.shared_cfg_decision else None
+        leader = self._leads.get((denoiser, sample or 0)) if strategy.shared_cfg_decision else None
         if leader is not None or strategy.chosen_signal == "none":
             signal = None
         view = StepView(
@@ -141,8 +149,9 @@ class Generation:
             coordinate=self.coordinate,
             order=self.forecaster.order,
         )
-        is_changed = state.layout is not None and layout != state.layout
-        reuse, reason = self._verdict(state, view, leader, is_changed)
+        is_paused = self._is_paused(state)
+        is_changed = is_paused or (state.layout is not None and layout != state.layout)
+        reuse, reason = self._verdict(state, view, leader, is_changed, is_paused)
         return Choice(
             reuse=reuse,
             reason=reason,
@@ -156,7 +165,9 @@ class Generation:
             host_seconds=perf_counter() - started,
         )
 
-    def _verdict(self, state: BranchState, view: StepView, leader: bool | None, is_changed: bool) -> tuple[bool, str]:
+    def _verdict(
+        self, state: BranchState, view: StepView, leader: bool | None, is_changed: bool, is_paused: bool
+    ) -> tuple[bool, str]:
         """Reuse or compute, with the reason: the policy answers, and the first guard that holds overrules it."""
         policy, schedule, longest = self.strategy.policy, self.schedule, self.strategy.max_consecutive
         # The policy is asked before the guards, so that one that cannot serve this run says so at the first step.
@@ -171,6 +182,7 @@ class Generation:
             "failed": self.failure != "",
             "first": view.index == 0,
             "last": is_last and policy.compute_last and (schedule is None or view.index in schedule),
+            "paused": is_paused,
             "layout": is_changed,
             "unprimed": not state.primed,
             "nonfinite": view.drift is not None and not math.isfinite(view.drift),
@@ -320,7 +332,7 @@ class Generation:
         twin = copy.copy(self)
         twin.outputs = copy.copy(self.outputs)
         twin._states = {key: state.transformed(change) for key, state in self._states.items()}
-        twin._done, twin._leads = set(self._done), dict(self._leads)
+        twin._done, twin._leads, twin.fallbacks = set(self._done), dict(self._leads), set(self.fallbacks)
         return twin
 
     def _new_state(self, order: int) -> BranchState:
@@ -332,10 +344,24 @@ class Generation:
         state = self._states.get(key)
         if state is None:
             state = self._states[key] = self._new_state(choice.view.branch)
-        if choice.is_changed and state.layout != choice.layout:
+        is_other = choice.is_changed and state.layout != choice.layout
+        if is_other:
+            self.change = state.layout, choice.layout
+        if is_other or self._is_paused(state):
             state.forget()
-        state.layout = choice.layout
+        state.layout, state.step = choice.layout, self.index
         return state
+
+    def _is_paused(self, state: BranchState) -> bool:
+        """True if the branch was not asked at the step before: what it remembers is older than its age says."""
+        return state.step is not None and state.step < self.index - 1
+
+    def fall_back(self, on: str, why: str) -> None:
+        """Count a fallback of this generation; say why, once for each text."""
+        self.fallbacks.add(on)
+        if why not in self.outputs.said:
+            self.outputs.said.add(why)
+            logger.warning("%s", why)
 
     def conclude(
         self, choice: Choice, state: BranchState, started: float, *, error: float | None = None, corrected: bool = False
@@ -350,7 +376,7 @@ class Generation:
         if choice.signal is not None and not (choice.reuse and policy.drift_since_computed):
             state.signal = choice.signal
         self._done.add((choice.denoiser, choice.branch))
-        self._leads.setdefault((choice.denoiser, choice.sample), choice.reuse)
+        self._leads.setdefault((choice.denoiser, choice.sample or 0), choice.reuse)
         if self.emit is None:
             return
         self.emit(

@@ -3,19 +3,50 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from omnireuse.hooks.denoisers import is_compiled_whole, model_name, unwrapped, wrapped_modules
 from omnireuse.hooks.regions.call import CallRegion
+from omnireuse.hooks.regions.cuts import Cuts
+from omnireuse.hooks.regions.rows import ENTRIES, Dimension
 from omnireuse.hooks.regions.step import StepRegion
 from omnireuse.hooks.run import Region
 from omnireuse.loop.strategy import Strategy
 
-__all__ = ["make_region"]
+__all__ = ["DIMENSIONS", "make_region"]
 
 logger = logging.getLogger("omnireuse")
+
+_IDS: Mapping[str, Dimension] = {"img_ids": None, "txt_ids": None}
+_ROTARY: Mapping[str, Dimension] = {"image_rotary_emb": None}
+
+DIMENSIONS: Mapping[str, Mapping[str, Dimension]] = {
+    # Positions, one row a token, for all samples.
+    "BriaFiboTransformer2DModel": _IDS,
+    "BriaTransformer2DModel": _IDS,
+    "ChromaTransformer2DModel": _IDS,
+    "FluxTransformer2DModel": _IDS,
+    "LongCatImageTransformer2DModel": _IDS,
+    "OvisImageTransformer2DModel": _IDS,
+    "AllegroTransformer3DModel": _ROTARY,
+    "CogVideoXTransformer3DModel": _ROTARY,
+    "CogView4Transformer2DModel": _ROTARY,
+    "ConsisIDTransformer3DModel": _ROTARY,
+    "GlmImageTransformer2DModel": _ROTARY,
+    "HunyuanDiT2DModel": _ROTARY,
+    "LuminaNextDiT2DModel": _ROTARY,
+    "StableAudioDiTModel": {"rotary_embedding": None},
+    "Kandinsky5Transformer3DModel": {"visual_rope_pos": None, "text_rope_pos": None},
+    # (layers, batch, tokens, channels)
+    "HiDreamImageTransformer2DModel": {"encoder_hidden_states_llama3": 1},
+    # (batch · frames, tokens, channels)
+    "UNetMotionModel": {"encoder_hidden_states": 0},
+    # Lists, whose tensors may begin with an axis as long as the batch.
+    "ZImageTransformer2DModel": {"x": ENTRIES, "cap_feats": ENTRIES},
+}
+"""Class name of a denoiser -> argument -> the dimension of its rows, or None if all rows share it."""
 
 
 def make_region(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner: object) -> Region:
@@ -26,9 +57,9 @@ def make_region(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner:
         UnsupportedModelError: the same on a model whose blocks are no stack.
     """
     if strategy.region == "step":
-        return StepRegion(strategy)
+        return StepRegion(strategy, Cuts(DIMENSIONS))
     if strategy.region == "call":
-        return CallRegion(strategy)
+        return CallRegion(strategy, Cuts(DIMENSIONS))
     # Only the regions between blocks need the declarations of models.
     from omnireuse.hooks.regions.blocks import BlocksRegion
     from omnireuse.hooks.regions.tail import TailRegion

@@ -1,39 +1,19 @@
-"""Closeness of an image or a clip to its reference, and means over prompts with their intervals."""
+"""Closeness of an image or a clip to its reference."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omnireuse.base.records import Record
-from omnireuse.errors import ConfigError, MissingExtraError
+from omnireuse.errors import ConfigError
 
-__all__ = ["IDENTICAL_DB", "Mean", "Spread", "bootstrap", "capped_psnr", "psnr", "spread", "ssim"]
+__all__ = ["IDENTICAL_DB", "as_floats", "capped_psnr", "psnr"]
 
 IDENTICAL_DB = 100.0
 """The value of identical pictures in a mean. One level of one channel of one pixel of a 64 × 64 image is 89 dB."""
-RESAMPLES = 2000
-
-
-class Mean(Record, frozen=True, kw_only=True):
-    """A mean over prompts with its bootstrap interval of 95 %."""
-
-    mean: float
-    low: float
-    high: float
-
-
-class Spread(Record, frozen=True, kw_only=True):
-    """A median over prompts with the lowest and the highest value."""
-
-    median: float
-    low: float
-    high: float
 
 
 def psnr(image: Any, reference: Any) -> float:
@@ -47,7 +27,7 @@ def psnr(image: Any, reference: Any) -> float:
     Raises:
         ConfigError: another shape, another range or values that are not finite.
     """
-    first, second = _pair(image, reference)
+    first, second = as_floats(image, reference)
     error = float(((first - second) ** 2).mean())
     return math.inf if error == 0.0 else -10.0 * math.log10(error)
 
@@ -57,45 +37,15 @@ def capped_psnr(image: Any, reference: Any) -> float:
     return min(psnr(image, reference), IDENTICAL_DB) if np.isfinite(image).all() else 0.0
 
 
-def ssim(image: Any, reference: Any) -> float:
-    """Structural similarity, 1 where identical, as scikit-image computes it on all channels; of clips the mean.
+def as_floats(image: Any, reference: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Both as floats in 0..1, of one shape.
 
-    Source: Wang, Bovik, Sheikh and Simoncelli, "Image Quality Assessment: From Error Visibility to Structural
-    Similarity", 2004; their Gaussian window (σ = 1.5) and population covariance.
+    Args:
+        image, reference: as in `psnr`.
 
     Raises:
         ConfigError: as `psnr`.
-        MissingExtraError: scikit-image is not installed.
     """
-    try:
-        from skimage.metrics import structural_similarity
-    except ImportError as error:
-        raise MissingExtraError("ssim", "report") from error
-    first, second = _pair(image, reference)
-    options = {"data_range": 1.0, "channel_axis": 2, "gaussian_weights": True, "sigma": 1.5}
-    frames = [(first, second)] if first.ndim == 3 else zip(first, second, strict=True)
-    return statistics.fmean(
-        float(structural_similarity(one, other, use_sample_covariance=False, **options)) for one, other in frames
-    )
-
-
-def bootstrap(values: Sequence[float]) -> Mean:
-    """The mean of `values` with its percentile interval of 95 %. The same values give the same interval.
-
-    Source: Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979.
-    """
-    array = np.asarray(values, dtype=np.float64)
-    picks = np.random.default_rng(0).integers(len(array), size=(RESAMPLES, len(array)))
-    low, high = np.quantile(array[picks].mean(axis=1), (0.025, 0.975))
-    return Mean(mean=float(array.mean()), low=float(low), high=float(high))
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """The median of `values` with the lowest and the highest."""
-    return Spread(median=statistics.median(values), low=min(values), high=max(values))
-
-
-def _pair(image: Any, reference: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     arrays = []
     for name, given in (("image", image), ("reference", reference)):
         array = np.asarray(given)

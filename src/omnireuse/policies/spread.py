@@ -151,7 +151,7 @@ def _spread_by_number(total: int, count: int, warmup: int, power: float) -> froz
 
 
 EXPONENT, END = 0.4, 2.5
-"""The gap after the last computed step counts 2.5 times: no later one corrects it (``python -m bench rules``)."""
+"""The gap after the last computed step counts 2.5 times: no later one corrects it (bench/notes/2026-11-23-rules.md)."""
 FEW, FEW_EXPONENT, FEW_END = 0.3, 0.6, 1.0
 """Below this share of the steps most gaps are held: their error grows with the square, that of lines with the cube."""
 

@@ -5,25 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from omnireuse.errors import ConfigError, WrongTypeError
 from omnireuse.prompts.entry import CACHE_MISS, Entry
 from omnireuse.prompts.keys import PromptKey, as_key
-from omnireuse.prompts.outside import Outside
 from omnireuse.stores.flight import SingleFlight
 from omnireuse.stores.memory import MemoryStore, check_budget
 from omnireuse.stores.tier import Tier, TieredStore
 
-__all__ = ["Loaded", "PromptCacheOptions", "PromptEmbedCache"]
+__all__ = ["PromptCacheOptions", "PromptEmbedCache"]
 
 logger = logging.getLogger("omnireuse")
 
-_COUNTERS = (
-    "hits", "misses", "bypassed", "coalesced", "mutated", "outdated", "outside_hits", "row_hits", "row_misses",
-)  # fmt: skip
+_COUNTERS = ("hits", "misses", "bypassed", "coalesced", "mutated", "outdated", "outside_hits")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +42,6 @@ class PromptCacheOptions:
 
     def __post_init__(self) -> None:
         check_budget("PromptCacheOptions", "max_bytes", self.max_bytes)
-
-
-class Loaded(NamedTuple):
-    """A value that was just encoded.
-
-    Args:
-        is_current: False if the encoders changed meanwhile: the value is not stored.
-        rows: stored in its place; None for the value itself.
-    """
-
-    value: Any
-    is_current: bool
-    rows: Mapping[PromptKey, Any] | None = None
 
 
 class PromptEmbedCache:
@@ -95,13 +79,12 @@ class PromptEmbedCache:
         self.options = options if max_bytes is None else replace(options, max_bytes=max_bytes)
         self.enabled = enabled
         self.hits = self.misses = self.bypassed = 0
-        self.coalesced = self.mutated = self.outdated = self.outside_hits = self.row_hits = self.row_misses = 0
+        self.coalesced = self.mutated = self.outdated = self.outside_hits = 0
         self.bypassed_by: Counter[str] = Counter()
         self.store: MemoryStore[Entry] = MemoryStore(max_bytes=self.options.max_bytes, max_entries=_checked(max_size))
-        self.outside: Outside | None = None
-        """The store outside the process, as the wrapped pipeline sees it."""
+        self.flights: SingleFlight[Entry | None] = SingleFlight()
+        """Encodes that go on now."""
         self._counting = threading.Lock()
-        self._flights: SingleFlight[Entry | None] = SingleFlight()
 
     @property
     def max_size(self) -> int:
@@ -114,7 +97,8 @@ class PromptEmbedCache:
 
     def get(self, key: Hashable) -> Any:
         """The value of ``key``, or ``_CACHE_MISS``; counted."""
-        value = self.find(as_key(key))
+        entry = self.store.lookup(as_key(key), None)
+        value = CACHE_MISS if entry is None else self.hand_out(entry)
         self.add("misses" if value is CACHE_MISS else "hits")
         return value
 
@@ -124,7 +108,7 @@ class PromptEmbedCache:
         Raises:
             WrongTypeError: ``value`` holds something that can be read once (a generator).
         """
-        self._keep(as_key(key), value, "a value")
+        self.keep(as_key(key), value, "a value")
 
     def clear(self) -> None:
         """Drop every entry; counters stay."""
@@ -139,8 +123,8 @@ class PromptEmbedCache:
         """Every counter, and ``bypassed_<reason>``.
 
         ``coalesced`` waited for another call's encode; ``mutated`` entries were changed in place by a consumer;
-        ``outdated`` results were not stored because the encoders changed meanwhile, ``refused`` ones exceed the
-        budget of bytes.
+        ``outdated`` results were not stored because what their encoding read changed meanwhile, ``refused`` ones exceed
+        the budget of bytes.
         """
         store = self.store
         with self._counting:
@@ -162,79 +146,28 @@ class PromptEmbedCache:
         with self._counting:
             setattr(self, name, getattr(self, name) + number)
 
-    def bypass(self, reason: str) -> None:
-        """Count a call past the cache."""
+    def bypass(self, reason: str, where: str = "") -> None:
+        """Count a call past the cache; the first of each reason is said, if it is known ``where``."""
         with self._counting:
             self.bypassed += 1
             self.bypassed_by[reason] += 1
+            is_first = self.bypassed_by[reason] == 1
+        if is_first and where:
+            logger.warning("prompt-embedding cache: a result is not stored (%s): %s; docs/prompt-embeddings.md", reason, where)
 
-    def drop_calls(self) -> None:
-        """Drop every entry of a wrapped call: the encoders changed, and no key can reach it any more."""
-        dropped = self.store.discard_if(lambda key: isinstance(key, PromptKey) and key[0] is not None)
+    def drop_calls(self, weights: bytes | None = None) -> None:
+        """Drop the entries of wrapped calls, or those of weights that are gone: no key can reach them any more."""
+        dropped = self.store.discard_if(lambda key: _is_of_call(key, weights))
         if dropped:
             logger.info("encoders changed: %d cached prompt embeddings dropped", dropped)
 
-    def find(self, key: PromptKey) -> Any:
-        """The value of ``key`` in this process, or ``CACHE_MISS``; uncounted."""
-        return self._hand_out(key, self.store.lookup(key, None))
+    def keep(self, key: PromptKey, value: Any, label: str, left: Sequence[tuple[str, Any]] = ()) -> Entry:
+        """Store a copy of ``value``, and what its encoding left on the pipeline.
 
-    def look(self, key: PromptKey, label: str) -> Any:
-        """The value of ``key`` here or outside, or ``CACHE_MISS``; uncounted."""
-        return self._hand_out(key, self._stored(key, label))
-
-    def fetch(self, key: PromptKey, label: str, load: Callable[[], Loaded]) -> Any:
-        """The value of ``key``, found or loaded. It is loaded once, however many threads ask for it."""
-        value = self.find(key)
-        if value is not CACHE_MISS:
-            return value
-        own: list[Any] = []
-
-        def lead() -> Entry | None:
-            entry = self._stored(key, label)
-            if entry is None:
-                loaded = load()
-                own.append(loaded.value)
-                entry = self._settle(key, loaded, label)
-            return entry
-
-        entry, led = self._flights.run(key, lead)
-        if own:  # the loader of a value gets the encode's own tensors: the store has copies
-            return own[0]
-        value = self._hand_out(key, entry)
-        self.add("coalesced", not led and value is not CACHE_MISS)
-        return load().value if value is CACHE_MISS else value
-
-    def _stored(self, key: PromptKey, label: str) -> Entry | None:
-        """The entry of ``key`` here or outside."""
-        entry = self.store.lookup(key, None)
-        if entry is not None or self.outside is None:
-            return entry
-        value = self.outside.lookup(key)
-        if value is CACHE_MISS:
-            return None
-        self.add("outside_hits")
-        return self._keep(key, value, label)
-
-    def _settle(self, key: PromptKey, loaded: Loaded, label: str) -> Entry | None:
-        """The entry of a loaded value; None if it cannot be shared, and each call must make its own."""
-        try:
-            if not loaded.is_current:
-                self.add("outdated")
-                return Entry(loaded.value, label)  # for those who wait
-            kept = {key: loaded.value} if loaded.rows is None else loaded.rows
-            entries = {one: self._keep(one, value, label) for one, value in kept.items()}
-            if self.outside is not None:
-                for one, value in kept.items():
-                    self.outside.put(one, value)
-            return entries.get(key) or Entry(loaded.value, label)
-        except WrongTypeError as error:
-            self.bypass("result")
-            logger.warning("prompt-embedding cache: result of encode_prompt(%s) not stored: %s", label, error)
-            return None
-
-    def _keep(self, key: PromptKey, value: Any, label: str) -> Entry:
-        """Store a copy of ``value`` in this process."""
-        entry = Entry(value, label)
+        Raises:
+            WrongTypeError: it holds something that can be read once.
+        """
+        entry = Entry(value, label, key, left)
         if entry.opaque_kinds:
             kinds = ", ".join(sorted(entry.opaque_kinds))
             logger.info("prompt-embedding cache: %s holds %s, kept as it is: its bytes are not counted", label, kinds)
@@ -243,9 +176,8 @@ class PromptEmbedCache:
             logger.warning("prompt embedding %s not stored: %d bytes exceed max_bytes=%s", label, size, budget)
         return entry
 
-    def _hand_out(self, key: PromptKey, entry: Entry | None) -> Any:
-        if entry is None:
-            return CACHE_MISS
+    def hand_out(self, entry: Entry) -> Any:
+        """The value of an entry; ``CACHE_MISS`` if a consumer changed it."""
         mutation = entry.find_mutation()
         if mutation is None:
             return entry.copy() if self.options.copy_on_hit else entry.value()
@@ -255,8 +187,13 @@ class PromptEmbedCache:
             "clone it before changing it, or install the cache with copy_on_hit=True",
             entry.label, mutation,
         )  # fmt: skip
-        self.store.discard(key)  # the encode that follows takes its place
+        self.store.discard(entry.key)  # the encode that follows takes its place
         return CACHE_MISS
+
+
+def _is_of_call(key: Hashable, weights: bytes | None) -> bool:
+    state = key[0] if isinstance(key, PromptKey) else None
+    return state is not None and weights in (None, state[1])
 
 
 def _checked(max_size: Any) -> int:

@@ -1,27 +1,31 @@
-"""Calls of one pipeline's `encode_prompt`: arguments by name, keys, and the device of its tensors."""
+"""Calls of one pipeline's `encode_prompt`: arguments by name, keys, and what such calls were seen to read."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from omnireuse.pipelines.snapshot import autocast_state
 from omnireuse.prompts.cache import PromptEmbedCache
-from omnireuse.prompts.keys import Frozen, PromptKey, UnkeyableError, freeze, is_embeds_name
+from omnireuse.prompts.keys import PromptKey, UnkeyableError, freeze, is_embeds_name
 from omnireuse.prompts.outside import Outside
-from omnireuse.prompts.reads import reads_of
-from omnireuse.prompts.rows import Layout
-from omnireuse.prompts.watch import EncoderWatch
+from omnireuse.prompts.reading import Reading, State
+from omnireuse.prompts.survey import Survey
 
 __all__ = ["EncodeCall", "own_function"]
 
 logger = logging.getLogger("omnireuse")
 
 _DEVICES = (str, int, torch.device)
+_EPOCHS = itertools.count()  # of all pipelines, so that no epoch comes again
 
 
 class EncodeCall:
@@ -36,7 +40,10 @@ class EncodeCall:
 
     def __init__(self, pipeline: object, original: Any, cache: PromptEmbedCache, tag: str | None) -> None:
         function = own_function(pipeline) if original is None else original
-        self._pipeline, self._original = weakref.ref(pipeline), original
+        self._readings: dict[Any, Reading] = {}
+        self._by_call: dict[PromptKey, Reading] = {}
+        this = weakref.ref(self)
+        self._pipeline, self._original = weakref.ref(pipeline, lambda _: _close(this())), original
         self._code = getattr(function, "__func__", function)
         self.cache = cache
         self.signature = inspect.signature(function)
@@ -44,24 +51,12 @@ class EncodeCall:
         parameters = self.signature.parameters
         self._embeds = frozenset(filter(is_embeds_name, parameters))
         self._surplus = next((name for name, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
-        reads = reads_of(pipeline, function)
-        if reads is None:
-            name = type(pipeline).__name__
-            logger.info("the code of encode_prompt of %s does not tell what it reads: all parts are watched", name)
-        self.echoes = [] if reads is None else sorted(echo for echo in reads.echoes if echo[1] in parameters)
-        # The division of lists into rows, by kind of call; None: undivided.
-        self.layouts: dict[Any, Layout | None] = {}
-        layouts, held = self.layouts, weakref.ref(cache)
-
-        def forget() -> None:
-            layouts.clear()
-            known = held()
-            if known is not None:
-                known.drop_calls()
-
-        self.watch = EncoderWatch(reads, forget)
         store = cache.options.outside
-        cache.outside = None if store is None else Outside(store, tag, self.watch, self._pipeline)
+        self.outside = None if store is None else Outside(store, tag)
+        self.epoch = next(_EPOCHS)
+        # A fused step changes weights without a new tensor version (torch 2.13).
+        handle = register_optimizer_step_post_hook(lambda optimizer, *_: _suspect(this(), optimizer))
+        weakref.finalize(self, handle.remove)
 
     @property
     def pipeline(self) -> Any:
@@ -77,9 +72,73 @@ class EncodeCall:
         """Whether the pipeline's ``encode_prompt`` is still the one that was read."""
         return self._original is not None or getattr(type(pipeline), "encode_prompt", None) is self._code
 
-    def key(self, bound: dict[str, Any], state: tuple[Frozen, ...], target: torch.device | None) -> PromptKey:
-        """The key of a call."""
-        parts: list[Any] = [state, target]
+    def bump(self) -> int:
+        """Start a new epoch and return it: all that is kept is out of date."""
+        self.epoch = next(_EPOCHS)
+        self.close()
+        self.cache.drop_calls()
+        return self.epoch
+
+    def close(self) -> None:
+        """Let go of all that was seen of the pipeline."""
+        for reading in (*self._readings.values(),):
+            if reading.sight is not None:
+                reading.sight.release()
+        self._readings, self._by_call = {}, {}
+
+    def reading(self, arguments: PromptKey) -> Reading | None:
+        """What a call with these arguments was seen to read."""
+        return self._by_call.get(arguments)
+
+    def remember(
+        self, arguments: PromptKey, names: Sequence[str], whole: frozenset[str], strays: Sequence[nn.Module] = ()
+    ) -> Reading:
+        """The reading of a call with these arguments."""
+        which = (*names,), whole, (*map(id, strays),)
+        reading = self._readings.get(which)
+        if reading is None or strays:
+            reading = self._readings[which] = Reading(*which[:2], strays, self.cache.drop_calls)
+        if len(self._by_call) > 64 + 4 * len(self.cache.store):
+            self._by_call = {}  # calls whose entries left long ago; the others are found when they miss
+        self._by_call[arguments] = reading
+        return reading
+
+    def surveys(self) -> dict[int, Survey]:
+        """Everything that was seen, by the id of the value: it may still be so."""
+        sights = [reading.sight for reading in (*self._readings.values(),)]
+        return {name: survey for sight in sights if sight is not None for name, survey in sight.surveys.items()}
+
+    def idle(self) -> frozenset[str]:
+        """Paths of modules that calls look up and that did not run so far."""
+        sights = [sight for reading in (*self._readings.values(),) if (sight := reading.sight) is not None]
+        whole = frozenset().union(*[sight.whole for sight in sights])
+        return frozenset().union(*[sight.idle for sight in sights]) - whole
+
+    def keys(self, arguments: PromptKey) -> list[PromptKey]:
+        """The keys of a call by every reading, as of now."""
+        pipeline, keys = self.pipeline, []
+        for reading in (*self._readings.values(),):
+            try:
+                keys.append(self.key(arguments, reading, reading.state(pipeline)))
+            except UnkeyableError:  # then it holds no more
+                continue
+        return keys
+
+    def key(self, arguments: PromptKey, reading: Reading, state: State) -> PromptKey:
+        """The key of a call in a state."""
+        target = arguments[1]
+        if target is None and reading.sight is not None:
+            target = reading.sight.device()
+        return PromptKey(((self.epoch, *state), target, *arguments[2:]))
+
+    def arguments(self, pipeline: Any, bound: dict[str, Any]) -> PromptKey:
+        """The key of a call but for its state, which is None: the device that it wants its tensors on, its arguments,
+        and torch's settings of this thread."""
+        return self._key(bound, self._target(pipeline, bound))
+
+    def _key(self, bound: dict[str, Any], target: torch.device | None) -> PromptKey:
+        ambient = autocast_state(), str(torch.get_default_dtype()), torch.get_float32_matmul_precision()
+        parts: list[Any] = [None, target, ambient]
         for name, value in bound.items():
             if value is None or (name == "device" and type(value) in _DEVICES):
                 parts.append(None)
@@ -89,14 +148,24 @@ class EncodeCall:
                 parts.append(freeze(value))
         return PromptKey(parts)
 
-    def target(self, pipeline: Any, bound: dict[str, Any]) -> torch.device | None:
-        """Where this call wants its tensors: its ``device``, else where the pipeline runs or its first encoder is."""
+    def _target(self, pipeline: Any, bound: dict[str, Any]) -> torch.device | None:
+        """Where this call wants its tensors: its ``device``, else where the pipeline runs; None: where its encoder is."""
         device = bound.get("device")
         if device is None and "device" in bound:
             device = getattr(pipeline, "_execution_device", None)
-        if device is None:
-            return self.watch.device()
-        return device if type(device) is torch.device else torch.device(device)
+        return device if device is None or type(device) is torch.device else torch.device(device)
+
+
+def _close(call: EncodeCall | None) -> None:
+    if call is not None:
+        call.close()
+
+
+def _suspect(call: EncodeCall | None, optimizer: torch.optim.Optimizer) -> None:
+    if call is not None:
+        stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        for reading in (*call._readings.values(),):
+            reading.suspect(stepped)
 
 
 def own_function(pipeline: Any) -> Callable[..., Any]:

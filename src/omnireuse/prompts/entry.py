@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -33,10 +34,12 @@ class Entry:
         value: what ``encode_prompt`` returned; its tensors are copied, detached and compacted. Parts that nobody can
             look into are kept as they are: neither their bytes nor changes to them are noticed.
         label: names the entry in messages (the start of its prompt).
+        key: under which it is stored.
+        left: attributes of the pipeline that the encoding set.
     """
 
-    def __init__(self, value: object, label: str) -> None:
-        self.label = label
+    def __init__(self, value: object, label: str, key: Hashable, left: Sequence[tuple[str, Any]]) -> None:
+        self.label, self.key, self.left = label, key, left
         self._structure, leaves = flatten(value, opaque=True)
         self.opaque_kinds = self._structure.opaque_kinds
         # A tuple of tensors is handed out as it is; other containers are built anew, so that a caller may change them.

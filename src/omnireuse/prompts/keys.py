@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Frozen", "PromptKey", "UnkeyableError", "as_key", "digest_of", "freeze", "is_embeds_name"]
+__all__ = ["Frozen", "PromptKey", "UnkeyableError", "as_key", "digest_of", "freeze", "is_embeds_name", "is_plain"]
 
 Frozen = Any
 """None, a str, or a pair of a type and its spelling: hashable, and equal only to the same type and value."""
@@ -20,6 +20,8 @@ _MAX_CONTENT_BYTES = 64 << 20  # of one array or image
 _LONG_TEXT = 1024
 _MAX_NODES = 20_000
 _EMBEDS = re.compile(r"_embeds(_|$)")
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, type(...)})
+_PLAIN |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
 class UnkeyableError(Exception):
@@ -28,18 +30,23 @@ class UnkeyableError(Exception):
     Args:
         reason: ``embeds`` (the caller brought embeddings), ``type`` (an argument that no key can be made of),
             ``float_tensor`` (most likely computed anew for every call), ``large_content`` (an array or image of more
-            than 64 MiB), ``large_key`` (more than 20,000 values, or one within itself) or ``training`` (an encoder is
-            in training mode). Counted without this error: ``signature`` (arguments that ``encode_prompt`` refuses) and
-            ``result`` (it returned something that can be read once).
+            than 64 MiB) or ``large_key`` (more than 20,000 values, or one within itself), of the arguments. Of what the
+            encoding read: ``uncounted`` (a weight that was made in inference mode, or is sparse), ``unchecked`` (an
+            iterator or a random generator), ``large_state`` (more than 50,000 values). Counted without this error:
+            ``signature`` (arguments that ``encode_prompt`` refuses), ``result`` (it returned something that can be read
+            once), ``random`` (it drew random numbers), ``training`` (it did, with an encoder in training mode),
+            ``left`` (it left something on the pipeline that a hit cannot leave) and ``nested`` (called within another
+            ``encode_prompt``).
+        where: what was read, for ``uncounted``, ``unchecked`` and ``large_state``.
     """
 
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
+    def __init__(self, reason: str, where: str = "") -> None:
+        self.reason, self.where = reason, where
         super().__init__(reason)
 
 
 class PromptKey(tuple[Any, ...]):
-    """A key that is already frozen: the state of the encoders, the device of the result, then the arguments.
+    """A key that is already frozen: the state of what the encoding reads, the device of the result, then the arguments.
 
     The state is None for keys of :meth:`PromptEmbedCache.put`, which have no device.
     """
@@ -65,6 +72,11 @@ def as_key(key: Hashable) -> PromptKey:
 def is_embeds_name(name: str) -> bool:
     """Whether an argument of this name carries ready embeddings or their mask."""
     return _EMBEDS.search(name) is not None
+
+
+def is_plain(value: object) -> bool:
+    """Whether ``value`` is known by its type and its `repr`, and cannot change."""
+    return type(value) in _PLAIN
 
 
 def digest_of(*parts: bytes) -> bytes:
@@ -116,16 +128,16 @@ def _spell(value: Any, nodes: Iterator[int]) -> str:
         return f"{kind.__name__} {value}"
     if isinstance(value, np.generic) and not value.dtype.hasobject:
         is_nan = value.dtype.kind in "fc" and np.isnan(value)
-        return f"numpy {value.dtype.str} {'nan' if is_nan else value.tobytes().hex()}"
+        return f"numpy {value.dtype!r} {'nan' if is_nan else value.tobytes().hex()}"
     if kind is dict:  # equal dicts are equal whatever the order of insertion
         pairs = sorted(f"{_spell(name, nodes)}: {_spell(item, nodes)}" for name, item in value.items())
         return f"dict({', '.join(pairs)})"
     if kind in (list, tuple, torch.Size):
         return f"{kind.__name__}({', '.join([_spell(item, nodes) for item in value])})"
-    return _spell_large(value)
+    return _spell_large(value, nodes)
 
 
-def _spell_large(value: Any) -> str:
+def _spell_large(value: Any, nodes: Iterator[int]) -> str:
     """A token tensor, an array or an image, by its content."""
     image = sys.modules.get("PIL.Image")
     if type(value) is torch.Tensor and value.device.type != "meta":
@@ -133,19 +145,28 @@ def _spell_large(value: Any) -> str:
         if value.layout is not torch.strided or not is_whole:
             raise UnkeyableError("float_tensor")
         _check_size(value.nbytes)
-        array = value.detach().cpu().numpy()
+        array, place = value.detach().cpu().numpy(), str(value.device)
     elif type(value) is np.ndarray and not value.dtype.hasobject:
         _check_size(value.nbytes)
-        array = value
+        array, place = value, ""
     elif image is not None and isinstance(value, image.Image):
-        _check_size(value.width * value.height * len(value.getbands()) * 4)
-        palette = value.getpalette() if value.mode in ("P", "PA") else None
-        about = f"image {value.mode} {value.size} {palette} {value.info.get('transparency')}"
-        return _content(about, value.tobytes())
+        return _spell_image(value, nodes)
     else:
         raise UnkeyableError("type")
-    about = f"{type(value).__name__} {array.dtype.str} {array.shape}"
+    about = f"{type(value).__name__} {place} {array.dtype!r} {array.shape}"
     return _content(about, np.ascontiguousarray(array).tobytes())
+
+
+def _spell_image(image: Any, nodes: Iterator[int]) -> str:
+    """An image with all that can be read from it: pixels, palette, EXIF and whatever its file said. An animation is
+    left out, because its other frames are in its file."""
+    _check_size(image.width * image.height * len(image.getbands()) * 4)
+    if getattr(image, "n_frames", 1) != 1:
+        raise UnkeyableError("type")
+    pixels = image.tobytes()  # first: this loads the palette, too
+    palette = image.palette and [image.palette.mode, bytes(image.palette.palette), image.getpalette("RGBA")]
+    about = [type(image).__name__, image.mode, image.size, palette, image.getexif().tobytes(), image.info]
+    return _content(_spell(about, nodes), pixels)
 
 
 def _check_size(num_bytes: int) -> None:

@@ -1,68 +1,89 @@
-"""Embeddings that outlive the process: keys and values of the outer store."""
+"""Embeddings that outlive the process, each with what its encoding read."""
 
 from __future__ import annotations
 
-import logging
+import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from omnireuse.prompts.checksum import parts_checksum
-from omnireuse.prompts.entry import CACHE_MISS
 from omnireuse.prompts.keys import PromptKey, digest_of
-from omnireuse.prompts.watch import EncoderWatch
+from omnireuse.prompts.reading import Reading
 from omnireuse.stores.tier import Tier, TieredStore
 from omnireuse.stores.trees import flatten, unflatten
 
-__all__ = ["Outside"]
+__all__ = ["Outside", "Record"]
 
-logger = logging.getLogger("omnireuse")
+_FORMAT = "4"
 
-_FORMAT = "3"
+
+@dataclass(frozen=True)
+class Record:
+    """One stored result.
+
+    Args:
+        names: attributes that its encoding read.
+        whole: paths of the modules that it used.
+        content: digest of all of that.
+        left: attributes that the encoding set.
+        value: what it returned, on the CPU.
+        follows: for each tensor, whether it was on the device that the call wanted.
+    """
+
+    names: Sequence[str]
+    whole: Sequence[str]
+    content: str
+    left: Sequence[tuple[str, Any]]
+    value: Any
+    follows: Sequence[bool]
+
+    def value_on(self, device: torch.device | None) -> Any:
+        """The value with its tensors where the direct call would have put them."""
+        skeleton, leaves = flatten(self.value)
+        pairs: list[Any] = list(zip(leaves, self.follows, strict=True))
+        return unflatten(skeleton, [leaf.to(device) if goes else leaf for leaf, goes in pairs])
 
 
 class Outside:
-    """The outer store of one pipeline, namespaced by model, library versions and the content of its encoders."""
+    """The outer store of one pipeline, namespaced by model and library versions. A record is served only where the same
+    names hold the same content."""
 
-    def __init__(
-        self, store: Tier | TieredStore, tag: str | None, watch: EncoderWatch, pipeline: Callable[[], Any]
+    def __init__(self, store: Tier | TieredStore, tag: str | None) -> None:
+        self._store, self._tag = store, tag
+
+    def lookup(self, pipeline: object, arguments: PromptKey) -> Record | None:
+        """What some process kept for these arguments."""
+        found = self._store.lookup(_name(arguments), None, namespace=self._namespace(pipeline))
+        return None if found is None else Record(*found)
+
+    def put(
+        self,
+        pipeline: object,
+        arguments: PromptKey,
+        reading: Reading,
+        content: str,
+        value: Any,
+        left: Sequence[tuple[str, Any]],
+        target: torch.device | None,
     ) -> None:
-        self._store, self._tag, self._watch, self._pipeline = store, tag, watch, pipeline
-        self._namespaces: dict[int, str] = {}
-
-    def lookup(self, key: PromptKey) -> Any:
-        """The value with its tensors where the direct call would have put them; ``CACHE_MISS`` without one."""
-        found = self._store.lookup(_name(key), CACHE_MISS, namespace=self._namespace(key))
-        if found is CACHE_MISS:
-            return CACHE_MISS
-        value, follows = found
-        skeleton, leaves = flatten(value)
-        pairs: list[Any] = list(zip(leaves, follows, strict=True))
-        return unflatten(skeleton, [leaf.to(key.target) if goes else leaf for leaf, goes in pairs])
-
-    def put(self, key: PromptKey, value: Any) -> None:
         """Keep ``value``; the store counts what it cannot take."""
         _, leaves = flatten(value, opaque=True)
-        follows = [isinstance(leaf, torch.Tensor) and leaf.device == key.target for leaf in leaves]
-        self._store.put(_name(key), (value, follows), namespace=self._namespace(key))
+        follows = [isinstance(leaf, torch.Tensor) and leaf.device == target for leaf in leaves]
+        record = [*reading.names], sorted(reading.whole), content, [*left], value, follows
+        self._store.put(_name(arguments), record, namespace=self._namespace(pipeline))
 
-    def _namespace(self, key: PromptKey) -> str:
-        epoch = key[0][0]
-        if epoch not in self._namespaces:
-            pipeline = self._pipeline()
-            libraries = [getattr(sys.modules.get(name), "__version__", None) for name in ("diffusers", "transformers")]
-            kind = f"{type(pipeline).__module__}.{type(pipeline).__qualname__}"
-            about = f"{_FORMAT} {kind} {torch.__version__} {libraries}".encode()
-            content = digest_of(about, parts_checksum(self._watch.parts(pipeline)).encode()).hex()
-            # Only the newest is needed: an older epoch never comes back.
-            self._namespaces = {epoch: f"{self._tag or kind}:{content}"}
-            logger.info("prompt embeddings of this model are kept outside under %s", self._namespaces[epoch])
-        return self._namespaces[epoch]
+    def _namespace(self, pipeline: object) -> str:
+        kind = f"{type(pipeline).__module__}.{type(pipeline).__qualname__}"
+        libraries = [getattr(sys.modules.get(name), "__version__", None) for name in ("diffusers", "transformers")]
+        source = getattr(getattr(pipeline, "config", None), "_name_or_path", None)
+        about = f"{_FORMAT} {kind} {source} {torch.__version__} {libraries} {platform.python_version()}"
+        return f"{self._tag or kind}:{digest_of(about.encode()).hex()}"
 
 
-def _name(key: PromptKey) -> str:
-    # The epoch is a count of this process, and the namespace has what it stands for; devices of one kind share values.
-    state, target, *arguments = key
-    return digest_of(repr((state[1:], None if target is None else target.type, arguments)).encode()).hex()
+def _name(arguments: PromptKey) -> str:
+    # Devices of one kind share values.
+    target = arguments.target
+    return digest_of(repr((None if target is None else target.type, arguments[2:])).encode()).hex()

@@ -1,138 +1,146 @@
-"""One call that missed, on its way through the encoder: whole, or row by row."""
+"""One call that missed: what other processes keep, or else a recorded encode."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 import reprlib
 from typing import Any
 
 import torch
+from torch import nn
 
-from omnireuse.prompts.cache import Loaded
+from omnireuse.errors import WrongTypeError
 from omnireuse.prompts.call import EncodeCall
-from omnireuse.prompts.entry import CACHE_MISS
-from omnireuse.prompts.keys import Frozen, PromptKey, UnkeyableError
-from omnireuse.prompts.rows import Layout, RowPlan, has_rows, join, plan_rows, slices_of, split
+from omnireuse.prompts.entry import CACHE_MISS, Entry
+from omnireuse.prompts.keys import PromptKey, UnkeyableError, is_plain
+from omnireuse.prompts.reading import Reading, Sight
+from omnireuse.prompts.recording import ABSENT, Recording, look_up
+from omnireuse.prompts.survey import Survey
 
-__all__ = ["Request"]
+__all__ = ["Request", "leave"]
 
 logger = logging.getLogger("omnireuse")
-
-_MAX_ROWS = 8  # each is encoded alone once for each size of list
 
 
 class Request:
     """One call after its miss."""
 
-    def __init__(
-        self,
-        call: EncodeCall,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        bound: dict[str, Any],
-        target: torch.device | None,
-    ) -> None:
-        self._call, self._cache, self._bound, self._target = call, call.cache, bound, target
+    def __init__(self, call: EncodeCall, arguments: PromptKey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._call, self._cache, self._arguments = call, call.cache, arguments
         self._args, self._kwargs = args, kwargs
-        call.watch.audit(call.pipeline)  # a look at everything is short beside an encode
-        self._state = self._state_now()
-        self._num_encodes = 0
+        self._label = reprlib.repr(next((a for a in (*args, *kwargs.values()) if a and _is_text(a)), ""))[:80]
+        self._own: Any = CACHE_MISS
 
     def run(self) -> Any:
-        """The value of the call."""
-        plan = plan_rows(self._bound)
-        is_short = plan is not None and len(plan.rows) <= min(_MAX_ROWS, max(2, self._cache.max_size // 2))
-        value = self._run_rows(plan) if plan is not None and is_short else self._fetch(self._bound)
-        if not self._num_encodes:
-            self._cache.add("hits")
+        """The value of the call. It is loaded once, however many threads ask for it in the same state."""
+        entry, led = self._cache.flights.run((self._call.epoch, self._arguments), self._load)
+        if self._own is not CACHE_MISS:  # the loader of a value gets the encode's own tensors: the cache has copies
+            return self._own
+        if entry is not None and not led and entry.key not in self._keys():
+            entry = None  # of weights or settings that are no more
+        value = CACHE_MISS if entry is None else self._cache.hand_out(entry)
+        if value is CACHE_MISS:
+            self._encode()
+            return self._own
+        assert entry is not None
+        self._cache.add("hits")
+        self._cache.add("coalesced", not led)
+        leave(self._call.pipeline, entry)
         return value
 
-    def _run_rows(self, plan: RowPlan) -> Any:
-        """The rows that are held, and one missing row encoded alone; the whole list where more are missing."""
-        kind, layouts = self._kind(plan), self._call.layouts
-        if kind not in layouts:
-            value = self._fetch(self._bound)
-            if self._key(self._bound) in self._cache.store:  # else out of date already, or too large
-                layouts[kind] = self._test_rows(plan, value)
-            return value
-        layout = layouts[kind]
-        if layout is None:
-            return self._fetch(self._bound)
-        keys = [self._key(row) for row in plan.rows]
-        rows = dict(zip(keys, plan.rows, strict=True))
-        values = {key: self._cache.look(key, _label(row)) for key, row in rows.items()}
-        missing = [key for key in rows if values[key] is CACHE_MISS]
-        self._cache.add("row_hits", len(keys) - len(missing))
-        self._cache.add("row_misses", len(missing))
-        joined = None
-        if len(missing) < 2:
-            values |= {key: self._fetch(rows[key]) for key in missing}
-            joined = join([values[key] for key in keys], layout)
-        return self._fetch(self._bound, keys, layout) if joined is None else joined
+    def _load(self) -> Entry | None:
+        """An entry from this process, from elsewhere, or of an encode; None if the result cannot be shared."""
+        found = [entry for key in self._keys() if (entry := self._cache.store.lookup(key, None)) is not None]
+        return found[0] if found else self._from_outside() or self._encode()
 
-    def _test_rows(self, plan: RowPlan, batch: Any) -> Layout | None:
-        """The division of lists of this size into rows, which are then kept in place of the list."""
-        size = len(plan.rows)
+    def _keys(self) -> list[PromptKey]:
+        """Keys of this call by whatever calls were seen to read: it may be spelled in another way."""
+        return self._call.keys(self._arguments)
+
+    def _from_outside(self) -> Entry | None:
+        """What another process kept, if the same is read here: the same names, with the same content."""
+        outside = self._call.outside
+        record = None if outside is None else outside.lookup(self._call.pipeline, self._arguments)
+        if record is None:
+            return None
+        reading = self._call.remember(self._arguments, record.names, frozenset(record.whole))
+        key = self._call.key(self._arguments, reading, reading.state(self._call.pipeline))
+        if reading.sight is None or reading.sight.elsewhere != record.content:
+            return None
+        self._cache.add("outside_hits")
+        return self._cache.keep(key, record.value_on(key.target), self._label, record.left)
+
+    def _encode(self) -> Entry | None:
+        call, cache, pipeline = self._call, self._cache, self._call.pipeline
+        generators = _generators()
+        with Recording(pipeline, call.surveys(), call.idle()) as recording:
+            self._own = value = call.function(*self._args, **self._kwargs)
         try:
-            alone = [self._fetch(row) for row in plan.rows]
-            layout = slices_of(batch, size, alone[0])
-            if layout is not None and has_rows(batch, size, layout, alone):
-                uneven = self._encode(plan.uneven(self._bound))
-                if uneven.is_current and has_rows(uneven.value, size, layout, alone[:-1]):
-                    self._cache.store.discard(self._key(self._bound))
-                    return layout
-        except Exception as error:  # the call has its value: a test must not fail it
-            logger.info("prompts of a list of %d cannot be encoded alone: %s", size, error)
-        logger.info("lists of %d prompts are encoded whole: rows alone do not give the same bits", size)
-        return None
+            before = Sight(recording.found, lambda _path, module, survey: _ran(recording, module, survey))
+            reading = call.remember(self._arguments, [*recording.found.values], before.whole, recording.strays)
+            after = reading.look(pipeline, before.surveys)
+            left = _left(recording)
+            if not all(map(torch.equal, generators, _generators())):
+                raise UnkeyableError("training" if after.is_training() else "random", self._label)
+        except UnkeyableError as error:
+            cache.bypass(error.reason, error.where)
+            return None
+        cache.add("misses")
+        self._warn_of_gradients(value)
+        if after.state != before.state or recording.spoiled:
+            cache.add("outdated")
+            changed = sorted({*before.unlike(after), *recording.spoiled})
+            logger.info("encode_prompt(%s) is not stored: what it read changed meanwhile: %s", self._label, changed)
+            return None
+        try:
+            key = call.key(self._arguments, reading, after.state)
+            entry = cache.keep(key, value, self._label, left)
+            if call.outside is not None and after.elsewhere is not None:
+                call.outside.put(pipeline, self._arguments, reading, after.elsewhere, value, left, key.target)
+        except WrongTypeError as error:
+            cache.bypass("result", str(error))
+            return None
+        return entry
 
-    def _fetch(self, bound: dict[str, Any], rows: list[PromptKey] | None = None, layout: Layout = ()) -> Any:
-        """The value of a call, kept whole or, if its keys are given, as `rows`."""
-
-        def load() -> Loaded:
-            loaded = self._encode(bound)
-            parts = None if rows is None else split(loaded.value, len(rows), layout)
-            return loaded if parts is None else loaded._replace(rows=dict(zip(rows or (), parts, strict=True)))
-
-        return self._cache.fetch(self._key(bound), _label(bound), load)
-
-    def _encode(self, bound: dict[str, Any]) -> Loaded:
-        if bound is self._bound:
-            return self._loaded(self._call.function(*self._args, **self._kwargs))
-        arguments = inspect.BoundArguments(self._call.signature, bound)
-        return self._loaded(self._call.function(*arguments.args, **arguments.kwargs))
-
-    def _loaded(self, value: Any) -> Loaded:
-        self._num_encodes += 1
-        self._cache.add("misses")
+    def _warn_of_gradients(self, value: Any) -> None:
         leaves = value if isinstance(value, (tuple, list)) else (value,)
         if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
             logger.warning(
                 "encode_prompt(%s) was called with gradients on: a hit returns detached tensors; "
                 "call it under torch.no_grad(), or uninstall the cache to train an encoder",
-                _label(self._bound),
+                self._label,
             )
-        return Loaded(value, self._state_now() == self._state)
-
-    def _state_now(self) -> tuple[Frozen, ...]:
-        """The state of the encoders as of now; empty while no key can be made."""
-        try:
-            return self._call.watch.state(self._call.pipeline)
-        except UnkeyableError:
-            return ()
-
-    def _key(self, bound: dict[str, Any]) -> PromptKey:
-        return self._call.key(bound, self._state, self._target)
-
-    def _kind(self, plan: RowPlan) -> Any:
-        """All of the call but its prompts, and their number."""
-        state, target, *parts = self._key(self._bound)
-        fixed = [part for name, part in zip(self._bound, parts, strict=True) if name not in plan.names]
-        return state, target, plan.names, len(plan.rows), tuple(fixed)
 
 
-def _label(bound: dict[str, Any]) -> str:
-    """The start of the first prompt-like argument, to name an entry in messages."""
-    first = next((value for value in bound.values() if isinstance(value, (str, list, tuple)) and value), "")
-    return reprlib.repr(first)[:80]
+def leave(pipeline: object, entry: Entry) -> None:
+    """Set what the encoding itself set on the pipeline."""
+    for name, value in entry.left:
+        if look_up(pipeline, name) is not value:
+            setattr(pipeline, name, value)
+
+
+def _left(recording: Recording) -> tuple[tuple[str, Any], ...]:
+    """Attributes that the call set."""
+    kept = {name: value for name, value in recording.left.items() if look_up(recording.pipeline, name) is value}
+    for name, value in recording.left.items():
+        if name not in kept or not is_plain(value):
+            raise UnkeyableError("left", name)
+    return tuple(kept.items())
+
+
+def _ran(recording: Recording, module: nn.Module, survey: Any) -> bool:
+    """Whether a module, or a part of it, ran. What is compiled does not tell: it may have."""
+    if isinstance(survey, Survey):
+        return survey.is_compiled() or not survey.identities.isdisjoint(recording.ran)
+    parts = list(module.modules())
+    return any(id(part) in recording.ran or vars(part).get("_compiled_call_impl") is not None for part in parts)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, (str, list, tuple))
+
+
+def _generators() -> list[torch.Tensor]:
+    """States of torch's default random generators."""
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return [torch.get_rng_state(), *[generator.get_state() for generator in cuda]]

@@ -12,7 +12,8 @@ from omnireuse.prompts.cache import PromptCacheOptions, PromptEmbedCache
 from omnireuse.prompts.call import EncodeCall, own_function
 from omnireuse.prompts.entry import CACHE_MISS
 from omnireuse.prompts.keys import UnkeyableError
-from omnireuse.prompts.request import Request
+from omnireuse.prompts.recording import is_recording
+from omnireuse.prompts.request import Request, leave
 
 __all__ = ["CachedEncodePrompt"]
 
@@ -45,25 +46,27 @@ class CachedEncodePrompt:
         pipeline, call, cache = self.pipeline, self.call, self.cache
         if not cache.enabled:
             return call.function(*args, **kwargs)
+        if is_recording():  # within another encoding, whose entry must know what is read here
+            cache.bypass("nested")
+            return call.function(*args, **kwargs)
         try:
-            bound = call.bind(*args, **kwargs)
-            state = call.watch.state(pipeline)
-            target = call.target(pipeline, bound)
-            key = call.key(bound, state, target)
+            arguments = call.arguments(pipeline, call.bind(*args, **kwargs))
+            reading = call.reading(arguments)
+            state = None if reading is None else reading.state(pipeline)
         except UnkeyableError as error:
-            cache.bypass(error.reason)
+            cache.bypass(error.reason, error.where)
             return call.function(*args, **kwargs)
         except (TypeError, RuntimeError):
             cache.bypass("signature")
             return call.function(*args, **kwargs)  # raises its own error, or knows better
-        value = cache.find(key)
-        if value is CACHE_MISS:
-            return Request(call, args, kwargs, bound, target).run()
-        cache.add("hits")
-        for attribute, parameter in call.echoes:
-            if bound[parameter] is not None and hasattr(pipeline, attribute):
-                setattr(pipeline, attribute, bound[parameter])
-        return value
+        if reading is not None and state is not None:
+            entry = cache.store.lookup(call.key(arguments, reading, state), None)
+            value = CACHE_MISS if entry is None else cache.hand_out(entry)
+            if entry is not None and value is not CACHE_MISS:
+                cache.add("hits")
+                leave(pipeline, entry)
+                return value
+        return Request(call, arguments, args, kwargs).run()
 
     @property
     def pipeline(self) -> Any:
@@ -96,7 +99,7 @@ class CachedEncodePrompt:
 
     def close(self) -> None:
         """Stop watching; the cache is emptied."""
-        self._call.watch.close()
+        self._call.close()
         self.cache.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CachedEncodePrompt:

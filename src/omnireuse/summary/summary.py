@@ -22,6 +22,7 @@ _REASONS = {
     "first": "at the first step",
     "last": "at the last step",
     "layout": "where the shape of the latents or the scale of an adapter changed",
+    "paused": "where a branch came back that an earlier step had left out",
     "unprimed": "before there was enough to forecast from",
     "nonfinite": "where the measured change was not finite",
     "longest": "after as many reused steps as max_consecutive allows",

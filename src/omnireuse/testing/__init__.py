@@ -1,4 +1,4 @@
-"""Contracts of policies, forecasters, adapters, tiers and compared methods, for any package.
+"""Contracts of policies, forecasters, adapters and tiers, for any package.
 
 Each is one function. It raises an AssertionError that names the broken requirement::
 
@@ -17,16 +17,14 @@ from omnireuse.base.lazy import lazy_exports
 if TYPE_CHECKING:
     from omnireuse.testing.adapters import check_adapter
     from omnireuse.testing.forecasters import check_forecaster
-    from omnireuse.testing.methods import check_method
     from omnireuse.testing.policies import check_policy
     from omnireuse.testing.tiers import check_tier
 
-__all__ = ["check_adapter", "check_forecaster", "check_method", "check_policy", "check_tier"]
+__all__ = ["check_adapter", "check_forecaster", "check_policy", "check_tier"]
 
 _HOMES = {
     "adapters": "check_adapter",
     "forecasters": "check_forecaster",
-    "methods": "check_method",
     "policies": "check_policy",
     "tiers": "check_tier",
 }

@@ -10,6 +10,7 @@ import torch
 
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.forecasters import Blend
+from omnireuse.hooks.regions.cuts import Cuts
 from omnireuse.hooks.regions.step import StepRegion
 from omnireuse.hooks.run import Chosen, DenoiserCall, Region, Run, RunStart
 from omnireuse.hooks.session import Session
@@ -132,7 +133,7 @@ class Following(_Shadow):
 
     def __init__(self, strategy: Strategy, full: FullRun, first_reused: int) -> None:
         super().__init__(full, first_reused)
-        self._region = StepRegion(strategy)
+        self._region = StepRegion(strategy, Cuts({}))
 
     def call(self, call: DenoiserCall) -> Any:
         """As the strategy's own region."""

@@ -12,8 +12,8 @@ import pytest
 from bench import _scores as scores
 from bench import drawbench
 from omnireuse.errors import ConfigError
-from omnireuse.lab.compare.harness import Harness
-from omnireuse.lab.record import read_comparison
+from omnireuse_lab.compare.harness import Harness
+from omnireuse_lab.record import read_comparison
 from reference.load import find_image_pipeline
 
 CALL = json.dumps({"height": 64, "width": 64, "max_sequence_length": 20})

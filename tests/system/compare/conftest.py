@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from omnireuse.lab.compare.workload import Workload
+from omnireuse_lab.compare.workload import Workload
 from reference.case import CLIPS, IMAGES, UNET_IMAGES, Case
 from reference.workload import load_quietly, reference_workload
 

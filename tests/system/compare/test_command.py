@@ -16,14 +16,15 @@ from rich.console import Console
 import omnireuse
 from omnireuse.base.extras import has_extra
 from omnireuse.cli import main
-from omnireuse.lab.compare.harness import Harness
-from omnireuse.lab.compare.methods import chosen_methods
-from omnireuse.lab.compare.run import settings_of
-from omnireuse.lab.compare.table import case_table
-from omnireuse.lab.compare.workload import Workload
-from omnireuse.lab.record import Case, read_comparison
 from omnireuse.named.step_caches import STEP_CACHES
-from omnireuse.pipelines.closeness import Spread, capped_psnr
+from omnireuse.pipelines.closeness import capped_psnr
+from omnireuse_lab.closeness import Spread
+from omnireuse_lab.compare.harness import Harness
+from omnireuse_lab.compare.methods import chosen_methods
+from omnireuse_lab.compare.run import settings_of
+from omnireuse_lab.compare.table import case_table
+from omnireuse_lab.compare.workload import Workload
+from omnireuse_lab.record import Case, read_comparison
 from reference.load import SAMPLING, find_image_pipeline
 from reference.pictures import read_frames
 from tests import TOP
@@ -174,7 +175,7 @@ def test_other_methods_add_to_what_was_measured(
 OWN = """
 from contextlib import contextmanager
 import omnireuse
-from omnireuse.lab.compare.methods.base import Method, Setting
+from omnireuse_lab.compare.methods.base import Method, Setting
 
 @contextmanager
 def left_enabled(pipeline):
@@ -220,7 +221,7 @@ def test_a_peer_of_the_benchmarks_comes_in_as_a_user_s_method_does(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(TOP)
-    assert main([*asked, "--only", "spectrum", "--method", "bench.peers:SPECTRUM"]) == 0
+    assert main([*asked, "--only", "spectrum", "--method", "omnireuse_lab.peers:SPECTRUM"]) == 0
     points = read_comparison(tmp_path / "out" / "compare.json").cases[0].points
     assert {(point.method, point.error) for point in points} == {("Spectrum", None)}
     assert main([*asked, "--only", "spectrum"]) == 2

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from bench.peers import PEERS
 from omnireuse.errors import ConfigError, StateError, UnsupportedModelError
-from omnireuse.lab.compare.harness import Harness
-from omnireuse.lab.compare.methods import METHODS
-from omnireuse.lab.compare.methods.base import Kept, Method, Setting
-from omnireuse.lab.compare.workload import Workload
-from omnireuse.testing import check_method
+from omnireuse_lab import check_method
+from omnireuse_lab.compare.harness import Harness
+from omnireuse_lab.compare.methods import METHODS
+from omnireuse_lab.compare.methods.base import Kept, Method, Setting
+from omnireuse_lab.compare.workload import Workload
+from omnireuse_lab.peers import PEERS
 from tests.helpers.sweep import sweep
 
 ARGUMENTS = {"height": 64, "width": 64, "max_sequence_length": 20}

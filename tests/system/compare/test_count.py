@@ -11,9 +11,9 @@ from diffusers import FirstBlockCacheConfig
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
 
 import omnireuse
-from omnireuse.lab.compare.count import Work, blocks_of
-from omnireuse.lab.compare.workload import Workload
 from omnireuse.profiles.conditions import watch_of
+from omnireuse_lab.compare.count import Work, blocks_of
+from omnireuse_lab.compare.workload import Workload
 
 KINDS = (FluxTransformerBlock, FluxSingleTransformerBlock)
 

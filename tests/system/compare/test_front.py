@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnireuse.lab.front import answers, front, psnr_at
-from omnireuse.lab.record import Case, FullRun, Point
-from omnireuse.pipelines.closeness import Mean, bootstrap
+from omnireuse_lab.closeness import Mean, bootstrap
+from omnireuse_lab.front import answers, front, psnr_at
+from omnireuse_lab.record import Case, FullRun, Point
 
 
 def point(steps: float, decibels: float, family: str = "peer", **given: Any) -> Point:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from bench.peers import PEERS, optimal_steps
-from omnireuse.lab.compare.methods.baselines import stronger_solver
-from omnireuse.lab.compare.run import compare
-from omnireuse.lab.compare.workload import Workload
+from omnireuse_lab.compare.methods.baselines import stronger_solver
+from omnireuse_lab.compare.run import compare
+from omnireuse_lab.compare.workload import Workload
+from omnireuse_lab.peers import PEERS, optimal_steps
 
 Make = Callable[..., Workload]
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from bench.peers import PEERS
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, UnsupportedModelError
-from omnireuse.lab.compare.methods import METHODS, chosen_methods
-from omnireuse.lab.compare.methods.base import Kept, Method, Setting
-from omnireuse.lab.compare.methods.baselines import stronger_solver
-from omnireuse.lab.compare.restore import restored
-from omnireuse.lab.compare.run import compare
-from omnireuse.lab.compare.workload import Workload
-from omnireuse.lab.record import Case
+from omnireuse_lab.compare.methods import METHODS, chosen_methods
+from omnireuse_lab.compare.methods.base import Kept, Method, Setting
+from omnireuse_lab.compare.methods.baselines import stronger_solver
+from omnireuse_lab.compare.restore import restored
+from omnireuse_lab.compare.run import compare
+from omnireuse_lab.compare.workload import Workload
+from omnireuse_lab.peers import PEERS
+from omnireuse_lab.record import Case
 from tests.helpers.sweep import sweep
 
 Make = Callable[..., Workload]

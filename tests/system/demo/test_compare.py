@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import omnireuse
-from omnireuse.lab.compare.workload import Workload
-from omnireuse.lab.record import Comparison
+from omnireuse_lab.compare.workload import Workload
+from omnireuse_lab.record import Comparison
 from reference.case import IMAGES
 from reference.demo.compare import Cache, compare_caches
 from reference.demo.record import Demo

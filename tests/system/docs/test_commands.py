@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -32,9 +33,9 @@ def test_a_shown_command_is_one(name: str, line: int, command: str, monkeypatch:
     check(command, monkeypatch)
 
 
-@pytest.mark.parametrize("module", [*cli.COMMANDS.values(), *commands.COMMANDS.values()])
-def test_the_examples_of_the_help_are_commands(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = module.EXAMPLES
+@pytest.mark.parametrize("run", [*cli.COMMANDS.values(), *commands.COMMANDS.values()])
+def test_the_examples_of_the_help_are_commands(run: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = sys.modules[run.__module__].EXAMPLES
     shown_there = [line.removeprefix("$ ") for line in examples.splitlines() if line.startswith("$ ")]
     assert shown_there
     for command in shown_there:

@@ -8,6 +8,7 @@ from typing import Any
 import tomllib
 
 import omnireuse
+import omnireuse_lab
 
 from .pages import TOP
 
@@ -44,5 +45,8 @@ def test_one_version_everywhere() -> None:
     citation = re.search(r"^version: (\S+)$", (TOP / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
     nodes = tomllib.loads((TOP / "integrations" / "comfyui" / "pyproject.toml").read_text("utf-8"))
     assert citation is not None
-    assert citation[1] == nodes["project"]["version"] == omnireuse.__version__
+    assert citation[1] == nodes["project"]["version"] == omnireuse.__version__ == omnireuse_lab.__version__
+    lab = tomllib.loads((TOP / "lab" / "pyproject.toml").read_text("utf-8"))
+    assert f"omnireuse=={omnireuse.__version__}" in lab["project"]["dependencies"]
+    assert (TOP / "lab" / "LICENSE").read_text() == (TOP / "LICENSE").read_text()
     assert f"## {omnireuse.__version__} " in (TOP / "CHANGELOG.md").read_text("utf-8")

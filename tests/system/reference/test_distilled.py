@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from omnireuse.lab.compare.workload import guided_call, is_distilled
 from omnireuse.pipelines.closeness import psnr
+from omnireuse_lab.compare.workload import guided_call, is_distilled
 from reference import DISTILLED_SAMPLING, SAMPLING, load_distilled_pipeline, load_image_pipeline
 from reference.captions import held_out_scenes
 from reference.case import DISTILLED_IMAGES, IMAGES

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from omnireuse.lab.report.page import write_page
+from omnireuse_lab.report.page import write_page
 from reference.demo.page import write_demo_page
 from tests.helpers.comparisons import gallery, peers, save_clips, save_images
 

@@ -10,7 +10,7 @@ import pytest
 
 from omnireuse import Profile
 from omnireuse.cli import main
-from omnireuse.lab.record import read_comparison
+from omnireuse_lab.record import read_comparison
 from reference.load import find_image_pipeline
 
 HERE = Path(__file__).parent

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import omnireuse
+import omnireuse_lab
 from omnireuse.errors import ConfigError, StateError, UnknownNameError
 
 from .custom import Bare, Custom, InTuple, Noisy, Signed, unsigned
@@ -31,7 +32,7 @@ def calibrated(pipeline: Any, **given: Any) -> omnireuse.Profile:
 
 def compared(pipeline: Any, out: Path, **given: Any) -> dict[str, list[Any]]:
     asked = {"steps": 6, "only": ["fewer-steps", "default"], "progress": False, "out": out}
-    pareto = omnireuse.compare_pipeline(pipeline, PROMPTS[:2], **{**asked, **given})
+    pareto = omnireuse_lab.compare_pipeline(pipeline, PROMPTS[:2], **{**asked, **given})
     assert (out / "compare.json").is_file()
     assert pareto.environment["device"] == "cpu"
     (case,) = pareto.cases
@@ -180,18 +181,6 @@ def test_a_pipelines_own_bar_is_as_before_afterwards() -> None:
 def test_what_a_comparison_sets_itself_is_refused_by_name(name: str, tmp_path: Path) -> None:
     with pytest.raises((ConfigError, TypeError), match=name):
         compared(Bare(), tmp_path, **{name: 5})
-
-
-def test_a_comparison_without_the_reports_libraries_is_refused_before_it_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from omnireuse.errors import MissingExtraError
-
-    monkeypatch.setattr("omnireuse.base.extras.find_spec", lambda name: None)
-    pipeline = Bare()
-    with pytest.raises(MissingExtraError, match=r"omnireuse\[report\]"):
-        omnireuse.compare_pipeline(pipeline, PROMPTS, out=tmp_path)
-    assert not pipeline.seen
 
 
 def test_a_full_run_that_is_not_finite_is_told_whatever_the_pipeline_returns() -> None:

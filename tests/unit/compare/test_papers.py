@@ -11,19 +11,19 @@ import pytest
 import torch
 
 import omnireuse
-from bench.peers import PEERS
-from bench.peers.bud_cache import annealed
-from bench.peers.calibrating import best_path
-from bench.peers.l2p import learnt_weights
-from bench.peers.lemica import worst_first
-from bench.peers.mean_cache import MeanVelocity, estimate
-from bench.peers.optimal_steps import closest_timesteps
-from bench.peers.recache import learnt_schedules
-from bench.peers.sen_cache import Sensitivities, Sensitivity
-from bench.peers.speca import Draft
-from bench.peers.spectrum import Chebyshev, chebyshev_weights, growing_windows
-from bench.peers.tc_pade import pade, staged
 from omnireuse.testing import check_policy
+from omnireuse_lab.peers import PEERS
+from omnireuse_lab.peers.bud_cache import annealed
+from omnireuse_lab.peers.calibrating import best_path
+from omnireuse_lab.peers.l2p import learnt_weights
+from omnireuse_lab.peers.lemica import worst_first
+from omnireuse_lab.peers.mean_cache import MeanVelocity, estimate
+from omnireuse_lab.peers.optimal_steps import closest_timesteps
+from omnireuse_lab.peers.recache import learnt_schedules
+from omnireuse_lab.peers.sen_cache import Sensitivities, Sensitivity
+from omnireuse_lab.peers.speca import Draft
+from omnireuse_lab.peers.spectrum import Chebyshev, chebyshev_weights, growing_windows
+from omnireuse_lab.peers.tc_pade import pade, staged
 
 SIGMAS = (1.0, 0.9, 0.75, 0.6, 0.3, 0.0)
 

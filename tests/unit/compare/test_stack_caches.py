@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from bench.peers.speca import Speculation
-from bench.peers.stack_cache import stack_caches
-from bench.peers.tc_pade import PadeResiduals, staged
-from omnireuse.lab.compare.restore import restored
 from omnireuse.models import block_stack_for
+from omnireuse_lab.compare.restore import restored
+from omnireuse_lab.peers.speca import Speculation
+from omnireuse_lab.peers.stack_cache import stack_caches
+from omnireuse_lab.peers.tc_pade import PadeResiduals, staged
 from tests.helpers.tiny import flux
 
 STEPS = 16

@@ -56,6 +56,10 @@ class NaiveManager:
         freed, self.freed = self.freed, []
         return freed
 
+    def reset(self) -> None:
+        self.freed += [(request, input_id) for request, input_id, _ in sorted(self.held)]
+        self.held = []
+
 
 def check_books(manager: EncoderCacheManager, requests: list[Request]) -> None:
     by_id = {r.request_id: r for r in requests}
@@ -104,6 +108,16 @@ class AnySequence(RuleBasedStateMachine):
         assert self.manager.get_cached_input_ids(self.requests[who]) == set()
 
     @rule()
+    def reset(self) -> None:
+        held = {(request, input_id) for request, ids in self.manager.cached.items() for input_id in ids}
+        pending = self.manager.freed
+        self.manager.reset()
+        assert self.manager.cached == {}
+        assert self.manager.num_free_slots == self.manager.cache_size
+        assert self.manager.freed[: len(pending)] == pending
+        assert sorted(self.manager.freed[len(pending) :]) == sorted(held)
+
+    @rule()
     def drain(self) -> None:
         assert self.manager.get_freed_ids() is not None
         assert self.manager.freed == []
@@ -124,7 +138,7 @@ def test_agrees_with_the_naive_twin_wherever_the_contract_is_kept(seed: int) -> 
     manager, twin = EncoderCacheManager(24), NaiveManager(24)
     for _ in range(2000):
         request, input_id = rng.choice(requests), rng.randrange(4)
-        action = rng.randrange(5)
+        action = rng.randrange(5) if rng.random() < 0.99 else 5
         if action <= 1 and not manager.has_cache(request, input_id) and manager.can_allocate(request, input_id):
             manager.allocate(request, input_id)
             twin.allocate(request, input_id)
@@ -135,7 +149,10 @@ def test_agrees_with_the_naive_twin_wherever_the_contract_is_kept(seed: int) -> 
             manager.free(request)
             twin.free(request)
         elif action == 4:
-            assert manager.get_freed_ids() == twin.get_freed_ids()
+            assert sorted(manager.get_freed_ids()) == sorted(twin.get_freed_ids())
+        elif action == 5:
+            manager.reset()
+            twin.reset()
         assert manager.num_free_slots == twin.num_free_slots
         assert all(manager.get_cached_input_ids(r) == twin.get_cached_input_ids(r) for r in requests)
 
@@ -230,6 +247,22 @@ def test_an_input_freed_and_allocated_again_is_reported_and_held() -> None:
     manager.allocate(request, 0)
     assert manager.get_freed_ids() == [("a", 0)]
     assert manager.has_cache(request, 0)
+
+
+def test_a_reset_reports_every_entry_and_later_frees_of_them_are_no_ops() -> None:
+    manager, a, b = EncoderCacheManager(10), Request("a", [4, 3]), Request("b", [2])
+    manager.reset()
+    assert manager.get_freed_ids() == []
+    for request, input_id in ((a, 1), (b, 0), (a, 0)):
+        manager.allocate(request, input_id)
+    manager.reset()
+    assert (manager.num_free_slots, manager.cached) == (10, {})
+    manager.free_encoder_input(a, 0)
+    manager.free(b)
+    manager.allocate(a, 1)  # the request goes on with new weights
+    manager.free(a)
+    assert manager.get_freed_ids() == [("a", 0), ("a", 1), ("b", 0), ("a", 1)]
+    assert manager.num_free_slots == 10
 
 
 @pytest.mark.parametrize(("size", "error"), [(-1, ConfigError), (1.5, WrongTypeError), ("8", WrongTypeError)])

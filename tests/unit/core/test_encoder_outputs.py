@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -10,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from omnireuse.encoders import EncoderKey
+from omnireuse.encoders import EncoderKey, new_weights_epoch
 from omnireuse.encoders.outputs import EncoderOutputStore
 from omnireuse.errors import ConfigError, StateError, WrongTypeError
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
 from omnireuse.stores.tier import Tier, TieredStore
+from omnireuse.stores.write_behind import WriteBehind
 
 CAT = EncoderKey(content="cat")
 
@@ -144,9 +146,59 @@ def test_another_process_finds_it_under_the_same_weights_only(kind: str, tmp_pat
     other = EncoderOutputStore(outer=tier, weights="v1")
     assert other.load(CAT, 4) is not None
     assert torch.equal(other.get(CAT), output(1.0).bfloat16())
-    other.clear(weights="v2")
+    other.reset("v2")
     assert other.load(CAT, 4) is None
     tier.close()
+
+
+@pytest.mark.parametrize("kind", ["disk", "redis"])
+@pytest.mark.parametrize("weights", ["", "step 17"])
+def test_after_a_reset_nothing_of_before_is_found_in_any_tier_however_late_it_is_written(
+    kind: str, weights: str, tmp_path, request
+) -> None:
+    class Slow(DiskTier if kind == "disk" else RedisTier):
+        gate = threading.Event()
+
+        def put(self, *args: object, **kwargs: object) -> bool:
+            assert self.gate.wait(30)
+            return super().put(*args, **kwargs)
+
+    if kind == "disk":
+        tier = Slow(tmp_path, max_bytes=1 << 20)
+    else:
+        tier = Slow(request.getfixturevalue("redis_url"), namespace="reset", timeout_s=5.0)
+    writer = WriteBehind(tier)
+    store = EncoderOutputStore(host_bytes=1000, outer=writer, weights="v1")
+    store.put(EncoderKey("dog"), output(5.0), 4)
+    store.drop(EncoderKey("dog"))  # in host memory, and waits to be written
+    store.put(CAT, output(1.0), 4)
+    store.reset(weights)
+    assert store.stats()["device_entries"] == store.stats()["host_entries"] == 0
+    tier.gate.set()
+    writer.close()
+    assert tier.counts["writes"] == 2
+    assert store.load(CAT, 4) is store.load(EncoderKey("dog"), 4) is None
+    after = EncoderOutputStore(outer=tier, weights=weights or "another")  # a replica that was told the same
+    EncoderOutputStore(outer=tier, weights="v1").put(CAT, output(7.0), 4)  # one that was not told yet
+    assert after.load(CAT, 4) is store.load(CAT, 4) is None
+    other = EncoderOutputStore(outer=tier, weights="v1")
+    other.reset(weights)
+    other.put(CAT, output(2.0), 4)
+    assert (store.load(CAT, 4) is not None) == (weights != "")
+    store.assert_invariants()
+
+
+def test_a_reset_to_the_same_weights_is_refused() -> None:
+    store = EncoderOutputStore(outer=DictTier(), weights="v1")
+    with pytest.raises(ConfigError, match="must not be the name of the weights before"):
+        store.reset("v1")
+    store.reset("v2")
+    store.reset("v1")  # back to what is kept under that name
+
+
+def test_a_new_epoch_is_nobody_elses_and_that_of_a_digest_is_everybodys() -> None:
+    assert new_weights_epoch("a" * 64) == new_weights_epoch("a" * 64) != new_weights_epoch("b" * 64)
+    assert new_weights_epoch() != new_weights_epoch()
 
 
 def test_an_outer_tier_needs_the_name_of_the_weights() -> None:

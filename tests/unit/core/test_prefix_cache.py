@@ -275,7 +275,7 @@ def test_a_known_key_may_change_neither_width_nor_dtype(changed: torch.Tensor) -
 # --- reading
 
 
-def test_a_hit_gets_its_full_blocks_and_then_this_steps_rows() -> None:
+def test_a_hit_gets_its_cached_rows_and_then_this_steps_rows() -> None:
     cache = make_cache()
     old, blocks = rows(10), [2, 7, 5]
     cache.update_omni_tensor_prefix_cache(old, {"a": old[:, :2].long()}, 10, slots_of(blocks, 0, 10, SIZE))
@@ -284,10 +284,10 @@ def test_a_hit_gets_its_full_blocks_and_then_this_steps_rows() -> None:
     new = rows(5, start=1000)
     batch = make_batch([10, 0], [blocks, [1]])
     merged = merge_hidden(cache, batch, new, r0=3, r1=2)
-    assert torch.equal(merged["r0"], torch.cat([old[:8], new[:3]]))
+    assert torch.equal(merged["r0"], torch.cat([old, new[:3]]))
     assert torch.equal(merged["r1"], new[3:])
     merged_mm = merge_mm(cache, batch, {"a": new[:, :2].long()}, r0=3, r1=2)
-    assert torch.equal(merged_mm["a"]["r0"], torch.cat([old[:8, :2].long(), new[:3, :2].long()]))
+    assert torch.equal(merged_mm["a"]["r0"], torch.cat([old[:, :2].long(), new[:3, :2].long()]))
     assert torch.equal(merged_mm["a"]["r1"], new[3:, :2].long())
 
 
@@ -300,10 +300,54 @@ def test_hits_last_for_the_step() -> None:
     assert not cache.has_prefix_cached_new_req_ids()
 
 
-def test_a_hit_below_one_block_gets_this_steps_rows() -> None:
-    cache = make_cache()
+@pytest.mark.parametrize("computed", [1, 3, 4, 5, 7, 8])
+def test_a_start_in_the_middle_of_a_block_gets_the_rows_of_the_begun_block(computed: int) -> None:
+    cache, blocks, data = make_cache(), [6, 1], rows(8)
+    cache.update_omni_tensor_prefix_cache(data, {"a": data[:, :2]}, 8, slots_of(blocks, 0, 8, SIZE))
+    cache.add_prefix_cached_new_req_id("r1")
+    batch, new = make_batch([0, computed, 0], [[9], [*blocks, 3], [4]]), rows(4, start=500)
+    merged = merge_hidden(cache, batch, new, r0=1, r1=2, r2=1)
+    assert torch.equal(merged["r1"], torch.cat([data[:computed], new[1:3]]))
+    assert torch.equal(merged["r0"], new[:1])
+    assert torch.equal(merged["r2"], new[3:])
+    merged = merge_mm(cache, batch, {"a": new[:, :2]}, r0=1, r1=2, r2=1)["a"]
+    assert torch.equal(merged["r1"], torch.cat([data[:computed, :2], new[1:3, :2]]))
+    assert cache.stats()["rows_read"] == 2 * computed
+
+
+@pytest.mark.parametrize("absent", ["raise", "miss", "zeros"])
+@pytest.mark.parametrize("blocks", [[2, 7], [2]], ids=["not written", "not in the block table"])
+def test_rows_of_the_begun_block_that_are_not_there_are_absent_rows(
+    absent: str, blocks: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = make_cache(absent=absent)
+    cache.update_omni_tensor_prefix_cache(rows(5), None, 5, slots_of([2, 7], 0, 5, SIZE))
+    cache.free_blocks([7])
     cache.add_prefix_cached_new_req_id("r0")
-    assert torch.equal(merge_hidden(cache, make_batch([3], [[0]]), rows(2), r0=2)["r0"], rows(2))
+    batch = make_batch([5], [blocks])
+    if absent == "raise":
+        match = "1 of 5 cached rows" if len(blocks) == 2 else "must have 2 blocks for its 5 computed tokens, got 1"
+        with pytest.raises(StateError, match=match):
+            merge_hidden(cache, batch, rows(2), r0=2)
+        return
+    for _ in range(2):
+        merged = merge_hidden(cache, batch, rows(2), r0=2)["r0"]
+        zeros = torch.cat([rows(4), torch.zeros(1, WIDTH), rows(2)])
+        assert torch.equal(merged, rows(2) if absent == "miss" else zeros)
+    assert cache.stats()["absent_rows"] == 2
+    (said,) = (record.message for record in caplog.records)
+    assert f"answered as absent={absent!r} says" in said
+
+
+def test_deferred_rows_of_a_begun_block_are_merged_like_others() -> None:
+    cache, data, blocks = make_cache(mm_keys={"codes": (2, torch.float32)}), rows(6, 2), [2, 6]
+    cache.update_omni_tensor_prefix_cache(rows(6), None, 6, slots_of(blocks, 0, 6, SIZE))
+    stage(cache, make_batch([6], [blocks]), data)
+    cache.commit_deferred_mm_outputs(["r0"], make_batch([6], [blocks]))
+    cache.reset_prefix_cached_new_req_ids()
+    cache.add_prefix_cached_new_req_id("r0", block_ids=blocks)
+    merged = merge_mm(cache, make_batch([6], [blocks]), {"codes": rows(1, 2)}, r0=1)["codes"]["r0"]
+    assert torch.equal(merged, torch.cat([data, rows(1, 2)]))
 
 
 def test_the_write_of_a_step_is_visible_to_a_hit_in_the_same_step() -> None:
@@ -318,6 +362,13 @@ def test_the_write_of_a_step_is_visible_to_a_hit_in_the_same_step() -> None:
 def test_a_request_that_is_not_scheduled_has_no_rows() -> None:
     merged = merge_hidden(make_cache(), make_batch([0, 0], [[0], [1]]), rows(2), r0=2)
     assert merged["r1"].shape == (0, WIDTH)
+
+
+def test_a_step_without_any_rows_has_none() -> None:
+    cache, batch = make_cache(absent="miss"), make_batch([0, 4], [[0], [1]])
+    cache.add_prefix_cached_new_req_id("r1")
+    for merged in (merge_hidden(cache, batch, rows(0), r0=0), merge_hidden(cache, batch, rows(2), r1=0)):
+        assert [tuple(each.shape) for each in merged.values()] == [(0, WIDTH)] * 2
 
 
 @pytest.mark.parametrize("which", ["hidden", "mm"])
@@ -478,6 +529,8 @@ def test_a_batch_that_does_not_fit_is_refused() -> None:
     cache.add_prefix_cached_new_req_id("r0")
     with pytest.raises(StateError, match="must have 3 blocks"):
         merge_hidden(cache, make_batch([12], [[0, 1]]), rows(1), r0=1)
+    with pytest.raises(StateError, match="num_computed_tokens_cpu: must be ≥ 0, got -1"):
+        merge_hidden(cache, make_batch([-1], [[0, 1]]), rows(1), r0=1)
     with pytest.raises(StateError, match=r"\[0, 10\), got 10"):
         merge_hidden(cache, make_batch([4], [[10]]), rows(1), r0=1)
     with pytest.raises(ConfigError, match="query_start_loc"):
@@ -519,6 +572,25 @@ def test_uncached_values_pass_through_per_request() -> None:
     nested.fill_(77)
     assert (merged["list"]["r0"][0] != 77).all()
     assert (merged["dict"]["r0"]["in"] != 77).all()
+
+
+def test_what_a_hit_lacks_of_an_uncached_output_is_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    cache = make_cache(mm_keys={})
+    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))
+    batch, outputs = make_batch([4, 4, 0], [[0], [1], [2]]), {"pcm": rows(5, 2), "nested": {"deep": torch.arange(5)}}
+    whole = {"table": rows(9, 2), "list": [rows(5)], "text": "x", "scalar": torch.tensor(1)}
+    merge_mm(cache, batch, outputs | whole, r0=3, r1=1, r2=1)
+    assert cache.stats()["uncached_on_hits"] == 0  # nobody is on a hit
+    for step in (1, 2):
+        cache.reset_prefix_cached_new_req_ids()
+        cache.add_prefix_cached_new_req_id("r0")
+        cache.add_prefix_cached_new_req_id("r2")  # a hit on nothing lacks nothing
+        merged = merge_mm(cache, batch, outputs | whole, r0=3, r1=1, r2=1)
+        assert torch.equal(merged["pcm"]["r0"], outputs["pcm"][:3])
+        assert cache.stats()["uncached_on_hits"] == 2 * step
+    assert [record.message.split(" is not cached")[0] for record in caplog.records] == [
+        "prefix cache: output 'pcm'", "prefix cache: output 'nested'",
+    ]  # fmt: skip
 
 
 def test_no_outputs_count_as_none_at_all() -> None:

@@ -31,7 +31,7 @@ class Engine(RuleBasedStateMachine):
         self.alive: dict[str, list[int]] = {}  # request → blocks
         self.computed: dict[str, int] = {}
         self.staged: dict[str, list[tuple[int, torch.Tensor]]] = {}
-        self.finished_blocks: list[list[int]] = []
+        self.finished: list[tuple[list[int], int]] = []  # blocks and number of tokens; the last block may be begun only
         self.counter = 0
 
     @initialize()
@@ -57,7 +57,7 @@ class Engine(RuleBasedStateMachine):
         name = f"q{self.counter}"
         self.counter += 1
         self.alive[name], self.computed[name] = blocks, 0
-        self.finished_blocks = [prefix for prefix in self.finished_blocks if not set(prefix) & set(blocks)]
+        self.finished = [prefix for prefix in self.finished if not set(prefix[0]) & set(blocks)]
         if told:
             self.cache.free_blocks(blocks)
             self.forget(blocks)
@@ -134,7 +134,7 @@ class Engine(RuleBasedStateMachine):
             if len(self.free) < len(blocks):
                 return
             taken, self.free = self.free[: len(blocks)], self.free[len(blocks) :] + blocks
-            self.finished_blocks = [prefix for prefix in self.finished_blocks if not set(prefix) & set(taken)]
+            self.finished = [prefix for prefix in self.finished if not set(prefix[0]) & set(taken)]
             self.alive[name], self.computed[name] = taken, 0
             self.cache.discard_deferred_mm_outputs(name)
             self.staged.pop(name, None)
@@ -151,9 +151,8 @@ class Engine(RuleBasedStateMachine):
         for start, rows in self.staged.get(name, []):
             for slot, row in zip(slots_of(blocks, start, len(rows), SIZE).tolist(), rows, strict=True):
                 self.twin["late", slot] = row
-        full = blocks[: self.computed[name] // SIZE]
-        if full:
-            self.finished_blocks.append(full)
+        if self.computed[name]:
+            self.finished.append((blocks[: -(-self.computed[name] // SIZE)], self.computed[name]))
         self.drop(name)
 
     def drop(self, name: str) -> None:
@@ -161,27 +160,45 @@ class Engine(RuleBasedStateMachine):
         del self.computed[name]
         self.staged.pop(name, None)
 
-    @rule(data=st.data(), key=st.sampled_from(["hidden", *KEYS]), new=st.integers(0, 2))
-    def hit(self, data: st.DataObject, key: str, new: int) -> None:
-        """Start a request on a finished prefix and compare with the twin: the same rows, or both say absent."""
-        if not self.finished_blocks:
+    @rule(
+        data=st.data(), key=st.sampled_from(["hidden", *KEYS]), new=st.lists(st.integers(0, 2), min_size=2, max_size=3)
+    )
+    def hit(self, data: st.DataObject, key: str, new: list[int]) -> None:
+        """Start requests somewhere in finished prefixes and compare with the twin: the same rows, or both say absent.
+
+        The first request of the batch has no hit. The block table may lack a request's last block.
+        """
+        if not self.finished:
             return
-        blocks = data.draw(st.sampled_from(self.finished_blocks))
-        batch = make_batch([len(blocks) * SIZE + data.draw(st.integers(0, SIZE - 1))], [[*blocks, 0]])
-        self.cache.add_prefix_cached_new_req_id("r0", block_ids=blocks)
-        rows = torch.full((new, WIDTH), 5.0)
-        expected = [self.twin.get((key, slot)) for slot in slots_of(blocks, 0, len(blocks) * SIZE, SIZE).tolist()]
+        tables, computed, expected = [[0]], [SIZE], [[]]
+        for _ in new[1:]:
+            blocks, num_tokens = data.draw(st.sampled_from(self.finished))
+            computed.append(data.draw(st.integers(0, num_tokens), label="computed"))
+            known = blocks[: data.draw(st.integers(max(0, len(blocks) - 1), len(blocks)), label="known blocks")]
+            slots = slots_of(blocks, 0, computed[-1], SIZE).tolist()
+            expected.append([self.twin.get((key, slot)) if slot // SIZE in known else None for slot in slots])
+            self.cache.add_prefix_cached_new_req_id(f"r{len(tables)}", block_ids=blocks)
+            tables.append(known)
+        batch = make_batch(computed, tables)
+        batch.block_table[0].num_blocks_per_row = [len(table) for table in tables]
+        counts = {f"r{number}": count for number, count in enumerate(new)}
+        starts = torch.tensor([0, *new]).cumsum(0)
+        rows = 0.25 + torch.arange(sum(new) * WIDTH).float().reshape(-1, WIDTH)
 
-        def read() -> torch.Tensor:
+        def read() -> dict[str, torch.Tensor]:
             if key == "hidden":
-                return self.cache.get_merged_hidden_states([0], batch, rows, {"r0": new})["r0"]
-            return self.cache.get_merged_multimodal_states([0], batch, {key: rows}, {"r0": new})[key]["r0"]
+                return self.cache.get_merged_hidden_states(starts, batch, rows, counts)
+            return self.cache.get_merged_multimodal_states(starts, batch, {key: rows}, counts)[key]
 
-        if any(row is None for row in expected):
+        if any(row is None for each in expected for row in each):
             with pytest.raises(StateError, match="must be present"):
                 read()
         else:
-            assert torch.equal(read(), torch.cat([torch.stack(expected), rows]))
+            merged = read()
+            for each, own, (name, row) in zip(expected, rows.split(new), merged.items(), strict=True):
+                assert torch.equal(
+                    row, torch.cat([torch.tensor([]).reshape(0, WIDTH), *(r[None] for r in each), own])
+                ), name
 
 
 TestEngine = Engine.TestCase

@@ -65,13 +65,13 @@ def test_an_aborted_item_was_never_there() -> None:
 
 
 @pytest.mark.parametrize("again", ["commit", "abort"])
-@pytest.mark.parametrize("first", ["commit", "abort", "release", "clear"])
+@pytest.mark.parametrize("first", ["commit", "abort", "release", "reset"])
 def test_a_lease_is_settled_once(first: str, again: str) -> None:
     manager = make()
     lease = manager.reserve(key("cat"), "a", 0, 4)
     {
         "commit": lambda: manager.commit(lease), "abort": lambda: manager.abort(lease),
-        "release": lambda: manager.release("a", 0), "clear": manager.clear,
+        "release": lambda: manager.release("a", 0), "reset": manager.reset,
     }[first]()  # fmt: skip
     with pytest.raises(StateError, match="must be the one that has to encode"):
         getattr(manager, again)(lease)
@@ -280,10 +280,14 @@ def test_bytes_are_a_second_budget_and_may_be_known_late() -> None:
     manager.assert_invariants()
 
 
-def test_clear_forgets_references_too() -> None:
+def test_a_reset_returns_every_output_and_forgets_references_too() -> None:
     manager = make()
     encode(manager, "cat", 4, "a")
-    manager.clear()
+    see(manager, "cow", 4)
+    manager.make_room(5)  # "cow" goes, and nobody drains it
+    manager.reserve(key("planned"), "b", 0, 1)
+    assert sorted(gone.content for gone in manager.reset()) == ["cat", "cow", "planned"]
+    assert manager.drain_evicted() == []
     assert manager.release("a", 0) is None
     assert manager.reserve(key("dog"), "a", 0, 10) is not None
     manager.assert_invariants()
@@ -292,7 +296,7 @@ def test_clear_forgets_references_too() -> None:
 # --- reports
 
 
-def test_evictions_are_told_in_order_until_a_clear() -> None:
+def test_evictions_are_told_in_order_until_a_reset() -> None:
     manager = make(4)
     encode(manager, "cat", 4, "a")
     manager.release("a", 0)
@@ -301,8 +305,71 @@ def test_evictions_are_told_in_order_until_a_clear() -> None:
     assert manager.drain_evicted() == []
     manager.release("b", 0)
     encode(manager, "cow", 3, "c")
-    manager.clear()
+    assert manager.reset() == [key("dog"), key("cow")]
     assert manager.drain_evicted() == []
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+@pytest.mark.parametrize("drains_between", [True, False])
+def test_an_output_that_is_encoded_again_is_not_drained(end: str, drains_between: bool) -> None:
+    manager = make(4)
+    see(manager, "cat", 4)
+    assert manager.make_room(4)
+    lease = manager.reserve(key("cat"), "a", 0, 4)
+    if drains_between:
+        assert manager.drain_evicted() == []
+    getattr(manager, end)(lease)
+    assert manager.drain_evicted() == ([key("cat")] if end == "abort" else [])
+    assert manager.drain_evicted() == []
+
+
+class Owner(RuleBasedStateMachine):
+    """An owner of the tensors that drains whenever it likes: what is ready is there, and nothing is left over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manager, self.tensors, self.leases = make(4), set(), {}
+
+    @rule(content=st.sampled_from("abcd"), size=st.integers(1, 3))
+    def plan(self, content: str, size: int) -> None:
+        size = self.manager.get_num_embeds(key(content)) or size
+        lease = self.manager.reserve(key(content), content, 0, size)
+        if lease is not None and lease.outcome is Outcome.RESERVED:
+            self.leases[content] = lease
+        else:
+            self.manager.release(content, 0)
+
+    @rule(data=st.data(), encodes=st.booleans())
+    def settle(self, data: st.DataObject, encodes: bool) -> None:
+        if not self.leases:
+            return
+        content = data.draw(st.sampled_from(sorted(self.leases)))
+        lease = self.leases.pop(content)
+        if encodes:
+            self.tensors.add(key(content))
+            self.manager.commit(lease)
+            self.manager.release(content, 0)
+        else:
+            self.manager.abort(lease)
+
+    @rule()
+    def drain(self) -> None:
+        self.tensors.difference_update(self.manager.drain_evicted())
+        assert all(self.manager.get_num_embeds(each) is not None for each in self.tensors)
+
+    @rule()
+    def reset(self) -> None:
+        self.tensors.difference_update(self.manager.reset())
+        self.leases.clear()
+        assert not self.tensors
+
+    @invariant()
+    def what_is_ready_is_there(self) -> None:
+        assert self.tensors >= {key(content) for content in "abcd" if self.manager.is_ready(key(content))}
+
+
+TestOwner = Owner.TestCase
+TestOwner.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
 def test_an_abort_is_no_eviction() -> None:
@@ -429,8 +496,8 @@ class AnySequence(RuleBasedStateMachine):
         self.sync()
 
     @rule()
-    def clear(self) -> None:
-        self.manager.clear()
+    def reset(self) -> None:
+        self.manager.reset()
         self.leaders, self.holders = {}, {}
         self.there = set()
 

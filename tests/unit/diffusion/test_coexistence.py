@@ -310,7 +310,7 @@ def unread_steps(flux: Tiny, monkeypatch: pytest.MonkeyPatch, **choice: Any) -> 
         "omnireuse.loop.branch_state.measures_errors",
         lambda strategy, _value: strategy.measure_errors or strategy.policy.needs_error,
     )
-    monkeypatch.setattr("omnireuse.hooks.timesteps.reads_at_once", lambda _tensor: False)
+    monkeypatch.setattr("omnireuse.hooks.steps.reads_at_once", lambda _tensor: False)
     transformer, scheduler = flux.pipe.transformer, flux.pipe.scheduler
     given = {"encoder_hidden_states": torch.ones(1, 6, 32), "pooled_projections": torch.ones(1, 32)}
     given |= {"img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(6, 3), "return_dict": False}

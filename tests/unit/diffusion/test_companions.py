@@ -93,3 +93,19 @@ def test_a_call_that_was_left_out_is_made_where_the_step_computes_after_all() ->
     (expected, all_made), (latents, some_made) = results
     assert torch.equal(latents, expected)
     assert (all_made, some_made) == ((8, 8), (6, 8)), "the five of the schedule, and that of step 4"
+
+
+@pytest.mark.parametrize("region", ["step", "call", "blocks", "tail"])
+@pytest.mark.parametrize("make", [flux_control, stable_diffusion_control])
+def test_the_step_where_a_control_begins_or_ends_is_computed(make: Callable[[], Tiny], region: Any) -> None:
+    tiny = make()
+    span = {"control_guidance_start": 0.3, "control_guidance_end": 0.7}
+    if region in ("blocks", "tail") and make is stable_diffusion_control:
+        pytest.skip("a U-Net has no declared stack")
+    with omnireuse.enable(tiny.pipe, policy=FixedSchedule(steps=(0, 1, 11)), region=region) as handle:
+        tiny.run(steps=20, **span)
+        changes = [event.step for event in handle.events if event.reason == "layout"]
+    assert sorted(set(changes)) == [6, 14]
+    full = tiny.run(steps=20, **span)
+    with omnireuse.enable(tiny.pipe, policy="never", region=region):
+        assert torch.equal(tiny.run(steps=20, **span), full)

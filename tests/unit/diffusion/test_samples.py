@@ -57,8 +57,12 @@ def test_each_sample_gets_what_it_would_get_alone(name: str, region: str) -> Non
     denoiser = getattr(tiny.pipe, "transformer", None) or tiny.pipe.unet
     denoiser.register_forward_hook(lambda module, inputs, output: rows.append(output[0].shape[0]))
     with omnireuse.enable(tiny.pipe, **options) as handle:
+        verified = tiny.run(steps=STEPS, generator=generators(*range(BATCH)), **given)
+        rows.clear()
         together = tiny.run(steps=STEPS, generator=generators(*range(BATCH)), **given)
+        torch.testing.assert_close(verified, together)
         assert handle.summary().reused_calls > 0
+        assert not handle.summary().fallbacks
     assert min(rows) < max(rows), "some calls compute a part of the batch"
     computed_together = sum(rows)
     rows.clear()
@@ -114,17 +118,32 @@ def test_a_batch_that_computes_everything_is_untouched(flux: Tiny, region: str) 
     assert torch.equal(plain, watched)
 
 
-def test_what_belongs_to_a_row_is_told_from_what_does_not() -> None:
-    rows, batch = torch.tensor([2, 0]), 3
+def test_what_belongs_to_a_row_is_proposed_by_lengths_and_told_by_declarations() -> None:
+    rows, batch = (2, 0), 3
     per_row = torch.arange(6).reshape(3, 2)
-    assert rows_of(per_row, rows, batch).tolist() == [[4, 5], [0, 1]]
-    assert rows_of(per_row, rows, batch, "img_ids") is per_row
-    assert rows_of(torch.tensor(7.0), rows, batch).item() == 7.0
-    assert rows_of(["a", "b", "c"], rows, batch) == ["c", "a"]
-    assert rows_of({"scale": 1.0, "residuals": (per_row, per_row)}, rows, batch)["residuals"][1].tolist() == [
-        [4, 5],
-        [0, 1],
-    ]
-    four = (per_row, per_row, per_row)
-    assert [part.tolist() for part in rows_of(four, rows, batch)] == [[[4, 5], [0, 1]]] * 3
-    assert rows_of(None, rows, batch) is None
+    cut = [[4, 5], [0, 1]]
+    given = {
+        "tensor": per_row,
+        "shared": per_row,
+        "scalar": torch.tensor(7.0),
+        "list": ["a", "b", "c"],
+        "nested": [[1, 2, 3]],
+        "record": (1.0, 2.0, 3.0),
+        "mapping": {"scale": 1.0, "residuals": (per_row, per_row)},
+        "layers": [per_row, per_row, per_row],
+        "second": per_row.T,
+        "frames": torch.arange(6),
+        "none": None,
+    }
+    found = rows_of(given, rows, batch, {"shared": None, "second": 1, "frames": 0})
+    assert found["tensor"].tolist() == cut
+    assert found["shared"] is per_row
+    assert found["scalar"].item() == 7.0
+    assert found["list"] == ["c", "a"]
+    assert found["nested"] == [[1, 2, 3]]
+    assert found["record"] == (1.0, 2.0, 3.0)
+    assert [part.tolist() for part in found["mapping"]["residuals"]] == [cut, cut]
+    assert [part.tolist() for part in found["layers"]] == [cut, cut, cut]
+    assert found["second"].T.tolist() == cut
+    assert found["frames"].tolist() == [4, 5, 0, 1]
+    assert found["none"] is None

@@ -1,4 +1,4 @@
-"""Another package adds a policy, a forecaster, an adapter and a method, found by their names."""
+"""Another package adds a policy, a forecaster, an adapter, a method and a command, found by their names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 
 from omnireuse import Forecaster, Memory, Policy, StepView
 from omnireuse.models import BLOCK_STACKS
-from omnireuse.lab.compare.methods.base import Method
+from omnireuse_lab.compare.methods.base import Method
 from dataclasses import replace
 
 
@@ -58,7 +58,11 @@ class Last(Forecaster):
 
 method = Method(key="mine", name="mine", family="peer", grid=lambda harness: [])
 adapter = replace(BLOCK_STACKS["FluxTransformer2DModel"], model="MyFlux")
-broken = None
+
+
+def greet(name: str = "you") -> int:
+    """Greet somebody."""
+    return len(name)
 '''
 
 POINTS = """
@@ -74,6 +78,9 @@ MyFlux = reuse_plugin:adapter
 
 [omnireuse.methods]
 mine = reuse_plugin:method
+
+[omnireuse.commands]
+greet = reuse_plugin:greet
 """
 
 USE = """
@@ -81,10 +88,11 @@ import logging
 import sys
 
 from omnireuse import FixedSchedule
+from omnireuse.cli import main
 from omnireuse.models import block_stack_for
 from omnireuse.forecasters import FORECASTERS
 from omnireuse.arguments.targets import strategy_of
-from omnireuse.lab.compare.methods import METHODS
+from omnireuse_lab.compare.methods import METHODS
 from omnireuse.errors import OmniReuseError, UnknownNameError
 from omnireuse.testing import check_forecaster, check_policy
 
@@ -105,6 +113,7 @@ except OmniReuseError as error:
     assert "omnireuse.policies" in str(error) and "reuse-plugin" in str(error), error
 else:
     raise AssertionError("a plugin that cannot be loaded is named")
+assert main(["greet", "--name", "Ada"]) == 3
 print("found")
 """
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from omnireuse.encoders import new_weights_epoch
 from omnireuse.encoders.outputs import EncoderOutput, EncoderOutputStore
 from omnireuse.engines.vllm.options import ConnectorOptions
 from omnireuse.engines.vllm.planner import SchedulerHalf
@@ -61,8 +62,8 @@ def request(name: str, *items: tuple[str, int], data: object = "media") -> Simpl
     return SimpleNamespace(request_id=name, mm_features=features, get_num_encoder_embeds=lambda index: items[index][1])
 
 
-def expected(identifier: str, size: int) -> torch.Tensor:
-    return torch.full((size, 4), float(int(identifier)))
+def expected(identifier: str, size: int, weights: int = 0) -> torch.Tensor:
+    return torch.full((size, 4), float(int(identifier) + 100 * weights))
 
 
 def step(encodes: dict[str, list[int]] | None = None, freed: tuple[str, ...] = ()) -> SimpleNamespace:
@@ -87,7 +88,7 @@ def wait_for(half: SchedulerHalf, asked: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 250), marks=pytest.mark.slow)], ids=len)
-def test_random_schedules_of_aborts_faults_and_late_reports_leave_nothing_behind(
+def test_random_schedules_of_aborts_faults_new_weights_and_late_reports_leave_nothing_behind(
     seeds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1,000 schedules: every output that reaches a device is right, and nothing is under way at the end."""
@@ -101,11 +102,12 @@ def test_random_schedules_of_aborts_faults_and_late_reports_leave_nothing_behind
 
     monkeypatch.setattr(EncoderOutputStore, "put", fails_at_times)
     values: dict[str, bytes] = {}
-    num_loads = 0
+    num_loads, weights = 0, 0  # the weights go on over schedules: each finds the outer tier that the last one left
     for seed in seeds:
         rng = random.Random(seed)
+        digest = f"{weights:032x}"
         tier = FlakyTier(rng, values, fault=0.1)
-        half = planner(tier, host_bytes=rng.choice([0, 400, 2000]), fetch_seconds=30.0)
+        half = planner(tier, host_bytes=rng.choice([0, 400, 2000]), fetch_seconds=30.0, weights=digest)
         workers = [WorkerHalf(TieredStore([tier]), "w"), WorkerHalf(None, "w")]
         caches: list[dict[str, torch.Tensor]] = [{}, {}]
         late: deque[StepReport] = deque()
@@ -114,6 +116,11 @@ def test_random_schedules_of_aborts_faults_and_late_reports_leave_nothing_behind
             if rng.random() < 0.6:
                 items = [(str(rng.randrange(20)), rng.choice([4, 6])) for _ in range(rng.randint(1, 3))]
                 alive[f"r{number}"] = request(f"r{number}", *dict(items).items())
+            if rng.random() < 0.1:  # an update in place, of which vLLM's runner and the scheduler's half are told
+                weights += 1
+                half.reset(rng.choice(["", f"{weights:032x}"]))
+                for cache in caches:
+                    cache.clear()
             for name in [name for name in alive if rng.random() < 0.1]:
                 half.finished(alive.pop(name))  # aborted, perhaps while its outputs are read or saved
             encodes: dict[str, list[int]] = {}
@@ -130,7 +137,8 @@ def test_random_schedules_of_aborts_faults_and_late_reports_leave_nothing_behind
                     if not half.has(feature.identifier):
                         encodes.setdefault(name, []).append(index)
                     half.allocated(asked, index)
-                    on_device[feature.identifier] = expected(feature.identifier, asked.get_num_encoder_embeds(index))
+                    size = asked.get_num_encoder_embeds(index)
+                    on_device[feature.identifier] = expected(feature.identifier, size, weights)
             for name in [name for name in encodes if rng.random() < 0.1]:
                 for index in encodes.pop(name):  # preempted in the same pass: never encoded
                     on_device.pop(alive[name].mm_features[index].identifier)
@@ -143,7 +151,7 @@ def test_random_schedules_of_aborts_faults_and_late_reports_leave_nothing_behind
                 for name, indices in encodes.items():
                     for index in indices:
                         identifier = alive[name].mm_features[index].identifier
-                        cache[identifier] = expected(identifier, alive[name].get_num_encoder_embeds(index))
+                        cache[identifier] = expected(identifier, alive[name].get_num_encoder_embeds(index), weights)
                         worker.save(identifier, cache[identifier])
                 reports.append(worker.report())
                 for identifier, output in on_device.items():
@@ -159,6 +167,7 @@ def test_random_schedules_of_aborts_faults_and_late_reports_leave_nothing_behind
             half.finished(asked)
         stats = half.stats()
         assert stats["saving"] == stats["fetching"] == 0
+        assert "reports_unknown" not in stats
         assert stats["host_bytes"] <= 2000
         for worker in workers:
             worker.close()
@@ -236,6 +245,49 @@ def test_a_late_read_is_given_up_and_the_tiers_are_left_alone_for_a_while() -> N
     assert half.is_available(request("next", ("9", 4)), 0)  # not asked: the circuit is open
     assert half.counts["fetches"] == 3
     half.close()
+
+
+@pytest.mark.parametrize("digest", ["", "b" * 64])
+def test_after_a_reset_host_memory_and_outer_tiers_have_nothing_and_late_reports_change_nothing(digest: str) -> None:
+    values: dict[str, bytes] = {}
+    tier = FlakyTier(random.Random(0), values)
+    half, worker = planner(tier, weights="a" * 64), WorkerHalf(TieredStore([tier]), "w")
+    wait_for(half, asked := request("a", ("7", 4)))
+    half.allocated(asked, 0)
+    worker.begin(half.plan(step({"a": [0]})), {}, CPU)
+    worker.save("7", expected("7", 4))
+    report = worker.report()
+    half.reset(digest)
+    half.reported(report)
+    wait_for_values(values)  # written after the reset, or before
+    wait_for(half, asked)
+    assert not half.has("7")
+    half.allocated(asked, 0)
+    plan = half.plan(step({"a": [0]}))
+    assert plan.loads == plan.values == {}
+    assert plan.drops == [Item.of("7", 4, new_weights_epoch("a" * 64)).key]
+    assert half.stats()["host_bytes"] == 0
+    half.reset("c" * 64)
+    half.reset(digest)
+    deadline = time.monotonic() + 30
+    while half.is_available(bare := request("bare", ("7", 4), data=None), 0) or not half.take_unavailable():
+        assert time.monotonic() < deadline  # the device has it no more, and there is no media to encode
+    half.finished(bare)
+    half.is_available(asked, 0)
+    half.allocated(asked, 0)
+    plan = half.plan(step({"a": [0]}))
+    worker.begin(plan, {}, CPU)
+    worker.save("7", expected("7", 4, 1))
+    half.reported(worker.report())
+    half.is_available(asked, 0)
+    assert half.has("7")  # that of the new weights
+    assert half.counts["resets"] == 3
+    assert "reports_unknown" not in half.stats()
+    with pytest.raises(ConfigError, match=r"must (be a digest|not be the digest of the weights before)"):
+        half.reset(digest or "step 17")
+    half.finished(asked)
+    half.close()
+    worker.close()
 
 
 def test_what_is_nowhere_and_cannot_be_encoded_fails_that_request_alone() -> None:

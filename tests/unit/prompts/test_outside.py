@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptCacheOptions, install_prompt_embed_cache
-from omnireuse.prompts.checksum import parts_checksum, tensor_checksum
+from omnireuse.prompts.checksum import tensor_checksum
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
 from tests import TOP

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omnireuse.lab.record import Case, Comparison, FullRun
+from omnireuse_lab.record import Case, Comparison, FullRun
 from reference.demo.engine.record import EngineComparison, EngineRun
 from reference.demo.engine.timeline import timeline_figure
 from reference.figures import PEERS, comparison_figure

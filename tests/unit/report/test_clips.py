@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from omnireuse.errors import ConfigError
-from omnireuse.lab.report.clips import FRAME_MILLISECONDS, save_clip
+from omnireuse_lab.report.clips import FRAME_MILLISECONDS, save_clip
 from reference.demo.page import write_demo_page
 from reference.pictures import read_frames
 from tests.helpers.comparisons import PROMPTS, gallery, images

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from omnireuse.errors import ConfigError
-from omnireuse.lab.record import read_comparison, write_comparison
-from omnireuse.lab.report.page import write_page
+from omnireuse_lab.record import read_comparison, write_comparison
+from omnireuse_lab.report.page import write_page
 from tests.helpers.comparisons import changed, peers
 
 

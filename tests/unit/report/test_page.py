@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from omnireuse.errors import ConfigError
-from omnireuse.lab.record import Comparison
-from omnireuse.lab.report.clips import save_pair
-from omnireuse.lab.report.page import write_page
-from omnireuse.lab.report.style import DARK, LIGHT
-from omnireuse.pipelines.closeness import Mean, Spread
+from omnireuse_lab.closeness import Mean, Spread
+from omnireuse_lab.record import Comparison
+from omnireuse_lab.report.clips import save_pair
+from omnireuse_lab.report.page import write_page
+from omnireuse_lab.report.style import DARK, LIGHT
 from reference.demo.page import write_demo_page
 from tests.helpers.comparisons import changed, gallery, peers, save_images
 from tests.helpers.page_text import Page

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from omnireuse.lab.front import front, is_noise, leading
-from omnireuse.lab.report.plot import plot_case
-from omnireuse.pipelines.closeness import Mean, Spread, bootstrap
+from omnireuse_lab.closeness import Mean, Spread, bootstrap
+from omnireuse_lab.front import front, is_noise, leading
+from omnireuse_lab.report.plot import plot_case
 from tests.helpers.comparisons import peers, point
 
 CASE = peers().cases[0]

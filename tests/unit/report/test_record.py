@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from omnireuse.errors import ConfigError
-from omnireuse.lab.record import Case, Comparison, FullRun, Point, read_comparison, write_comparison
-from omnireuse.pipelines.closeness import Mean, Spread
+from omnireuse_lab.closeness import Mean, Spread
+from omnireuse_lab.record import Case, Comparison, FullRun, Point, read_comparison, write_comparison
 from tests.helpers.comparisons import changed
 
 

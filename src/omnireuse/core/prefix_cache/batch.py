@@ -7,7 +7,7 @@ The batch is duck-typed as vLLM V1's `InputBatch`: `req_id_to_index`, `num_compu
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from omnireuse.core.prefix_cache.rows import Integers, Mask
 from omnireuse.errors import ConfigError, StateError, UnsupportedModelError, WrongTypeError
 
-__all__ = ["BatchRows", "blocks_of", "cached_blocks", "rows_of", "slots_at", "split_over"]
+__all__ = ["BatchRows", "blocks_of", "cached_blocks", "has_token_rows", "rows_of", "slots_at", "split_over"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class BatchRows:
     def stop(self) -> int:
         """One past the last row."""
         return int((self.starts_R + self.counts_R).max(initial=0))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return int(self.counts_R.sum())
 
     @functools.cached_property
     def rows_K(self) -> Integers:
@@ -66,7 +71,7 @@ def rows_of(
         )
     table = getattr(input_batch, "block_table", None)
     groups = getattr(table, "block_tables", table)
-    if isinstance(groups, (list, tuple)) and len(groups) > 1:
+    if isinstance(groups, Sized) and len(groups) > 1:
         raise UnsupportedModelError(
             f"input_batch.block_table: must have one KV cache group, got {len(groups)}: slots of several groups do not "
             "name one row; turn the prefix cache off for hybrid models"
@@ -87,26 +92,25 @@ def rows_of(
 
 
 def cached_blocks(input_batch: Any, batch: BatchRows, is_hit_R: Mask, block_size: int) -> tuple[Integers, Integers]:
-    """Return how many full blocks each request starts on, 0 without a hit, and the ids of all these blocks in a row."""
-    computed_R = np.asarray(input_batch.num_computed_tokens_cpu, np.int64)[batch.indices_R]
-    num_blocks_R = computed_R // block_size * is_hit_R
+    """Return how many cached rows each request starts on, 0 without a hit, and the blocks of all these rows in a row.
+
+    The last block of a request may be one that it has only begun. A block is −1 if the block table does not have it.
+    """
+    num_rows_R = np.asarray(input_batch.num_computed_tokens_cpu, np.int64)[batch.indices_R] * is_hit_R
+    if (least := int(num_rows_R.min(initial=0))) < 0:
+        raise StateError(f"input_batch.num_computed_tokens_cpu: must be ≥ 0, got {least}")
+    num_blocks_R = -(-num_rows_R // block_size)
     most = int(num_blocks_R.max(initial=0))
     if not most:
-        return num_blocks_R, np.empty(0, np.int64)
+        return num_rows_R, np.empty(0, np.int64)
     table = input_batch.block_table[0]
-    blocks_RN = torch.as_tensor(table.block_table.cpu).numpy()
-    filled = getattr(table, "num_blocks_per_row", None)
-    limit = blocks_RN.shape[1] if filled is None else np.asarray(filled)[batch.indices_R]
-    is_short_R = num_blocks_R > limit
-    if is_short_R.any():
-        request = int(is_short_R.argmax())
-        raise StateError(
-            f"input_batch.block_table: request at index {batch.indices_R[request]} must have {num_blocks_R[request]} "
-            f"blocks for its tokens, got {limit if filled is None else limit[request]}; read it before the request "
-            "leaves the batch"
-        )
-    is_cached_RN = np.arange(most) < num_blocks_R[:, None]
-    return num_blocks_R, blocks_RN[batch.indices_R, :most][is_cached_RN].astype(np.int64)
+    known_RN = torch.as_tensor(table.block_table.cpu).numpy()[batch.indices_R, :most]
+    blocks_RN = np.full((len(num_rows_R), most), -1, np.int64)
+    blocks_RN[:, : known_RN.shape[1]] = known_RN
+    columns_N = np.arange(most)
+    if (filled := getattr(table, "num_blocks_per_row", None)) is not None:
+        blocks_RN[columns_N >= np.asarray(filled)[batch.indices_R, None]] = -1
+    return num_rows_R, blocks_RN[columns_N < num_blocks_R[:, None]]
 
 
 def blocks_of(input_batch: Any, index: int) -> Integers:
@@ -137,12 +141,18 @@ def split_over(value: object, batch: BatchRows) -> dict[str, object]:
     """
     # Once for all requests: a copy off the device per request would wait for the device each time.
     host = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), value)
-    num_tokens = int(batch.counts_R.sum())
-    return {req_id: _part(host, rows, num_tokens) for req_id, _, rows in batch}
+    return {req_id: _part(host, rows, batch.num_tokens) for req_id, _, rows in batch}
+
+
+def has_token_rows(value: object, num_tokens: int) -> bool:
+    """Tell whether `split_over` cuts something in it: a tensor with one row for each token, here or in a mapping."""
+    if isinstance(value, Mapping):
+        return any(has_token_rows(item, num_tokens) for item in value.values())
+    return isinstance(value, torch.Tensor) and value.ndim >= 1 and value.shape[0] == num_tokens
 
 
 def _part(value: object, rows: slice, num_tokens: int) -> object:
-    if isinstance(value, torch.Tensor) and value.ndim >= 1 and value.shape[0] == num_tokens:
+    if isinstance(value, torch.Tensor) and has_token_rows(value, num_tokens):
         return value[rows].cpu().clone()
     if isinstance(value, Mapping):
         return {key: _part(item, rows, num_tokens) for key, item in value.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,16 @@ import torch
 
 from omnireuse.base.sizes import require_size
 from omnireuse.core.prefix_cache import writer
-from omnireuse.core.prefix_cache.batch import BatchRows, blocks_of, cached_blocks, rows_of, split_over
+from omnireuse.core.prefix_cache.batch import BatchRows, blocks_of, cached_blocks, has_token_rows, rows_of, split_over
 from omnireuse.core.prefix_cache.deferred import DeferredOutputs
 from omnireuse.core.prefix_cache.keys import CachedKeys, hidden_rows, key_name
 from omnireuse.core.prefix_cache.pool import HIDDEN, PrefixHits, RowPool
+from omnireuse.core.prefix_cache.rows import Integers
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
 
 __all__ = ["OmniTensorPrefixCache", "PrefixCacheOptions"]
+
+logger = logging.getLogger("omnireuse.core.prefix_cache")
 
 ABSENT_POLICIES = ("raise", "miss", "zeros")
 
@@ -98,7 +102,8 @@ class OmniTensorPrefixCache:
         self._keys = CachedKeys(self._pool, options.mm_keys, on_revoke=self._forget_key)
         self._queue = writer.WriteQueue(options.max_pending_writes)
         self._deferred = DeferredOutputs(self._pool, self._keys, self._queue)
-        self._hits: dict[str, Mapping[int, int]] = {}
+        self._hits: dict[str, tuple[Integers, Integers]] = {}
+        self._uncached_keys: set[str] = set()  # those that were said
 
     @property
     def hidden_states_cache(self) -> torch.Tensor:
@@ -122,7 +127,7 @@ class OmniTensorPrefixCache:
         self._queue.flush()
         names = (
             "rows_written", "rows_read", "padding_rows", "absent_rows", "misses", "stale_rows_dropped", "keys_revoked",
-            "deferred_rows_dropped",
+            "deferred_rows_dropped", "uncached_on_hits",
         )  # fmt: skip
         return {
             **{name: self._pool.counters[name] for name in names},
@@ -202,7 +207,7 @@ class OmniTensorPrefixCache:
 
         With `block_ids`, a block freed between now and the read is absent even if it was written again by then.
         """
-        self._hits[req_id] = self._pool.times_released(self._pool.check_blocks(block_ids or ()))
+        self._hits[req_id] = self._pool.plan(block_ids or ())
 
     def reset_prefix_cached_new_req_ids(self) -> None:
         """Begin a step: no request has a hit yet."""
@@ -225,7 +230,10 @@ class OmniTensorPrefixCache:
         num_scheduled_tokens: Mapping[str, int],
         hidden_states_cpu: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Return each request's rows on the CPU: for a hit its cached full blocks, then this step's rows.
+        """Return each request's rows on the CPU: for a hit its cached rows, then this step's rows.
+
+        A hit has `num_computed_tokens_cpu` cached rows, the counter being read before the step; the last of its blocks
+        may be one that it has only begun.
 
         Raises:
             StateError: rows that do not fit, an unusable `hidden_states_cpu`, absent rows under the policy "raise".
@@ -248,12 +256,14 @@ class OmniTensorPrefixCache:
     ) -> dict[str, dict[str, object]]:
         """Return {key: {request id: value}} on the CPU: cached keys merged as hidden states are, others split.
 
-        A key whose value is None is left out.
+        A key whose value is None is left out. Of a key that is not cached, a request on a hit gets this step's rows
+        only: counted (`stats()["uncached_on_hits"]`), and logged once for each key.
 
         Raises: as for the hidden states.
         """
         batch = rows_of(query_start_loc, input_batch, num_scheduled_tokens)
         hits = self._find_hits(batch, input_batch)
+        num_hits = int((hits.num_rows_R > 0).sum())
         merged: dict[str, dict[str, object]] = {}
         for key, value in _given(multimodal_outputs).items():
             if key in self._keys:
@@ -261,15 +271,26 @@ class OmniTensorPrefixCache:
                 merged[key] = {**self._merge(key_name(key), rows_KF, batch, hits)}
             else:
                 merged[key] = split_over(value, batch)
+                if num_hits and has_token_rows(value, batch.num_tokens):
+                    self._note_uncached(key, num_hits)
         return merged
+
+    def _note_uncached(self, key: str, num_hits: int) -> None:
+        self._pool.counters["uncached_on_hits"] += num_hits
+        if key not in self._uncached_keys:
+            self._uncached_keys.add(key)
+            logger.warning(
+                "prefix cache: output %r is not cached, so a request that starts on a prefix hit gets only this step's "
+                "rows of it, beside whole hidden states; declare it in PrefixCacheOptions(mm_keys=…)",
+                key,
+            )
 
     def _find_hits(self, batch: BatchRows, input_batch: Any) -> PrefixHits:
         is_hit_R = np.array([req_id in self._hits for req_id in batch.req_ids], np.bool_)
-        num_blocks_R, blocks_N = cached_blocks(input_batch, batch, is_hit_R, self.block_size)
-        return PrefixHits(num_blocks_R, self._pool.check_blocks(blocks_N), self._hits)
+        return self._pool.hits(*cached_blocks(input_batch, batch, is_hit_R, self.block_size), self._hits)
 
     def _merge(self, name: str, rows_KF: torch.Tensor, batch: BatchRows, hits: PrefixHits) -> dict[str, torch.Tensor]:
-        if len(hits.blocks_N):
+        if len(hits.slots_S):
             self._queue.flush()
         return self._pool.merge(name, rows_KF.cpu(), batch, hits)
 

@@ -7,6 +7,7 @@ holds other content.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,22 +21,24 @@ from omnireuse.errors import StateError
 
 __all__ = ["HIDDEN", "PrefixHits", "RowPool"]
 
+logger = logging.getLogger("omnireuse.core.prefix_cache")
+
 HIDDEN = "hidden_states"
 
 
 @dataclass(frozen=True)
 class PrefixHits:
-    """The blocks of the requests that start on a prefix hit in this step.
+    """The rows of the requests that start on a prefix hit in this step.
 
     Args:
-        num_blocks_R: full blocks of each request of the batch, 0 without a hit.
-        blocks_N: the ids of all these blocks in a row.
-        planned: by request, how often its blocks had been released when the hit was planned, by block.
+        num_rows_R: cached rows of each request of the batch, 0 without a hit.
+        slots_S: the slots of all these rows in a row; −1 where the block table has no block for the token.
+        planned: by request, its blocks when the hit was planned, and how often each had been released then.
     """
 
-    num_blocks_R: Integers
-    blocks_N: Integers
-    planned: Mapping[str, Mapping[int, int]]
+    num_rows_R: Integers
+    slots_S: Integers
+    planned: Mapping[str, tuple[Integers, Integers]]
 
 
 class RowPool:
@@ -115,9 +118,27 @@ class RowPool:
         self.num_releases += 1
         self._last_release_B[blocks_N] = self.num_releases
 
-    def times_released(self, blocks_N: Integers) -> dict[int, int]:
-        """Return how often each block has been released; a hit planned on it keeps this."""
-        return dict(zip(blocks_N.tolist(), self._times_released_B[blocks_N].tolist(), strict=True))
+    def plan(self, block_ids: Iterable[int]) -> tuple[Integers, Integers]:
+        """Return the blocks of a hit and how often each has been released."""
+        blocks_N = self.check_blocks(block_ids)
+        return blocks_N, self._times_released_B[blocks_N]
+
+    def hits(
+        self, num_rows_R: Integers, blocks_N: Integers, planned: Mapping[str, tuple[Integers, Integers]]
+    ) -> PrefixHits:
+        """Find the slots of the rows that requests start on, see `cached_blocks`."""
+        self.check_blocks(blocks_N[blocks_N != -1])
+        offsets_O = np.arange(self.block_size)
+        slots_NO = blocks_N[:, None] * self.block_size + offsets_O
+        slots_NO[blocks_N == -1] = -1
+        num_begun_R = num_rows_R % self.block_size
+        is_begun_R = num_begun_R > 0
+        if not is_begun_R.any():
+            return PrefixHits(num_rows_R, slots_NO.reshape(-1), planned)
+        is_row_NO = np.ones(slots_NO.shape, np.bool_)
+        last_R = (-(-num_rows_R // self.block_size)).cumsum() - 1
+        is_row_NO[last_R[is_begun_R]] = offsets_O < num_begun_R[is_begun_R, None]
+        return PrefixHits(num_rows_R, slots_NO[is_row_NO], planned)
 
     def check_blocks(self, block_ids: Iterable[int] | Integers) -> Integers:
         """Return the block ids as int64 if all lie in the pool."""
@@ -130,65 +151,83 @@ class RowPool:
         return blocks_N
 
     def merge(self, name: str, rows_KF: torch.Tensor, batch: BatchRows, hits: PrefixHits) -> dict[str, torch.Tensor]:
-        """Put the cached blocks of each hit before this step's rows; other requests get a copy of theirs.
+        """Put the cached rows of each hit before this step's rows; other requests get a copy of theirs.
 
         All requests share one buffer, filled by one gather and one scatter; each gets a view of its own part.
         """
-        store, size, counts_R = self.stores[name], self.block_size, batch.counts_R
-        num_blocks_R, blocks_N, zero_S = self._readable(name, batch, hits)
-        num_rows_R, raw_K = num_blocks_R * size + counts_R, store.raw(rows_KF)
+        store, counts_R = self.stores[name], batch.counts_R
+        num_cached_R, cached_S, zero_S = self._readable(name, batch, hits)
+        num_rows_R, raw_K = num_cached_R + counts_R, store.raw(rows_KF)
         num_rows = int(num_rows_R.sum())
         memory = self.buffers.take(num_rows * store.rows_S.itemsize)
         out_S = memory.view(store.rows_S.dtype)
-        if len(blocks_N):
+        if len(cached_S):
             places_K = batch.rows_K + (num_rows_R.cumsum() - counts_R - batch.starts_R).repeat(counts_R)
             is_cached_S = np.ones(num_rows, np.bool_)
             is_cached_S[places_K] = False
             slots_S = np.zeros(num_rows, np.int64)  # this step's rows gather slot 0 and are then overwritten
-            slots_S[is_cached_S] = (blocks_N[:, None] * size + np.arange(size)).reshape(-1)
+            slots_S[is_cached_S] = cached_S
             # The slots were checked; "raise" would check again and gather into a buffer first.
             store.rows_S.take(slots_S, out=out_S, mode="clip")
             if zero_S is not None:
                 out_S[np.flatnonzero(is_cached_S)[zero_S]] = np.zeros((), out_S.dtype)
             out_S[places_K] = raw_K[batch.rows_K]
-            self.counters["rows_read"] += len(blocks_N) * size
+            self.counters["rows_read"] += len(cached_S)
         else:
             raw_K.take(batch.rows_K, out=out_S, mode="clip")
-        whole = torch.frombuffer(memory, dtype=store.dtype).view(num_rows, *store.feature_shape)
+        whole_S = torch.frombuffer(memory, dtype=store.dtype) if num_rows else torch.empty(0, dtype=store.dtype)
+        whole = whole_S.view(num_rows, *store.feature_shape)
         return dict(zip(batch.req_ids, torch.split_with_sizes(whole, num_rows_R.tolist()), strict=True))
 
     def _readable(self, name: str, batch: BatchRows, hits: PrefixHits) -> tuple[Integers, Integers, Mask | None]:
-        """Return the hits' block counts and blocks without the hits that are missed, and the rows to zero if any."""
-        is_absent_NO = self.stores[name].absent(hits.blocks_N)
-        if not is_absent_NO.any() and not any(hits.planned.values()):
-            return hits.num_blocks_R, hits.blocks_N, None
-        num_blocks_R, is_kept_N = hits.num_blocks_R.copy(), np.ones(len(hits.blocks_N), np.bool_)
+        """Return the hits' row counts and slots without the hits that are missed, and the rows to zero if any."""
+        is_absent_S = self.stores[name].absent(hits.slots_S)
+        if not is_absent_S.any() and not any(len(blocks_N) for blocks_N, _ in hits.planned.values()):
+            return hits.num_rows_R, hits.slots_S, None
+        num_rows_R, is_kept_S = hits.num_rows_R.copy(), np.ones(len(hits.slots_S), np.bool_)
         stop = 0
         for index, req_id in enumerate(batch.req_ids):
-            part = slice(stop, stop := stop + int(num_blocks_R[index]))
-            planned = hits.planned.get(req_id, {})
-            now = self.times_released(hits.blocks_N[part])
-            freed = [block for block, times in now.items() if planned.get(block, times) != times]
-            if freed:
-                is_absent_NO[part] = True
-            num_absent, num_rows = int(is_absent_NO[part].sum()), is_absent_NO[part].size
+            part = slice(stop, stop := stop + int(num_rows_R[index]))
+            freed = self._freed_since(hits, req_id, hits.slots_S[part])
+            if len(freed):
+                is_absent_S[part] = True
+            num_absent = int(is_absent_S[part].sum())
             if not num_absent:
                 continue
+            why = self._why_absent(hits.slots_S[part], freed, num_absent)
+            where = f"prefix cache(request={req_id!r}, key={name!r})"
+            is_first = not self.counters["absent_rows"]
             self.counters["absent_rows"] += num_absent
             if self._absent == "raise":
-                why = (
-                    f"block {freed[0]} was freed after the hit was planned"
-                    if freed
-                    else f"{num_absent} of {num_rows} cached rows were never written for what their slots now hold"
-                )
                 raise StateError(
-                    f"prefix cache(request={req_id!r}, key={name!r}): every cached row must be present, {why}; "
+                    f"{where}: every cached row must be present, {why}; "
                     "write the key for every token the engine may hit, or choose another PrefixCacheOptions(absent=…)"
                 )
+            if is_first:
+                logger.warning("%s: %s; answered as absent=%r says, from now on only counted", where, why, self._absent)
             if self._absent == "miss":
                 self.counters["misses"] += 1
-                num_blocks_R[index], is_kept_N[part] = 0, False
-        return num_blocks_R, hits.blocks_N[is_kept_N], is_absent_NO[is_kept_N].reshape(-1)
+                num_rows_R[index], is_kept_S[part] = 0, False
+        return num_rows_R, hits.slots_S[is_kept_S], is_absent_S[is_kept_S]
+
+    def _freed_since(self, hits: PrefixHits, req_id: str, slots_S: Integers) -> Integers:
+        """Return the blocks of these slots that were released after the hit was planned on them."""
+        if req_id not in hits.planned:
+            return np.empty(0, np.int64)
+        blocks_N, times_N = hits.planned[req_id]
+        freed_N = blocks_N[self._times_released_B[blocks_N] != times_N]
+        return np.intersect1d(freed_N, slots_S // self.block_size) if len(freed_N) else freed_N
+
+    def _why_absent(self, slots_S: Integers, freed: Integers, num_absent: int) -> str:
+        if len(freed):
+            return f"block {freed[0]} was freed after the hit was planned"
+        if num_unknown := int((slots_S < 0).sum()):
+            num_blocks, num_known = (-(-rows // self.block_size) for rows in (len(slots_S), len(slots_S) - num_unknown))
+            return (
+                f"its row of input_batch.block_table must have {num_blocks} blocks for its {len(slots_S)} computed "
+                f"tokens, got {num_known} (read the batch before the request leaves it)"
+            )
+        return f"{num_absent} of {len(slots_S)} cached rows were never written for what their slots now hold"
 
 
 def _outside(numbers: Integers, stop: int) -> int | None:

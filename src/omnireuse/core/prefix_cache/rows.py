@@ -81,10 +81,10 @@ class RowStore:
         """Make rows at these slots absent if an earlier step wrote them: the slot holds other content now."""
         self.version_S[slots_K[self.version_S[slots_K] < step]] = 0
 
-    def absent(self, blocks_N: Integers) -> Mask:
-        """Tell for each row of these blocks whether it is absent, (blocks, block_size)."""
-        is_absent: Mask = self.version_S.reshape(-1, self.block_size)[blocks_N] == 0
-        return is_absent
+    def absent(self, slots_K: Integers) -> Mask:
+        """Tell for each slot whether its row is absent; slot −1, of a token without a block, always is."""
+        is_absent_K: Mask = (self.version_S[slots_K] == 0) | (slots_K < 0)
+        return is_absent_K
 
     def _used(self, blocks: slice) -> Mask:
         """Tell for each of these blocks whether it holds a row."""

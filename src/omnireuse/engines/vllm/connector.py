@@ -41,6 +41,23 @@ ECConnectorMetadata.register(StepPlan)
 ECConnectorWorkerMetadata.register(StepReport)
 
 
+def _hear_resets() -> None:
+    """Have vLLM's scheduler tell its connector that the weights changed: vLLM 0.33 tells its cache manager alone."""
+    from vllm.v1.core.sched.scheduler import Scheduler  # which imports connectors
+
+    reset_manager = Scheduler.reset_encoder_cache
+    if reset_manager.__module__ == __name__:
+        return
+
+    def reset_encoder_cache(scheduler: Any) -> None:
+        reset_manager(scheduler)
+        connector = scheduler.get_ec_connector()
+        if isinstance(connector, EncoderOutputConnector):
+            connector.reset()
+
+    Scheduler.reset_encoder_cache = reset_encoder_cache
+
+
 class _Stats(ECConnectorStats):  # type: ignore[misc]  # vLLM is not there when types are checked
     """Events since the last interval, by name; vLLM logs them beside its throughput."""
 
@@ -81,7 +98,7 @@ class EncoderOutputConnector(ECConnectorBase):  # type: ignore[misc]  # as above
                 f"EncoderOutputConnector(ec_role={vllm_config.ec_transfer_config.ec_role!r}): field must be 'ec_both' "
                 "without disk and Redis, through which producers and consumers meet; name one of them"
             )
-        weights = f"{options.weights}:{model.dtype}" if options.weights else ""
+        namespace = str(model.dtype)
         # Without an index: vLLM sets the current device of each worker's process.
         self._device = torch.device(vllm_config.device_config.device_type)
         self._planner: SchedulerHalf | None = None
@@ -89,14 +106,31 @@ class EncoderOutputConnector(ECConnectorBase):  # type: ignore[misc]  # as above
         self._counted: Counter[str] = Counter()
         self._resolver = PlaceholderMetadataResolver(model)
         if role == ECConnectorRole.SCHEDULER:
+            _hear_resets()
             self._planner = SchedulerHalf(
-                options, options.open_tiers(), weights,
+                options, options.open_tiers(), namespace,
                 produces=self.is_producer, consumes=self.is_consumer, can_encode=self._can_encode,
             )  # fmt: skip
         else:
             # All ranks compute the same outputs: the first one writes them.
             is_writer = self.is_producer and vllm_config.parallel_config.rank == 0
-            self._worker = WorkerHalf(options.open_tiers() if is_writer else None, weights)
+            self._worker = WorkerHalf(options.open_tiers() if is_writer else None, namespace)
+
+    def reset(self, weights: str = "") -> None:
+        """Forget every output, because the encoder's weights changed: from now on each is encoded again.
+
+        In every tier: outputs on disk and in Redis, and writes that still wait, are of the old weights and found no
+        more. In the scheduler's process; the workers learn it with the next step. vLLM's `reset_encoder_cache`, and a
+        pause with `clear_cache`, call this without a digest.
+
+        Args:
+            weights: digest of the new weights, in hexadecimal: engines with equal weights find each other's outputs
+                on disk and in Redis. "" for none: nobody else finds those of this engine.
+
+        Raises:
+            ConfigError: no digest, or that of the weights before.
+        """
+        self._scheduling().reset(weights)
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
         """Tell whether the request may be scheduled; False while an output is read from disk or Redis."""

@@ -58,14 +58,21 @@ class ConnectorOptions:
         if (self.disk is None) != (self.disk_bytes is None):
             raise _wrong("disk", self.disk, f"stand beside disk_bytes={self.disk_bytes!r}", "give both or neither")
         is_kept = self.disk or self.redis
-        if not (isinstance(self.weights, str) and (_DIGEST.fullmatch(self.weights) or not (self.weights or is_kept))):
-            raise _wrong(
-                "weights", self.weights, "be a digest of the encoder's weights in hexadecimal, of 32 digits or more",
-                "cat CHECKPOINT/*.safetensors | sha256sum computes one; under a name that two models share, one would "
-                "be served the outputs of the other",
-            )  # fmt: skip
+        if self.weights != "" or is_kept:
+            self.digest(self.weights)
         if not isinstance(self.fetch_seconds, (int, float)) or not self.fetch_seconds > 0:
             raise _wrong("fetch_seconds", self.fetch_seconds, "be > 0", "1.0 is the default")
+
+    @staticmethod
+    def digest(weights: object) -> str:
+        """Return the digest of weights, if it is one."""
+        if isinstance(weights, str) and _DIGEST.fullmatch(weights):
+            return weights
+        raise _wrong(
+            "weights", weights, "be a digest of the encoder's weights in hexadecimal, of 32 digits or more",
+            "cat CHECKPOINT/*.safetensors | sha256sum computes one; under a name that two models share, one would "
+            "be served the outputs of the other",
+        )  # fmt: skip
 
     def open_tiers(self) -> TieredStore | None:
         """Disk before Redis; None for neither."""

@@ -11,10 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from omnireuse.encoders import EncoderKey, ItemTooLargeError, Lease, SharedEncoderCacheManager
+from omnireuse.encoders import EncoderKey, ItemTooLargeError, Lease, SharedEncoderCacheManager, new_weights_epoch
 from omnireuse.encoders.outputs import EncoderOutput, EncoderOutputStore
 from omnireuse.engines.vllm.options import ConnectorOptions
 from omnireuse.engines.vllm.plans import Item, StepPlan, StepReport
+from omnireuse.errors import ConfigError
 from omnireuse.stores.tier import CircuitBreaker, TieredStore
 
 __all__ = ["SchedulerHalf"]
@@ -45,7 +46,7 @@ class SchedulerHalf:
 
     Args:
         outer: tiers to read; None for none.
-        weights: names the outputs there.
+        namespace: names the outputs there, beside the digest of the weights.
         produces, consumes: the instance's role.
         can_encode: tells whether vLLM has what it takes to encode a feature.
     """
@@ -54,7 +55,7 @@ class SchedulerHalf:
         self,
         options: ConnectorOptions,
         outer: TieredStore | None,
-        weights: str,
+        namespace: str,
         *,
         produces: bool,
         consumes: bool,
@@ -63,8 +64,9 @@ class SchedulerHalf:
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._produces, self._consumes, self._can_encode, self._clock = produces, consumes, can_encode, clock
-        self._outer, self._weights, self._fetch_seconds = outer, weights, options.fetch_seconds
-        self._host = SharedEncoderCacheManager(sys.maxsize, max_bytes=options.host_bytes)
+        self._outer, self._namespace, self._fetch_seconds = outer, namespace, options.fetch_seconds
+        self._weights_epoch = new_weights_epoch(options.weights) if options.weights else 0
+        self._host = SharedEncoderCacheManager[EncoderKey](sys.maxsize, max_bytes=options.host_bytes)
         self._has_host = consumes and options.host_bytes > 0
         self._bytes_per_embed, self._num_keeps = 0.0, 0
         self._drops: list[EncoderKey] = []
@@ -86,7 +88,7 @@ class SchedulerHalf:
             place = feature.mm_position
             if place.offset + place.length <= num_computed_tokens:
                 continue
-            item = Item.of(feature.identifier, request.get_num_encoder_embeds(index))
+            item = self._item(feature.identifier, request, index)
             self._wanted[feature.identifier] = item
             held = self._on_device.get(feature.identifier)
             if self._host.is_ready(item.key) or (held and (self._consumes or place.offset < num_computed_tokens)):
@@ -113,7 +115,7 @@ class SchedulerHalf:
     def allocated(self, request: Any, index: int) -> None:
         """Take note that the device has room for an input: it is loaded if it can be, else encoded."""
         identifier = request.mm_features[index].identifier
-        item = Item.of(identifier, request.get_num_encoder_embeds(index))
+        item = self._item(identifier, request, index)
         self._allocated[request.request_id, index] = identifier, item
         fetched = self._fetched(item)
         self._fetches.pop(item.key, None)
@@ -148,28 +150,45 @@ class SchedulerHalf:
 
     def reported(self, report: StepReport) -> None:
         """Follow the workers' reports: an output that one of them did not keep is dropped by all."""
-        unknown = (report.kept.keys() | report.failed) - self._leases.keys()
+        asked = report.kept.keys() | report.failed
+        old = {key for key in asked if key.weights_epoch != self._weights_epoch}  # `reset` has them dropped
+        unknown = asked - old - self._leases.keys()
         if unknown:
             self.counts["reports_unknown"] += len(unknown)
             logger.error("the workers report encoder outputs that they were not asked to keep: %s", unknown)
         for key, num_bytes in report.kept.items():
-            if key in unknown:
+            if key not in self._leases:
                 continue
             lease = self._leases.pop(key)
             self._host.commit(lease, num_bytes=num_bytes)
             num_embeds = self._host.get_num_embeds(key)
             self._host.release(_STEP, lease.position)
             self._bytes_per_embed = max(self._bytes_per_embed, num_bytes / max(num_embeds or 1, 1))
-        for key in report.failed - unknown:
+        for key in report.failed & self._leases.keys():
             self._host.abort(self._leases.pop(key))
             self._drops.append(key)
         self.counts.update(report.counts)
         self.counts["not_kept"] += len(report.failed)
 
+    def reset(self, weights: str = "") -> None:
+        """Let no output of before be found any more, because the encoder's weights changed; see the connector's."""
+        epoch = new_weights_epoch(ConnectorOptions.digest(weights) if weights else "")
+        if epoch == self._weights_epoch:
+            raise ConfigError(
+                f"EncoderOutputConnector.reset(weights={weights!r}): field must not be the digest of the weights "
+                "before, or their outputs would be found; give that of the new weights, or none"
+            )
+        self._weights_epoch = epoch
+        self._drops += self._host.reset()
+        for kept in (self._leases, self._fetches, self._on_device):
+            kept.clear()
+        self._start_pass()
+        self.counts["resets"] += 1
+
     def finished(self, request: Any) -> None:
         """Let go of reads that a request waits for; a read that nobody waits for any more is forgotten."""
         for index, feature in enumerate(request.mm_features):
-            key = Item.of(feature.identifier, request.get_num_encoder_embeds(index)).key
+            key = self._item(feature.identifier, request, index).key
             fetch = self._fetches.get(key)
             if fetch is not None:
                 fetch.waiting.discard(request.request_id)
@@ -198,6 +217,9 @@ class SchedulerHalf:
         if self._outer is not None:
             self._outer.close()
 
+    def _item(self, identifier: str, request: Any, index: int) -> Item:
+        return Item.of(identifier, request.get_num_encoder_embeds(index), self._weights_epoch)
+
     def _start_pass(self) -> None:
         self._plan = StepPlan()
         self._wanted: dict[str, Item] = {}
@@ -217,7 +239,7 @@ class SchedulerHalf:
     def _read(self, item: Item) -> EncoderOutput | None:
         # A store of its own: stores serve one thread, the tiers below them all.
         try:
-            return EncoderOutputStore(outer=self._outer, weights=self._weights).load(item.key, item.num_embeds)
+            return EncoderOutputStore(outer=self._outer, weights=self._namespace).load(item.key, item.num_embeds)
         except Exception:
             self.counts["fetches_failed"] += 1
             logger.exception("encoder output %s could not be read, and is encoded", item.key)

@@ -15,16 +15,17 @@ __all__ = ["Item", "StepPlan", "StepReport"]
 class Item(NamedTuple):
     """An encoder output: its key, and its size in encoder embeddings.
 
-    The size is part of the key's content: a client may reuse an identifier for an item of another size.
+    The size is part of the key's content: a client may reuse an identifier for an item of another size. The weights are
+    part of the key, so that an output of earlier ones is found in no tier, however late it is written.
     """
 
     key: EncoderKey
     num_embeds: int
 
     @classmethod
-    def of(cls, identifier: str, num_embeds: int) -> Item:
+    def of(cls, identifier: str, num_embeds: int, weights_epoch: int = 0) -> Item:
         """The item behind one of vLLM's identifiers."""
-        return cls(EncoderKey(f"{identifier}:{num_embeds}"), num_embeds)
+        return cls(EncoderKey(f"{identifier}:{num_embeds}", weights_epoch), num_embeds)
 
 
 @dataclass

@@ -26,15 +26,15 @@ class WorkerHalf:
 
     Args:
         outer: tiers that get every encoded output; None for none, and for all workers but the first.
-        weights: names the outputs there.
+        namespace: names the outputs there, beside the digest of the weights, which is in their keys.
 
     Cost: a save of a CUDA tensor enqueues one copy to pinned memory on the current stream and waits for nothing.
     """
 
-    def __init__(self, outer: TieredStore | None, weights: str) -> None:
+    def __init__(self, outer: TieredStore | None, namespace: str) -> None:
         self._outer = outer
         self._writer = None if outer is None else WriteBehind(outer)
-        self._store = EncoderOutputStore(_HOST, outer=self._writer, weights=weights)
+        self._store = EncoderOutputStore(_HOST, outer=self._writer, weights=namespace)
         self._plan = StepPlan()
         self._kept: dict[EncoderKey, int] = {}
         self._counted: Counter[str] = Counter()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from omnireuse.hooks.regions.rows import row_of
+from omnireuse.hooks.regions.cuts import Cuts, has_rows
+from omnireuse.hooks.regions.rows import flattened, row_of, unflattened
 from omnireuse.hooks.run import DenoiserCall, Region
 from omnireuse.loop.events import Choice
 from omnireuse.loop.strategy import Strategy
@@ -31,56 +32,65 @@ class CallRegion(Region):
     Whatever tensors the denoiser returns, in whatever structure, are forecast one by one.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
-        self._structures: dict[tuple[int, str], tuple[list[Any], Any]] = {}
-        """Of each denoiser's and branch's results: leaves without their data, and how they are nested."""
-        self._undivided: set[tuple[int, str]] = set()
-        """Denoisers and branches whose results have no rows, so that their samples cannot be told apart."""
+    def __init__(self, strategy: Strategy, cuts: Cuts) -> None:
+        self._strategy, self._cuts = strategy, cuts
+        self._forms: dict[Hashable, tuple[list[Any], Any]] = {}
+        """Of the results of each denoiser, branch and options: leaves without their data, and how they are nested."""
 
     def for_run(self) -> CallRegion:
-        return CallRegion(self._strategy)
+        return CallRegion(self._strategy, self._cuts)
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output, or one of the same structure made of forecasts, row by row."""
-        key = (call.denoiser, call.branch)
-        by_row = self._strategy.decides_by_sample and call.batch > 1 and key not in self._undivided
+        key = (call.denoiser, call.branch, call.options)
+        by_row = has_rows(call, self._strategy) and self._cuts.allows(call, call.batch)
         signal = None if self._strategy.chosen_signal == "none" else call.watched(self._strategy)
         choices = [
             call.decide(row, layout=call.layout, signal=signal) for row in (range(call.batch) if by_row else [None])
         ]
+        if key not in self._forms:
+            # No result has shown the form that this call asks for.
+            choices = [
+                replace(choice, reuse=False, reason="unprimed") if choice.reuse else choice for choice in choices
+            ]
         computing = [choice for choice in choices if not choice.reuse]
         computed: list[torch.Tensor] = []
         latents: list[torch.Tensor] = []
+        is_whole = False
         if computing:
             latents = _latents_before(call)
-            is_partial = len(computing) < len(choices)
-            rows = [choice.sample for choice in computing if choice.sample is not None]
-            result = call.compute_rows(rows) if is_partial else call.compute()
-            leaves, structure = pytree.tree_flatten(result)
-            self._structures[key] = ([_shape_only(leaf) for leaf in leaves], structure)
+            if len(computing) < len(choices):
+                result, is_whole = self._cuts.compute(call, [c.sample for c in computing if c.sample is not None])
+            else:
+                result, is_whole = call.compute(), True
+            leaves, form = flattened(result, call.batch if is_whole else len(computing))
+            self._forms[key] = ([_shape_only(leaf) for leaf in leaves], form)
             computed = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            if by_row and not is_partial and any(leaf.ndim == 0 or leaf.shape[0] != call.batch for leaf in computed):
+            if by_row and len(computing) == len(choices) and not self._cuts.is_divided(call, result):
                 # Decided again for the batch: what has no rows cannot be put together from some.
-                self._undivided.add(key)
                 choices = computing = [call.decide(None, layout=call.layout, signal=signal)]
-        leaves, structure = self._structures[key]
+        leaves, form = self._forms[key]
         shapes = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         parts, is_result = [], len(computing) == len(choices)
         for choice in choices:
             if choice.reuse:
                 parts.append(_predict(call, choice, shapes))
             else:
-                position = computing.index(choice) if choice.sample is not None else None
-                outputs = computed if position is None else [row_of(leaf, position) for leaf in computed]
+                row = choice.sample if is_whole else computing.index(choice)
+                outputs = [row_of(leaf, row) for leaf in computed]
                 corrected = _observe(call, choice, outputs, latents)
                 parts.append(outputs if corrected is None else corrected)
                 is_result = is_result and corrected is None
+        if by_row and not self._cuts.allows(call, call.batch):
+            # From now on one decision for all: what was remembered of each is not used any more.
+            for choice in choices:
+                if choice.sample is not None:
+                    call.run.generation.forget(choice)
         if is_result:
             return result
         whole = iter(part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
         leaves = [next(whole) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        return pytree.tree_unflatten(leaves, structure)
+        return unflattened(leaves, form)
 
 
 def _predict(call: DenoiserCall, choice: Choice, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:

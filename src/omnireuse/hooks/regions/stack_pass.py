@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from omnireuse.errors import StateError
+from omnireuse.hooks.regions.cuts import decide_as_one, has_rows
 from omnireuse.hooks.regions.rows import row_of
 from omnireuse.hooks.run import DenoiserCall
 from omnireuse.loop.events import Choice
@@ -18,12 +20,14 @@ __all__ = ["StackPass"]
 class StackPass:
     """One way through the stack: `enter` where the skipped blocks begin, then `leave` behind the last of them.
 
+    A denoiser with guidance in its forward goes that way more than once within a call; each visit has its own history.
+
     Attributes:
         start: the streams before the first block, where what the first blocks add is watched.
         signal: the signal of this pass, until the decision has used it.
         entry: the streams before the skipped blocks.
         choices: one for each sample or one for all; empty before `enter`.
-        finished: whether `leave` was called.
+        finished: whether `leave` was called after `enter`.
     """
 
     def __init__(self, call: DenoiserCall, strategy: Strategy, signal: torch.Tensor | None = None) -> None:
@@ -32,6 +36,7 @@ class StackPass:
         self.entry: Sequence[torch.Tensor] = ()
         self.choices: Sequence[Choice] = ()
         self.finished = False
+        self._visits = 0
         self._strategy = strategy
         self._adds = strategy.chosen_target == "residual"
 
@@ -43,11 +48,22 @@ class StackPass:
     def enter(self, streams: Sequence[torch.Tensor]) -> None:
         """Decide, from the streams before the skipped blocks."""
         call, signal = self.call, self.signal
-        layout = (call.layout, layout_of(*streams))
+        if self.choices and not self.finished:
+            raise StateError(
+                f"{call.model} runs its first block again before its last; reuse of the stack would be wrong; "
+                "use region 'call' or 'step'"
+            )
+        self._visits, self.finished = self._visits + 1, False
+        layout = call.layout._replace(streams=layout_of(*streams))
         rowed = [*streams, *([] if signal is None else [signal])]
-        by_row = self._strategy.decides_by_sample and all(tensor.shape[0] == call.batch > 1 for tensor in rowed)
+        by_row = has_rows(call, self._strategy)
+        if by_row and any(tensor.shape[0] not in (1, call.batch) for tensor in rowed):
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in rowed)
+            decide_as_one(call, f"what enters its blocks has not {call.batch} rows, got {shapes}")
+            by_row = False
         self.choices = [
-            call.decide(row, layout=layout, signal=signal) for row in (range(call.batch) if by_row else [None])
+            call.decide(row, layout=layout, signal=signal, visit=self._visits)
+            for row in (range(call.batch) if by_row else [None])
         ]
         self.signal = None
         # Copied where it is needed after the blocks: they, and what the model adds between them, may write in place.

@@ -16,8 +16,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.errors import UnsupportedModelError
-from omnireuse.hooks.regions.rows import row_of, with_rows
-from omnireuse.hooks.run import DenoiserCall, Region, Run
+from omnireuse.hooks.regions.cuts import Cuts
+from omnireuse.hooks.regions.rows import flattened, row_of, unflattened, with_rows
+from omnireuse.hooks.run import DenoiserCall, Layout, Region, Run
 from omnireuse.loop.events import Choice
 from omnireuse.loop.strategy import Strategy
 
@@ -31,28 +32,33 @@ class SeveralOutputsError(UnsupportedModelError):
 
 
 class StepRegion(Region):
-    """One decision a step for each sample, or for the batch, taken at the step's first call of a denoiser."""
+    """One decision a step for each sample, or for the batch, taken at the step's first call of a denoiser.
 
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
+    Args:
+        cuts: knows which calls can be computed for some samples.
+    """
+
+    def __init__(self, strategy: Strategy, cuts: Cuts) -> None:
+        self._strategy, self._cuts = strategy, cuts
         self._step = -1
         """The step that the choices are for."""
         self._first_call: DenoiserCall | None = None
         """The first call of that step; None once the scheduler was given its output."""
         self._choices: list[Choice] = []
         """One a sample or one for the batch; none where that must wait for the scheduler."""
-        self._placeholders: dict[tuple[int, str], Any] = {}
-        """The last computed output of each denoiser and branch, returned where only its shape matters."""
+        self._placeholders: dict[Hashable, tuple[Layout, Any]] = {}
+        """The last computed output of each denoiser, branch and form, with the layout of its call: returned where only
+        its shape matters."""
         self._branches_when_computed: dict[int | None, Counter[tuple[int, str]]] = {}
         """The calls of each sample's last computed step, by branch: guidance that begins or ends changes them."""
-        self._samples: int | None = None
-        """Samples of the batch; None before the scheduler was called."""
-        self._layouts: dict[Hashable, Hashable] = {}
-        """Denoisers and layouts of the calls so far, with one of them to stand for all. A step may begin with a call of
-        its own, as the first one of WanAnimate2 does, which reads the driving video."""
+        self._shape: torch.Size | None = None
+        """Of the scheduler's latents, a row for each sample; None before the scheduler was called."""
+        self._layouts: dict[Layout, Layout] = {}
+        """Layouts of the calls so far, with one of them to stand for all. A step may begin with a call of its own, as
+        the first one of WanAnimate2 does, which reads the driving video."""
 
     def for_run(self) -> StepRegion:
-        return StepRegion(self._strategy)
+        return StepRegion(self._strategy, self._cuts)
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output; for reused samples the last one, whose values are not used."""
@@ -60,35 +66,40 @@ class StepRegion(Region):
         if self._step != index:
             self._step, self._first_call = index, call
             self._choices = self._decide(call)
-        key = (call.denoiser, call.branch)
+        key = (call.denoiser, call.branch, call.options)
         reused = [choice.sample for choice in self._choices if choice.reuse]
-        if reused and key not in self._placeholders:
-            # The last computed step did not have this branch, and only computing it shows its shape.
+        layout, last = self._placeholders.get(key, (None, None))
+        if reused and layout != call.layout:
+            # The last computed step did not have this call, and only computing it shows the form of its output.
             logger.info("step %d: branch %s is new and is computed although the step is reused", index, call.branch)
             reused = []
         if reused and len(reused) == len(self._choices):
-            return self._placeholders[key]
-        output = self._compute_without(call, reused) if reused else call.compute()
+            return last
+        output = self._compute_without(call, reused, last) if reused else call.compute()
         if (kinds := kinds_of(call, output)) > 1:
             raise SeveralOutputsError(
                 f"Strategy(region='step'): {call.model} must return one kind of latents, got {kinds}, "
                 f"of which the scheduler is given one; use region='call', which forecasts all of them, or 'blocks'"
             )
         if self._layouts and key not in self._placeholders:
-            self._layouts.setdefault((call.denoiser, call.layout), next(iter(self._layouts.values())))
-        self._placeholders[key] = output
+            self._layouts.setdefault(call.layout, next(iter(self._layouts.values())))
+        self._placeholders[key] = call.layout, output
         return output
 
     def _decide(self, call: DenoiserCall) -> list[Choice]:
         by_sample = self._strategy.decides_by_sample
-        if by_sample and self._samples is None:
+        if by_sample and self._shape is None:
             # Guidance may have stacked its branches in one call: only the scheduler's call shows how many samples there
             # are. The first step computes, so it can wait for that.
             return []
-        count = self._samples or 1
-        divided = by_sample and count > 1 and call.batch % count == 0
+        count = self._samples
+        divided = by_sample and count > 1 and self._may_divide(call)
+        if not divided:
+            for choice in self._choices:
+                if choice.sample is not None:
+                    call.run.generation.forget(choice)
         # Another expert forecasts another sample: outputs of the one before it are of another kind.
-        layout = (call.denoiser, call.layout)
+        layout = call.layout
         if layout not in self._layouts:
             self._layouts = {layout: layout}
         signal = None if self._strategy.chosen_signal == "none" else call.watched(self._strategy)
@@ -98,15 +109,41 @@ class StepRegion(Region):
             choices.append(call.run.generation.decide("step", sample=sample, layout=self._layouts[layout], signal=own))
         return choices
 
-    def _compute_without(self, call: DenoiserCall, reused: list[int | None]) -> Any:
-        last, samples = self._placeholders[call.denoiser, call.branch], self._samples or 1
+    @property
+    def _samples(self) -> int:
+        """Samples of the batch; 1 before the scheduler was called."""
+        return 1 if self._shape is None else self._shape[0]
+
+    def _may_divide(self, call: DenoiserCall) -> bool:
+        """True if the rows of a call are the samples in their order, once for each branch that it was stacked for, and
+        it may be cut.
+
+        Each branch has the same latents then, but for what is joined to them.
+        """
+        count = self._samples
+        if count < call.batch and call.batch % count == 0:
+            latents, shape = call.latents[0], self._shape or ()
+            for dimension, length in enumerate(shape[1:], start=1) if latents.ndim == len(shape) else ():
+                latents = latents.narrow(dimension, 0, min(length, latents.shape[dimension]))
+            branches = latents.unflatten(0, (-1, count))
+            if not torch.equal(branches, branches[:1].expand_as(branches)):
+                self._cuts.refuse(call, "its input is not the latents of the samples once for each branch")
+        return self._cuts.allows(call, count)
+
+    def _compute_without(self, call: DenoiserCall, reused: list[int | None], last: Any) -> Any:
+        samples, first = self._samples, self._first_call
         rows = [row for row in range(call.batch) if row % samples not in reused]
-        computed, structure = pytree.tree_flatten(call.compute_rows(rows))
-        whole = [
-            with_rows(before, rows, now) if isinstance(before, torch.Tensor) else now
-            for before, now in zip(pytree.tree_leaves(last), computed, strict=True)
-        ]
-        return pytree.tree_unflatten(whole, structure)
+        result, is_whole = self._cuts.compute(call, rows) if self._may_divide(call) else (call.compute(), True)
+        if is_whole:
+            if first is not None and not self._cuts.allows(call, samples):
+                # The samples of a step are decided on at its first call.
+                self._cuts.refuse_like(first, call)
+            return result
+        before, form = flattened(last, call.batch)
+        computed, _ = flattened(result, len(rows))
+        pairs = zip(before, computed, strict=True)
+        whole = [with_rows(old, rows, new) if isinstance(old, torch.Tensor) else new for old, new in pairs]
+        return unflattened(whole, form)
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """For reused samples the forecast; computed ones are remembered and used, corrected or as they are."""
@@ -114,9 +151,9 @@ class StepRegion(Region):
         if call is None:
             return output
         choices = self._choices
-        if self._samples is None and self._strategy.decides_by_sample:
-            self._samples = sample.shape[0]
-            choices = self._decide(call)
+        if self._shape != sample.shape and self._strategy.decides_by_sample:
+            self._shape = sample.shape
+            choices = self._choices = self._decide(call)
         parts = [self._replaced(run, choice, output, sample) for choice in choices]
         if all(part is None for part in parts):
             return output

@@ -1,0 +1,1 @@
+"""Results for people: the page of a comparison and its pictures."""

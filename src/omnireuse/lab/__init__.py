@@ -1,1 +1,0 @@
-"""Comparing methods with the full run: metrics, records and pages."""
