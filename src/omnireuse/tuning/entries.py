@@ -258,7 +258,7 @@ class Entries:
                 before = trials.runs
                 yield from due.make(shadows)
                 self._spend(entry, trials.runs - before)
-                if is_slow and trials.due(entry.calls, is_whole=entry.is_whole) is not None:
+                if is_slow and due.cost and trials.due(entry.calls, is_whole=entry.is_whole) is not None:
                     waits = "a run takes long, so plans are tried one after each picture"
         except Exception as error:  # the picture is done, and must not fail because a shadow does
             failure = in_words(error), isinstance(error, UnsupportedModelError)

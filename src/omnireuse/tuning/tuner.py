@@ -243,5 +243,8 @@ class Tuner:
         for entry in due:
             try:
                 self._entries.go_on(entry, SessionShadows(self._session, proceed))
+            except BaseException:
+                self._entries.begin_anew(entry, "its shadows were interrupted")
+                raise
             finally:
                 entry.is_busy = False
