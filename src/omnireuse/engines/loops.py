@@ -122,6 +122,7 @@ class LoopTuner:
         self.entries.start(entry)
         try:
             result = proceed()
+            self.made(entry, is_full=True)
             if self.learn(entry, loop, run):
                 go_on(entry)
         except Exception as error:
@@ -132,7 +133,7 @@ class LoopTuner:
         return result
 
     def made(self, entry: Entry, *, is_full: bool) -> None:
-        """As `Entries.made`, of a loop that begins: each step has one output."""
+        """As `Entries.made`, of a loop: each step has one output."""
         self.entries.made(entry, len(entry.budget.noises), is_full=is_full)
 
     def learn(self, entry: Entry, loop: Loop, run: MeasuredLoop) -> bool:

@@ -68,23 +68,14 @@ class Entries:
         command: what made a plan, for its file.
         agreement: of ranks that share a forward pass: they make the same shadows and follow the first one's plan, which
             alone reads and writes files. Alone by default.
-        ledger: of the pipeline; a new one by default.
 
     Attributes:
         lock: guards the entries.
     """
 
-    def __init__(
-        self,
-        *,
-        pictures: int,
-        store: Store,
-        command: str,
-        agreement: Agreement | None = None,
-        ledger: Ledger | None = None,
-    ) -> None:
+    def __init__(self, *, pictures: int, store: Store, command: str, agreement: Agreement | None = None) -> None:
         self.pictures, self._store, self._command = pictures, store, command
-        self._agreement, self._ledger = agreement or Agreement(), ledger or Ledger()
+        self._agreement, self._ledger = agreement or Agreement(), Ledger()
         self._measures_all = False
         self.lock = threading.RLock()
         self._entries: dict[tuple[str, int], Entry] = {}
@@ -267,7 +258,7 @@ class Entries:
                 before = trials.runs
                 yield from due.make(shadows)
                 self._spend(entry, trials.runs - before)
-                if is_slow and trials.due(entry.calls, is_whole=entry.is_whole) is not None:
+                if is_slow and due.cost and trials.due(entry.calls, is_whole=entry.is_whole) is not None:
                     waits = "a run takes long, so plans are tried one after each picture"
         except Exception as error:  # the picture is done, and must not fail because a shadow does
             failure = in_words(error), isinstance(error, UnsupportedModelError)
@@ -290,7 +281,7 @@ class Entries:
 
     def _spend(self, entry: Entry, runs: float) -> None:
         if not self._measures_all:
-            work = work_of(runs * entry.calls[0].full.calls * len(entry.budget.noises), entry.budget.elements)
+            work = runs * entry.work
             entry.spent = entry.spent + work
             self._ledger.spend(work)
 

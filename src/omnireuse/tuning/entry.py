@@ -70,7 +70,7 @@ class Entry:
     @property
     def expected_share(self) -> float:
         """The share of the steps that is expected to compute in the pictures after this one."""
-        return min(self.share, self.budget.expected_share if self.trials is None else self.trials.share)
+        return min(self.share, self.budget.expected_share)
 
     @property
     def is_whole(self) -> bool:

@@ -60,13 +60,6 @@ class FewestSteps(Trying):
         self._trial: Trial | None = None
         """The one that is being tried."""
 
-    @property
-    def share(self) -> float:
-        """By the number that is being tried, if fewer than that are not seen to keep it."""
-        _, kept = bounds(self._excesses())
-        now = self._share * self._computed if self._trial is None else float(len(self._trial.steps))
-        return (now if kept is None else min(now, kept)) / self._total
-
     def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
         """First how many steps compute without a plan. Once all pictures are measured, plans as long as all shadows
         take no more work than the full runs."""

@@ -102,7 +102,8 @@ def _unfit(recording: Recording) -> str | None:
 def _unbounded(scheduler: Any) -> Any:
     """A copy of a scheduler, which does not bound x0 in its steps."""
     twin = copy.deepcopy(scheduler)
-    bounds = {name: False for name in ("clip_sample", "thresholding") if twin.config.get(name)}
+    config = getattr(twin, "config", {})
+    bounds = {name: False for name in ("clip_sample", "thresholding") if config.get(name)}
     if bounds:
         twin.register_to_config(**bounds)
     return twin

@@ -1,15 +1,13 @@
-"""The price of tuning: the work of all pictures of one pipeline beside that of computing every step."""
+"""The price of tuning: the work of all pictures of a handle beside that of computing every step."""
 
 from __future__ import annotations
 
 import threading
-import weakref
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FROM", "PRICE", "Ledger", "Work", "ledger_of", "work_of"]
+__all__ = ["FROM", "PRICE", "Ledger", "Work", "work_of"]
 
 FROM = 10
 """The picture from which on the price holds: the first ones are measured."""
@@ -66,16 +64,3 @@ class Ledger:
             spent = self._spent + work + (full + share * ahead) * picture
             plain = self._plain + (full + ahead) * picture
             return bool((spent <= PRICE * plain + 1e-6).all())
-
-
-def ledger_of(pipeline: Any) -> Ledger:
-    """The ledger of a pipeline, whatever is enabled on it, as long as it lives."""
-    try:
-        with _lock:
-            return _ledgers.setdefault(pipeline, Ledger())
-    except TypeError:  # not hashable, or not to be held weakly
-        return Ledger()
-
-
-_lock = threading.Lock()
-_ledgers: weakref.WeakKeyDictionary[Any, Ledger] = weakref.WeakKeyDictionary()

@@ -265,11 +265,6 @@ class Trying(ABC):
             is_whole: whether no more will come.
         """
 
-    @property
-    @abstractmethod
-    def share(self) -> float:
-        """The share of steps that is expected to compute from now on."""
-
     @abstractmethod
     def plan(self) -> Plan | None:
         """The plan that evidence is for; None where the untuned default stays."""
@@ -335,11 +330,6 @@ class Trials(Trying):
     @property
     def _candidates(self) -> list[Trial]:
         return [*([] if self.untuned is None else [self.untuned]), *self.others]
-
-    @property
-    def share(self) -> float:
-        """As `Trying.share`."""
-        return len(self._candidates[0].steps) / self._total if self._candidates else 1.0
 
     def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
         """As `Trying.due`: each candidate on one call after the other."""

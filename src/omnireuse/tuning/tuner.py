@@ -18,7 +18,6 @@ from omnireuse.tuning.budget import budget_for
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entries import Entries, Entry
 from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.ledger import ledger_of
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.replay import Replay, noting_bars
 from omnireuse.tuning.shadows import SessionShadows
@@ -79,13 +78,7 @@ class Tuner:
         quality: float | None = None,
     ) -> None:
         self._strategy, self._quality, self.calls = strategy, quality, Calls()
-        self._entries = Entries(
-            pictures=pictures,
-            store=store,
-            command="omnireuse.enable(pipe)",
-            agreement=agreement,
-            ledger=ledger_of(session.pipeline),
-        )
+        self._entries = Entries(pictures=pictures, store=store, command="omnireuse.enable(pipe)", agreement=agreement)
         self._lock = self._entries.lock
         self._latest: Entry | None = None
         self._elsewhere = Tuning(state="measuring", wanted=pictures, reason="no run has begun yet")
@@ -250,5 +243,8 @@ class Tuner:
         for entry in due:
             try:
                 self._entries.go_on(entry, SessionShadows(self._session, proceed))
+            except BaseException:
+                self._entries.begin_anew(entry, "its shadows were interrupted")
+                raise
             finally:
                 entry.is_busy = False

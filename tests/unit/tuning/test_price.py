@@ -113,14 +113,6 @@ def test_a_number_of_computed_steps_that_stays_is_measured(flux: Tiny) -> None:
         assert handle.tuning.state == "ready"
 
 
-def test_handles_of_one_pipeline_share_the_price(flux: Tiny) -> None:
-    work = Work(flux)
-    for seed, call in zip(range(25), guidances(5), strict=False):
-        with omnireuse.enable(flux.pipe, computed_steps=8):
-            work.picture(seed, **call)
-    assert max(work.ratios()) <= PRICE
-
-
 def test_what_is_postponed_says_so_and_follows_the_untuned_default(flux: Tiny) -> None:
     with omnireuse.enable(flux.pipe, computed_steps=8) as handle:
         for seed in range(3):

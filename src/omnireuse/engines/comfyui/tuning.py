@@ -90,8 +90,8 @@ class SamplerTuner(LoopTuner):
             self._go_on(entry, executor, is_done=False)
         is_measured = entry.tuning.state == "measuring" and not (entry.is_busy or entry.is_whole)
         response = self._response(entry, executor, call) if is_measured else None
-        self.made(entry, is_full=response is not None)
         if response is None:
+            self.made(entry, is_full=False)
             return entry.strategy or self._strategy
         generation = Generation(FULL, loop.noise.levels, number=number, emit=emit)
         return Measurement(replace(loop, response=response), generation)

@@ -150,9 +150,10 @@ class RequestTuner(LoopTuner):
         if found.is_whole:
             # One batch has shown enough, or shadows have waited: they come before the next one.
             self._go_on(found)
-        is_measured = found.tuning.state == "measuring" and not found.is_whole
-        self.made(found, is_full=is_measured)
-        return found if is_measured else self.tuned(plan, found)
+        if found.tuning.state == "measuring" and not found.is_whole:
+            return found
+        self.made(found, is_full=False)
+        return self.tuned(plan, found)
 
     def serve_measured(self, entry: Entry, loop: StageLoop, **kwargs: Any) -> tuple[Any, dict[str, float]]:
         """Make a loop that is measured, and the shadows that are due after it.

@@ -115,7 +115,6 @@ class WaveTuner(LoopTuner):
             self._go_on(entry)
         elif entry.tuning.state == "measuring" and self._under_way is None and self._measured() is None:
             self.entries.start(entry)
-            self.made(entry, is_full=True)
             measured = _MeasuredRequest(loop, entry, self._learn)
             self._measured = weakref.ref(measured)
             return replace(plan, strategy=None, name=f"{plan.name}, measured", measured=measured)
@@ -138,6 +137,7 @@ class WaveTuner(LoopTuner):
     def _learn(self, measured: _MeasuredRequest) -> None:
         entry = measured.entry
         self._measured = lambda: None
+        self.made(entry, is_full=True)
         self.learn(entry, measured.twin, measured.loop)
         entry.is_busy = False
         if entry.is_whole:
