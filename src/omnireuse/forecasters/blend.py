@@ -17,6 +17,9 @@ __all__ = ["Blend", "BlendMemory"]
 EXPONENT = 1.5
 """`Blend.exponent` for x0. Where the output is straight in noise, x0 is straight in noise²; 1.5 is halfway to noise
 itself (``python -m bench few_steps``)."""
+DAMPING = 0.75
+"""A correction counts as the noise that is left of the gap's to this power: a forecast leaves the latents beside the
+path, and the next velocity pulls them back; what of it is pull and not path grows with the fall of the noise."""
 FEW, MISSED = 0.4, torch.finfo(torch.float32).max
 """`Blend.holds_misses` below this share of computed steps (``python -m bench rules``), and the shortfall of a miss."""
 
@@ -167,15 +170,16 @@ class BlendMemory(PolynomialMemory):
         old, held, nodes = self.values, self._hold(), [*(node for node, _ in self._nodes), coordinate]
         skipped = 0 if gap.target == "velocity" else len(nodes) - 2
         between = [[*[0.0] * skipped, *self._weights(nodes[skipped:], at)] for at in gap.coordinates]
+        gain = gap.gain * gap.left**DAMPING
         moves = [sum(s * row[k] for s, row in zip(gap.shares, between, strict=True)) for k in range(len(nodes))]
         stays = [*(sum(gap.shares) * weight for weight in held), 0.0]
-        table = [[0.0] * len(old) + [1.0], [gap.gain * (a - b) for a, b in zip(moves, stays, strict=True)]]
+        table = [[0.0] * len(old) + [1.0], [gain * (a - b) for a, b in zip(moves, stays, strict=True)]]
         distances: list[float] = []
         # Before the first evidence the gap's forecasts were the last value.
         if self._evidence is not None:
             for at, share in zip(gap.coordinates, gap.shares, strict=True):
                 slope = [weight - hold for weight, hold in zip(self.weights(at), held, strict=True)]
-                table.append([*(-gap.gain * share * each for each in slope), 0.0])
+                table.append([*(-gain * share * each for each in slope), 0.0])
                 distances.append(self._distance(at))
         before = evidence if self._evidence is None else self._evidence
         self.remember(coordinate, value, evidence)
@@ -201,9 +205,12 @@ def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
 
 
 def _corrected(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-    """The shares of the value, of the interpolation and of each forecast that was made."""
+    """The shares of the value, of the interpolation and of each forecast that was made.
+
+    The gap is corrected in full where the line was at least as close as the last value, which is a weight of ½.
+    """
     before, now = evidence[:, :1], evidence[:, 1:]
-    corrects = (now < MISSED).to(now.dtype)
+    corrects = (2 * (1 - now)).clamp(0, 1)
     forecasts = _expected(before, distances[:, :, None])
     return torch.cat((torch.ones_like(now), corrects, corrects * forecasts), dim=1)
 
