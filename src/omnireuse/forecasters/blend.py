@@ -21,7 +21,7 @@ DAMPING = 0.75
 """A correction counts as the noise that is left of the gap's to this power: a forecast leaves the latents beside the
 path, and the next velocity pulls them back; what of it is pull and not path grows with the fall of the noise."""
 FEW, MISSED = 0.4, torch.finfo(torch.float32).max
-"""`Blend.holds_misses` below this share of computed steps (``python -m bench rules``), and the shortfall of a miss."""
+"""`Blend.holds_misses` below this share of computed steps (``python -m bench harm``), and the shortfall of a miss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,9 @@ class Blend(Forecaster):
             known (`NoiseLevel.step`). Velocities are remembered for it in place of x0 where `NoiseLevel.flow_scale` is
             known and no prediction target was asked for; they are interpolated by the polynomial through all known
             values, x0 by a line. None is True where it is possible; False remembers x0 in any case.
-        holds_misses: hold the next gap, and correct nothing, where the polynomial missed the truth by more than the
-            truth itself. None is True where fewer than two fifths of the steps compute.
+        holds_misses: hold the next gap, and correct nothing, where the polynomial missed the truth by as much as the
+            truth itself; the shortfall is divided by what is left to that, from half of the truth on. None is True
+            where fewer than two fifths of the steps compute.
         exponent: polynomials and distances are in noise^exponent, in [0.5, 3]. None is 1.5 for x0 in runs whose
             schedule and noise are known, and 1 elsewhere.
 
@@ -94,9 +95,11 @@ def _rows(value: torch.Tensor) -> torch.Tensor:
     return value.float().reshape(value.shape[0] if value.ndim > 1 else 1, -1)
 
 
-def _shortfall_or_missed(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    missed = _rows(value - forecast).square().sum(1) > _rows(value).square().sum(1)
-    return _shortfall(last, forecast, value).masked_fill(missed, MISSED)
+def _doubted_shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    missed = _rows(value - forecast).norm(dim=1) / _rows(value).norm(dim=1)
+    # 0/0 where the forecast of nothing was right.
+    trust = (2 - 2 * torch.nan_to_num(missed, nan=0.0)).clamp(0, 1)
+    return (_shortfall(last, forecast, value) / trust).nan_to_num(nan=MISSED).clamp_max(MISSED)
 
 
 class BlendMemory(PolynomialMemory):
@@ -190,7 +193,7 @@ class BlendMemory(PolynomialMemory):
 class HoldingMemory(BlendMemory):
     """The same, of a run that holds misses."""
 
-    _shown = staticmethod(_shortfall_or_missed)
+    _shown = staticmethod(_doubted_shortfall)
 
 
 def _expected(shortfall: torch.Tensor, distance: torch.Tensor | float) -> torch.Tensor:

@@ -108,19 +108,22 @@ def observed(*values: torch.Tensor) -> torch.Tensor:
 
 
 @given(first=vectors, second=vectors, third=vectors)
-def test_a_value_that_the_line_missed_by_more_than_the_value_is_held(
+def test_a_value_that_the_line_missed_by_as_much_as_the_value_is_held(
     first: list[float], second: list[float], third: list[float]
 ) -> None:
     values = [torch.tensor([each], dtype=torch.float64) for each in (first, second, third)]
     missed, size = (2 * values[1] - values[0] - values[2]).norm(), values[2].norm()
-    assume(missed > 0.01 and abs(missed - size) > 1e-4 * size)
+    assume(missed > 0.01 and abs(missed - size) > 1e-4 * size and abs(missed - size / 2) > 1e-4 * size)
     forecast = observed(*values)
     if missed > size:
         assert torch.equal(forecast, values[2])
     # A part that all values share makes every miss small beside them, and changes no weight.
     shared = observed(*(torch.cat((each, torch.full((1, 1), 100.0, dtype=each.dtype)), dim=1) for each in values))
-    if missed < size:
+    if missed < size / 2:
         torch.testing.assert_close(shared[:, :3], forecast)
+    else:  # Nearer to the last value than a line that nobody doubts.
+        doubted, undoubted = (each - values[2] for each in (forecast, shared[:, :3]))
+        assert doubted.norm() <= undoubted.norm() * (1 + 1e-4) + 1e-4
 
 
 def test_a_blend_that_holds_misses_keeps_the_contract_of_a_forecaster() -> None:
