@@ -132,6 +132,7 @@ class PixelFlux(Model):
         self._captions, self._latents = module.captions(pictures, 77), module.latents(pictures, 77)
 
     def use(self, run: str, guidance: float) -> None:
+        """As of any model; the shift is the pipeline's own."""
         self.guidance, self.pipe.shift = guidance, float(run.split()[1])
 
     def _made(self, steps: int) -> Any:

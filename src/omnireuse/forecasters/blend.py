@@ -78,7 +78,8 @@ class Blend(Forecaster):
         return replace(self, corrects=corrects, holds_misses=holds, exponent=exponent)
 
     def start(self, branch: int = 0) -> BlendMemory:
-        memory = HoldingMemory if self.holds_misses else BlendMemory
+        careful = CarefulMemory if self.corrects else BlendMemory
+        memory = DoubtingMemory if self.holds_misses else careful
         return memory(self.order, exponent=self.exponent or 1.0)
 
 
@@ -111,7 +112,9 @@ class BlendMemory(PolynomialMemory):
         super().__init__(order, None if exponent == 1 else partial(_weights_in_power, exponent))
         self._exponent = exponent
         self._evidence: torch.Tensor | None = None
-        """Shape (B,), on the values' device."""
+        """That which counts: shape (B,), on the values' device."""
+        self._latest: torch.Tensor | None = None
+        """That of the last computed value."""
         self._over = 1.0  # The distance over which it was measured.
 
     def observe(self, coordinate: float, value: torch.Tensor) -> None:
@@ -128,8 +131,13 @@ class BlendMemory(PolynomialMemory):
 
     def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
         if evidence is not None:
-            self._evidence, self._over = evidence, self._way(coordinate)
+            self._evidence, self._over = self._believed(evidence), self._way(coordinate)
+            self._latest = evidence
         super().observe(coordinate, value)
+
+    def _believed(self, evidence: torch.Tensor) -> torch.Tensor:
+        """What counts, of new evidence and of that before it."""
+        return evidence
 
     def predict(self, coordinate: float) -> torch.Tensor:
         last = self.last
@@ -184,13 +192,21 @@ class BlendMemory(PolynomialMemory):
                 slope = [weight - hold for weight, hold in zip(self.weights(at), held, strict=True)]
                 table.append([*(-gain * share * each for each in slope), 0.0])
                 distances.append(self._distance(at))
-        before = evidence if self._evidence is None else self._evidence
+        now = self._believed(evidence)
+        before = now if self._evidence is None else self._evidence
         self.remember(coordinate, value, evidence)
-        values, shown = [*old, value], (before, evidence)
+        values, shown = [*old, value], (before, now)
         return Combination(values=values, table=table, evidence=shown, distance=distances, mix=_corrected)
 
 
-class HoldingMemory(BlendMemory):
+class CarefulMemory(BlendMemory):
+    """The same, of a run that corrects: the larger shortfall of the last two counts, and one alone says nothing."""
+
+    def _believed(self, evidence: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(evidence, MISSED) if self._latest is None else torch.maximum(evidence, self._latest)
+
+
+class DoubtingMemory(BlendMemory):
     """The same, of a run that holds misses."""
 
     _shown = staticmethod(_doubted_shortfall)

@@ -126,6 +126,17 @@ def test_a_value_that_the_line_missed_by_as_much_as_the_value_is_held(
         assert doubted.norm() <= undoubted.norm() * (1 + 1e-4) + 1e-4
 
 
+def test_a_run_that_corrects_believes_the_worse_of_the_last_two_weights_and_none_before_them() -> None:
+    memory = Blend(corrects=True, holds_misses=False).start()
+    # Steps of 1, ½, ½ and ½: the lines' weights are ½, 1 and 1.
+    memory.observe(1.0, torch.tensor([0.0]))
+    memory.observe(0.9, torch.tensor([1.0]))
+    for at, value in ((0.8, 1.5), (0.7, 2.0), (0.6, 2.5)):
+        memory.observe(at, torch.tensor([value]))
+        weight = {0.8: 0.0, 0.7: 0.5, 0.6: 1.0}[at]
+        assert memory.predict(at - 0.1).item() == pytest.approx(value + 0.5 * weight)
+
+
 def test_a_blend_that_holds_misses_keeps_the_contract_of_a_forecaster() -> None:
     check_forecaster(Blend(holds_misses=True))
 
