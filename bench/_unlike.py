@@ -134,6 +134,7 @@ class Cousin:
         kind: of the prediction: "flow", "v" or "edm".
         guidance: the usual one.
         scheduler: its own.
+        steps: of its training.
     """
 
     tokens: int
@@ -142,6 +143,7 @@ class Cousin:
     kind: str
     guidance: float
     scheduler: Callable[[], Any]
+    steps: int = 1000
 
 
 COUSINS: dict[str, Cousin] = {
@@ -150,6 +152,7 @@ COUSINS: dict[str, Cousin] = {
         features=16,
         data=_movements,
         kind="flow",
+        steps=2500,
         guidance=4.0,
         scheduler=lambda: FlowMatchEulerDiscreteScheduler(shift=1.0),
     ),
@@ -239,9 +242,10 @@ def load(name: str) -> Any:
     return pipe
 
 
-def train(name: str, target: Path, *, steps: int = 2500, batch: int = 96) -> None:
+def train(name: str, target: Path, *, batch: int = 96) -> None:
     """Train a cousin and write its averaged weights in half precision."""
     cousin = COUSINS[name]
+    steps = cousin.steps
     torch.manual_seed(0)
     draw = torch.Generator().manual_seed(0)
     denoiser: Any = Denoiser(tokens=cousin.tokens, features=cousin.features)

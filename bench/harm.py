@@ -1,6 +1,6 @@
 """First, do no harm: the untuned default beside holding and plain fewer steps, worst cases first, on unlike models.
 
-    python -m bench harm [--case movements …] [--grid] [--prompts 6] [--shared ../shared] [--out out/bench]
+    python -m bench harm [--case movements …] [--grid] [--prompts 4] [--shared ../shared] [--out out/bench]
 
 The five pipelines of the project, and others that no constant was chosen on: a Flux that draws in pixels (from
 ``../shared/models/pixel_flux``, where that is beside the checkout), the pixel U-Net of ``bench pixels``, a flow in one
@@ -185,7 +185,7 @@ RECORD = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing; write ``harm.json``, and show tables."""
-    parser = parser_of("harm", __doc__, NAMES, prompts=6, guidance=False)
+    parser = parser_of("harm", __doc__, NAMES, prompts=4, guidance=False)
     parser.add_argument("--grid", action="store_true", help="every solver, shift, guidance and budget")
     parser.add_argument("--shared", type=Path, default=TOP.parent / "shared", help="holds models/pixel_flux")
     show(record_of("harm", parser.parse_args(arguments), measure)["rows"], Console())

@@ -34,7 +34,8 @@ RULES: dict[str, tuple[Change, ...]] = {
     "a last gap that counts 2.5 times": ((spread, "END", 1.0),),
     "even in (1 − noise)^0.4": ((spread, "EXPONENT", 1.0),),
     "below 0.3 of the steps: even in (1 − noise)^0.6": ((spread, "FEW", 0.0),),
-    "below 0.4 of the steps: hold where the line missed the whole value": ((blend, "FEW", 0.0),),
+    "below 0.4 of the steps: doubt a line that missed half of the value": ((blend, "FEW", 0.0),),
+    "a correction by what is left of the noise": ((blend, "DAMPING", 0.0),),
 }
 """Each rule, and the constants that turn it off."""
 
