@@ -17,9 +17,11 @@ __all__ = ["Blend", "BlendMemory"]
 EXPONENT = 1.5
 """`Blend.exponent` for x0. Where the output is straight in noise, x0 is straight in noise²; 1.5 is halfway to noise
 itself (``python -m bench few_steps``)."""
+DAMPING = 0.75
+"""A correction counts as the noise that is left of the gap's to this power: a forecast leaves the latents beside the
+path, and the next velocity pulls them back; what of it is pull and not path grows with the fall of the noise."""
 FEW, MISSED = 0.4, torch.finfo(torch.float32).max
-"""`Blend.holds_misses` below this share of computed steps, and the shortfall of a miss
-(bench/notes/2026-11-23-rules.md)."""
+"""`Blend.holds_misses` below this share of computed steps (``python -m bench harm``), and the shortfall of a miss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +43,9 @@ class Blend(Forecaster):
             known (`NoiseLevel.step`). Velocities are remembered for it in place of x0 where `NoiseLevel.flow_scale` is
             known and no prediction target was asked for; they are interpolated by the polynomial through all known
             values, x0 by a line. None is True where it is possible; False remembers x0 in any case.
-        holds_misses: hold the next gap, and correct nothing, where the polynomial missed the truth by more than the
-            truth itself. None is True where fewer than two fifths of the steps compute.
+        holds_misses: hold the next gap, and correct nothing, where the polynomial missed the truth by as much as the
+            truth itself; the shortfall is divided by what is left to that, from half of the truth on. None is True
+            where fewer than two fifths of the steps compute.
         exponent: polynomials and distances are in noise^exponent, in [0.5, 3]. None is 1.5 for x0 in runs whose
             schedule and noise are known, and 1 elsewhere.
 
@@ -75,7 +78,8 @@ class Blend(Forecaster):
         return replace(self, corrects=corrects, holds_misses=holds, exponent=exponent)
 
     def start(self, branch: int = 0) -> BlendMemory:
-        memory = HoldingMemory if self.holds_misses else BlendMemory
+        careful = CarefulMemory if self.corrects else BlendMemory
+        memory = DoubtingMemory if self.holds_misses else careful
         return memory(self.order, exponent=self.exponent or 1.0)
 
 
@@ -92,9 +96,11 @@ def _rows(value: torch.Tensor) -> torch.Tensor:
     return value.float().reshape(value.shape[0] if value.ndim > 1 else 1, -1)
 
 
-def _shortfall_or_missed(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    missed = _rows(value - forecast).square().sum(1) > _rows(value).square().sum(1)
-    return _shortfall(last, forecast, value).masked_fill(missed, MISSED)
+def _doubted_shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    missed = _rows(value - forecast).norm(dim=1) / _rows(value).norm(dim=1)
+    # 0/0 where the forecast of nothing was right.
+    trust = (2 - 2 * torch.nan_to_num(missed, nan=0.0)).clamp(0, 1)
+    return (_shortfall(last, forecast, value) / trust).nan_to_num(nan=MISSED).clamp_max(MISSED)
 
 
 class BlendMemory(PolynomialMemory):
@@ -106,7 +112,9 @@ class BlendMemory(PolynomialMemory):
         super().__init__(order, None if exponent == 1 else partial(_weights_in_power, exponent))
         self._exponent = exponent
         self._evidence: torch.Tensor | None = None
-        """Shape (B,), on the values' device."""
+        """That which counts: shape (B,), on the values' device."""
+        self._latest: torch.Tensor | None = None
+        """That of the last computed value."""
         self._over = 1.0  # The distance over which it was measured.
 
     def observe(self, coordinate: float, value: torch.Tensor) -> None:
@@ -123,8 +131,13 @@ class BlendMemory(PolynomialMemory):
 
     def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
         if evidence is not None:
-            self._evidence, self._over = evidence, self._way(coordinate)
+            self._evidence, self._over = self._believed(evidence), self._way(coordinate)
+            self._latest = evidence
         super().observe(coordinate, value)
+
+    def _believed(self, evidence: torch.Tensor) -> torch.Tensor:
+        """What counts, of new evidence and of that before it."""
+        return evidence
 
     def predict(self, coordinate: float) -> torch.Tensor:
         last = self.last
@@ -168,26 +181,35 @@ class BlendMemory(PolynomialMemory):
         old, held, nodes = self.values, self._hold(), [*(node for node, _ in self._nodes), coordinate]
         skipped = 0 if gap.target == "velocity" else len(nodes) - 2
         between = [[*[0.0] * skipped, *self._weights(nodes[skipped:], at)] for at in gap.coordinates]
+        gain = gap.gain * gap.left**DAMPING
         moves = [sum(s * row[k] for s, row in zip(gap.shares, between, strict=True)) for k in range(len(nodes))]
         stays = [*(sum(gap.shares) * weight for weight in held), 0.0]
-        table = [[0.0] * len(old) + [1.0], [gap.gain * (a - b) for a, b in zip(moves, stays, strict=True)]]
+        table = [[0.0] * len(old) + [1.0], [gain * (a - b) for a, b in zip(moves, stays, strict=True)]]
         distances: list[float] = []
         # Before the first evidence the gap's forecasts were the last value.
         if self._evidence is not None:
             for at, share in zip(gap.coordinates, gap.shares, strict=True):
                 slope = [weight - hold for weight, hold in zip(self.weights(at), held, strict=True)]
-                table.append([*(-gap.gain * share * each for each in slope), 0.0])
+                table.append([*(-gain * share * each for each in slope), 0.0])
                 distances.append(self._distance(at))
-        before = evidence if self._evidence is None else self._evidence
+        now = self._believed(evidence)
+        before = now if self._evidence is None else self._evidence
         self.remember(coordinate, value, evidence)
-        values, shown = [*old, value], (before, evidence)
+        values, shown = [*old, value], (before, now)
         return Combination(values=values, table=table, evidence=shown, distance=distances, mix=_corrected)
 
 
-class HoldingMemory(BlendMemory):
+class CarefulMemory(BlendMemory):
+    """The same, of a run that corrects: the larger shortfall of the last two counts, and one alone says nothing."""
+
+    def _believed(self, evidence: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(evidence, MISSED) if self._latest is None else torch.maximum(evidence, self._latest)
+
+
+class DoubtingMemory(BlendMemory):
     """The same, of a run that holds misses."""
 
-    _shown = staticmethod(_shortfall_or_missed)
+    _shown = staticmethod(_doubted_shortfall)
 
 
 def _expected(shortfall: torch.Tensor, distance: torch.Tensor | float) -> torch.Tensor:
@@ -202,9 +224,12 @@ def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
 
 
 def _corrected(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-    """The shares of the value, of the interpolation and of each forecast that was made."""
+    """The shares of the value, of the interpolation and of each forecast that was made.
+
+    The gap is corrected in full where the line was at least as close as the last value, which is a weight of ½.
+    """
     before, now = evidence[:, :1], evidence[:, 1:]
-    corrects = (now < MISSED).to(now.dtype)
+    corrects = (2 * (1 - now)).clamp(0, 1)
     forecasts = _expected(before, distances[:, :, None])
     return torch.cat((torch.ones_like(now), corrects, corrects * forecasts), dim=1)
 

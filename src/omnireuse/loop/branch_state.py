@@ -118,7 +118,7 @@ class BranchState:
             return None
         places = [float(step) if by_number else levels[step].coordinate for step in range(first, index)]
         steps = [each.step if target == "x0" else each.velocity_step for each in levels[first : index + 1]]
-        return Gap.between(target, places, steps)
+        return Gap.between(target, places, steps, levels[index].coordinate / levels[first - 1].coordinate)
 
     def observe(
         self,

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Audit", "Promise", "Summary", "share_of_steps", "summary_lines"]
 
+BEYOND = 0.5
+"""Mean error of forecasts above which as many plain steps are about as good (``python -m bench harm``)."""
+
 _REASONS = {
     "policy": "as the policy chose",
     "together": "as the first branch of the step did",
@@ -153,6 +156,11 @@ class Summary:
     audits: tuple[Audit, ...] = ()
     tuning: Tuning | None = None
 
+    @property
+    def is_beyond(self) -> bool:
+        """True if forecasts missed by so much that as many plain steps are to be expected to give about the same."""
+        return self.step_ratio > 1 and self.mean_error is not None and self.mean_error > BEYOND
+
     def __str__(self) -> str:
         """A few lines for a person."""
         return f"{self.name}: " + "\n  ".join(summary_lines(self))
@@ -210,6 +218,11 @@ def summary_lines(summary: Summary) -> Iterator[str]:
             "computed steps show how far forecasts for them would have been off: "
             f"{summary.mean_error:.1%} on average\n"
             "    (the computed values were used, so this is not the error of the result)"
+        )
+    if summary.is_beyond:
+        yield (
+            "this budget is beyond what forecasts can do here: expect what "
+            f"{_short(summary.computed_steps)} plain steps give"
         )
     if summary.calls_outside:
         yield f"{outside} belonged to no run and passed unchanged"

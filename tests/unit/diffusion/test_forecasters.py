@@ -108,19 +108,33 @@ def observed(*values: torch.Tensor) -> torch.Tensor:
 
 
 @given(first=vectors, second=vectors, third=vectors)
-def test_a_value_that_the_line_missed_by_more_than_the_value_is_held(
+def test_a_value_that_the_line_missed_by_as_much_as_the_value_is_held(
     first: list[float], second: list[float], third: list[float]
 ) -> None:
     values = [torch.tensor([each], dtype=torch.float64) for each in (first, second, third)]
     missed, size = (2 * values[1] - values[0] - values[2]).norm(), values[2].norm()
-    assume(missed > 0.01 and abs(missed - size) > 1e-4 * size)
+    assume(missed > 0.01 and abs(missed - size) > 1e-4 * size and abs(missed - size / 2) > 1e-4 * size)
     forecast = observed(*values)
     if missed > size:
         assert torch.equal(forecast, values[2])
     # A part that all values share makes every miss small beside them, and changes no weight.
     shared = observed(*(torch.cat((each, torch.full((1, 1), 100.0, dtype=each.dtype)), dim=1) for each in values))
-    if missed < size:
+    if missed < size / 2:
         torch.testing.assert_close(shared[:, :3], forecast)
+    else:  # Nearer to the last value than a line that nobody doubts.
+        doubted, undoubted = (each - values[2] for each in (forecast, shared[:, :3]))
+        assert doubted.norm() <= undoubted.norm() * (1 + 1e-4) + 1e-4
+
+
+def test_a_run_that_corrects_believes_the_worse_of_the_last_two_weights_and_none_before_them() -> None:
+    memory = Blend(corrects=True, holds_misses=False).start()
+    # Steps of 1, ½, ½ and ½: the lines' weights are ½, 1 and 1.
+    memory.observe(1.0, torch.tensor([0.0]))
+    memory.observe(0.9, torch.tensor([1.0]))
+    for at, value in ((0.8, 1.5), (0.7, 2.0), (0.6, 2.5)):
+        memory.observe(at, torch.tensor([value]))
+        weight = {0.8: 0.0, 0.7: 0.5, 0.6: 1.0}[at]
+        assert memory.predict(at - 0.1).item() == pytest.approx(value + 0.5 * weight)
 
 
 def test_a_blend_that_holds_misses_keeps_the_contract_of_a_forecaster() -> None:
