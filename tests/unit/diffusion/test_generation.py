@@ -367,3 +367,35 @@ def test_a_run_begins_at_one_of_its_steps(arguments: dict[str, Any], message: st
         Generation(Strategy(policy=EVERY_OTHER), levels_of(28), **arguments)
     with pytest.raises(ConfigError, match="the number of steps is not known"):
         Generation(Strategy(policy=EVERY_OTHER), at=3)
+
+
+def test_the_first_branch_decides_for_a_later_call_of_the_only_sample() -> None:
+    # Guidance stacks two rows in one call; a call for one branch more has one row, and no sample to name.
+    strategy = Strategy(policy=EVERY_OTHER, region="call", shared_cfg_decision=True)
+    generation, latents, reasons = Generation(strategy, levels_of(6)), torch.ones(1, 4), []
+    for _ in range(3):
+        for branch, samples in (("stacked", (0, 1)), ("alone", (None,))):
+            for sample in samples:
+                choice = generation.decide(branch, order=int(branch == "alone"), sample=sample)
+                if choice.reuse:
+                    generation.predict(choice, latents)
+                else:
+                    generation.observe(choice, latents, latents)
+        reasons.append(choice.reason)
+        generation.advance()
+    assert reasons == ["first", "together", "together"]
+
+
+def test_a_branch_that_was_not_asked_at_the_step_before_starts_anew() -> None:
+    generation = Generation(Strategy(policy=FixedSchedule(steps=(0,)), region="call"), levels_of(8))
+    latents, reasons = torch.ones(1, 4), []
+    for step in range(6):
+        if step not in (2, 3):
+            choice = generation.decide("branch")
+            reasons.append(choice.reason)
+            if choice.reuse:
+                generation.predict(choice, latents)
+            else:
+                generation.observe(choice, latents, latents)
+        generation.advance()
+    assert reasons == ["first", "policy", "paused", "policy"]
