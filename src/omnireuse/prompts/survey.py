@@ -16,7 +16,7 @@ import logging
 import sys
 import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -103,9 +103,10 @@ class Survey:
         is_portable = all(type(w) is str or w[1] is not None for w in words)
         text = "\x1f".join([w if type(w) is str else str(w[1]) for w in words])
         self.there = digest_of(text.encode()) if is_portable else None
+        self._sums: dict[int, tuple[Any, ...]] = {}
         # Where a layer changed, its weights may have, too: PEFT merges adapters through `tensor.data`, uncounted.
-        is_like = old is not None and old.here == self.here
-        self._sums = {n: old._sums[n] for n in old._sums.keys() - old._suspects} if old is not None and is_like else {}
+        if old is not None and old.here == self.here:
+            self._sums = {name: old._sums[name] for name in old._sums.keys() - old._suspects}
 
     def holds(self) -> bool:
         """Whether all is as it was. Cost: 0.25 us for each tensor of a transformer, its layer included."""
@@ -123,7 +124,7 @@ class Survey:
     def weights(self) -> bytes:
         """Digest of the content of all tensors, on whatever device they are. Cost: reads each changed one once."""
         sums = []
-        for tensor, version, address in zip(self.tensors, *self._was[:2], strict=True):
+        for tensor, version, address in zip(self.tensors, self._was[0], self._was[1], strict=True):
             known = self._sums.get(id(tensor))
             if known is None or known[:2] != (version, address):
                 known = self._sums[id(tensor)] = (version, address, _content(tensor))
@@ -272,7 +273,7 @@ class Survey:
         self._words.append(repr(look(thing)))
 
 
-_LOOKS = (
+_LOOKS: tuple[Callable[[Any], Any], ...] = (
     lambda s: [tensor._version for tensor in s.tensors],
     lambda s: list(map(torch.Tensor.data_ptr, s.tensors)),
     lambda s: gc.get_referents(*s._layers),
