@@ -124,13 +124,15 @@ def layers() -> None:
         install_prompt_embed_cache(pipeline)
         pipeline.encode_prompt("a cat")
         pipeline.encode_prompt("a cat")
-        row(f"hit, CLIP of {number} layers ({num_tensors:,} tensors)", best_us(lambda p=pipeline: p.encode_prompt("a cat")))
+        hit = functools.partial(pipeline.encode_prompt, "a cat")
+        row(f"hit, CLIP of {number} layers ({num_tensors:,} tensors)", best_us(hit))
 
         def hit_after_registration(p: Layered = pipeline) -> None:
             torch.nn.Linear(1, 1)
             p.encode_prompt("a cat")
 
-        row("... with a new module of the process before it, which takes some 20 us itself", best_us(hit_after_registration, 1, 50))
+        after = best_us(hit_after_registration, 1, 50)
+        row("... after a new module of the process, which takes some 20 us itself", after)
 
 
 def keys() -> None:

@@ -1,8 +1,8 @@
 """The prompt-embedding cache: how it works, in a page.
 
 **A hit is what encoding anew would give.** While ``encode_prompt`` runs after a miss, what it reads is noted
-(`recording`): attributes looked up on its pipeline, and modules that run. Code that reads the same values gives the same
-result, whatever branches, decorators and base classes it has.
+(`recording`): attributes looked up on its pipeline, and modules that run. Code that reads the same values gives the
+same result, whatever branches, decorators and base classes it has.
 
 **What was read has a state.** A `Survey` of a value compares in microseconds whether all that it holds is as it was.
 Where something differs, the content decides: a digest of weights and one of settings (`Sight`). Modules that ran count

@@ -95,7 +95,8 @@ class Sight:
         """
         methods = [name for name, value in self._values.items() if isinstance(value, types.FunctionType)]
         self.code, self._hooks = Code(self.pipeline, ["encode_prompt", *methods]), _process_hooks()
-        texts: list[tuple[str, Any, Any]] = [("code", self.code.here, self.code.there), ("hooks", self._hooks, self._hooks)]
+        texts: list[tuple[str, Any, Any]] = [("code", self.code.here, self.code.there)]
+        texts.append(("hooks of all modules", self._hooks, self._hooks))
         self.surveys: dict[int, Survey] = {}
         for name, value in self._values.items():
             if name in self._parts:
