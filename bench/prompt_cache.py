@@ -36,8 +36,9 @@ from omnireuse.stores.redis import RedisTier
 from omnireuse.stores.tier import Tier
 from reference.captions import caption, held_out_scenes
 from reference.load import SAMPLING, load_image_pipeline
+from tests.helpers.prompt_pipelines import tokenizer
 
-PARTS = ("hits", "keys", "others", "tiers", "rollout", "encoders", "threads")
+PARTS = ("hits", "layers", "keys", "others", "tiers", "rollout", "encoders", "threads")
 CLIP_L = {"num_hidden_layers": 12, "intermediate_size": 3072, "num_attention_heads": 12}
 
 
@@ -63,10 +64,9 @@ class FluxSized:
         max_sequence_length: int = 512,
         lora_scale: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Stored tensors; the encoders are read only, as far as the cache can tell."""
-        if self.text_encoder is None or self.text_encoder_2 is None:
-            raise ValueError("no encoders")
-        _ = (self.text_encoder, self.text_encoder_2)
+        """Stored tensors, after a run of the encoders without data."""
+        ids = torch.zeros(1, 77, dtype=torch.int64, device="meta")
+        self.text_encoder(ids), self.text_encoder_2(ids)
         return self.outputs
 
 
@@ -98,6 +98,41 @@ def hits_in_process() -> None:
     )
     call()
     row("hit, 77-token CLIP + 512-token T5", best_us(call))
+
+
+class Layered:
+    """encode_prompt with a tokenizer and a CLIP of so many layers, all of them small."""
+
+    def __init__(self, num_layers: int) -> None:
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 128}
+        config = CLIPTextConfig(num_hidden_layers=num_layers, bos_token_id=3, eos_token_id=1, **sizes)
+        self.text_encoder, self.tokenizer = CLIPTextModel(config).eval(), tokenizer()
+
+    @torch.no_grad()
+    def encode_prompt(self, prompt: str) -> torch.Tensor:
+        """The last hidden state."""
+        ids = self.tokenizer(prompt, return_tensors="pt").input_ids
+        return self.text_encoder(ids).last_hidden_state
+
+
+def layers() -> None:
+    """A whole hit by the size of the encoder, and the check that a miss adds."""
+    for number in (1, 24, 96):
+        pipeline = Layered(number)
+        encoder = pipeline.text_encoder
+        num_tensors = sum(1 for _ in (*encoder.parameters(), *encoder.buffers()))
+        install_prompt_embed_cache(pipeline)
+        pipeline.encode_prompt("a cat")
+        pipeline.encode_prompt("a cat")
+        hit = functools.partial(pipeline.encode_prompt, "a cat")
+        row(f"hit, CLIP of {number} layers ({num_tensors:,} tensors)", best_us(hit))
+
+        def hit_after_registration(p: Layered = pipeline) -> None:
+            torch.nn.Linear(1, 1)
+            p.encode_prompt("a cat")
+
+        after = best_us(hit_after_registration, 1, 50)
+        row("... after a new module of the process, which takes some 20 us itself", after)
 
 
 def keys() -> None:
@@ -290,6 +325,7 @@ def main(options: list[str] | None = None) -> None:
     arguments = parser.parse_args(options)
     parts: dict[str, Callable[[], None]] = {
         "hits": hits_in_process,
+        "layers": layers,
         "keys": keys,
         "others": beside_others,
         "tiers": tiers,

@@ -63,17 +63,14 @@ class Snapshot:
         modules = [module for root in roots for module in root.modules()]
         weights = [weight for root in roots for weight in (*root.parameters(), *root.buffers())]
         weights += [owner for owner in owners if isinstance(owner, torch.Tensor)]
-        drawing = [module for module in modules if _draws_in_training(module)]
         self._names, self._parts = list(parts), [_reference(part) for part in parts.values()]
         self._modules = [weakref.ref(module, suspect) for module in modules]
         self._identities = frozenset(map(id, modules))
         self._adapters = [weakref.ref(module) for module in modules if is_adapter(module)]
-        self._drawing = [weakref.ref(m) for m in (*roots, *(m for m in drawing if m.training)) if drawing]
         with torch._C.DisableTorchFunctionSubclass():
             tensors = [tensor for weight in weights for tensor in plain_tensors(weight)]
             stored = [(tensor, storage) for tensor in tensors if (storage := _storage(tensor)) is not None]
             counted = [tensor for tensor, _ in stored if not tensor.is_inference()]
-            self.num_uncounted = len(tensors) - len(counted)
             with torch.inference_mode(False):
                 self._counters = [_counter(tensor) for tensor in counted]
             self._sum = self._sum_of_versions()
@@ -116,10 +113,6 @@ class Snapshot:
             and self._content == old._content
         )
 
-    def is_training(self) -> bool:
-        """Whether an encoder with dropout or batch statistics is in training mode now."""
-        return any(module.training for reference in self._drawing if (module := reference()) is not None)
-
     def adapters(self) -> tuple[Any, ...]:
         """Names, scales, merges and the switch of every LoRA layer (PEFT's ``BaseTunerLayer``)."""
         layers: list[Any] = [layer for reference in self._adapters if (layer := reference()) is not None]
@@ -129,11 +122,6 @@ class Snapshot:
                 for layer in layers
             ]
         )
-
-    def device(self) -> torch.device | None:
-        """The device of the first weight now; None without weights."""
-        first = self._tensors[0]() if self._tensors else None
-        return None if first is None else torch.device(first.device)
 
     def _sum_of_versions(self) -> int:
         """Counters only grow: equal sums are equal counters."""
@@ -168,7 +156,7 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     try:
         return tensor.untyped_storage()
-    except NotImplementedError:  # a sparse or packed layout has none; the tensor is then among `num_uncounted`
+    except NotImplementedError:  # a sparse or packed layout has none
         return None
 
 
@@ -187,15 +175,6 @@ def sampled(tensors: list[torch.Tensor]) -> bytes:
             joined = torch.cat(list(here.values())).cpu()
             pieces |= zip(here, joined.split([piece.numel() for piece in here.values()]), strict=True)
         return torch.cat([*pieces.values(), torch.empty(0, dtype=torch.uint8)]).numpy().tobytes()
-
-
-def _draws_in_training(module: nn.Module) -> bool:
-    """Whether training mode makes the output of this module random, or dependent on the batch."""
-    if isinstance(module, (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)):
-        return getattr(module, "p", 1.0) > 0
-    # Not by attribute: models of diffusers warn of names that their configuration has.
-    rates = [vars(module).get(name) for name in ("dropout", "attention_dropout", "dropout_rate", "dropout_p")]
-    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def is_adapter(module: nn.Module) -> bool:

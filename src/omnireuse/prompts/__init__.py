@@ -1,15 +1,18 @@
 """The prompt-embedding cache: how it works, in a page.
 
-**An embedding is a function of what the encode reads.** The key of a call holds its arguments and the *state*: the
-epoch, the adapters, the settings and autocast. The code of ``encode_prompt`` says which attributes of the pipeline it
-uses (`reads`): plain values among them are settings and stand in the key; all others are parts and are watched.
+**A hit is what encoding anew would give.** While ``encode_prompt`` runs after a miss, what it reads is noted
+(`recording`): attributes looked up on its pipeline, and modules that run. Code that reads the same values gives the
+same result, whatever branches, decorators and base classes it has.
 
-**The epoch grows when a part changed.** An audit takes a `Snapshot` of all watched weights: identity, version counters,
-dtypes, shapes and 64 values of each tensor. A snapshot that does not continue the one before starts a new epoch. Every
-miss audits. A hit compares identities, version counters and addresses, and audits where one differs (`watch`).
+**What was read has a state.** A `Survey` of a value compares in microseconds whether all that it holds is as it was.
+Where something differs, the content decides: a digest of weights and one of settings (`Sight`). Modules that ran count
+whole, also in part; others (a denoiser, for its dtype) with their identity, dtype and configuration.
+
+**The key of a call** holds the state of what such a call was seen to read (`Reading`), its arguments (`keys`), the
+device of the result and torch's settings. Old weights never come back, so their entries are dropped.
 
 **A value is stored in tensors of its own** (`entry`), and their version counters tell whether a consumer changed it.
 
-**A miss is loaded by one caller** (`request`): from the store outside the process, or else from the encoder. The others
-wait. A list of prompts is loaded as one value, or as its rows where that was seen to give the same bits (`rows`).
+**A miss is loaded by one caller** (`request`): from the store outside the process, which keeps with each value what its
+encoding read (`outside`), or else from the encoder. The others wait. A list of prompts is a value of its own.
 """

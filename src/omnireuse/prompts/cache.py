@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from omnireuse.errors import ConfigError, WrongTypeError
+from omnireuse.errors import ConfigError
 from omnireuse.prompts.entry import CACHE_MISS, Entry
 from omnireuse.prompts.keys import PromptKey, as_key
 from omnireuse.stores.flight import SingleFlight
@@ -153,7 +153,9 @@ class PromptEmbedCache:
             self.bypassed_by[reason] += 1
             is_first = self.bypassed_by[reason] == 1
         if is_first and where:
-            logger.warning("prompt-embedding cache: a result is not stored (%s): %s; docs/prompt-embeddings.md", reason, where)
+            logger.warning(
+                "prompt-embedding cache: a result is not stored (%s): %s; docs/prompt-embeddings.md", reason, where
+            )
 
     def drop_calls(self, weights: bytes | None = None) -> None:
         """Drop the entries of wrapped calls, or those of weights that are gone: no key can reach them any more."""

@@ -81,9 +81,6 @@ class EncodeCall:
 
     def close(self) -> None:
         """Let go of all that was seen of the pipeline."""
-        for reading in (*self._readings.values(),):
-            if reading.sight is not None:
-                reading.sight.release()
         self._readings, self._by_call = {}, {}
 
     def reading(self, arguments: PromptKey) -> Reading | None:
@@ -149,7 +146,7 @@ class EncodeCall:
         return PromptKey(parts)
 
     def _target(self, pipeline: Any, bound: dict[str, Any]) -> torch.device | None:
-        """Where this call wants its tensors: its ``device``, else where the pipeline runs; None: where its encoder is."""
+        """Where this call wants its tensors: its ``device``, else where the pipeline runs; None for its encoder's."""
         device = bound.get("device")
         if device is None and "device" in bound:
             device = getattr(pipeline, "_execution_device", None)
@@ -164,8 +161,8 @@ def _close(call: EncodeCall | None) -> None:
 def _suspect(call: EncodeCall | None, optimizer: torch.optim.Optimizer) -> None:
     if call is not None:
         stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-        for reading in (*call._readings.values(),):
-            reading.suspect(stepped)
+        for survey in call.surveys().values():
+            survey.suspect(stepped)
 
 
 def own_function(pipeline: Any) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What encoding reads, remembered: compared before each hit with what it is now."""
+"""What calls of `encode_prompt` read, and what it holds: remembered with an entry, and compared before each hit."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from torch.nn.modules import module as torch_module
 
 from omnireuse.prompts.code import Code
 from omnireuse.prompts.keys import UnkeyableError, digest_of, is_plain
-from omnireuse.prompts.recording import ABSENT, Found, look_up, our_hooks
-from omnireuse.prompts.survey import Survey, serial
+from omnireuse.prompts.survey import Survey
 
-__all__ = ["Reading", "Sight", "State"]
+__all__ = ["ABSENT", "Reading", "Sight", "State", "look_up"]
+
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "absent"})()
 
 
 class State(NamedTuple):
@@ -32,139 +33,159 @@ class State(NamedTuple):
     settings: bytes
 
 
-class _Idle:
-    """A module that was looked up and did not run: its identity, dtype and configuration count, its weights do not."""
-
-    def __init__(self, module: nn.Module, path: str, pipeline: object) -> None:
-        self._module, self._about = weakref.ref(module), _about(module)
-        config = vars(module).get("config", vars(module).get("_internal_dict"))
-        self.config = None if config is None or is_plain(config) else Survey(config, f"{path}.config", pipeline)
-
-    def holds(self) -> bool:
-        module = self._module()
-        return module is not None and _about(module) == self._about and (self.config is None or self.config.holds())
-
-    def digests(self) -> tuple[str, str | None]:
-        """Here and elsewhere."""
-        here, there = (b"", b"") if self.config is None else (self.config.here, self.config.there)
-        about = " ".join(map(repr, self._about[1:]))
-        return f"{self._about[0]} {about} {here!r}", None if there is None else f"{about} {there!r}"
-
-
-def _about(module: nn.Module) -> tuple[Any, ...]:
-    dtype = next((weight.dtype for weight in module.parameters() if weight.is_floating_point()), None)
-    plain = [(k, v) for k, v in vars(module).items() if is_plain(v) and not k.startswith("_") and k != "training"]
-    return serial(module), type(module).__qualname__, dtype, *plain
+def look_up(pipeline: object, name: str) -> Any:
+    """The value of an attribute; for a method of the pipeline its function; `ABSENT` if there is none."""
+    value = getattr(pipeline, name, ABSENT)
+    if name == "encode_prompt":
+        return getattr(value, "original", value)
+    return value.__func__ if type(value) is types.MethodType and value.__self__ is pipeline else value
 
 
 class Sight:
-    """What the names of a reading hold at one moment.
+    """What attributes of a pipeline hold at one moment. Filled by `add`, then closed by `finish`.
 
     Args:
-        found: the values.
-        whole: whether a module that was found counts with all that it is.
+        known: surveys that may still hold, by the id of the value.
+        idle: paths of modules that are known not to run: their survey waits until one does.
 
     Attributes:
-        state: what it is.
+        modules: those that were found: path, module and survey, by id.
+        state: what all of it is.
         elsewhere: digest that another process has for the same; None where there cannot be one.
-        whole: paths of the modules that count whole; ``idle``: of the others.
-
-    Raises:
-        UnkeyableError: something can change unseen.
+        whole, idle: paths of the modules that count with all that they are, and of the others.
     """
 
-    def __init__(self, found: Found, whole: Callable[[str, nn.Module, Any], bool]) -> None:
-        methods = [name for name, value in found.values.items() if isinstance(value, types.FunctionType)]
-        self._code, self._hooks = Code(found.pipeline, ["encode_prompt", *methods]), _process_hooks()
-        self._plain = {name: value for name, value in found.values.items() if not isinstance(value, nn.Module)}
-        self._roots = {name: weakref.ref(v) for name, v in found.values.items() if isinstance(v, nn.Module)}
+    def __init__(
+        self, pipeline: object, known: Mapping[int, Survey] | None = None, idle: frozenset[str] = frozenset()
+    ) -> None:
+        self.pipeline: Any = pipeline
+        self._known, self.idle, self.whole = known or {}, idle, frozenset[str]()
+        self._values: dict[str, Any] = {}
+        self._parts: dict[str, Survey | UnkeyableError] = {}
+        self.modules: dict[int, tuple[str, nn.Module, Survey | UnkeyableError | None]] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What was added, in order."""
+        return (*self._values,)
+
+    def add(self, name: str, value: Any) -> None:
+        """Note the value of an attribute, if it is the first."""
+        if name in self._values:
+            return
+        self._values[name] = value
+        if isinstance(value, nn.Module):
+            self.add_module(name, value)
+        elif not (value is ABSENT or is_plain(value) or self._is_method(name, value)):
+            self._parts[name] = self._survey(value, name)
+
+    def add_module(self, path: str, module: nn.Module, *, runs: bool = False) -> None:
+        """Note a module, and those that it keeps outside of its layers."""
+        known = self.modules.get(id(module))
+        if known is None or (runs and known[2] is None):
+            self.modules[id(module)] = path, module, None
+            if runs or path not in self.idle:
+                self.modules[id(module)] = path, module, self._survey(module, path)
+
+    def finish(self, is_whole: Callable[[str, nn.Module, Any], bool]) -> Sight:
+        """Tell which modules count whole; what was found is let go of, but for what the surveys hold.
+
+        Raises:
+            UnkeyableError: something can change unseen.
+        """
+        methods = [name for name, value in self._values.items() if isinstance(value, types.FunctionType)]
+        self.code, self._hooks = Code(self.pipeline, ["encode_prompt", *methods]), _process_hooks()
+        texts: list[tuple[str, Any, Any]] = [("code", self.code.here, self.code.there)]
+        texts.append(("hooks of all modules", self._hooks, self._hooks))
         self.surveys: dict[int, Survey] = {}
-        self._idle: list[_Idle] = []
-        texts: list[tuple[str, str | None]] = [(repr(self._code.here), repr(self._code.there)), (repr(self._hooks),) * 2]
-        weights: list[bytes] = []
+        for name, value in self._values.items():
+            if name in self._parts:
+                texts.append(self._take(name, value, self._parts[name]))
+            else:
+                text = f"{type(value).__name__} {value!r}" if is_plain(value) or value is ABSENT else "module or method"
+                texts.append((name, text, text))
         paths: dict[bool, list[str]] = {True: [], False: []}
-        for name, value in found.values.items():
-            survey = found.surveys.get(name)
-            if survey is not None:
-                survey = _checked(survey)
-                self.surveys[id(value)] = survey
-                texts.append((f"{name} {survey.here!r}", survey.there and f"{name} {survey.there!r}"))
-                weights.append(survey.weights())
-            else:
-                text = f"{type(value).__name__} {value!r}" if is_plain(value) or value is ABSENT else "code or module"
-                texts.append((f"{name} {text}",) * 2)
-        for path, module, survey in found.modules.values():
-            is_whole = whole(path, module, survey)
-            paths[is_whole].append(path)
-            if is_whole:
-                survey = _checked(survey) if survey is not None else Survey(module, path, found.pipeline)
-                self.surveys[id(module)] = survey
-                texts.append((f"{path} {survey.here!r}", survey.there and f"{path} {survey.there!r}"))
-                weights.append(survey.weights())
-            else:
-                self._idle.append(idle := _Idle(module, path, found.pipeline))
-                here, there = idle.digests()
-                texts.append((f"{path} {here}", there and f"{path} {there}"))
-        self._texts = texts
+        for path, module, survey in [*self.modules.values()]:
+            whole = is_whole(path, module, survey)
+            paths[whole].append(path)
+            if not whole or survey is None:
+                survey = Survey(module, path, self.pipeline, is_idle=not whole)
+            texts.append(self._take(path, module, survey))
         self.whole, self.idle = frozenset(paths[True]), frozenset(paths[False])
-        here = digest_of("\n".join([here for here, _ in texts]).encode())
-        self.state = State(digest_of(*weights), here)
-        is_portable = all(there is not None for _, there in texts) and not any(p.startswith("<") for p in self.whole)
-        elsewhere = "\n".join([str(there) for _, there in texts]).encode()
-        self.elsewhere = digest_of(elsewhere, *weights).hex() if is_portable else None
+        weights = [survey.weights() for survey in self.surveys.values()]
+        self.state = State(digest_of(*weights), digest_of(repr([text[:2] for text in texts]).encode()))
+        is_portable = all(text[2] is not None for text in texts) and not any(
+            path.startswith("<") for path in self.whole
+        )
+        portable = repr([(name, there) for name, _, there in texts]).encode()
+        self.elsewhere = digest_of(portable, *weights).hex() if is_portable else None
+        self._texts = {name: here for name, here, _ in texts}
+        self._roots = {name: weakref.ref(v) for name, v in self._values.items() if isinstance(v, nn.Module)}
+        self._values = {name: None if name in self._roots else value for name, value in self._values.items()}
+        self.pipeline, self._known, self.modules = None, {}, {}
+        return self
 
     def holds(self, pipeline: object) -> bool:
         """Whether all is as it was."""
-        for name, value in self._plain.items():
+        for name, value in self._values.items():
             now = look_up(pipeline, name)
-            if now is not value and (type(now) is not type(value) or not is_plain(value) or now != value):
+            root = self._roots.get(name)
+            is_same = now is (value if root is None else root())
+            if not is_same and (root is not None or not is_plain(now) or type(now) is not type(value) or now != value):
                 return False
-        return (
-            all([getattr(pipeline, name, None) is root() for name, root in self._roots.items()])  # noqa: C419
-            and self._code.holds()
-            and all([survey.holds() for survey in self.surveys.values()])  # noqa: C419
-            and all([idle.holds() for idle in self._idle])  # noqa: C419
-            and _process_hooks() == self._hooks
-        )
+        for survey in self.surveys.values():
+            if not survey.holds():
+                return False
+        return self.code.holds() and _process_hooks() == self._hooks
 
     def unlike(self, other: Sight) -> list[str]:
-        """What differs, in words."""
-        return sorted({text.split(" ")[0] for text, _ in {*self._texts} ^ {*other._texts}}) or ["weights"]
+        """What differs, by name."""
+        return [name for name, text in self._texts.items() if other._texts.get(name) != text] or ["weights"]
 
     def device(self) -> torch.device | None:
         """Where the first weight is now; None without weights."""
-        return next((s.tensors[0].device for s in self.surveys.values() if s.tensors), None)
+        return next((survey.tensors[0].device for survey in self.surveys.values() if survey.tensors), None)
 
-    def is_training(self) -> bool:
-        """Whether a part of an encoder is in training mode."""
-        return any(survey.is_training() for survey in self.surveys.values())
+    def any_layer(self, name: str) -> bool:
+        """Whether an attribute of any layer is true."""
+        return any(survey.any_layer(name) for survey in self.surveys.values())
 
-    def release(self) -> None:
-        """Let go of everything."""
-        for survey in self.surveys.values():
-            survey.release()
+    def _is_method(self, name: str, value: Any) -> bool:
+        return isinstance(value, types.FunctionType) and name not in getattr(self.pipeline, "__dict__", {})
 
+    def _survey(self, value: Any, path: str) -> Survey | UnkeyableError:
+        known = self._known.get(id(value))
+        if known is not None and not (known.is_of(value) and known.is_whole):
+            known = None
+        try:
+            survey = known if known is not None and known.holds() else Survey(value, path, self.pipeline, known)
+        except UnkeyableError as error:  # matters only if it runs
+            return error
+        for inner, module in survey.modules:
+            self.add_module(inner, module)
+        return survey
 
-def _checked(survey: Survey | UnkeyableError) -> Survey:
-    if isinstance(survey, UnkeyableError):
-        raise survey
-    return survey
+    def _take(self, name: str, value: Any, survey: Survey | UnkeyableError) -> tuple[str, Any, Any]:
+        if isinstance(survey, UnkeyableError):
+            raise survey
+        self.surveys[id(value)] = survey
+        return name, survey.here, survey.there
 
 
 def _process_hooks() -> tuple[int, ...]:
-    """Forward hooks of all modules of the process, but for the recordings' own."""
-    hooks = [*torch_module._global_forward_pre_hooks, *torch_module._global_forward_hooks]
-    return tuple(hooks) if not hooks else tuple(sorted({*hooks} - our_hooks()))
+    """Forward hooks of all modules of the process, but for that of recordings."""
+    hooks = {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
+    return tuple(number for number, hook in hooks.items() if getattr(hook, "__name__", "") != "note_run")
 
 
 class Reading:
-    """Names that a call read, the modules that it used, and what they held last.
+    """Attributes that a call read, the modules that it used, and what they held last.
 
     Args:
-        names: attributes of the pipeline, in the order of the first look.
+        names: the attributes, in the order of the first look.
         whole: paths of the modules that ran, wholly or in part.
         strays: modules that ran and that no attribute leads to.
-        on_change: called with the digest of weights that are gone for good.
+        on_change: called with the digest of weights that are gone.
     """
 
     def __init__(
@@ -196,19 +217,13 @@ class Reading:
         """
         with self._lock:
             old, self.sight = self.sight, None
-            found = Found(pipeline, known or ({} if old is None else old.surveys))
+            sight = Sight(pipeline, known or ({} if old is None else old.surveys))
             for name in self.names:
-                found.add(name, look_up(pipeline, name))
+                sight.add(name, look_up(pipeline, name))
             for number, stray in enumerate(self._strays, 1):
                 if (module := stray()) is not None:
-                    found.add_module(f"<{number}>", module)
-            self.sight = new = Sight(found, lambda path, *_: path in self.whole)
-        if old is not None and new.state.weights != old.state.weights:
+                    sight.add_module(f"<{number}>", module)
+            self.sight = sight.finish(lambda path, *_: path in self.whole)
+        if old is not None and sight.state.weights != old.state.weights:
             self._on_change(old.state.weights)
-        return new
-
-    def suspect(self, tensors: set[int]) -> None:
-        """These tensors, by id, may have changed without a new version."""
-        for survey in () if self.sight is None else self.sight.surveys.values():
-            survey.suspect(tensors)
-
+        return sight

@@ -6,7 +6,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,14 +14,14 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from omnireuse.prompts.code import counted_at
-from omnireuse.prompts.keys import UnkeyableError, is_plain
+from omnireuse.prompts.reading import ABSENT, Sight, look_up
 from omnireuse.prompts.survey import Survey
 
-__all__ = ["ABSENT", "Found", "Recording", "is_recording", "look_up", "our_hooks"]
+__all__ = ["Recording", "is_recording"]
 
-ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "absent"})()
 _ACCESS = ("__getattribute__", "__setattr__", "__delattr__")
-_HOOKS_WARNING = "Using `torch.compile\\(module\\)` when there are global hooks"  # of torch: ours does no more than look
+_ASKED = frozenset({"parameters", "named_parameters", "modules", "named_modules", "children", "to", "eval", "train"})
+_WARNING = "Using `torch.compile\\(module\\)` when there are global hooks"  # ours changes nothing
 _here = threading.local()
 _lock = threading.Lock()
 _recorded: dict[type, tuple[int, dict[str, Any]]] = {}
@@ -33,225 +33,172 @@ def is_recording() -> bool:
     return getattr(_here, "recording", None) is not None
 
 
-def our_hooks() -> frozenset[int]:
-    """Ids of the process-wide forward hooks that recordings have now."""
-    return frozenset([handle.id for handle in _handles])
-
-
-def look_up(pipeline: object, name: str) -> Any:
-    """The value of an attribute; for a method of the pipeline its function; `ABSENT` if there is none."""
-    value = getattr(pipeline, name, ABSENT)
-    if name == "encode_prompt":
-        return getattr(value, "original", value)
-    return value.__func__ if type(value) is types.MethodType and value.__self__ is pipeline else value
-
-
-class Found:
-    """Values that were read, by name, and a survey of each that is not plain, at the moment of the first look.
-
-    Args:
-        known: surveys of modules that may still hold, by the module's id.
-        idle: paths of modules that are known not to run: their survey waits until one does.
-    """
-
-    def __init__(self, pipeline: object, known: Mapping[int, Survey], idle: frozenset[str] = frozenset()) -> None:
-        self.pipeline = pipeline
-        self._known, self._idle = known, idle
-        self.values: dict[str, Any] = {}
-        self.surveys: dict[str, Survey | UnkeyableError] = {}
-        self.modules: dict[int, tuple[str, nn.Module, Survey | UnkeyableError | None]] = {}
-
-    def add(self, name: str, value: Any) -> None:
-        """Note the value of ``name``, if it is the first."""
-        if name in self.values:
-            return
-        self.values[name] = value
-        if isinstance(value, nn.Module):
-            self.add_module(name, value)
-        elif not (value is ABSENT or is_plain(value) or _is_method(self.pipeline, name, value)):
-            self.surveys[name] = survey = self._survey(value, name)
-            self._add_modules(survey)
-
-    def add_module(self, path: str, module: nn.Module, *, runs: bool = False) -> None:
-        """Note a module, and those that it keeps outside of its layers."""
-        if id(module) in self.modules and not (runs and self.modules[id(module)][2] is None):
-            return
-        survey = self._survey(module, path) if runs or path not in self._idle else None
-        self.modules[id(module)] = path, module, survey
-        if survey is not None:
-            self._add_modules(survey)
-
-    def _add_modules(self, survey: Survey | UnkeyableError) -> None:
-        for path, module in () if isinstance(survey, UnkeyableError) else survey.modules:
-            self.add_module(path, module)
-
-    def _survey(self, value: Any, path: str) -> Survey | UnkeyableError:
-        known = self._known.get(id(value))
-        if known is not None and known.is_of(value) and known.holds():
-            return known
-        try:
-            return Survey(value, path, self.pipeline, known)
-        except UnkeyableError as error:  # matters only if it runs
-            return error
-
-
-def _is_method(pipeline: object, name: str, value: Any) -> bool:
-    return isinstance(value, types.FunctionType) and name not in getattr(pipeline, "__dict__", {})
-
-
 class Recording:
     """A context in which the reads of this thread are noted.
 
+    Args:
+        sight: takes what is read, as it is at the first look. What the call itself set before is not read.
+
     Attributes:
-        found: what was read, as it was at the first look. An attribute that the call itself set before is not read.
         left: attributes that the call set, with their last values.
-        ran: ids of the modules that ran.
         strays: modules that ran and belong to nothing that was read.
-        spoiled: counters of the call (see `counted_at`) that it also read for another reason.
+        spoiled: attributes that the call updates (see `counted_at`) and also read for another reason.
     """
 
-    def __init__(self, pipeline: object, known: Mapping[int, Survey], idle: frozenset[str]) -> None:
-        self.pipeline, self.found = pipeline, Found(pipeline, known, idle)
+    def __init__(self, sight: Sight) -> None:
+        self.pipeline, self.sight = sight.pipeline, sight
         self.left: dict[str, Any] = {}
-        self.ran: set[int] = set()
         self.strays: list[nn.Module] = []
         self.spoiled: set[str] = set()
         self._counters: set[str] = set()
-        self._is_paused = False
+        self._ran: set[int] = set()
+        self._kinds = [type(self.pipeline)]
+        self.is_paused = False
 
     def __enter__(self) -> Recording:
-        self.found.add("encode_prompt", look_up(self.pipeline, "encode_prompt"))
+        self.sight.add("encode_prompt", look_up(self.pipeline, "encode_prompt"))
         _begin(type(self.pipeline))
         _here.recording = self
         return self
 
     def __exit__(self, *error: object) -> None:
         _here.recording = None
-        _end(type(self.pipeline))
-        for name in self._counters:
-            self.left.pop(name, None)
+        for kind in self._kinds:
+            _end(kind)
+        self.left = {name: value for name, value in self.left.items() if name not in self._counters}
 
-    def read(self, name: str, get: Callable[[Any, str], Any], caller: types.FrameType) -> Any:
-        """The value of an attribute, by ``get``, the class's own way."""
-        pipeline = self.pipeline
-        self._is_paused = True  # what a property reads is in its value
+    def is_about(self, thing: object) -> bool:
+        """Whether reads of ``thing`` are noted now: the pipeline, and modules that were found on it."""
+        return not self.is_paused and (thing is self.pipeline or id(thing) in self.sight.modules)
+
+    def read(self, thing: Any, name: str, get: Callable[[Any, str], Any], caller: types.FrameType) -> Any:
+        """The value of an attribute, by ``get``, the class's own way. What a property reads is in its value."""
+        self.is_paused, value = True, ABSENT
         try:
             try:
-                value = get(pipeline, name)
+                value = get(thing, name)
             except AttributeError:
-                fallback = getattr(type(pipeline), "__getattr__", None)
+                fallback = getattr(type(thing), "__getattr__", None)
                 if fallback is None:
-                    self._note(name, ABSENT, caller)
                     raise
-                try:
-                    value = fallback(pipeline, name)
-                except AttributeError:
-                    self._note(name, ABSENT, caller)
-                    raise
-            if name == "__dict__":
-                for each, held in dict(value).items():
-                    self._note(each, held, caller)
-            else:
-                self._note(name, value, caller)
+                value = fallback(thing, name)
             return value
         finally:
-            self._is_paused = False
+            if thing is not self.pipeline:
+                self._use(thing, name, value)
+            else:
+                for each, held in dict(value).items() if name == "__dict__" else ((name, value),):
+                    self._note(each, held, caller)
+            self.is_paused = False
+
+    def _use(self, module: nn.Module, name: str, value: Any) -> None:
+        """A part of a module that was read is used; its dtype, device and settings are not its weights."""
+        is_part = isinstance(value, (torch.Tensor, nn.Module))
+        if is_part or (type(value) is types.MethodType and name not in _ASKED and not name.startswith("_")):
+            self._ran.add(id(module))
+            self.sight.add_module(self.sight.modules[id(module)][0], module, runs=True)
 
     def _note(self, name: str, value: Any, caller: types.FrameType) -> None:
-        if name in self.found.values or (name.startswith("__") and name.endswith("__")) or name == "encode_prompt":
+        if name.startswith("__") and name.endswith("__"):
             return
-        if counted_at(caller.f_code).get(caller.f_lineno) == name and name not in self.left:
+        if name not in self.left and counted_at(caller.f_code, caller.f_lineno) == name:
             self._counters.add(name)
         elif name in self._counters:
             self.spoiled.add(name)
         elif name not in self.left:
             is_own = type(value) is types.MethodType and value.__self__ is self.pipeline
-            self.found.add(name, value.__func__ if is_own else value)
+            self.sight.add(name, value.__func__ if is_own else value)
+            if isinstance(value, nn.Module) and not any(
+                "_compiled_call_impl" in vars(part) for part in value.modules()
+            ):
+                self._kinds.append(type(value))  # torch.compile refuses classes that note reads
+                _begin(type(value))
 
     def runs(self, module: nn.Module) -> None:
         """A module is about to run."""
-        self.ran.add(id(module))
-        if self._is_paused:
+        if self.is_paused or id(module) in self._ran:
             return
-        self._is_paused = True
+        self._ran.add(id(module))
+        self.is_paused = True
         try:
-            found = list(self.found.modules.values())
+            found = [*self.sight.modules.values()]
             for path, root, survey in sorted(found, key=lambda each: not isinstance(each[2], Survey)):
-                if isinstance(survey, Survey):
-                    if id(module) in survey.identities:
-                        survey.weights()  # before it runs: afterwards it may be elsewhere
-                        return
-                elif any(part is module for part in root.modules()):
-                    self.found.add_module(path, root, runs=True)
+                if isinstance(survey, Survey) and id(module) in survey.identities:
+                    survey.weights()  # before it runs: afterwards it may be on another device
+                    return
+                if not isinstance(survey, Survey) and any(part is module for part in root.modules()):
+                    self.sight.add_module(path, root, runs=True)
                     return
             self.strays.append(module)
-            self.found.add_module(f"<{len(self.strays)}>", module)
+            self.sight.add_module(f"<{len(self.strays)}>", module)
         finally:
-            self._is_paused = False
+            self.is_paused = False
+
+    def is_whole(self, _path: str, module: nn.Module, survey: Any) -> bool:
+        """Whether a module ran, or a part of it. What is compiled does not tell: it may have."""
+        if isinstance(survey, Survey):
+            return survey.any_layer("_compiled_call_impl") or not survey.identities.isdisjoint(self._ran)
+        return any(id(part) in self._ran or vars(part).get("_compiled_call_impl") for part in module.modules())
 
 
-def _current(pipeline: object) -> Recording | None:
+def _current(thing: object) -> Recording | None:
     recording: Recording | None = getattr(_here, "recording", None)
-    return recording if recording is not None and recording.pipeline is pipeline and not recording._is_paused else None
+    return recording if recording is not None and recording.is_about(thing) else None
+
+
+def note_run(module: nn.Module, _inputs: Any) -> None:
+    """The forward pre-hook of all modules of the process while a recording goes on."""
+    if not torch.compiler.is_compiling():
+        recording: Recording | None = getattr(_here, "recording", None)
+        if recording is not None:
+            recording.runs(module)
 
 
 def _begin(kind: type) -> None:
-    """Let attribute access of ``kind`` be noted."""
+    """Let accesses to attributes of ``kind`` be noted."""
     with _lock:
         count, own = _recorded.get(kind, (0, {}))
         if not count:
             own = {name: vars(kind)[name] for name in _ACCESS if name in vars(kind)}
-            for name, access in _accesses(kind).items():
-                setattr(kind, name, access)
+            for access in _accesses(kind):
+                setattr(kind, access.__name__, access)
         _recorded[kind] = count + 1, own
         if not _handles:
-            patterns = [getattr(each[1], "pattern", None) for each in warnings.filters]
-            if "torch._dynamo" in sys.modules and _HOOKS_WARNING not in patterns:
-                warnings.filterwarnings("ignore", _HOOKS_WARNING)
-            _handles.append(register_module_forward_pre_hook(_note_run))
+            if "torch._dynamo" in sys.modules and not any(_WARNING in str(each[1]) for each in warnings.filters):
+                warnings.filterwarnings("ignore", _WARNING)
+            _handles.append(register_module_forward_pre_hook(note_run))
 
 
 def _end(kind: type) -> None:
     with _lock:
-        count, own = _recorded[kind]
+        count, own = _recorded.pop(kind)
         if count > 1:
             _recorded[kind] = count - 1, own
-        else:
-            del _recorded[kind]
-            for name in _ACCESS:
-                if name in own:
-                    setattr(kind, name, own[name])
-                else:
-                    delattr(kind, name)
+            return
+        for name in _ACCESS:
+            if name in own:
+                setattr(kind, name, own[name])
+            else:
+                delattr(kind, name)
         if not _recorded:
             _handles.pop().remove()
 
 
-def _accesses(kind: type) -> dict[str, Any]:
+def _accesses(kind: type) -> tuple[Any, ...]:
     get, put, drop = (getattr(kind, name) for name in _ACCESS)
 
     def __getattribute__(self: Any, name: str) -> Any:
         recording = _current(self)
-        return get(self, name) if recording is None else recording.read(name, get, sys._getframe(1))
+        return get(self, name) if recording is None else recording.read(self, name, get, sys._getframe(1))
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
-        recording = _current(self)
-        if recording is not None:
+        if (recording := _current(self)) is not None and recording.pipeline is self:
             recording.left[name] = value
         put(self, name, value)
 
     def __delattr__(self: Any, name: str) -> None:
-        recording = _current(self)
-        if recording is not None:
+        if (recording := _current(self)) is not None and recording.pipeline is self:
             recording.left[name] = ABSENT
         drop(self, name)
 
-    return dict(zip(_ACCESS, (__getattribute__, __setattr__, __delattr__), strict=True))
-
-
-def _note_run(module: nn.Module, _inputs: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    recording: Recording | None = getattr(_here, "recording", None)
-    if recording is not None and id(module) not in recording.ran:
-        recording.runs(module)
+    return __getattribute__, __setattr__, __delattr__

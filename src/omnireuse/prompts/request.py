@@ -7,15 +7,13 @@ import reprlib
 from typing import Any
 
 import torch
-from torch import nn
 
 from omnireuse.errors import WrongTypeError
 from omnireuse.prompts.call import EncodeCall
 from omnireuse.prompts.entry import CACHE_MISS, Entry
 from omnireuse.prompts.keys import PromptKey, UnkeyableError, is_plain
-from omnireuse.prompts.reading import Reading, Sight
-from omnireuse.prompts.recording import ABSENT, Recording, look_up
-from omnireuse.prompts.survey import Survey
+from omnireuse.prompts.reading import Sight, look_up
+from omnireuse.prompts.recording import Recording
 
 __all__ = ["Request", "leave"]
 
@@ -73,15 +71,15 @@ class Request:
     def _encode(self) -> Entry | None:
         call, cache, pipeline = self._call, self._cache, self._call.pipeline
         generators = _generators()
-        with Recording(pipeline, call.surveys(), call.idle()) as recording:
+        with Recording(Sight(pipeline, call.surveys(), call.idle())) as recording:
             self._own = value = call.function(*self._args, **self._kwargs)
         try:
-            before = Sight(recording.found, lambda _path, module, survey: _ran(recording, module, survey))
-            reading = call.remember(self._arguments, [*recording.found.values], before.whole, recording.strays)
+            names, before = recording.sight.names, recording.sight.finish(recording.is_whole)
+            reading = call.remember(self._arguments, names, before.whole, recording.strays)
             after = reading.look(pipeline, before.surveys)
             left = _left(recording)
             if not all(map(torch.equal, generators, _generators())):
-                raise UnkeyableError("training" if after.is_training() else "random", self._label)
+                raise UnkeyableError("training" if after.any_layer("training") else "random", self._label)
         except UnkeyableError as error:
             cache.bypass(error.reason, error.where)
             return None
@@ -126,14 +124,6 @@ def _left(recording: Recording) -> tuple[tuple[str, Any], ...]:
         if name not in kept or not is_plain(value):
             raise UnkeyableError("left", name)
     return tuple(kept.items())
-
-
-def _ran(recording: Recording, module: nn.Module, survey: Any) -> bool:
-    """Whether a module, or a part of it, ran. What is compiled does not tell: it may have."""
-    if isinstance(survey, Survey):
-        return survey.is_compiled() or not survey.identities.isdisjoint(recording.ran)
-    parts = list(module.modules())
-    return any(id(part) in recording.ran or vars(part).get("_compiled_call_impl") is not None for part in parts)
 
 
 def _is_text(value: Any) -> bool:

@@ -4,7 +4,7 @@ import runpy
 
 import pytest
 
-from omnireuse.prompts.watch import EncoderWatch
+from omnireuse.prompts.reading import Sight
 from tests import TOP
 
 pytest.importorskip("skimage", reason="needs omnireuse[report]")
@@ -20,6 +20,6 @@ def test_rollouts_encode_each_prompt_once_an_update(capsys):
 
 
 def test_the_proof_can_fail(monkeypatch):
-    monkeypatch.setattr(EncoderWatch, "state", lambda self, pipeline: (0, (), (), None))
+    monkeypatch.setattr(Sight, "holds", lambda self, pipeline: True)
     with pytest.raises(RuntimeError, match="older weights"):
         runpy.run_path(EXAMPLE)["main"](rounds=2, prompts=1, seeds=2, steps=1)

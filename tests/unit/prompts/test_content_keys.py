@@ -1,5 +1,7 @@
 """Token tensors, arrays and images are known by their content, up to a size."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -61,6 +63,59 @@ def test_a_palette_is_content():
     pipeline.encode_prompt("p", extra=one)
     pipeline.encode_prompt("p", extra=other)
     assert cache.misses == 2
+
+
+def oriented(orientation):
+    made = image()
+    made.getexif()[0x112] = orientation
+    return made
+
+
+def transparent(alpha):
+    made = image(mode="P")
+    made.putpalette([10, 20, 30, alpha], "RGBA")
+    return made
+
+
+def noted(**info):
+    made = image()
+    made.info.update(info)
+    return made
+
+
+def animated(second):
+    file = io.BytesIO()
+    image().save(file, "GIF", save_all=True, append_images=[image(second)])
+    return Image.open(file)
+
+
+RECORD, SWAPPED = np.dtype([("a", "<i4"), ("b", "<i4")]), np.dtype([("b", "<i4"), ("a", "<i4")])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: oriented(1), lambda: oriented(6)),
+        (lambda: transparent(255), lambda: transparent(0)),
+        (lambda: noted(icc_profile=b"a"), lambda: noted(icc_profile=b"b")),
+        (lambda: np.zeros(2, RECORD), lambda: np.zeros(2, SWAPPED)),
+        (lambda: np.zeros(2, RECORD)[0], lambda: np.zeros(2, SWAPPED)[0]),
+        (lambda: animated(50), lambda: animated(200)),
+    ],
+)
+def test_whatever_can_be_read_from_an_array_or_image_is_content(one, other):
+    pipeline = Pipeline()
+    install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("p", extra=one())
+    pipeline.encode_prompt("p", extra=other())
+    assert pipeline.num_encodes == 2
+
+
+def test_an_animation_bypasses():
+    pipeline = Pipeline()
+    cache = install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("p", extra=animated(50))
+    assert cache.bypassed_by["type"] == 1
 
 
 @pytest.mark.parametrize(

@@ -98,14 +98,6 @@ def test_a_dead_tier_costs_a_miss_and_no_more(tmp_path):
     assert tier.counts["failed_read"] + tier.counts["failed_write"] == 3
 
 
-def test_the_checksum_of_parts_is_of_content():
-    one, other = Pipeline().text_encoder, Pipeline().text_encoder
-    assert parts_checksum({"e": one}) == parts_checksum({"e": other})
-    with torch.no_grad():
-        other.out.weight[0, 0], other.out.weight[0, 1] = other.out.weight[0, 1].clone(), other.out.weight[0, 0].clone()
-    assert parts_checksum({"e": one}) != parts_checksum({"e": other})
-
-
 def test_the_checksum_sees_order_and_every_byte():
     base = torch.arange(30, dtype=torch.uint8)
     sums = {tensor_checksum(base), tensor_checksum(base.flip(0))}

@@ -1,0 +1,382 @@
+"""A hit is what encoding anew would give: whatever an encoding reads is noticed when it changes, and nothing else."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tokenizers import normalizers, pre_tokenizers, processors
+from torch import nn
+
+from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache
+from tests.unit.prompts import reading_pipelines
+from tests.unit.prompts.reading_pipelines import (
+    Branching,
+    Configured,
+    Contained,
+    Decorated,
+    Encoder,
+    Functional,
+    Indirect,
+    Inheriting,
+    InParts,
+    OfModules,
+    Plain,
+    RawTokenizing,
+    Rewriting,
+    Tokenizing,
+    TwoDown,
+    WithDenoiser,
+    WithTensors,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+def direct(pipeline, *args):
+    return type(pipeline).encode_prompt(pipeline, *args)
+
+
+def instance_forward(layer):
+    forward, down, up = layer.forward, nn.Linear(8, 2), nn.Linear(2, 8)
+    layer.forward = lambda x: forward(x) + up(down(x))  # as sd-scripts applies a LoRA
+
+
+def with_one_row_changed(weight):
+    data = weight.data.clone()
+    data[ord("c")] += 1
+    weight.data = data  # as textual inversion does
+
+
+def as_another_class(layer):
+    layer.__class__ = type("Doubled", (nn.Linear,), {"forward": lambda self, x: nn.Linear.forward(self, x) * 2})
+
+
+def swap_in(layer):
+    layer.__dict__ = nn.Linear(8, 8).__dict__
+
+
+CHANGES_OF_AN_ENCODER = {
+    "hook": lambda e: e.layers[0].register_forward_hook(lambda _m, _i, out: out * 2),
+    "pre-hook": lambda e: e.layers[0].register_forward_pre_hook(lambda _m, args: (args[0] * 2,)),
+    "hook of the root": lambda e: e.register_forward_hook(lambda _m, _i, out: out * 2),
+    "instance forward": lambda e: instance_forward(e.layers[0]),
+    "pop": lambda e: e.layers.pop(1),
+    "del": lambda e: e.layers.__delitem__(1),
+    "insert": lambda e: e.layers.insert(1, nn.Linear(8, 8)),
+    "order": lambda e: e.layers.insert(0, e.layers.pop(2)),
+    "_parameters": lambda e: e.layers[0]._parameters.update(weight=nn.Parameter(torch.ones(8, 8))),
+    "_buffers": lambda e: e._buffers.update(shift=torch.ones(8)),
+    "_modules": lambda e: e._modules.update(norm=nn.Identity()),
+    "eps": lambda e: setattr(e.norm, "eps", 1.0),
+    "scale": lambda e: setattr(e, "scale", 2.0),
+    "config": lambda e: setattr(e.config, "power", 2),
+    "one row through data": lambda e: with_one_row_changed(e.table.weight),
+    "tensor in a list, in place": lambda e: e.extra[0].add_(1),
+    "tensor in a list, replaced": lambda e: e.extra.__setitem__(0, torch.ones(8) * 3),
+    "class": lambda e: as_another_class(e.layers[0]),
+    "attributes updated": lambda e: e.layers[0].__dict__.update(nn.Linear(8, 8).__dict__),
+    "attributes replaced": lambda e: swap_in(e.layers[0]),
+    "buffer in place": lambda e: e.shift.add_(1),
+    "cast": lambda e: e.layers[0].bfloat16().float(),
+}
+CHANGES = [(Plain, name, lambda p, change=change: change(p.encoder)) for name, change in CHANGES_OF_AN_ENCODER.items()]
+CHANGES += [
+    (TwoDown, "weights", lambda p: p.compel.provider.encoder.norm.weight.add_(1)),
+    (TwoDown, "replaced", lambda p: setattr(p.compel.provider, "encoder", Encoder(1))),
+    (Contained, "in a list", lambda p: p.listed[0].norm.weight.mul_(2)),
+    (Contained, "in a dict", lambda p: p.named["a"].norm.weight.mul_(2)),
+    (Contained, "in a tuple", lambda p: p.paired[0].norm.weight.mul_(2)),
+    (Contained, "replaced in a list", lambda p: p.listed.__setitem__(0, Encoder(7))),
+    (Configured, "chain", lambda p: setattr(p.config.inner, "template", "y{}")),
+    (Configured, "replaced", lambda p: setattr(p.config, "inner", SimpleNamespace(template="z{}"))),
+    (Configured, "True for 1", lambda p: setattr(p.config, "number", True)),
+    (Configured, "1.0 for 1", lambda p: setattr(p.config, "number", 1.0)),
+    (Configured, "nested list", lambda p: p.options["styles"]["names"].append("c")),
+    (Decorated, "read by a decorator", lambda p: setattr(p, "prefix", "b")),
+    (Inheriting, "read by super()", lambda p: setattr(p, "prefix", "b")),
+    (Rewriting, "read and written", lambda p: setattr(p, "style", "b")),
+    (Indirect, "property", lambda p: setattr(p, "a", 5)),
+    (Indirect, "vars", lambda p: setattr(p, "b", 5)),
+    (Indirect, "fallback", lambda p: setattr(p.inner, "c", 5)),
+    (Indirect, "presence", lambda p: setattr(p, "flag", None)),
+    (WithTensors, "in place", lambda p: p.listed[0].add_(1)),
+    (WithTensors, "replaced", lambda p: p.listed.__setitem__(0, torch.ones(8))),
+    (WithTensors, "array", lambda p: p.array.__setitem__(0, 5)),
+    (InParts, "layer", lambda p: p.encoder.norm.weight.add_(1)),
+    (InParts, "forward", lambda p: setattr(p.encoder, "scale", 3.0)),
+    (Functional, "weight", lambda p: p.encoder.table.weight.add_(1)),
+    (WithDenoiser, "dtype", lambda p: p.unet.half()),
+    (WithDenoiser, "configuration", lambda p: setattr(p.unet.config, "repeats", 2)),
+    (OfModules, "encoder", lambda p: p.encoder.norm.weight.add_(1)),
+    (OfModules, "parameter", lambda p: p.bias.add_(1)),
+    (Tokenizing, "pad token", lambda p: setattr(p.tokenizer, "pad_token", "a")),
+    (Tokenizing, "padding side", lambda p: setattr(p.tokenizer, "padding_side", "left")),
+    (Tokenizing, "added token", lambda p: p.tokenizer.add_tokens(["ca"])),
+]
+CHANGES += [
+    (Tokenizing, name, lambda p, name=name, made=made: setattr(p.tokenizer.backend_tokenizer, name, made))
+    for name, made in (
+        ("normalizer", normalizers.Replace("c", "d")),
+        ("pre_tokenizer", pre_tokenizers.Whitespace()),
+        ("post_processor", processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])),
+    )
+]
+CHANGES += [
+    (RawTokenizing, "truncation", lambda p: p.tokenizer.enable_truncation(3)),
+    (RawTokenizing, "padding", lambda p: p.tokenizer.enable_padding(length=20)),
+]
+
+
+@pytest.mark.parametrize(("kind", "_name", "change"), CHANGES, ids=lambda v: getattr(v, "__name__", v))
+def test_a_change_of_what_was_read_is_noticed(kind, _name, change):
+    pipeline = kind()
+    cache = install_prompt_embed_cache(pipeline)
+    old = pipeline.encode_prompt("cat")
+    pipeline.encode_prompt("cat")
+    assert cache.hits == 1
+    change(pipeline)
+    try:
+        want = direct(pipeline, "cat")
+    except (RuntimeError, IndexError) as error:  # a tokenizer may now give what the encoder does not take
+        with pytest.raises(type(error)):
+            pipeline.encode_prompt("cat")
+        return
+    got = pipeline.encode_prompt("cat")
+    assert got.dtype == want.dtype
+    assert torch.equal(got, want)
+    assert old.shape != want.shape or old.dtype != want.dtype or not torch.equal(old, want), "the change has no effect"
+    pipeline.encode_prompt("cat")
+    assert cache.hits == 2
+
+
+def test_code_globals_and_attributes_of_classes_are_noticed(monkeypatch):
+    for target, name, value in (
+        (reading_pipelines, "SEPARATOR", "+"),
+        (Indirect, "factor", 2),
+        (Indirect, "more", property(lambda self: 7)),
+        (Plain, "encode_prompt", lambda self, prompt: torch.zeros(1)),
+        (nn.LayerNorm, "forward", lambda self, x: x),
+        (Decorated, "encode_prompt", lambda self, prompt: torch.ones(1)),
+    ):
+        for pipeline in (Indirect(), Inheriting(), Plain()):
+            install_prompt_embed_cache(pipeline)
+            pipeline.encode_prompt("cat")
+            with monkeypatch.context() as patch:
+                patch.setattr(target, name, value)
+                assert torch.equal(pipeline.encode_prompt("cat"), direct(pipeline, "cat")), (pipeline, name)
+            assert torch.equal(pipeline.encode_prompt("cat"), direct(pipeline, "cat")), (pipeline, name)
+
+
+def test_the_branch_that_is_taken_decides_what_counts():
+    pipeline = Branching()
+    cache = install_prompt_embed_cache(pipeline)
+    for which in (0, 1):
+        pipeline.which = which
+        pipeline.encode_prompt("cat")
+    pipeline.which, pipeline.other = 0, "z"  # read in the other branch only
+    pipeline.encode_prompt("cat")
+    assert (cache.hits, cache.misses) == (1, 2)
+    pipeline.which = 1
+    assert torch.equal(pipeline.encode_prompt("cat"), direct(pipeline, "cat"))
+
+
+def test_settings_that_return_find_their_entries():
+    pipeline = Configured()
+    cache = install_prompt_embed_cache(pipeline)
+    for number in (1, 2, 1, 2):
+        pipeline.config.number = number
+        pipeline.encode_prompt("cat")
+    assert (cache.hits, cache.misses) == (2, 2)
+
+
+def test_a_denoiser_that_is_asked_for_its_dtype_may_be_trained():
+    pipeline = WithDenoiser()
+    cache = install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("cat")
+    optimizer = torch.optim.AdamW(pipeline.unet.parameters(), lr=0.1, fused=True)
+    with torch.enable_grad():
+        pipeline.unet(torch.ones(2)).sum().backward()
+    optimizer.step()
+    pipeline.unet.train()
+    pipeline.encode_prompt("cat")
+    assert (cache.hits, cache.misses) == (1, 1)
+
+
+def test_an_equal_copy_of_weights_and_settings_keeps_the_entries():
+    pipeline = Configured()
+    cache = install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("cat")
+    pipeline.config = SimpleNamespace(inner=SimpleNamespace(template="x{}"), number=1)
+    pipeline.encoder.load_state_dict(pipeline.encoder.state_dict())
+    for weight in pipeline.encoder.parameters():
+        weight.data = weight.data.clone()
+    pipeline.encode_prompt("cat")
+    assert (cache.hits, cache.misses) == (1, 1)
+
+
+@pytest.mark.parametrize("flag", ["swap_module_params_on_conversion", "overwrite_module_params_on_conversion"])
+def test_modules_can_be_moved_in_every_way_that_torch_has(flag):
+    pipeline = Plain()
+    install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("cat")
+    getattr(torch.__future__, f"set_{flag}")(True)
+    try:
+        for dtype in (torch.float64, torch.bfloat16, torch.float32):
+            pipeline.encoder.to(dtype)
+            pipeline.encoder.extra[0] = pipeline.encoder.extra[0].to(dtype)
+            assert torch.equal(pipeline.encode_prompt("cat"), direct(pipeline, "cat"))
+    finally:
+        getattr(torch.__future__, f"set_{flag}")(False)
+
+
+class Counting(Plain):
+    def __init__(self):
+        super().__init__()
+        self.calls, self.inner = 0, SimpleNamespace(calls=0)
+
+
+class CountingOnly(Counting):
+    def encode_prompt(self, prompt):
+        self.calls += 1
+        return self.encoder(prompt)
+
+
+class CountingAside(Counting):
+    def encode_prompt(self, prompt):
+        before = self.calls
+        self.calls = before + 1
+        return self.encoder(f"{prompt} {before}")
+
+
+class CountingInFront(Counting):
+    def encode_prompt(self, prompt):
+        self.calls += 1
+        return self.encoder(f"{prompt} {self.calls}")
+
+
+class CountingWithin(Counting):
+    def encode_prompt(self, prompt):
+        self.inner.calls += 1
+        return self.encoder(f"{prompt} {self.inner.calls}")
+
+
+@pytest.mark.parametrize("kind", [CountingAside, CountingInFront, CountingWithin])
+def test_what_a_call_changes_and_uses_is_encoded_each_time(kind):
+    pipeline, twin = kind(), kind()
+    cache = install_prompt_embed_cache(pipeline)
+    for _ in range(3):
+        assert torch.equal(pipeline.encode_prompt("cat"), twin.encode_prompt("cat"))
+    assert (cache.outdated, len(cache.store)) == (3, 0)
+
+
+def test_a_mere_counter_is_no_input():
+    pipeline = CountingOnly()
+    cache = install_prompt_embed_cache(pipeline)
+    for _ in range(3):
+        pipeline.encode_prompt("cat")
+    assert (cache.hits, pipeline.calls) == (2, 1)
+
+
+class Leaving(Plain):
+    def encode_prompt(self, prompt):
+        self.last = prompt
+        if prompt == "mask":
+            self.mask = torch.ones(2)
+        return self.encoder(prompt)
+
+
+def test_what_a_call_leaves_on_the_pipeline_is_left_by_a_hit():
+    pipeline = Leaving()
+    cache = install_prompt_embed_cache(pipeline)
+    for prompt in ("a", "b", "a"):
+        pipeline.encode_prompt(prompt)
+    assert (pipeline.last, cache.hits) == ("a", 1)
+    pipeline.encode_prompt("mask")
+    assert cache.bypassed_by["left"] == 1
+
+
+class Iterating(Plain):
+    def __init__(self):
+        super().__init__()
+        self.words = iter("abcdef")
+
+    def encode_prompt(self, prompt):
+        return self.encoder(prompt + next(self.words))
+
+
+class Drawing(Plain):
+    def encode_prompt(self, prompt):
+        return self.encoder(prompt) + torch.randn(8)
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(Iterating, "unchecked"), (Drawing, "random")])
+def test_what_changes_unseen_is_not_cached(kind, reason, caplog):
+    pipeline = kind()
+    cache = install_prompt_embed_cache(pipeline)
+    assert not torch.equal(pipeline.encode_prompt("cat"), pipeline.encode_prompt("cat"))
+    assert cache.bypassed_by[reason] == 2
+    assert caplog.text.count(f"({reason})") == 1
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_compiled_encoders_are_watched(is_wrapped):
+    pipeline = Plain()
+    encoder = pipeline.encoder
+    if is_wrapped:
+        pipeline.encoder = torch.compile(encoder, backend="eager", fullgraph=True)
+    else:
+        encoder.compile(backend="eager", fullgraph=True)  # both refuse code that they cannot trace
+    cache = install_prompt_embed_cache(pipeline)
+    for _ in range(3):  # the first call compiles, which changes the encoder
+        old = pipeline.encode_prompt("cat")
+    assert cache.hits >= 1
+    encoder.norm.weight.add_(1)
+    new = pipeline.encode_prompt("cat")
+    assert torch.equal(new, direct(pipeline, "cat"))
+    assert not torch.equal(new, old)
+
+
+def test_a_pipeline_within_a_pipeline_is_read_through_its_cache():
+    class Outer:
+        def __init__(self):
+            self.prior = Plain()
+
+        def encode_prompt(self, prompt):
+            return self.prior.encode_prompt(prompt) * 2
+
+    pipeline = Outer()
+    cache, inner = install_prompt_embed_cache(pipeline), install_prompt_embed_cache(pipeline.prior)
+    pipeline.prior.encode_prompt("cat")
+    for _ in range(2):
+        pipeline.encode_prompt("cat")
+    assert (cache.hits, inner.bypassed_by["nested"]) == (1, 1)
+    pipeline.prior.encoder.norm.weight.add_(1)
+    assert torch.equal(pipeline.encode_prompt("cat"), pipeline.prior.encoder("cat") * 2)
+
+
+def test_lists_are_entries_of_their_own():
+    class Padding(Plain):
+        """Rows depend on the longest prompt of their list, as with padding that is not masked."""
+
+        def encode_prompt(self, prompt):
+            longest = max(map(len, prompt))
+            return torch.cat([self.encoder(each.ljust(longest)) for each in prompt])
+
+    pipeline = Padding()
+    cache = install_prompt_embed_cache(pipeline)
+    for prompts in (["a", "b"], ["a"], ["a", "long"], ["a"], ["a", "b"]):
+        assert torch.equal(pipeline.encode_prompt(prompts), direct(pipeline, prompts))
+    assert (cache.hits, cache.misses) == (2, 3)
+
+
+def test_recording_leaves_the_class_as_it_was():
+    before = dict(vars(OfModules)), dict(vars(Encoder))
+    pipeline = OfModules()
+    install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("cat")
+    assert (dict(vars(OfModules)), dict(vars(Encoder))) == before
+    assert not nn.modules.module._global_forward_pre_hooks
