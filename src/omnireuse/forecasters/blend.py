@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 import torch
 
@@ -107,15 +107,15 @@ class BlendMemory(PolynomialMemory):
     """Holding and the polynomial as candidates. The evidence is 1 − w of each sample, at least 0, or `MISSED`."""
 
     _shown = staticmethod(_shortfall)
+    _fits = 1
+    """The number of last fits of which the worst counts; before there are as many, the last value is held."""
 
     def __init__(self, order: int, *, exponent: float = 1.0) -> None:
         super().__init__(order, None if exponent == 1 else partial(_weights_in_power, exponent))
         self._exponent = exponent
-        self._evidence: torch.Tensor | None = None
-        """That which counts: shape (B,), on the values' device."""
-        self._latest: torch.Tensor | None = None
-        """That of the last computed value."""
-        self._over = 1.0  # The distance over which it was measured.
+        self._evidence: tuple[torch.Tensor, ...] = ()
+        """Of the last fits: shape (B,), on the values' device."""
+        self._over = 1.0  # The distance over which the last was measured.
 
     def observe(self, coordinate: float, value: torch.Tensor) -> None:
         self.remember(coordinate, value, self.evidence_at(coordinate, value))
@@ -131,19 +131,14 @@ class BlendMemory(PolynomialMemory):
 
     def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
         if evidence is not None:
-            self._evidence, self._over = self._believed(evidence), self._way(coordinate)
-            self._latest = evidence
+            self._evidence, self._over = (*self._evidence, evidence)[-self._fits :], self._way(coordinate)
         super().observe(coordinate, value)
-
-    def _believed(self, evidence: torch.Tensor) -> torch.Tensor:
-        """What counts, of new evidence and of that before it."""
-        return evidence
 
     def predict(self, coordinate: float) -> torch.Tensor:
         last = self.last
-        if self._evidence is None:
+        if len(self._evidence) < self._fits:
             return last
-        shortfall = self._evidence.reshape(-1, *(1,) * (last.ndim - 1))
+        shortfall = reduce(torch.maximum, self._evidence).reshape(-1, *(1,) * (last.ndim - 1))
         weight = _expected(shortfall, self._distance(coordinate)).to(last.dtype)
         return torch.lerp(last, super().predict(coordinate), weight)
 
@@ -152,10 +147,10 @@ class BlendMemory(PolynomialMemory):
         return Combination(values=self.values, table=table) if self._learns_at(coordinate) else None
 
     def combination(self, coordinate: float) -> Combination | None:
-        if self._evidence is None:
+        if len(self._evidence) < self._fits:
             return Combination(values=self.values, table=[self._hold()])
         table, distance = [self._hold(), self.weights(coordinate)], self._distance(coordinate)
-        return Combination(values=self.values, table=table, evidence=(self._evidence,), distance=distance, mix=_mix)
+        return Combination(values=self.values, table=table, evidence=self._evidence, distance=distance, mix=_mix)
 
     def _learns_at(self, coordinate: float) -> bool:
         return len(self._nodes) >= 2 and coordinate != self.last_coordinate
@@ -176,8 +171,9 @@ class BlendMemory(PolynomialMemory):
         self, gap: Gap, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None
     ) -> Combination | None:
         """The gap's correction of the latents: their path with interpolated values, less that of the forecasts."""
-        if evidence is None:
-            return super().correct_interval(gap, coordinate, value, None)
+        shown = self._evidence if evidence is None else (*self._evidence, evidence)
+        if evidence is None or len(shown) < self._fits:
+            return super().correct_interval(gap, coordinate, value, evidence)
         old, held, nodes = self.values, self._hold(), [*(node for node, _ in self._nodes), coordinate]
         skipped = 0 if gap.target == "velocity" else len(nodes) - 2
         between = [[*[0.0] * skipped, *self._weights(nodes[skipped:], at)] for at in gap.coordinates]
@@ -186,24 +182,20 @@ class BlendMemory(PolynomialMemory):
         stays = [*(sum(gap.shares) * weight for weight in held), 0.0]
         table = [[0.0] * len(old) + [1.0], [gain * (a - b) for a, b in zip(moves, stays, strict=True)]]
         distances: list[float] = []
-        # Before the first evidence the gap's forecasts were the last value.
-        if self._evidence is not None:
+        # Before there was enough evidence the gap's forecasts were the last value.
+        if len(shown) > self._fits:
             for at, share in zip(gap.coordinates, gap.shares, strict=True):
                 slope = [weight - hold for weight, hold in zip(self.weights(at), held, strict=True)]
                 table.append([*(-gain * share * each for each in slope), 0.0])
                 distances.append(self._distance(at))
-        now = self._believed(evidence)
-        before = now if self._evidence is None else self._evidence
         self.remember(coordinate, value, evidence)
-        values, shown = [*old, value], (before, now)
-        return Combination(values=values, table=table, evidence=shown, distance=distances, mix=_corrected)
+        return Combination(values=[*old, value], table=table, evidence=shown, distance=distances, mix=_corrected)
 
 
 class CarefulMemory(BlendMemory):
-    """The same, of a run that corrects: the larger shortfall of the last two counts, and one alone says nothing."""
+    """The same, of a run that corrects. One fit may be luck."""
 
-    def _believed(self, evidence: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(evidence, MISSED) if self._latest is None else torch.maximum(evidence, self._latest)
+    _fits = 2
 
 
 class DoubtingMemory(BlendMemory):
@@ -219,7 +211,7 @@ def _expected(shortfall: torch.Tensor, distance: torch.Tensor | float) -> torch.
 
 def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
     """The shares of holding and of the polynomial."""
-    weight = _expected(evidence[:, 0], distances[:, None])
+    weight = _expected(evidence.amax(1), distances[:, None])
     return torch.stack((1 - weight, weight), dim=1)
 
 
@@ -228,10 +220,12 @@ def _corrected(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
 
     The gap is corrected in full where the line was at least as close as the last value, which is a weight of ½.
     """
-    before, now = evidence[:, :1], evidence[:, 1:]
-    corrects = (2 * (1 - now)).clamp(0, 1)
-    forecasts = _expected(before, distances[:, :, None])
-    return torch.cat((torch.ones_like(now), corrects, corrects * forecasts), dim=1)
+    if not distances.shape[1]:
+        corrects = (2 - 2 * evidence.amax(1, keepdim=True)).clamp(0, 1)
+        return torch.cat((torch.ones_like(corrects), corrects), dim=1)
+    corrects = (2 - 2 * evidence[:, 1:].amax(1, keepdim=True)).clamp(0, 1)
+    forecasts = _expected(evidence[:, :-1].amax(1, keepdim=True), distances[:, :, None])
+    return torch.cat((torch.ones_like(corrects), corrects, corrects * forecasts), dim=1)
 
 
 def _weights_in_power(exponent: float, nodes: Sequence[float], coordinate: float) -> list[float]:

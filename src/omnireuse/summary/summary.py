@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Audit", "Promise", "Summary", "share_of_steps", "summary_lines"]
 
 BEYOND = 0.5
-"""Mean error of forecasts above which as many plain steps are about as good (``python -m bench harm``)."""
+"""Mean error of forecasts above which plain fewer steps or holding are about as good (``python -m bench harm``)."""
 
 _REASONS = {
     "policy": "as the policy chose",
@@ -158,7 +158,7 @@ class Summary:
 
     @property
     def is_beyond(self) -> bool:
-        """True if forecasts missed by so much that as many plain steps are to be expected to give about the same."""
+        """True if forecasts missed by so much that plain fewer steps, or holding, are about as good or better."""
         return self.step_ratio > 1 and self.mean_error is not None and self.mean_error > BEYOND
 
     def __str__(self) -> str:
@@ -221,8 +221,8 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         )
     if summary.is_beyond:
         yield (
-            "this budget is beyond what forecasts can do here: expect what "
-            f"{_short(summary.computed_steps)} plain steps give"
+            "this budget is beyond what forecasts can do here: expect little more than "
+            f"{_short(summary.computed_steps)} plain steps give, or the last output held"
         )
     if summary.calls_outside:
         yield f"{outside} belonged to no run and passed unchanged"

@@ -178,11 +178,12 @@ def test_where_the_line_missed_the_whole_value_the_next_gap_is_held_and_this_one
 
 
 def test_a_straight_path_is_left_alone() -> None:
-    """Where forecasts were right there is nothing to correct."""
+    """Where forecasts were right there is nothing to correct; the line is believed from its second fit on."""
     scheduler, sigmas = sigmas_of()
     start, slope = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(1)).unbind(0)
     generation = Generation(
-        Strategy(policy=FixedSchedule(steps=COMPUTED), forecaster=Blend(corrects=True)), noise_levels(scheduler)
+        Strategy(policy=FixedSchedule(steps=(0, 1, 2, 3, 5, 8, 11)), forecaster=Blend(corrects=True)),
+        noise_levels(scheduler),
     )
     latents = torch.randn(SHAPE, generator=torch.Generator().manual_seed(2))
     for sigma, after in pairwise(sigmas):
@@ -281,10 +282,12 @@ def test_other_solvers_take_outputs_as_they_are() -> None:
     scheduler, sigmas = sigmas_of(stochastic_sampling=True)
     latents = torch.randn(SHAPE, generator=torch.Generator().manual_seed(3))
     policy = FixedSchedule(steps=COMPUTED)
-    corrected, events = by_the_package(
-        Strategy(policy=policy, forecaster=Blend(corrects=True)), scheduler, sigmas, latents
+    (corrected, events), (plain, _) = (
+        by_the_package(
+            Strategy(policy=policy, forecaster=Blend(corrects=corrects, holds_misses=True)), scheduler, sigmas, latents
+        )
+        for corrects in (True, False)
     )
-    plain, _ = by_the_package(Strategy(policy=policy, forecaster=Blend(corrects=False)), scheduler, sigmas, latents)
     assert torch.equal(corrected, plain)
     assert not any(event.corrected for event in events)
 
