@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +17,20 @@ from omnireuse.prompts.code import Code
 from omnireuse.prompts.keys import UnkeyableError, digest_of, is_plain
 from omnireuse.prompts.survey import Survey
 
-__all__ = ["ABSENT", "Reading", "Sight", "State", "look_up"]
+__all__ = ["ABSENT", "Reading", "Sight", "State", "checked", "look_up"]
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "absent"})()
+
+
+@contextlib.contextmanager
+def checked() -> Iterator[None]:
+    """A look at things of unknown kinds: whatever goes wrong there says that they cannot be checked."""
+    try:
+        yield
+    except UnkeyableError:
+        raise
+    except Exception as error:
+        raise UnkeyableError("unchecked", f"{type(error).__name__}: {error}") from error
 
 
 class State(NamedTuple):
@@ -87,6 +99,7 @@ class Sight:
             if runs or path not in self.idle:
                 self.modules[id(module)] = path, module, self._survey(module, path)
 
+    @checked()
     def finish(self, is_whole: Callable[[str, nn.Module, Any], bool]) -> Sight:
         """Tell which modules count whole; what was found is let go of, but for what the surveys hold.
 
@@ -128,7 +141,10 @@ class Sight:
     def holds(self, pipeline: object) -> bool:
         """Whether all is as it was."""
         for name, value in self._values.items():
-            now = look_up(pipeline, name)
+            try:
+                now = look_up(pipeline, name)
+            except Exception:  # of a property: the pipeline raises its own error
+                return False
             root = self._roots.get(name)
             is_same = now is (value if root is None else root())
             if not is_same and (root is not None or not is_plain(now) or type(now) is not type(value) or now != value):
@@ -158,7 +174,8 @@ class Sight:
         if known is not None and not (known.is_of(value) and known.is_whole):
             known = None
         try:
-            survey = known if known is not None and known.holds() else Survey(value, path, self.pipeline, known)
+            with checked():
+                survey = known if known is not None and known.holds() else Survey(value, path, self.pipeline, known)
         except UnkeyableError as error:  # matters only if it runs
             return error
         for inner, module in survey.modules:
@@ -209,6 +226,7 @@ class Reading:
         sight = self.sight
         return (self.look(pipeline) if sight is None or not sight.holds(pipeline) else sight).state
 
+    @checked()
     def look(self, pipeline: object, known: Mapping[int, Survey] | None = None) -> Sight:
         """Look at everything.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import types
@@ -14,7 +15,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from omnireuse.prompts.code import counted_at
-from omnireuse.prompts.reading import ABSENT, Sight, look_up
+from omnireuse.prompts.keys import UnkeyableError
+from omnireuse.prompts.reading import ABSENT, Sight, checked, look_up
 from omnireuse.prompts.survey import Survey
 
 __all__ = ["Recording", "is_recording"]
@@ -124,7 +126,8 @@ class Recording:
             found = [*self.sight.modules.values()]
             for path, root, survey in sorted(found, key=lambda each: not isinstance(each[2], Survey)):
                 if isinstance(survey, Survey) and id(module) in survey.identities:
-                    survey.weights()  # before it runs: afterwards it may be on another device
+                    with contextlib.suppress(UnkeyableError), checked():  # said when the recording ends
+                        survey.weights()  # before it runs: afterwards it may be on another device
                     return
                 if not isinstance(survey, Survey) and any(part is module for part in root.modules()):
                     self.sight.add_module(path, root, runs=True)

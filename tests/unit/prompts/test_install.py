@@ -135,6 +135,20 @@ def test_a_freed_pipeline_is_freed():
     assert encoder() is None
 
 
+def test_a_cache_that_is_kept_keeps_no_model():
+    import weakref
+
+    pipeline = Pipeline()
+    pipeline.text_encoder.out.forward = pipeline.text_encoder.out.forward  # refers to itself, as offloading makes it
+    cache = install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("p")
+    encoder = weakref.ref(pipeline.text_encoder)
+    del pipeline
+    gc.collect()
+    assert encoder() is None
+    assert len(cache.store) == 1
+
+
 def test_switching_off_calls_through():
     pipeline = Pipeline()
     cache = install_prompt_embed_cache(pipeline, enabled=False)

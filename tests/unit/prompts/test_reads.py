@@ -1,5 +1,6 @@
 """A hit is what encoding anew would give: whatever an encoding reads is noticed when it changes, and nothing else."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -313,7 +314,48 @@ class Drawing(Plain):
         return self.encoder(prompt) + torch.randn(8)
 
 
-@pytest.mark.parametrize(("kind", "reason"), [(Iterating, "unchecked"), (Drawing, "random")])
+class Custom(RawTokenizing):
+    """A part of a tokenizer in Python: nobody can look into it, and it may give other tokens each time."""
+
+    calls = itertools.count()
+
+    def __init__(self):
+        super().__init__()
+        self.tokenizer.normalizer = normalizers.Normalizer.custom(self)
+
+    @staticmethod
+    def normalize(text):
+        text.replace("c", chr(100 + next(Custom.calls)))
+
+
+class Failing(Plain):
+    def __init__(self):
+        super().__init__()
+        self.is_broken = False
+
+    @property
+    def style(self):
+        if self.is_broken:
+            raise ValueError("no style")
+        return "a"
+
+    def encode_prompt(self, prompt):
+        return self.encoder(self.style + prompt)
+
+
+def test_an_error_of_a_property_is_the_callers():
+    pipeline = Failing()
+    cache = install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("cat")
+    pipeline.is_broken = True
+    with pytest.raises(ValueError, match="no style"):
+        pipeline.encode_prompt("cat")
+    pipeline.is_broken = False
+    pipeline.encode_prompt("cat")
+    assert cache.misses + cache.hits == 2
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(Iterating, "unchecked"), (Drawing, "random"), (Custom, "unchecked")])
 def test_what_changes_unseen_is_not_cached(kind, reason, caplog):
     pipeline = kind()
     cache = install_prompt_embed_cache(pipeline)
