@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -85,31 +86,40 @@ class Timetable:
 
     Args:
         timesteps: of the scheduler, shape (steps,).
-
-    Cost: one read of the device.
     """
 
     def __init__(self, timesteps: torch.Tensor) -> None:
         self._timesteps = timesteps
-        self.values = [float(each) for each in timesteps.tolist()]
+
+    def __len__(self) -> int:
+        return len(self._timesteps)
+
+    @cached_property
+    def values(self) -> list[float]:
+        """The timesteps. Cost: one read of the device, the first time."""
+        return [float(each) for each in self._timesteps.tolist()]
+
+    def entry(self, given: Any) -> int | None:
+        """The step whose timestep this is by its place in memory, as a loop over the timesteps gets it."""
+        mine = self._timesteps
+        is_entry = type(given) is type(mine) is torch.Tensor and given.numel() and not any(given.stride())
+        if not is_entry or not mine.is_contiguous() or given.is_meta or given.device != mine.device:
+            return None
+        if given.untyped_storage().data_ptr() != mine.untyped_storage().data_ptr():
+            return None
+        place = given.storage_offset() - mine.storage_offset()
+        return place if 0 <= place < len(mine) else None
 
     def read(self, given: Any) -> float | None:
-        """The value of a timestep; None where reading it would wait for a device.
-
-        An entry of the timesteps, as a loop over them gets it, is known by its place in memory.
-        """
+        """The value of a timestep; None where reading it would wait for a device."""
         if not isinstance(given, torch.Tensor):
             return float(given) if is_number(given) else None
         if not given.numel() or given.is_meta:
             return None
         if reads_at_once(given):
             return float(given.max())
-        mine = self._timesteps
-        is_entry = type(given) is type(mine) is torch.Tensor and not any(given.stride()) and mine.is_contiguous()
-        if not is_entry or given.untyped_storage().data_ptr() != mine.untyped_storage().data_ptr():
-            return None
-        place = given.storage_offset() - mine.storage_offset()
-        return self.values[place] if 0 <= place < len(self.values) else None
+        place = self.entry(given)
+        return None if place is None else self.values[place]
 
     def places(self, value: float | None) -> list[int]:
         """The steps with this timestep; solvers of second order have two of each."""
@@ -186,7 +196,7 @@ class Steps:
 
     def _first(self, table: Timetable, asked: Asked, taken: object) -> int:
         """The first step of a loop in the pipeline's call, whose scheduler was not told (DDIM is not)."""
-        count = len(table.values)
+        count = len(table)
         if not isinstance(taken, int) or not 0 < taken < count:
             return 0
         now = timestep_of(asked.module, asked.args, asked.kwargs)
@@ -265,7 +275,7 @@ class Steps:
         previews in callbacks, which are named, so nobody asks for it there.
         """
         index = self._begin + run.generation.index
-        if self._table is None or index >= len(self._table.values):
+        if self._table is None or index >= len(self._table):
             return False
         value = self._table.read(given_timestep(asked.module, asked.args, asked.kwargs))
         expected = self._table.values[index]
@@ -290,8 +300,10 @@ class Steps:
         Cost: none in a loop over the scheduler's timesteps; a timestep of another tensor on a device is not read.
         """
         table, index = self._table, self._begin + run.generation.index
-        value = None if table is None else table.read(timestep)
-        if table is None or value is None or index >= len(table.values) or table.values[index] == value:
+        if table is None or index >= len(table) or table.entry(timestep) == index:
+            return None
+        value = table.read(timestep)
+        if value is None or table.values[index] == value:
             return None
         places = sorted(table.places(value), key=lambda place: (place < index, abs(place - index)))
         if not places:

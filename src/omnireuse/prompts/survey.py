@@ -37,7 +37,15 @@ _CAPTURES_MARK = "_output_capturing_hooks_installed"
 _CONTAINERS = (list, tuple, set, frozenset, collections.deque, dict)
 _NAMED = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger)
 _NO_INPUTS = frozenset(
-    {"threading", "_thread", "queue", "_queue", "concurrent.futures.thread", "omnireuse.prompts.wrapper"}
+    {
+        "threading",
+        "_thread",
+        "queue",
+        "_queue",
+        "concurrent.futures.thread",
+        "torch._subclasses.fake_tensor",  # a mode notes every tensor that it has made
+        "omnireuse.prompts.wrapper",
+    }
 )
 _GENERATORS = (np.random.Generator, np.random.RandomState, torch.Generator)  # a draw changes them, and nothing tells
 _MEMORIES = frozenset({"cache", "deprecation_warnings"})  # of tokenizers: words that were split, what was said once

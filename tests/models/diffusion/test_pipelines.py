@@ -43,10 +43,12 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
 }
 QUICK_SCHEDULERS = {"DDPMScheduler", "HeunDiscreteScheduler", "IPNDMScheduler", "LCMScheduler", "PNDMScheduler"}
 
-# Guidance, or one of its branches, sets in or ends on the way; or another expert takes over.
+# Guidance, one of its branches or a ControlNet sets in or ends on the way; or another expert takes over.
 CHANGING = {
+    "flux_controlnet",
     "lumina_2_guided_half_way",
     "sd3_skip_layer_guidance",
+    "sd_controlnet",
     "wan_22_two_experts",
     "z_image_guided_half_way",
 }

@@ -103,8 +103,8 @@ def test_a_scheduler_that_bends_outputs_cannot_be_fitted() -> None:
 
     outputs = [noise(step) for step in range(1, 5)]
     bending = Loop(Bending(), outputs, noise(0))
-    with pytest.raises(UnsupportedModelError, match="Bending: no weights can be fitted"):
-        recorded(bending, bending, 4)
+    full, _ = recorded(bending, bending, 4)
+    assert "Bending: no weights can be fitted" in str(full.unfit)
     straight = Loop(FlowMatchEulerDiscreteScheduler(), outputs, noise(0))
     full, _ = recorded(straight, straight, 4)
     with pytest.raises(UnsupportedModelError, match="Bending: no weights can be fitted"):
