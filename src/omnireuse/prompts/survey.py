@@ -13,6 +13,7 @@ import functools
 import gc
 import itertools
 import logging
+import re
 import sys
 import types
 import weakref
@@ -216,6 +217,8 @@ class Survey:
         if tokenizers is not None and isinstance(value, tokenizers.Tokenizer):
             self._probe(_transformers_backend if self._is_tokenizer else _backend, value)
             self._words.append(_model_digest(value))
+        elif isinstance(value, re.Pattern):  # in models of transformers, from patterns of weights' names
+            self._words.append(f"{value.pattern!r} {value.flags}")
         elif isinstance(value, np.ndarray) or (kind.__module__.startswith("PIL.") and hasattr(value, "tobytes")):
             self._probe(freeze, value)
         elif isinstance(value, _GENERATORS) or (hasattr(kind, "__next__") and not hasattr(kind, "__len__")):
