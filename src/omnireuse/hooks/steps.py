@@ -277,9 +277,12 @@ class Steps:
         index = self._begin + run.generation.index
         if self._table is None or index >= len(self._table):
             return False
-        value = self._table.read(given_timestep(asked.module, asked.args, asked.kwargs))
-        expected = self._table.values[index]
-        if value is None or not expected:
+        table, given = self._table, given_timestep(asked.module, asked.args, asked.kwargs)
+        place = table.entry(given)
+        if place is not None:
+            return place != index and table.values[place] != table.values[index]
+        value = table.read(given)
+        if value is None or not (expected := table.values[index]):
             return False
         if not self._agreed:
             self._scale = value / expected
