@@ -39,7 +39,7 @@ CLOSURES = {
 }
 ROWS = (
     Row("enable, files", 122, 75),
-    Row("enable, lines", 17_610, 10_000),
+    Row("enable, lines", 17_620, 10_000),
     Row("Generation, files", 15, 20),
     Row("Generation, lines", 2_320, 2_800),
     Row("Session, files", 31, 35),
