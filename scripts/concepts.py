@@ -43,7 +43,7 @@ ROWS = (
     Row("Generation, files", 15, 20),
     Row("Generation, lines", 2_320, 2_800),
     Row("Session, files", 31, 35),
-    Row("Session, lines", 5_530, 5_500),
+    Row("Session, lines", 5_540, 5_500),
     Row("circles, top level", 0, 0),
     Row("circles of files", 2, 0),
     Row("packages in circles", 15, 0),

@@ -85,11 +85,12 @@ class Timetable:
     """A scheduler's timesteps, and which of them a loop hands on.
 
     Args:
-        timesteps: of the scheduler, shape (steps,).
+        timesteps: of the scheduler, shape (steps,), or numbers; of another shape they tell no steps.
     """
 
-    def __init__(self, timesteps: torch.Tensor) -> None:
-        self._timesteps = timesteps
+    def __init__(self, timesteps: Any) -> None:
+        found = torch.as_tensor(timesteps)
+        self._timesteps = found if found.ndim == 1 else found.new_empty(0)
 
     def __len__(self) -> int:
         return len(self._timesteps)
@@ -206,13 +207,13 @@ class Steps:
 
     def _first_of_loop(self, table: Timetable, asked: Asked) -> int:
         """The first step of a user's own loop, which may go over a part of the timesteps."""
-        now, count = timestep_of(asked.module, asked.args, asked.kwargs), len(table.values)
-        if now is None:
+        now, count = timestep_of(asked.module, asked.args, asked.kwargs), len(table)
+        if now is None or not count:
             return 0
         # A loop of the last step alone is none: there, a scaled timestep happens to be an unscaled one.
         places = [place for place in table.places(now) if place < count - 1]
         if not places:
-            scaled = now * float(getattr(self.scheduler.config, "num_train_timesteps", 1))
+            scaled = now * float(getattr(getattr(self.scheduler, "config", None), "num_train_timesteps", 1))
             offs = [abs(each - scaled) for each in table.values]
             nearest = min(range(count), key=offs.__getitem__)
             places = [nearest] if offs[nearest] <= _SCALE_TOLERANCE / 2 * abs(scaled) and nearest < count - 1 else []

@@ -7,7 +7,7 @@ import pytest
 from omnireuse.prompts.reading import Sight
 from tests import TOP
 
-pytest.importorskip("skimage", reason="needs omnireuse[report]")
+pytest.importorskip("skimage", reason="needs omnireuse-lab")
 
 EXAMPLE = str(TOP / "examples" / "grpo.py")
 

@@ -249,3 +249,37 @@ def test_a_picture_from_the_last_steps_is_as_close_as_its_peers() -> None:
     with omnireuse.enable(tiny.pipe, speedup=2, tune=False):
         found, peer = run(False), run(True)
     assert torch.equal(found, peer)
+
+
+class Own:
+    """A scheduler of a user's own, without a configuration."""
+
+    def __init__(self, timesteps: Any) -> None:
+        self._made, self.timesteps = timesteps, None
+
+    def set_timesteps(self, steps: int) -> None:
+        self.timesteps = self._made(steps)
+
+    def step(self, model_output: torch.Tensor, timestep: Any, sample: torch.Tensor) -> tuple[torch.Tensor]:
+        return (sample - model_output / 10,)
+
+
+@pytest.mark.parametrize(
+    "timesteps",
+    [lambda n: list(range(n, 0, -1)), lambda n: torch.linspace(1, 0.1, n), lambda n: torch.ones(n, 2)],
+)
+def test_a_scheduler_of_a_users_own_is_served(timesteps: Any) -> None:
+    pipe = SimpleNamespace(transformer=Denoiser(), scheduler=Own(timesteps))
+
+    @torch.no_grad()
+    def run() -> torch.Tensor:
+        pipe.scheduler.set_timesteps(12)
+        latents = start(1, 4)
+        for time in pipe.scheduler.timesteps:
+            latents = pipe.scheduler.step(pipe.transformer(latents, time), time, latents)[0]
+        return latents
+
+    full = run()
+    with omnireuse.enable(pipe, policy="never", region="call") as handle:
+        assert torch.equal(run(), full)
+    assert [event.step for event in handle.events] == list(range(12))
