@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import subprocess
@@ -24,7 +25,8 @@ def test_no_part_imports_more_than_it_may(script: dict[str, Any]) -> None:
 
 def test_a_reused_step_passes_few_files() -> None:
     command = [sys.executable, "-W", "ignore", str(TOP / "scripts" / "hops.py"), "--check"]
-    ran = subprocess.run(command, cwd=TOP, capture_output=True, text=True)
+    with_top = {**os.environ, "PYTHONPATH": os.pathsep.join((str(TOP), os.environ.get("PYTHONPATH", "")))}
+    ran = subprocess.run(command, cwd=TOP, env=with_top, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert len(re.findall(r"step \d+ passes \d+ files", ran.stdout)) == 2
 
