@@ -8,8 +8,9 @@ from typing import Any
 
 from bench._cases import Tuning
 from omnireuse import Blend, EasyCache, ErrorControl, FixedSchedule, Hold, Polynomial, SeaCache
-from omnireuse.arguments.targets import POWER, strategy_of
+from omnireuse.arguments.targets import strategy_of
 from omnireuse.policies import MagCache, ResidualDiff, StepMask, TeaCache
+from omnireuse.policies.spread import POWER
 
 Choice = dict[str, Any]
 """What `omnireuse.enable` is called with beside the pipeline: axes, or `backend` with its options."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -13,11 +13,11 @@ from omnireuse.base.validation import check_at_least, field_error
 from omnireuse.errors import UnknownNameError, WrongTypeError
 from omnireuse.forecasters.base import Forecaster, Memory
 from omnireuse.forecasters.hold import Hold
-from omnireuse.loop.policy import Policy, check_reserved_names
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.signals import SIGNALS
+from omnireuse.policies.base import Policy, check_reserved_names
 
-__all__ = ["AXES", "PREDICTION_TARGETS", "REGIONS", "Strategy"]
+__all__ = ["AXES", "PREDICTION_TARGETS", "REGIONS", "Region", "Strategy", "WholeRegion"]
 
 AXES = {
     "noise": "the noise level, in [0, 1]; the step index where the scheduler's is not known",
@@ -30,6 +30,9 @@ PREDICTION_TARGETS = {
     "x0": "the denoised sample, from the output, the latents and the noise level",
 }
 
+Region = Literal["step", "call", "blocks", "tail"]
+WholeRegion = Literal["step", "call"]
+"""Regions that need no knowledge of the model."""
 REGIONS = {
     "step": "every call of a step; what the scheduler is handed, after guidance, is forecast",
     "call": "one call of the denoiser, each branch for itself",

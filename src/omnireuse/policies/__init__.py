@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from omnireuse.base.registry import Registry
 from omnireuse.errors import UnknownNameError
-from omnireuse.loop.policy import Policy
 from omnireuse.policies.accumulated import EasyCache, SeaCache
+from omnireuse.policies.base import Policy
 from omnireuse.policies.error_control import ErrorControl
 from omnireuse.policies.every_nth import EveryNth
 from omnireuse.policies.fixed import FixedSchedule

@@ -19,7 +19,7 @@ from omnireuse.arguments import choices
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
 from omnireuse.forecasters import FORECASTERS
-from omnireuse.loop.strategy import AXES, PREDICTION_TARGETS, REGIONS, Strategy
+from omnireuse.loop.strategy import AXES, PREDICTION_TARGETS, REGIONS, Region, Strategy
 from omnireuse.named.step_caches import STEP_CACHES
 from omnireuse.noise.signals import SIGNALS
 from omnireuse.policies import POLICIES
@@ -152,7 +152,7 @@ def test_an_error_of_many_names_lists_few_and_survives_pickle() -> None:
         (choices.BackendName, STEP_CACHES),
         (choices.PolicyName, POLICIES),
         (choices.ForecasterName, FORECASTERS),
-        (choices.Region, REGIONS),
+        (Region, REGIONS),
         (choices.PredictionTarget, PREDICTION_TARGETS),
         (choices.Signal, SIGNALS),
         (choices.Axis, AXES),

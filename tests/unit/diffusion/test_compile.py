@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 import omnireuse
 from omnireuse import FixedSchedule
-from omnireuse.loop.policy import Policy
+from omnireuse.policies.base import Policy
 from tests.helpers.sweep import sweep
 from tests.helpers.tiny import TINY, Tiny
 

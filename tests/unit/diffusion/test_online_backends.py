@@ -13,8 +13,8 @@ from omnireuse import EasyCache, ErrorControl, FixedSchedule, Polynomial, SeaCac
 from omnireuse.diffusion.cache.selector import get_cache_backend
 from omnireuse.diffusion.data import DiffusionCacheConfig, OmniDiffusionConfig
 from omnireuse.errors import ConfigError, UnknownNameError
-from omnireuse.loop.policy import Policy
 from omnireuse.named.step_caches import STEP_CACHES, config_of
+from omnireuse.policies.base import Policy
 from tests.helpers.tiny import TINY, Tiny
 
 

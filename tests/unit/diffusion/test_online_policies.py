@@ -16,9 +16,9 @@ from omnireuse import EasyCache, ErrorControl, FixedSchedule, Hold, SeaCache
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.errors import ConfigError
 from omnireuse.forecasters import FORECASTERS
-from omnireuse.loop.policy import Policy, StepView
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.signals import change_of
+from omnireuse.policies.base import Policy, StepView
 from tests.helpers.tiny import Tiny
 
 ONLINE = ["easy_cache", "error_control", "sea_cache"]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from omnireuse import EveryNth, FixedSchedule, Never, Spread, Steps, TeaCache
 from omnireuse.errors import ConfigError, StateError, UnknownNameError
-from omnireuse.loop.policy import Policy, StepView
 from omnireuse.policies import policy_named
+from omnireuse.policies.base import Policy, StepView
 from omnireuse.policies.spread import spread_by_noise
 from omnireuse.policies.tea_cache import TeaCacheState
 

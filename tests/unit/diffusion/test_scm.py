@@ -13,7 +13,7 @@ import omnireuse
 from omnireuse import FixedSchedule, Never, ResidualDiff, StepMask
 from omnireuse.diffusion.cache.selector import get_cache_backend
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
-from omnireuse.loop.policy import StepView
+from omnireuse.policies.base import StepView
 from omnireuse.policies.step_mask import SCHEDULES, scm_mask
 from tests.helpers.tiny import Tiny
 

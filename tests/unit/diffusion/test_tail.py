@@ -14,9 +14,9 @@ from omnireuse.arguments.targets import strategy_of
 from omnireuse.diffusion.cache.selector import get_cache_backend
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.policy import StepView
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models import BLOCK_STACKS, BlockStack
+from omnireuse.policies.base import StepView
 from tests.helpers.tiny import TINY, Tiny
 
 MODELS = ("flux", "qwen_image", "wan")

@@ -14,9 +14,9 @@ from omnireuse import ErrorControl, FixedSchedule, MagCache, Polynomial, StepVie
 from omnireuse.errors import ConfigError
 from omnireuse.forecasters import FORECASTERS, Forecaster, Memory
 from omnireuse.forecasters.base import PolynomialMemory
-from omnireuse.loop.policy import Policy
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import POLICIES, StepMask
+from omnireuse.policies.base import Policy
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
 from omnireuse.testing import check_forecaster, check_policy, check_tier
