@@ -55,7 +55,6 @@ if TYPE_CHECKING:
         EasyCache,
         ErrorControl,
         EveryNth,
-        FixedSchedule,
         MagCache,
         Never,
         ResidualDiff,
@@ -80,7 +79,6 @@ __all__ = [
     "ErrorControl",
     "EveryNth",
     "Fitted",
-    "FixedSchedule",
     "Forecaster",
     "Generation",
     "Handle",
@@ -127,10 +125,7 @@ _HOMES = {
     "forecasters": "Blend Fitted Forecaster Hold Memory Polynomial",
     "loop.generation": "Generation layout_of",
     "noise.schedulers": "noise_levels",
-    "policies": (
-        "EasyCache ErrorControl EveryNth FixedSchedule MagCache Never ResidualDiff SeaCache Spread StepMask Steps "
-        "TeaCache"
-    ),
+    "policies": ("EasyCache ErrorControl EveryNth MagCache Never ResidualDiff SeaCache Spread StepMask Steps TeaCache"),
     "policies.base": "Policy StepView",
     "loop.strategy": "Strategy",
     "summary.summary": "Summary",

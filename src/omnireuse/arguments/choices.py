@@ -42,8 +42,6 @@ class StrategyOptions(TypedDict, total=False):
     prediction_target: PredictionTarget
     signal: Signal
     axis: Axis
-    quantity: PredictionTarget
-    """The former name of `prediction_target`."""
 
 
 class CacheOptions(TypedDict, total=False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -99,7 +99,6 @@ class Strategy:
             magnifies differences of branches, such as a computed one beside a reused one.
         measure_errors: compare every forecast with the truth once it is known, also where reading the figure back
             stalls an accelerator (one host synchronisation a computed step). On the CPU it is always done.
-        quantity: the former name of `prediction_target`.
 
     Raises:
         UnknownNameError: a name that does not exist.
@@ -121,13 +120,8 @@ class Strategy:
     per_sample: bool = True
     shared_cfg_decision: bool = False
     measure_errors: bool = False
-    quantity: InitVar[str | None] = None
 
-    def __post_init__(self, quantity: str | None) -> None:
-        if quantity is not None:
-            if self.prediction_target not in (None, quantity):
-                raise field_error(self, "prediction_target", "be given without quantity, its former name")
-            object.__setattr__(self, "prediction_target", quantity)
+    def __post_init__(self) -> None:
         is_forecaster = isinstance(self.forecaster, Forecaster) and not isinstance(self.forecaster, type)
         for name, fits in (
             ("policy", isinstance(self.policy, Policy) and not isinstance(self.policy, type)),
