@@ -34,7 +34,7 @@ from bench._common import new_table
 from bench._resumable import Player, Row, Rows, parser_of, parts_of, record_of
 from bench.few_steps import shifted, solver
 from omnireuse import Steps
-from omnireuse.pipelines.closeness import psnr
+from omnireuse.pipelines.pictures import psnr
 from reference.drawing import Array
 from reference.figures import explain, panels_of
 

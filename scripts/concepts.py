@@ -38,18 +38,18 @@ CLOSURES = {
     "Session": "omnireuse.hooks.session",
 }
 ROWS = (
-    Row("enable, files", 121, 75),
-    Row("enable, lines", 17_570, 10_000),
+    Row("enable, files", 108, 75),
+    Row("enable, lines", 17_460, 10_000),
     Row("Generation, files", 15, 20),
-    Row("Generation, lines", 2_330, 2_800),
-    Row("Session, files", 31, 35),
-    Row("Session, lines", 5_550, 5_500),
+    Row("Generation, lines", 2_340, 2_800),
+    Row("Session, files", 28, 35),
+    Row("Session, lines", 5_530, 5_500),
     Row("circles, top level", 0, 0),
     Row("circles of files", 0, 0),
     Row("packages in circles", 0, 0),
     Row("edges to lab", 0, 0),
     Row("edges of lab", 14, 14),
-    Row("lines of src", 31_170, 20_000),
+    Row("lines of src", 30_960, 20_000),
 )
 
 

@@ -21,8 +21,7 @@ from omnireuse.arguments.targets import strategy_for, strategy_of
 from omnireuse.arguments.tune import check_tune, why_untuned
 from omnireuse.errors import WrongTypeError
 from omnireuse.handle import Handle
-from omnireuse.hooks.denoisers import denoisers_of
-from omnireuse.hooks.ranks import forward_group
+from omnireuse.hooks.denoisers import denoisers_of, forward_group
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Region, Strategy, WholeRegion
 

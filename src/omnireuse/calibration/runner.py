@@ -21,8 +21,7 @@ from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.named.step_caches import mag_cache
 from omnireuse.pipelines.bars import without_bar
 from omnireuse.pipelines.call import Caller
-from omnireuse.pipelines.closeness import capped_psnr
-from omnireuse.pipelines.pictures import Picture
+from omnireuse.pipelines.pictures import Picture, capped_psnr
 from omnireuse.planning.fit import WeightFit
 from omnireuse.policies import Steps
 from omnireuse.tuning.full_run import FullRun

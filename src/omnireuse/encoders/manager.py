@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Hashable
 from typing import Any
 
-from omnireuse.base.sizes import require_size
+from omnireuse.base.validation import require_size
 from omnireuse.encoders.eviction import MAX_USES, EncoderEntry, EvictionQueues
 from omnireuse.encoders.interface import ItemTooLargeError, Lease, Outcome
 from omnireuse.errors import StateError

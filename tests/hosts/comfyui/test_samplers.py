@@ -14,7 +14,7 @@ from omnireuse.engines.comfyui import attach, plan_for, reuse_of
 from omnireuse.engines.settings import RequestPlan
 from omnireuse.forecasters.blend import BlendMemory
 from omnireuse.loop import branch_state
-from omnireuse.pipelines.closeness import psnr
+from omnireuse.pipelines.pictures import psnr
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 
 pytestmark = IN_COMFYUI

@@ -11,7 +11,7 @@ import omnireuse
 from omnireuse import EasyCache, ErrorControl, EveryNth, ResidualDiff, SeaCache, Steps, TeaCache
 from omnireuse.forecasters import FORECASTERS, Fitted
 from omnireuse.loop.strategy import REGIONS
-from omnireuse.planning.branches import copied
+from omnireuse.planning.path import copied
 from tests.helpers.graphs import REPLAYS, static_outputs, writing_denoiser
 from tests.helpers.sweep import sweep
 from tests.helpers.tiny import TINY, Tiny
