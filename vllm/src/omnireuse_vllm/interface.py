@@ -22,7 +22,7 @@ class ItemTooLargeError(ConfigError):
 class EncoderKey(NamedTuple):
     """Everything an encoder output depends on.
 
-    Args:
+    Attributes:
         content: hash of the item's content and of how it was preprocessed.
         weights_epoch: number of the encoder weights in use; another one when they change, see `new_weights_epoch`.
         adapter: name of the adapter (LoRA) that touches the encoder, "" for none.
