@@ -18,7 +18,8 @@ import pytest
 from tests import TOP
 
 SOURCE = TOP / "src" / "omnireuse"
-LABORATORY = TOP / "lab" / "src" / "omnireuse_lab"
+FOLDERS = {"omnireuse_lab": "lab", "omnireuse_vllm": "vllm"}
+"""Package of each further distribution -> its folder."""
 
 #: What must work where torch is not installed.
 WITHOUT_TORCH = (
@@ -29,27 +30,44 @@ WITHOUT_TORCH = (
     "diffusion.data",
     "named.options",
     "core.encoder_cache_manager",
-    "encoders.manager",
     "cli",
 )
 
 
-#: All that the laboratory takes from the package.
-FOR_THE_LABORATORY = {
-    "omnireuse",
-    "omnireuse.base.extras",
-    "omnireuse.base.lazy",
-    "omnireuse.base.records",
-    "omnireuse.base.registry",
-    "omnireuse.base.terminal",
-    "omnireuse.cli.options",
-    "omnireuse.cli.program",
-    "omnireuse.errors",
-    "omnireuse.forecasters.base",  # peers: sums and memories of past outputs
-    "omnireuse.hooks.denoisers",
-    "omnireuse.hooks.regions.stack",  # peers that stand around blocks: a block and its arguments
-    "omnireuse.models",  # … and the declaration of a model's blocks
-    "omnireuse.pipelines",
+#: All that each further distribution takes from the package.
+TAKEN = {
+    "omnireuse_lab": {
+        "omnireuse",
+        "omnireuse.base.extras",
+        "omnireuse.base.lazy",
+        "omnireuse.base.records",
+        "omnireuse.base.registry",
+        "omnireuse.base.terminal",
+        "omnireuse.cli.options",
+        "omnireuse.cli.program",
+        "omnireuse.errors",
+        "omnireuse.forecasters.base",  # peers: sums and memories of past outputs
+        "omnireuse.hooks.denoisers",
+        "omnireuse.hooks.regions.stack",  # peers that stand around blocks: a block and its arguments
+        "omnireuse.models",  # … and the declaration of a model's blocks
+        "omnireuse.pipelines",
+    },
+    "omnireuse_vllm": {
+        "omnireuse.base.lazy",
+        "omnireuse.base.records",
+        "omnireuse.base.validation",
+        "omnireuse.base.terminal",
+        "omnireuse.cli.options",
+        "omnireuse.core.prefix_cache",  # the engine of the demonstration
+        "omnireuse.engines.host",  # which releases of vLLM were tested
+        "omnireuse.errors",
+        "omnireuse.stores.disk",
+        "omnireuse.stores.memory",
+        "omnireuse.stores.redis",
+        "omnireuse.stores.tier",
+        "omnireuse.stores.trees",
+        "omnireuse.stores.write_behind",
+    },
 }
 
 
@@ -225,7 +243,7 @@ def test_importing_the_package_is_light() -> None:
 
 def test_the_package_knows_nothing_of_what_is_around_it() -> None:
     roots = {each.partition(".")[0] for name, tree in modules().items() for each in every_import(tree, name)}
-    assert not roots & {"bench", "examples", "omnireuse_lab", "reference", "scripts", "tests"}
+    assert not roots & {"bench", "examples", "reference", "scripts", "tests", *FOLDERS}
 
 
 def every_import(tree: ast.AST, name: str) -> set[str]:
@@ -236,19 +254,22 @@ def every_import(tree: ast.AST, name: str) -> set[str]:
     return (
         imports_of(tree, name)
         | {each for child in typed for each in imports_of(child, name)}
-        | {each for each in named if each.startswith("omnireuse_lab.")}
+        | {each for each in named if each.partition(".")[0] in FOLDERS and "." in each}
     )
 
 
-def test_the_laboratory_takes_what_it_says_and_no_more() -> None:
-    trees = modules(LABORATORY)
+@pytest.mark.parametrize("package", FOLDERS)
+def test_another_distribution_takes_what_it_says_and_no_more(package: str) -> None:
+    trees = modules(TOP / FOLDERS[package] / "src" / package)
     taken = {each for name in trees for each in every_import(trees[name], name)}
-    assert {each for each in taken if each.partition(".")[0] == "omnireuse"} == FOR_THE_LABORATORY
-    assert not {each.partition(".")[0] for each in taken} & {"bench", "examples", "reference", "scripts", "tests"}
+    assert {each for each in taken if each.partition(".")[0] == "omnireuse"} == TAKEN[package]
+    around = {"bench", "examples", "reference", "scripts", "tests", *FOLDERS} - {package}
+    assert not {each.partition(".")[0] for each in taken} & around
 
 
-def test_the_laboratory_offers_what_it_lists() -> None:
-    import omnireuse_lab
-
-    assert [name for name in omnireuse_lab.__all__ if not hasattr(omnireuse_lab, name)] == []
-    assert dir(omnireuse_lab) == omnireuse_lab.__all__
+@pytest.mark.parametrize("name", FOLDERS)
+def test_another_distribution_offers_what_it_lists(name: str) -> None:
+    package = import_module(name)
+    needs_vllm = {"EncoderOutputConnector"}
+    assert [each for each in package.__all__ if each not in needs_vllm and not hasattr(package, each)] == []
+    assert dir(package) == package.__all__
