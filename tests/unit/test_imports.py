@@ -95,7 +95,6 @@ TAKEN = {
         "omnireuse.stores.redis",
         "omnireuse.stores.tier",
         "omnireuse.stores.trees",
-        "omnireuse.stores.write_behind",
     },
 }
 
