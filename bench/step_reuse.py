@@ -26,7 +26,7 @@ import omnireuse
 from bench._common import new_table, write_record
 from omnireuse import Blend, Hold, Polynomial, Spread
 from omnireuse.arguments.targets import DEFAULT
-from omnireuse.pipelines.closeness import psnr
+from omnireuse.pipelines.pictures import psnr
 from omnireuse_lab.record import environment
 from reference.case import IMAGES
 from reference.evaluate import score

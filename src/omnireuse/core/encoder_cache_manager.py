@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from omnireuse.base.sizes import require_size
+from omnireuse.base.validation import require_size
 from omnireuse.errors import ConfigError, StateError
 
 __all__ = ["EncoderCacheManager", "EncoderRequest", "compute_encoder_budget"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Hashable
 from typing import Any
 
-from omnireuse.base.sizes import require_size
+from omnireuse.base.validation import require_size
 from omnireuse.errors import StateError
 from omnireuse_vllm.eviction import MAX_USES, EncoderEntry, EvictionQueues
 from omnireuse_vllm.interface import ItemTooLargeError, Lease, Outcome
