@@ -15,8 +15,8 @@ from omnireuse.errors import ConfigError, StateError, WrongTypeError
 from omnireuse.stores.memory import MemoryStore
 from omnireuse.stores.tier import Tier, TieredStore
 from omnireuse.stores.trees import compact_copy, flatten, storage_bytes, unflatten
-from omnireuse.stores.write_behind import WriteBehind
 from omnireuse_vllm.interface import EncoderKey
+from omnireuse_vllm.write_behind import WriteBehind
 
 __all__ = ["EncoderOutput", "EncoderOutputStore"]
 

@@ -9,10 +9,10 @@ import torch
 
 from omnireuse.errors import StateError
 from omnireuse.stores.tier import TieredStore
-from omnireuse.stores.write_behind import WriteBehind
 from omnireuse_vllm.interface import EncoderKey
 from omnireuse_vllm.outputs import EncoderOutput, EncoderOutputStore
 from omnireuse_vllm.plans import Item, StepPlan, StepReport
+from omnireuse_vllm.write_behind import WriteBehind
 
 __all__ = ["WorkerHalf"]
 
