@@ -106,6 +106,7 @@ class OmniPrefixCacheManager:
         self._rows = threading.Lock()  # the content of the pool
         self._numbers = itertools.count(1)
         self._failure: BaseException | None = None
+        logger.info("prefix cache: made for %d blocks of %d tokens", config.num_blocks, config.block_size)
 
     def register_policy(self, policy: Any) -> None:
         """Take what the model says of itself: `needs_full_hidden_states`. Deferred keys are written at once, as the
@@ -200,6 +201,8 @@ class OmniPrefixCacheManager:
         if num_tokens:
             by_store = dict(zip(rows, host, strict=False))
             step.written = self._queue.write(lambda: self._write(number, slots, by_store), ready)
+            if step.written is not None:
+                step.written.add_done_callback(self._note_failure)
         with self._changed:
             self._steps[number] = step
         return number
@@ -255,13 +258,12 @@ class OmniPrefixCacheManager:
                 self._pool.note_uncached(key, step.num_hits)
 
     def _write(self, number: int, slots: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> None:
-        try:
-            with self._rows:
-                self._settle(before=number)
-                self._pool.write(slots, rows, number, is_whole=True)
-        except BaseException as error:
-            self._failure = error
-            raise
+        with self._rows:
+            self._settle(before=number)
+            self._pool.write(slots, rows, number, is_whole=True)
+
+    def _note_failure(self, write: Future[None]) -> None:
+        self._failure = self._failure or write.exception()
 
     def _settle(self, before: float = math.inf) -> None:
         """Read the rows of earlier steps that still wait, under the lock of the rows."""
