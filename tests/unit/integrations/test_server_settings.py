@@ -105,9 +105,9 @@ def test_a_server_keeps_the_plans_that_are_asked_for_and_a_limited_number_in_all
 
 @pytest.mark.parametrize("name", ["Omnireuse", "OMNIREUSE", "omni_reuse", "omni-reuse", "omnireus", "ominreuse"])
 def test_a_slip_of_the_pen_in_our_name_is_refused(name: str) -> None:
-    with pytest.raises(UnknownNameError, match=rf"unknown extra argument of a request '{name}'.*'omnireuse'"):
+    with pytest.raises(UnknownNameError, match=rf"unknown extra argument of a request '{name}'.*known: omnireuse"):
         RequestSettings.of({name: "off"})
-    with pytest.raises(UnknownNameError, match="'omnireuse'"):
+    with pytest.raises(UnknownNameError, match="known: omnireuse"):
         ServerSettings({"speedup": 2}, place="--cache-config").wanted({"omnireuse": "on", name: "off"})
 
 
