@@ -11,7 +11,10 @@ from omnireuse.engines.settings import RequestPlan
 from omnireuse.errors import ConfigError
 from omnireuse.profiles.profile import Profile
 
-__all__ = ["plan_for", "plan_of_profile"]
+__all__ = ["MOST", "plan_for", "plan_of_profile"]
+
+MOST = 20.0
+"""The largest `speedup`."""
 
 _UNCHECKED = "it was made with diffusers, and a model of ComfyUI cannot be compared with the profile's"
 
@@ -20,11 +23,11 @@ def plan_for(*, speedup: float = 0.0, tolerance: float = 0.0) -> RequestPlan:
     """The plan for one target, or the default.
 
     Args:
-        speedup: all steps divided by computed steps, ≥ 1; 0 where it is not the target.
+        speedup: all steps divided by computed steps, in [1, `MOST`]; 0 where it is not the target.
         tolerance: relative error of the final latents, above 0 and below 1; 0 where it is not the target.
     """
     for name, value, is_right, must in (
-        ("speedup", speedup, is_number(speedup) and (not speedup or speedup >= 1), "of at least 1"),
+        ("speedup", speedup, is_number(speedup) and (not speedup or 1 <= speedup <= MOST), f"from 1 to {MOST:g}"),
         ("tolerance", tolerance, is_number(tolerance) and 0 <= tolerance < 1, "above 0 and below 1"),
     ):
         if not is_right:
