@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from omnireuse.arguments.targets import DEFAULT, check_targets, strategy_for
+from omnireuse.arguments.targets import check_targets, strategy_for
 from omnireuse.arguments.tune import check_tune
 from omnireuse.base.validation import is_number
 from omnireuse.enabling import enable
@@ -246,7 +246,7 @@ class ServerSettings:
     def _made(self, request: RequestSettings, pipeline: Any, region: str | None) -> RequestPlan:
         arguments = self.enable_arguments(request)
         if not arguments:
-            return RequestPlan(DEFAULT, "default")
+            return RequestPlan(Strategy.default(), "default")
         if request.targets and "quality" in arguments and self.profile is None:
             raise ConfigError(
                 f"{KEY}(quality={arguments['quality']!r}): a quality can only be promised by a profile, and this "

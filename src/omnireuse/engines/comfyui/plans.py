@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from omnireuse.arguments.targets import DEFAULT, strategy_for
+from omnireuse.arguments.targets import strategy_for
 from omnireuse.base.validation import is_number
 from omnireuse.engines.settings import RequestPlan
 from omnireuse.errors import ConfigError
+from omnireuse.loop.strategy import Strategy
 from omnireuse.profiles.profile import Profile
 
 __all__ = ["MOST", "plan_for", "plan_of_profile"]
@@ -40,7 +41,7 @@ def plan_for(*, speedup: float = 0.0, tolerance: float = 0.0) -> RequestPlan:
             f"{speedup:g}; set one of them to 0"
         )
     if not speedup and not tolerance:
-        return RequestPlan(strategy=DEFAULT, name="default")
+        return RequestPlan(strategy=Strategy.default(), name="default")
     chosen = strategy_for(None, profile=None, region="step", speedup=speedup or None, tolerance=tolerance or None)
     # ComfyUI's model computes all pictures of a batch or none.
     return RequestPlan(strategy=replace(chosen.strategy, per_sample=False), name=chosen.name)
