@@ -19,8 +19,8 @@ from omnireuse.hooks.denoisers import denoisers_of, model_name
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies.base import Policy
 from omnireuse.policies.error_control import ErrorControl
+from omnireuse.policies.fixed import Steps
 from omnireuse.policies.spread import Spread
-from omnireuse.policies.steps import Steps
 from omnireuse.profiles.guidance import Calibrated, Choice
 from omnireuse.profiles.profile import Profile, profile_for
 
