@@ -19,13 +19,12 @@ from omnireuse.hooks.denoisers import denoisers_of, model_name
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies.base import Policy
 from omnireuse.policies.error_control import ErrorControl
-from omnireuse.policies.spread import SHORT_RUN, SPREAD, Spread
+from omnireuse.policies.spread import Spread
 from omnireuse.policies.steps import Steps
 from omnireuse.profiles.guidance import Calibrated, Choice
 from omnireuse.profiles.profile import Profile, profile_for
 
 __all__ = [
-    "DEFAULT",
     "SEVERAL_KINDS",
     "check_targets",
     "in_fitting_region",
@@ -34,16 +33,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("omnireuse")
-
-DEFAULT = Strategy(
-    policy=Spread(speedup=2.0, min_computed=12, min_steps=SHORT_RUN, **SPREAD),
-    forecaster=Blend(),
-)
-"""Half of the steps, but at least 12; runs of fewer than 20 steps compute everything.
-
-All branches of a step are forecast together, as far as the last computed step has shown it to be safe. Computed steps
-are spread evenly in (1 − noise)^0.4, of the noise that the run begins with, so they are closest where guidance bends
-the path, whatever the scheduler's shift. ``python -m bench few_steps`` shows what the constants are worth."""
 
 SEVERAL_KINDS = ("LTX2VideoTransformer3DModel",)
 """Denoisers that return frames and sound. Others like them are found at the first call of a run."""
@@ -152,11 +141,11 @@ def strategy_for(
         return _by_profile(
             profile, pipeline, region=region, speedup=speedup, computed_steps=computed_steps, quality=quality
         )
-    if not given:
-        return Choice(in_fitting_region(DEFAULT, pipeline, region), "default")
-    policy = Spread(speedup=speedup, num_computed=computed_steps, **SPREAD)
-    name = f"{speedup:g}x fewer steps" if speedup is not None else f"{computed_steps} computed steps"
-    return Choice(in_fitting_region(Strategy(policy=policy, forecaster=Blend()), pipeline, region), name)
+    name = "default"
+    if given:
+        name = f"{speedup:g}x fewer steps" if speedup is not None else f"{computed_steps} computed steps"
+    strategy = Strategy.default(speedup=speedup, computed_steps=computed_steps)
+    return Choice(in_fitting_region(strategy, pipeline, region), name)
 
 
 def _by_profile(

@@ -105,9 +105,12 @@ class LoopTuner:
 
     def tuned(self, plan: RequestPlan, entry: Entry) -> RequestPlan:
         """The plan that was chosen; the given one where the untuned default serves."""
+        state = entry.tuning.state
+        if state in ("measuring", "ready"):
+            plan = replace(plan, entry=entry, tuned=state == "ready")
         if entry.strategy is None:
             return plan
-        return replace(plan, strategy=entry.strategy, name=f"{plan.name}, tuned", tuned=True)
+        return replace(plan, strategy=entry.strategy, name=f"{plan.name}, tuned")
 
     def measure(
         self, entry: Entry, loop: Loop, run: MeasuredLoop, proceed: Callable[[], T], go_on: Callable[[Entry], object]

@@ -239,20 +239,23 @@ def summary_lines(summary: Summary) -> Iterator[str]:
 
 
 def _reasons(summary: Summary, action: str) -> Iterator[str]:
+    """How many steps were decided so, and why. A step whose branches were decided apart counts by their shares."""
+    share = summary.steps / summary.calls
     counts = {
-        words.removeprefix(f"{action} (")[:-1]: number
+        words.removeprefix(f"{action} (")[:-1]: number * share
         for words, number in sorted(summary.reasons.items(), key=lambda each: -each[1])
         if words.startswith(action)
     }
-    parts = [f"{number:,} {_REASONS.get(reason, f'for {reason!r}')}" for reason, number in counts.items()]
+    parts = [f"{_short(number)} {_REASONS.get(reason, f'for {reason!r}')}" for reason, number in counts.items()]
     if len(parts) == 1:
         parts = [parts[0].split(" ", 1)[1]]
     if parts:
-        yield f"{action} {counted(sum(counts.values()), 'time')}: {', '.join(parts)}"
+        steps = _short(sum(counts.values()))
+        yield f"{action} {steps} {'step' if steps == '1' else 'steps'}: {', '.join(parts)}"
 
 
 def _short(number: float) -> str:
-    return f"{number:.1f}".removesuffix(".0")
+    return f"{number:,.1f}".removesuffix(".0")
 
 
 def summary_html(summary: Summary, title: str = "") -> str:

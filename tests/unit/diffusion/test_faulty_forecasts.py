@@ -12,7 +12,6 @@ import torch
 import omnireuse
 from omnireuse import EveryNth
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.forecasters.base import Combination
 from omnireuse.loop.batch import Row, observe_batch, predict_batch
 from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.loop.strategy import Strategy
@@ -34,10 +33,6 @@ class _Memory(omnireuse.Memory):
     def predict(self, coordinate: float) -> torch.Tensor:
         assert self.value is not None
         return self.value * torch.nan if self.fault == "nan" else self.value[..., :1]
-
-    def combination(self, coordinate: float) -> Combination:
-        assert self.value is not None
-        return Combination(values=[self.value[..., :1]], table=[[1.0]])
 
 
 @dataclass(frozen=True)

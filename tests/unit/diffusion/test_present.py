@@ -75,7 +75,7 @@ def test_counts_have_their_plural() -> None:
     assert [counted(number, "run") for number in (0, 1, 2, 1200)] == ["0 runs", "1 run", "2 runs", "1,200 runs"]
     assert "in 1 run\n" in str(summary_of(False, True))
     assert "in 2 runs, on average\n" in str(summary_of(False, True, runs=2))
-    assert "computed 1 time: " in str(summary_of(False, True))
+    assert "computed 1 step: " in str(summary_of(False, True))
     assert "1 denoiser call belonged" in str(replace(summary_of(False, True), calls_outside=1))
     assert "2 denoiser calls belonged" in str(replace(summary_of(), calls_outside=2))
 
@@ -84,8 +84,8 @@ def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
     text = str(summary_of(False, True, False, True, error=1.2))
     assert text.splitlines() == [
         "my strategy: 2 of 4 steps computed (2.00x fewer) in 1 run",
-        "  reused 2 times: as the policy chose",
-        "  computed 2 times: 1 at the first step, 1 as the policy chose",
+        "  reused 2 steps: as the policy chose",
+        "  computed 2 steps: 1 at the first step, 1 as the policy chose",
         "  a decision and its forecast took 1.000 ms; values kept for forecasts took 1.00 MiB at most",
         "  computed steps show how far forecasts for them would have been off: 120.0% on average",
         "    (the computed values were used, so this is not the error of the result)",
@@ -95,6 +95,14 @@ def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
     assert "beyond" not in str(summary_of(False, True, False, True, error=0.5))
     assert "beyond" not in str(summary_of(False, False, error=1.2))
     assert "none reused" in str(summary_of(False, False))
+
+
+def test_a_summary_counts_in_steps_however_many_calls_each_has() -> None:
+    first, reused, computed, *_ = str(summary_of(False, True, False, True, branches=2)).splitlines()
+    assert first == "my strategy: 3 of 4 steps computed (1.33x fewer) in 1 run"
+    assert reused == "  reused 1 step: as the policy chose"
+    assert computed == "  computed 3 steps: 2 as the policy chose, 1 at the first step"
+    assert "  reused 0.5 steps: as the policy chose" in str(summary_of(False, True, branches=2)).splitlines()
 
 
 def test_short_forms_fit_a_line(flux: Tiny) -> None:

@@ -140,20 +140,10 @@ class _Hoards(PolynomialMemory):
     def predict(self, at: float) -> torch.Tensor:
         return self.last
 
-    def combination(self, at: float) -> None:
-        return None
-
 
 class _Scribbles(PolynomialMemory):
     def observe(self, at: float, value: torch.Tensor) -> None:
         super().observe(at, value.mul_(1.0 if value.unique().numel() < 30 else 1.001))
-
-
-class _Disagrees(PolynomialMemory):
-    def combination(self, at: float) -> Any:
-        from dataclasses import replace
-
-        return replace(super().combination(at), table=[[0.5]])
 
 
 @dataclass(frozen=True)
@@ -169,7 +159,6 @@ class _Made(Forecaster):
     [
         (_Hoards, "must keep a bounded number of values"),
         (_Scribbles, "must not write to what it is shown|must be exact"),
-        (_Disagrees, "combination must be the forecast of predict"),
     ],
 )
 def test_a_broken_forecaster_is_found(kind: type[Memory], message: str) -> None:
