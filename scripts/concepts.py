@@ -57,7 +57,7 @@ ROWS = (
     Row("edges to vllm", 0, 0),
     Row("edges of vllm", 13, 13),
     Row("vllm to denoising", 0, 0),
-    Row("lines of src", 29_380, 20_000),
+    Row("lines of src", 29_390, 20_000),
 )
 
 
