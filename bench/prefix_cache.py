@@ -8,6 +8,9 @@ large as the pool, for merge request by request into memory that is there. The c
 so that neither finds it in the processor's cache. A second series has, in place of the merge, the least that a merge
 must do: one gather of known slots into memory that is there, and a view for each request. Ratios are of one round.
 Times are processor time of one thread, so that other work on the machine does not count.
+
+Where vllm-omni can be imported (scripts/vllm_omni_venv.sh), its own manager and ours behind its interface run in turn
+(`bench/_prefix_managers.py`); there the times are of all threads, as that manager reads prefixes on one of its own.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from bench import _prefix_managers
 from bench._common import new_table, write_record
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache
 from omnireuse.errors import ConfigError
@@ -48,13 +52,18 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     memory_held = memory(2048)  # first, so that no memory of other cells is given back meanwhile
     cells = [(width, requests) for width in options.widths for requests in options.requests]
-    record = {
+    record: dict[str, Any] = {
         "command": "python -m bench prefix_cache",
         "environment": environment(),
         "bandwidth": [bandwidth(w, r, options.tokens, options.repeats) for w, r in cells],
         "decode": [decode(w, max(options.requests), options.repeats) for w in options.widths],
         "memory": memory_held,
     }  # fmt: skip
+    if _prefix_managers.is_importable():
+        record["managers"] = [managers(w, r, options.tokens, options.repeats) for w, r in cells]
+        record["managers_memory"] = _prefix_managers.memory(2048, resident)
+    else:
+        Console().print("vllm-omni is not installed: its manager is not measured (scripts/vllm_omni_venv.sh)")
     show(record, Console())
     write_record(record, options.out, "prefix_cache")
 
@@ -148,6 +157,17 @@ def bandwidth(width: int, num_requests: int, tokens: int, repeats: int) -> dict[
     return result
 
 
+def managers(width: int, num_requests: int, tokens: int, repeats: int) -> dict[str, Any]:
+    """Milliseconds of a step's calls with each manager, and how many times as long vllm-omni's takes."""
+    rounds = list(_prefix_managers.rounds(width, num_requests, tokens, repeats))
+    result: dict[str, Any] = {"width": width, "requests": num_requests}
+    for part, (which, clock) in itertools.product(("update", "merge"), enumerate(("processor", "clock"))):
+        spent = {name: [each[part][name][which] * 1e3 for each in rounds] for name in ("omnireuse", "vllm-omni")}
+        ratios = [theirs / ours for ours, theirs in zip(spent["omnireuse"], spent["vllm-omni"], strict=True)]
+        result[f"{part}, {clock}"] = {**{n: spread(v) for n, v in spent.items()}, "ratio": spread(ratios)}
+    return result
+
+
 def decode(width: int, num_requests: int, repeats: int) -> dict[str, Any]:
     """Microseconds that one decode step costs: a token for each request, no hits."""
     engine = Engine(width, num_requests, 4)
@@ -208,6 +228,28 @@ def show(record: dict[str, Any], console: Console) -> None:
     table = new_table("memory, MiB, pool of 625 MiB", "state", "rows", "resident")
     for row in record["memory"]:
         table.add_row(row["state"], f"{row['rows_mib']:.0f}", f"{row['resident_mib']:.0f}")
+    console.print(table)
+    if "managers" in record:
+        show_managers(record, console)
+
+
+def show_managers(record: dict[str, Any], console: Console) -> None:
+    """The tables of both managers."""
+    table = new_table("ms of a step's calls, processor time, and the ratio by it and by the clock", "row", "requests",
+                      *(f"{part} {of}" for part in ("update", "merge") for of in ("omnireuse", "vllm-omni", "ratio", "clock")))  # fmt: skip
+    for cell in record["managers"]:
+        figures = []
+        for part in ("update", "merge"):
+            spent = cell[f"{part}, processor"]
+            figures += [f"{spent[name]['median']:.2f}" for name in ("omnireuse", "vllm-omni")]
+            figures += [words(spent["ratio"], ".1f"), f"{cell[f'{part}, clock']['ratio']['median']:.1f}"]
+        table.add_row(f"{cell['width'] * 2 // 1024} KB", str(cell["requests"]), *figures)
+    console.print(table)
+    first = record["managers_memory"][0]
+    table = new_table(f"resident MiB, pool of {first['pool_mib']:.0f} MiB, by blocks written", "manager",
+                      *first["resident_mib"])  # fmt: skip
+    for row in record["managers_memory"]:
+        table.add_row(row["manager"], *(f"{value:.0f}" for value in row["resident_mib"].values()))
     console.print(table)
 
 
