@@ -12,7 +12,6 @@ import importlib.util
 import random
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,14 +92,12 @@ def seconds_of(function: Callable[[], Any]) -> tuple[float, float, Any]:
     return time.process_time() - start, time.perf_counter() - clock, result
 
 
-def rounds(
-    width: int, num_requests: int, tokens: int, repeats: int
-) -> Iterator[dict[str, dict[str, tuple[float, float]]]]:
+def rounds(width: int, num_requests: int, tokens: int, repeats: int) -> Iterator[dict[str, dict[str, list[float]]]]:
     """By part of the step and manager its seconds, round by round; the managers take turns to be first."""
     engines = {n: Played(make, num_requests, tokens // BLOCK + 1) for n, make in managers().items()}
     hidden = torch.randn(num_requests * tokens, width).bfloat16()
     for number in range(-4, repeats):  # the first rounds touch every page
-        spent: dict[str, dict[str, tuple[float, float]]] = {"update": {}, "merge": {}}
+        spent: dict[str, dict[str, list[float]]] = {"update": {}, "merge": {}}
         merged = {}
         for name in sorted(engines, reverse=number % 2 == 0):
             engine = engines[name]

@@ -235,8 +235,10 @@ def show(record: dict[str, Any], console: Console) -> None:
 
 def show_managers(record: dict[str, Any], console: Console) -> None:
     """The tables of both managers."""
-    table = new_table("ms of a step's calls, processor time, and the ratio by it and by the clock", "row", "requests",
-                      *(f"{part} {of}" for part in ("update", "merge") for of in ("omnireuse", "vllm-omni", "ratio", "clock")))  # fmt: skip
+    heads = [
+        f"{part} {of}" for part in ("update", "merge") for of in ("omnireuse", "vllm-omni", "ratio", "by the clock")
+    ]
+    table = new_table("ms of a step's calls, processor time, and the ratios", "row", "requests", *heads)
     for cell in record["managers"]:
         figures = []
         for part in ("update", "merge"):
