@@ -190,7 +190,7 @@ class RowPool:
         memory = self.buffers.take(num_rows * store.rows_S.itemsize)
         out_S = memory.view(store.rows_S.dtype)
         if len(cached_S):
-            places_K = batch.rows_K + (num_rows_R.cumsum() - counts_R - batch.starts_R).repeat(counts_R)
+            places_K = np.arange(num_rows - len(cached_S)) + num_cached_R.cumsum().repeat(counts_R)
             is_cached_S = np.ones(num_rows, np.bool_)
             is_cached_S[places_K] = False
             slots_S = np.zeros(num_rows, np.int64)  # this step's rows gather slot 0 and are then overwritten
