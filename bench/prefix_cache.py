@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
+import platform
 import random
 import statistics
 import time
@@ -28,17 +30,17 @@ from typing import Any
 import torch
 from rich.console import Console
 
+import omnireuse
 from bench import _prefix_managers
 from bench._common import new_table, write_record
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache
 from omnireuse.errors import ConfigError
-from omnireuse_lab.record import environment
 
 BLOCK = 16
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run and write ``prefix_cache.json`` and the tables."""
+    """Run and write ``prefix_cache.json``, ``prefix_managers.json`` and the tables."""
     parser = argparse.ArgumentParser(prog="python -m bench prefix_cache", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--widths", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 32, 128, 256])
@@ -59,13 +61,26 @@ def main(arguments: list[str] | None = None) -> None:
         "decode": [decode(w, max(options.requests), options.repeats) for w in options.widths],
         "memory": memory_held,
     }  # fmt: skip
-    if _prefix_managers.is_importable():
-        record["managers"] = [managers(w, r, options.tokens, options.repeats) for w, r in cells]
-        record["managers_memory"] = _prefix_managers.memory(2048, resident)
-    else:
-        Console().print("vllm-omni is not installed: its manager is not measured (scripts/vllm_omni_venv.sh)")
     show(record, Console())
     write_record(record, options.out, "prefix_cache")
+    if not _prefix_managers.is_importable():
+        Console().print("vllm-omni is not installed: its manager is not measured (scripts/vllm_omni_venv.sh)")
+        return
+    record = {
+        "command": "python -m bench prefix_cache",
+        "environment": environment(),
+        "managers": [managers(w, r, options.tokens, options.repeats) for w, r in cells],
+        "memory": _prefix_managers.memory(2048, resident),
+    }
+    show_managers(record, Console())
+    write_record(record, options.out, "prefix_managers")
+
+
+def environment() -> dict[str, str]:
+    """What the figures depend on; without the laboratory, which an engine's environment lacks."""
+    processor = f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    python = platform.python_version()
+    return {"omnireuse": omnireuse.__version__, "python": python, "torch": torch.__version__, "processor": processor}
 
 
 class Engine:
@@ -229,8 +244,6 @@ def show(record: dict[str, Any], console: Console) -> None:
     for row in record["memory"]:
         table.add_row(row["state"], f"{row['rows_mib']:.0f}", f"{row['resident_mib']:.0f}")
     console.print(table)
-    if "managers" in record:
-        show_managers(record, console)
 
 
 def show_managers(record: dict[str, Any], console: Console) -> None:
@@ -247,10 +260,10 @@ def show_managers(record: dict[str, Any], console: Console) -> None:
             figures += [words(spent["ratio"], ".1f"), f"{cell[f'{part}, clock']['ratio']['median']:.1f}"]
         table.add_row(f"{cell['width'] * 2 // 1024} KB", str(cell["requests"]), *figures)
     console.print(table)
-    first = record["managers_memory"][0]
+    first = record["memory"][0]
     table = new_table(f"resident MiB, pool of {first['pool_mib']:.0f} MiB, by blocks written", "manager",
                       *first["resident_mib"])  # fmt: skip
-    for row in record["managers_memory"]:
+    for row in record["memory"]:
         table.add_row(row["manager"], *(f"{value:.0f}" for value in row["resident_mib"].values()))
     console.print(table)
 
