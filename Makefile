@@ -31,10 +31,11 @@ test-hosts: ## reuse inside the engines: builds an environment for each (2 GB a 
 coverage: setup ## all tests with branch coverage, which takes longer
 	$(PYTEST) --cov --cov-report=term $(TEST)
 
-lint: setup ## ruff check, ruff format, codespell, mypy --strict
+lint: setup ## ruff check, ruff format, codespell, import-linter, mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs src lab reference bench scripts examples integrations
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy --strict src lab/src reference
 
 docs: setup $(VENV)/.stamp-docs ## the site in out/site, warnings are errors; runs the notebooks

@@ -30,8 +30,9 @@ import omnireuse
 from bench._common import no_warnings, write_record
 from bench._few_steps_figures import draw, show
 from omnireuse import Spread, Steps
-from omnireuse.arguments.targets import DEFAULT, SPREAD
+from omnireuse.arguments.targets import DEFAULT
 from omnireuse.pipelines.closeness import psnr
+from omnireuse.policies.spread import SPREAD
 from omnireuse_lab.record import environment
 from reference.case import CLIPS, IMAGES, Case
 from reference.drawing import Array

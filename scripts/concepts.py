@@ -38,18 +38,18 @@ CLOSURES = {
     "Session": "omnireuse.hooks.session",
 }
 ROWS = (
-    Row("enable, files", 122, 75),
-    Row("enable, lines", 17_620, 10_000),
+    Row("enable, files", 121, 75),
+    Row("enable, lines", 17_570, 10_000),
     Row("Generation, files", 15, 20),
-    Row("Generation, lines", 2_320, 2_800),
+    Row("Generation, lines", 2_330, 2_800),
     Row("Session, files", 31, 35),
-    Row("Session, lines", 5_540, 5_500),
+    Row("Session, lines", 5_550, 5_500),
     Row("circles, top level", 0, 0),
-    Row("circles of files", 2, 0),
-    Row("packages in circles", 15, 0),
+    Row("circles of files", 0, 0),
+    Row("packages in circles", 0, 0),
     Row("edges to lab", 0, 0),
     Row("edges of lab", 14, 14),
-    Row("lines of src", 31_180, 20_000),
+    Row("lines of src", 31_170, 20_000),
 )
 
 

@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 from omnireuse.arguments.choices import BackendName
 from omnireuse.arguments.targets import check_targets
+from omnireuse.arguments.tune import check_audit, check_tune
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
 from omnireuse.loop.strategy import REGIONS, Strategy
-from omnireuse.tuning.switch import check_audit, check_tune
 
 __all__ = ["check_arguments"]
 

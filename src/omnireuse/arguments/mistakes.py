@@ -6,16 +6,16 @@ import numbers
 import os
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
-from omnireuse.arguments.choices import CacheOptions, StrategyOptions
+from omnireuse.arguments.choices import BackendName, CacheOptions, StrategyOptions
 from omnireuse.base.validation import kind_of
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
 from omnireuse.forecasters import FORECASTERS, Forecaster
-from omnireuse.loop.policy import Policy
 from omnireuse.loop.strategy import Strategy
 from omnireuse.named.step_caches import STEP_CACHES
 from omnireuse.policies import POLICIES, EveryNth, MagCache, Spread, Steps
+from omnireuse.policies.base import Policy
 from omnireuse.profiles.profile import Profile
 
 __all__ = ["aim_beside", "misplaced", "no_backend"]
@@ -39,7 +39,7 @@ def no_backend(given: object) -> WrongTypeError:
         Forecaster: f"write forecaster={given!r}",
     }
     is_object = not isinstance(given, (bool, type))
-    known = f"known: {', '.join(sorted(STEP_CACHES))}"
+    known = f"known: {', '.join(sorted(get_args(BackendName)))}"
     if is_object and callable(getattr(given, "refresh", None)):
         known = "call its own enable(pipeline), or give its name"
     do = next((do for kind, do in remedies.items() if is_object and isinstance(given, kind)), known)

@@ -154,3 +154,16 @@ def counted(number: int, noun: str) -> str:
 def in_words(error: BaseException) -> str:
     """What an error says; with its class unless it is one of omnireuse's own, which are whole sentences."""
     return str(error) if isinstance(error, OmniReuseError) else f"{type(error).__name__}: {error}"
+
+
+def as_number(name: str, value: object) -> str:
+    """The number that a text means, for an error's advice."""
+    if not isinstance(value, str):
+        return ""
+    text = value.strip().lower()
+    try:
+        number = float(text.removesuffix("x").removesuffix("db").removesuffix("%").strip())
+    except ValueError:
+        return ""
+    number /= 100 if text.endswith("%") else 1
+    return f"; write {name}={number:g}" if math.isfinite(number) else ""

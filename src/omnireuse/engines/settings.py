@@ -11,14 +11,14 @@ from typing import Any
 import torch.distributed as dist
 
 from omnireuse.arguments.targets import DEFAULT, check_targets, strategy_for
+from omnireuse.arguments.tune import check_tune
 from omnireuse.base.validation import is_number
-from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.enabling import enable
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
 from omnireuse.loop.strategy import Strategy
+from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.profiles.profile import Profile
 from omnireuse.summary.summary import Promise
-from omnireuse.tuning.switch import check_tune
 
 __all__ = ["KEY", "OFF", "TARGETS", "RequestPlan", "RequestSettings", "ServerSettings"]
 

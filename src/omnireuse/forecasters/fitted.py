@@ -12,7 +12,7 @@ import torch
 from omnireuse.base.validation import field_error
 from omnireuse.forecasters.base import Combination, Forecaster, Memory, combine
 from omnireuse.forecasters.blend import Blend, BlendMemory
-from omnireuse.loop.policy import SAME_NOISE
+from omnireuse.policies.base import SAME_NOISE
 
 __all__ = ["Fitted"]
 

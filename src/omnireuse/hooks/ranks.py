@@ -12,7 +12,7 @@ import torch.distributed as dist
 from omnireuse.errors import StateError
 from omnireuse.hooks.denoisers import model_name, unwrapped
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.policy import Policy
+from omnireuse.policies.base import Policy
 
 __all__ = ["check_agreement", "forward_group"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -13,11 +13,11 @@ from omnireuse.base.validation import check_at_least, field_error
 from omnireuse.errors import UnknownNameError, WrongTypeError
 from omnireuse.forecasters.base import Forecaster, Memory
 from omnireuse.forecasters.hold import Hold
-from omnireuse.loop.policy import Policy, check_reserved_names
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.signals import SIGNALS
+from omnireuse.policies.base import Policy, check_reserved_names
 
-__all__ = ["AXES", "PREDICTION_TARGETS", "REGIONS", "Strategy"]
+__all__ = ["AXES", "PREDICTION_TARGETS", "REGIONS", "Region", "Strategy", "WholeRegion"]
 
 AXES = {
     "noise": "the noise level, in [0, 1]; the step index where the scheduler's is not known",
@@ -30,6 +30,9 @@ PREDICTION_TARGETS = {
     "x0": "the denoised sample, from the output, the latents and the noise level",
 }
 
+Region = Literal["step", "call", "blocks", "tail"]
+WholeRegion = Literal["step", "call"]
+"""Regions that need no knowledge of the model."""
 REGIONS = {
     "step": "every call of a step; what the scheduler is handed, after guidance, is forecast",
     "call": "one call of the denoiser, each branch for itself",
@@ -96,7 +99,6 @@ class Strategy:
             magnifies differences of branches, such as a computed one beside a reused one.
         measure_errors: compare every forecast with the truth once it is known, also where reading the figure back
             stalls an accelerator (one host synchronisation a computed step). On the CPU it is always done.
-        quantity: the former name of `prediction_target`.
 
     Raises:
         UnknownNameError: a name that does not exist.
@@ -118,13 +120,8 @@ class Strategy:
     per_sample: bool = True
     shared_cfg_decision: bool = False
     measure_errors: bool = False
-    quantity: InitVar[str | None] = None
 
-    def __post_init__(self, quantity: str | None) -> None:
-        if quantity is not None:
-            if self.prediction_target not in (None, quantity):
-                raise field_error(self, "prediction_target", "be given without quantity, its former name")
-            object.__setattr__(self, "prediction_target", quantity)
+    def __post_init__(self) -> None:
         is_forecaster = isinstance(self.forecaster, Forecaster) and not isinstance(self.forecaster, type)
         for name, fits in (
             ("policy", isinstance(self.policy, Policy) and not isinstance(self.policy, type)),

@@ -7,11 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
-from omnireuse.arguments.choices import Region, WholeRegion
-from omnireuse.arguments.profiled import profile_for
-from omnireuse.arguments.targets import as_number
-from omnireuse.base.validation import field_error
-from omnireuse.diffusion.data import (
+from omnireuse.base.validation import as_number, field_error
+from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from omnireuse.forecasters import Blend, Hold, Polynomial
+from omnireuse.handle import Handle
+from omnireuse.hooks.denoisers import denoisers_of, model_name
+from omnireuse.hooks.run import RegionFactory
+from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.strategy import Region, Strategy, WholeRegion
+from omnireuse.models import UNSUPPORTED, block_stack_for
+from omnireuse.models.extractors import has_extractor
+from omnireuse.named.cache_dit import cache_dit_region
+from omnireuse.named.measuring import MagnitudeRecorder
+from omnireuse.named.options import (
     CacheDiTOptions,
     DBCacheOptions,
     DiffusionCacheConfig,
@@ -23,18 +31,6 @@ from omnireuse.diffusion.data import (
     TaylorSeerOptions,
     TeaCacheOptions,
 )
-from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
-from omnireuse.forecasters import Blend, Hold, Polynomial
-from omnireuse.handle import Handle
-from omnireuse.hooks.denoisers import denoisers_of, model_name
-from omnireuse.hooks.run import RegionFactory
-from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.policy import Policy
-from omnireuse.loop.strategy import Strategy
-from omnireuse.models import UNSUPPORTED, block_stack_for
-from omnireuse.models.extractors import has_extractor
-from omnireuse.named.cache_dit import cache_dit_region
-from omnireuse.named.measuring import MagnitudeRecorder
 from omnireuse.named.published import checkpoint_of, published_coefficients, published_ratios
 from omnireuse.policies import (
     EasyCache,
@@ -47,7 +43,9 @@ from omnireuse.policies import (
     StepMask,
     TeaCache,
 )
+from omnireuse.policies.base import Policy
 from omnireuse.policies.mag_cache import by_branch
+from omnireuse.profiles.profile import profile_for
 
 __all__ = ["STEP_CACHES", "StepCache", "config_of", "enable_step_cache", "open_step_cache"]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from omnireuse.base.registry import Registry
 from omnireuse.errors import UnknownNameError
-from omnireuse.loop.policy import Policy
 from omnireuse.policies.accumulated import EasyCache, SeaCache
+from omnireuse.policies.base import Policy
 from omnireuse.policies.error_control import ErrorControl
 from omnireuse.policies.every_nth import EveryNth
-from omnireuse.policies.fixed import FixedSchedule
 from omnireuse.policies.mag_cache import MagCache
 from omnireuse.policies.never import Never
 from omnireuse.policies.residual_diff import ResidualDiff
@@ -22,7 +21,6 @@ __all__ = [
     "EasyCache",
     "ErrorControl",
     "EveryNth",
-    "FixedSchedule",
     "MagCache",
     "Never",
     "ResidualDiff",

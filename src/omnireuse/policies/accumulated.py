@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from omnireuse.base.validation import Count, Positive, check_fields
-from omnireuse.loop.policy import StepView, ThresholdPolicy
+from omnireuse.policies.base import StepView, ThresholdPolicy
 
 __all__ = ["EasyCache", "SeaCache"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from omnireuse.base.validation import Count, Index, check_fields
-from omnireuse.loop.policy import Limit, StepView
+from omnireuse.policies.base import Limit, StepView
 from omnireuse.policies.schedule import Schedule
 
 __all__ = ["EveryNth"]

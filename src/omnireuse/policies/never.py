@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omnireuse.loop.policy import Policy, StepView
+from omnireuse.policies.base import Policy, StepView
 
 __all__ = ["Never"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from omnireuse.base.validation import Index, Positive, Unlimited, check_fields
-from omnireuse.loop.policy import StepView, ThresholdPolicy
+from omnireuse.policies.base import StepView, ThresholdPolicy
 
 __all__ = ["ResidualDiff"]
 

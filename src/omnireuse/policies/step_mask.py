@@ -10,7 +10,7 @@ from typing import Any
 
 from omnireuse.base.validation import field_error
 from omnireuse.errors import StateError, UnknownNameError, WrongTypeError
-from omnireuse.loop.policy import Limit, Policy, StepView
+from omnireuse.policies.base import Limit, Policy, StepView
 
 __all__ = ["SCHEDULES", "StepMask", "scm_mask"]
 

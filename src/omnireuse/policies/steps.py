@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from omnireuse.base.validation import check_fields, check_finite_list, field_error, is_whole
 from omnireuse.errors import StateError
-from omnireuse.loop.policy import SAME_NOISE
+from omnireuse.policies.base import SAME_NOISE
 from omnireuse.policies.schedule import Schedule
 
 __all__ = ["Steps"]

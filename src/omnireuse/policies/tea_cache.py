@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from omnireuse.base.validation import Positive, check_fields, check_finite_list
-from omnireuse.loop.policy import StepView, ThresholdPolicy
+from omnireuse.policies.base import StepView, ThresholdPolicy
 
 __all__ = ["TeaCache", "TeaCacheState"]
 

@@ -15,7 +15,7 @@ from omnireuse.summary.summary import Audit, Promise, Summary
 from omnireuse.summary.tally import RunRecord, Tally
 
 if TYPE_CHECKING:
-    from omnireuse.tuning.state import Tuning
+    from omnireuse.summary.tuning import Tuning
 
 __all__ = ["Stats"]
 

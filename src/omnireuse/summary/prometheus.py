@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
-from omnireuse.handle import Handle
 from omnireuse.summary.collector import Collector
+from omnireuse.summary.summary import Summary
 
 __all__ = ["METRICS", "StepReuseCollector"]
 
@@ -29,7 +29,13 @@ METRICS = {
 """Every metric by its name in the exposition, with its meaning."""
 
 
-class StepReuseCollector(Collector[Handle]):
+class Summarized(Protocol):
+    """What is reported: the handle of :func:`omnireuse.enable`, or another object with a summary."""
+
+    def summary(self) -> Summary: ...
+
+
+class StepReuseCollector(Collector[Summarized]):
     """Reports the summary of each handle of :func:`omnireuse.enable`; see :class:`Collector`."""
 
     metrics: ClassVar[Mapping[str, str]] = METRICS
@@ -38,7 +44,7 @@ class StepReuseCollector(Collector[Handle]):
         f"{_PREFIX}_fallbacks_total": ("strategy", "to"),
     }
 
-    def samples(self, source: Handle) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    def samples(self, source: Summarized) -> Iterator[tuple[str, tuple[str, ...], float]]:
         """The counters of ``source.summary()``."""
         summary = source.summary()
         values = {

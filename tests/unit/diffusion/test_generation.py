@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from omnireuse import Blend, ErrorControl, Fitted, FixedSchedule, Hold, Polynomial, Strategy
+from omnireuse import Blend, ErrorControl, EveryNth, Fitted, Hold, Polynomial, Spread, Steps, Strategy
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.forecasters import Forecaster
 from omnireuse.loop.batch import Row, observe_batch, predict_batch
@@ -33,7 +33,7 @@ FORECASTERS: list[Forecaster] = [
     Blend(order=2),
     Blend(corrects=True),
 ]
-EVERY_OTHER = FixedSchedule(every=2)
+EVERY_OTHER = EveryNth(every=2)
 
 
 def levels_of(steps: int) -> list[NoiseLevel]:
@@ -123,7 +123,7 @@ def test_deciding_changes_nothing() -> None:
         alone.step_alone()
 
 
-@pytest.mark.parametrize("policy", [FixedSchedule(speedup=2.0), FixedSchedule(steps=(0, 3, 4)), StepMask(mask="fast")])
+@pytest.mark.parametrize("policy", [Spread(speedup=2.0), Steps(steps=(0, 3, 4)), StepMask(mask="fast")])
 def test_a_schedule_is_known_ahead_and_kept(policy: Any) -> None:
     events: list[Decision] = []
     alone = request(Strategy(policy=policy), 20, 0, emit=events.append)
@@ -212,7 +212,7 @@ def test_gradients_are_refused() -> None:
 
 
 def strategies() -> st.SearchStrategy[Strategy]:
-    policies: list[Any] = [EVERY_OTHER, FixedSchedule(speedup=3.0), ErrorControl(tolerance=0.15)]
+    policies: list[Any] = [EVERY_OTHER, Spread(speedup=3.0), ErrorControl(tolerance=0.15)]
     return st.builds(
         lambda policy, forecaster, target, dtype: Strategy(
             policy=policy,
@@ -263,7 +263,7 @@ def test_corrections_are_made_in_batches() -> None:
     levels = levels_of(6)
     weights = ((), (0.8,), (0.9, 0.2), (1.2, -0.2), (1.0, 0.1, -0.1), (0.7, 0.3))
     fitted = Fitted(coordinates=tuple(level.coordinate for level in levels), weights=(weights,), computed=(0, 2, 4, 5))
-    strategy = Strategy(policy=FixedSchedule(steps=(0, 2, 4)), forecaster=fitted)
+    strategy = Strategy(policy=Steps(steps=(0, 2, 4)), forecaster=fitted)
     joined = [request(strategy, 6, seed) for seed in range(3)]
     events: list[Decision] = []
     joined[0].generation.emit = events.append
@@ -317,7 +317,7 @@ def test_no_row_keeps_the_memory_of_the_others() -> None:
         assert each.generation.kept_bytes == 2 * 48 * 4
 
 
-@pytest.mark.parametrize("strategy", [Strategy(policy=FixedSchedule(speedup=2, by_noise=True), forecaster=Blend())])
+@pytest.mark.parametrize("strategy", [Strategy(policy=Spread(speedup=2, by_noise=True), forecaster=Blend())])
 def test_a_run_that_begins_in_the_middle_is_a_run_of_the_steps_that_are_left(strategy: Strategy) -> None:
     levels = levels_of(28)
     part, alone = Generation(strategy, levels, at=8), Generation(strategy, levels[8:])
@@ -348,7 +348,7 @@ def test_the_final_error_of_a_part_is_as_small_as_forecasts_leave_it() -> None:
         return latents, computed
 
     (full, all_steps), (made, half) = (
-        run(Strategy(policy=FixedSchedule(speedup=speedup), forecaster=Blend())) for speedup in (1, 2)
+        run(Strategy(policy=Spread(speedup=speedup), forecaster=Blend())) for speedup in (1, 2)
     )
     assert (all_steps, half) == (20, 10)
     assert float((made - full).abs().sum() / full.abs().sum()) < 0.02
@@ -387,7 +387,7 @@ def test_the_first_branch_decides_for_a_later_call_of_the_only_sample() -> None:
 
 
 def test_a_branch_that_was_not_asked_at_the_step_before_starts_anew() -> None:
-    generation = Generation(Strategy(policy=FixedSchedule(steps=(0,)), region="call"), levels_of(8))
+    generation = Generation(Strategy(policy=Steps(steps=(0,)), region="call"), levels_of(8))
     latents, reasons = torch.ones(1, 4), []
     for step in range(6):
         if step not in (2, 3):

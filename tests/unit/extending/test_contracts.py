@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse import ErrorControl, FixedSchedule, MagCache, Polynomial, StepView, TeaCache
+from omnireuse import ErrorControl, EveryNth, MagCache, Polynomial, Spread, StepView, TeaCache
 from omnireuse.errors import ConfigError
 from omnireuse.forecasters import FORECASTERS, Forecaster, Memory
 from omnireuse.forecasters.base import PolynomialMemory
-from omnireuse.loop.policy import Policy
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import POLICIES, StepMask
+from omnireuse.policies.base import Policy
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
 from omnireuse.testing import check_forecaster, check_policy, check_tier
 
 OTHERS: list[Policy] = [
-    FixedSchedule(speedup=2.0),
-    FixedSchedule(num_computed=5, warmup=2),
-    FixedSchedule(every=3),
+    Spread(speedup=2.0),
+    Spread(num_computed=5, warmup=2),
+    EveryNth(every=3),
     StepMask(mask="fast", dynamic=TeaCache()),
     StepMask(mask="ultra"),
     MagCache(ratios=(1.0, *(0.98,) * 27)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from omnireuse.arguments.profiled import chosen_for
 from omnireuse.arguments.targets import DEFAULT, strategy_for
 from omnireuse.base.validation import is_number
 from omnireuse.engines.settings import RequestPlan
@@ -52,7 +51,7 @@ def plan_of_profile(path: str | os.PathLike[str], *, speedup: float = 0.0) -> Re
     Args:
         speedup: so many times fewer steps, ≥ 1; 0 for 2.
     """
-    chosen = chosen_for(Profile.from_pretrained(path), speedup=speedup or None)
+    chosen = Profile.from_pretrained(path).choose(speedup=speedup or None)
     promise = chosen.promise
     if promise is not None and promise.but is None:
         promise = replace(promise, but=_UNCHECKED)

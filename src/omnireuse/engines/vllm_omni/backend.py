@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from omnireuse.arguments.tune import check_tune, is_off_by_environment
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, install_prompt_embed_cache
 from omnireuse.engines.request import warn_of
 from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings
@@ -20,7 +21,6 @@ from omnireuse.engines.whole import WholeRequests
 from omnireuse.errors import ConfigError
 from omnireuse.prompts.cache import PromptCacheOptions
 from omnireuse.stores.redis import RedisTier
-from omnireuse.tuning.switch import check_tune, is_off_by_environment
 
 __all__ = ["Backend"]
 

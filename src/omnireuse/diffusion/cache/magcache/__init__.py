@@ -17,12 +17,12 @@ import torch.distributed as dist
 from omnireuse.base.records import write_text
 from omnireuse.base.validation import Count, Positive, Share, check_fields
 from omnireuse.diffusion.cache.base import StepCacheBackend
-from omnireuse.diffusion.data import DiffusionCacheConfig, Ratios
 from omnireuse.errors import StateError
 from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, model_name
 from omnireuse.loop.agreement import Agreement
 from omnireuse.named.measuring import MagnitudeRecorder
+from omnireuse.named.options import DiffusionCacheConfig, Ratios
 from omnireuse.named.published import published_ratios
 from omnireuse.named.step_caches import open_step_cache
 from omnireuse.policies.mag_cache import MagCacheState

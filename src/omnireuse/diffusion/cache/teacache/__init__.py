@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from omnireuse.base.validation import Positive, check_fields
 from omnireuse.diffusion.cache.base import StepCacheBackend
-from omnireuse.diffusion.data import Coefficients, DiffusionCacheConfig
 from omnireuse.handle import Handle
 from omnireuse.loop.agreement import Agreement
 from omnireuse.models.extractors import CacheContext, Extractor, get_extractor, register_extractor
+from omnireuse.named.options import Coefficients, DiffusionCacheConfig
 from omnireuse.named.published import published_coefficients
 from omnireuse.named.step_caches import open_step_cache
 from omnireuse.policies.tea_cache import TeaCacheState
