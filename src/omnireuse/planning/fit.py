@@ -39,13 +39,14 @@ class WeightFit:
         computed: the steps that compute.
         total: steps of a run.
         kept: number of outputs of each branch in a sum.
-        holds_out: whether each sample goes on with weights that are fitted to all others so far, so that what it comes
-            to judges them; the first of all, which has no others, with its own.
+
+    Attributes:
+        is_done: whether further runs follow the weights and change them no more, which judges them.
     """
 
-    def __init__(self, computed: Sequence[int], total: int, *, kept: int = KEPT, holds_out: bool = False) -> None:
-        self._computed, self.holds_out = frozenset(computed), holds_out
-        self._kept = kept
+    def __init__(self, computed: Sequence[int], total: int, *, kept: int = KEPT) -> None:
+        self._computed = frozenset(computed)
+        self._kept, self.is_done = kept, False
         self._sums: list[list[_Sums]] = [[] for _ in range(total)]
         self._weights: list[tuple[tuple[float, ...], ...]] = [() for _ in range(total)]
         self._branches = 1
@@ -101,21 +102,13 @@ class LedRun:
             if not self._after_gap:
                 return output
         self._after_gap = not computes
-        by_branch, before = list(zip(*self._known, strict=True)), fit._sums[here]
-        own = _sums(by_branch, target())
-        fit._sums[here] = known = before + own
-        fit._weights[here] = _solve(known, len(by_branch))
-        if not fit.holds_out or len(known) == 1:
-            return _combined(fit._weights[here], by_branch)
-        rows = []
-        for place in range(len(own)):
-            others = _solve(before + own[:place] + own[place + 1 :], len(by_branch))
-            rows.append(_combined(others, [[each[place : place + 1] for each in outputs] for outputs in by_branch]))
-        return torch.cat(rows)
-
-
-def _combined(weights: Sequence[tuple[float, ...]], by_branch: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-    return torch.stack([combine(*pair) for pair in zip(weights, by_branch, strict=True)]).sum(0)
+        by_branch = list(zip(*self._known, strict=True))
+        if not fit.is_done:
+            fit._sums[here] += _sums(by_branch, target())
+            fit._weights[here] = _solve(fit._sums[here], len(by_branch))
+        return torch.stack(
+            [combine(weights, each) for weights, each in zip(fit._weights[here], by_branch, strict=True)]
+        ).sum(0)
 
 
 def _parts(outputs: list[torch.Tensor] | None, shares: Sequence[float], handed: torch.Tensor) -> list[torch.Tensor]:
