@@ -173,7 +173,8 @@ class Latents(Player):
     def _together(self, handle: omnireuse.Handle) -> Row:
         before = len(handle.events)
         judged = self.judge(self.made(self.judged))
-        return {"computed": _computed(handle, before), **judged}
+        runs = len({event.run for event in handle.events[before:]})
+        return {"computed": _computed(handle, before) / runs, **judged}
 
     def made(self, places: Sequence[int], steps: int = STEPS) -> Any:
         """The final latents of these captions as the pipeline makes them now."""

@@ -108,7 +108,7 @@ def enable(
         speedup: all steps divided by computed steps, ≥ 1. It counts steps, not time: time falls by the denoiser's
             share of it.
         computed_steps: how many steps compute, ≥ 1.
-        quality: PSNR in dB to the full run that at least nine of ten pictures reach, above 0 and at most 100. A
+        quality: PSNR in dB to the full run that at least nine of ten pictures reach, from 15 to 100. A
             profile promises it; without one the first pictures say how many steps compute, and it is expected.
         tolerance: relative L1 error that at least nine of ten final latents stay within, above 0 and below 1: 0.05 is
             5 %. Needs no profile: the first pictures say how many steps compute, and without `tune` the errors measured

@@ -65,11 +65,6 @@ def tune(
     """
     if isinstance(prompts, str) or not prompts or not all(isinstance(each, str) for each in prompts):
         raise ConfigError(f"tune(prompts={prompts!r:.60}): prompts must be a list of at least one text")
-    if (quality is not None or tolerance is not None) and len(prompts) < JUDGED:
-        raise ConfigError(
-            f"tune(prompts={list(prompts)!r:.60}): prompts must be at least {JUDGED} for a quality or a tolerance, got "
-            f"{len(prompts)}; some of them judge the plan, which is made from the others"
-        )
     refuse_reserved("tune", call)
     source = Source(given=pipeline, device=device, dtype=dtype)
     pipe = source.load()
@@ -81,6 +76,11 @@ def tune(
         tqdm(total=len(prompts), desc="tuning", unit="picture", disable=not progress) as bar,
     ):
         _refuse_untuned(handle)
+        if (quality is not None or tolerance is not None) and len(prompts) < JUDGED:
+            raise ConfigError(
+                f"tune(prompts={list(prompts)!r:.60}): prompts must be at least {JUDGED} for a quality or a tolerance, "
+                f"got {len(prompts)}; some of them judge the plan, which is made from the others"
+            )
         handle.measure_all()
         for number in range(len(prompts)):
             caller.result([number])

@@ -117,6 +117,7 @@ class Entries:
             self._take(entry, found.profile, found.plan, str(self._store.file(configuration.digest)))
         else:
             entry.earlier, entry.budgets = found.earlier, found.budgets | {len(budget.steps)}
+            entry.tuning = replace(tuning, near=self._store.near(configuration))
             self._note(entry)
         return entry
 
@@ -194,6 +195,8 @@ class Entries:
             "next picture is computed in full" if missing == 1 else f"next {missing} pictures are computed in full",
             entry.budget.words,
         )
+        if entry.tuning.near:
+            logger.info("%s", entry.tuning.near)
 
     def learn(self, entry: Entry, kept: Keeper, full_run: Callable[[], FullRun], replay: Any) -> bool:
         """Note a measured call, or why that failed. The calls of few configurations are kept with this one.
@@ -277,7 +280,7 @@ class Entries:
             self.failed(entry, decided, is_permanent=True)
             return
         self._take(entry, *decided)
-        logger.info("tuning has ended: %s", entry.tuning)
+        logger.info("tuning has ended for calls with %s: %s", entry.configuration.words, entry.tuning)
         entry.drop()
         entry.release()
 

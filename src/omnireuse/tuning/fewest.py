@@ -32,8 +32,9 @@ ALWAYS = 2
 """First steps that the untuned rule computes in any case: it knows no error before."""
 FITTED_TO = 3
 """Pictures that plans and weights are made from; those after them judge."""
-SLOPE = 24.0
-"""Fall of the error in dB where the number of computed steps doubles, before two trials have shown it."""
+SLOPE, TAIL_SLOPE = 24.0, 16.0
+"""Fall of the error in dB where the number of computed steps doubles, before two trials have shown it; and the least
+that is expected of the worst pictures, after a miss."""
 
 
 class FewestSteps(Trying):
@@ -168,5 +169,6 @@ def count_for(excesses: Mapping[int, float], further: int = 1) -> int:
     nearest = kept if kept is not None else missed
     assert nearest is not None, "one was tried"
     # Far enough, and no further than to double or to halve.
-    found = math.ceil(nearest * math.pow(2.0, min(max(excesses[nearest] / SLOPE, -1.0), 1.0)))
+    slope = SLOPE if missed is None else TAIL_SLOPE
+    found = math.ceil(nearest * math.pow(2.0, min(max(excesses[nearest] / slope, -1.0), 1.0)))
     return found if missed is None else max(found, missed + further)

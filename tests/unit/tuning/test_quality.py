@@ -155,9 +155,9 @@ def test_a_quality_with_a_profile_is_not_tuned(flux: Tiny) -> None:
         pictures(flux, 3)
         profile = handle.tuned_profile
     with pytest.raises(ConfigError, match="a promise takes at least 5 held-out prompts"):
-        omnireuse.enable(flux.pipe, profile=profile, quality=1)
+        omnireuse.enable(flux.pipe, profile=profile, quality=20)
     with pytest.raises(ConfigError, match=r"quality= and tolerance=, and profile has chosen one"):
-        omnireuse.enable(flux.pipe, profile=profile, quality=1, tune=True)
+        omnireuse.enable(flux.pipe, profile=profile, quality=20, tune=True)
 
 
 def test_a_quality_is_tuned_ahead_of_time(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,3 +181,24 @@ def test_a_quality_is_tuned_ahead_of_time(flux: Tiny, monkeypatch: pytest.Monkey
     monkeypatch.setenv("OMNIREUSE_TUNE", "0")
     with pytest.raises(ConfigError, match="OMNIREUSE_TUNE turns it off"):
         omnireuse.tune(flux.pipe, ["a"], quality=30, **call)
+
+
+@pytest.mark.parametrize("given", [0.9, 0.0, 14.9, 101])
+def test_a_quality_that_is_no_psnr_of_a_close_picture_is_refused(flux: Tiny, given: float) -> None:
+    with pytest.raises(ConfigError, match="quality must be a PSNR in dB of at least 15 and at most 100") as caught:
+        omnireuse.enable(flux.pipe, quality=given)
+    assert ("SSIM" in str(caught.value)) == (given == 0.9)
+
+
+def test_too_few_prompts_cannot_judge_a_quality(flux: Tiny) -> None:
+    for aim in ({"quality": 40}, {"tolerance": 0.1}):
+        with pytest.raises(ConfigError, match=f"prompts must be at least {JUDGED} for a quality or a tolerance, got 3"):
+            omnireuse.tune(flux.pipe, ["a", "b", "c"], progress=False, **aim)
+
+
+def test_pictures_of_one_call_do_not_judge_each_other(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe, quality=QUALITY) as handle:
+        flux.run(steps=STEPS, batch=JUDGED)
+        assert handle.tuning.state == "measuring"
+        flux.run(steps=STEPS, batch=JUDGED, seed=1)
+        assert handle.tuning.state == "ready"
