@@ -19,7 +19,7 @@ from omnireuse.planning.path import OutputProducts
 from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.profile import Profile
 from omnireuse.summary.tuning import BEGINS, Tuning
-from omnireuse.tuning.budget import Budget
+from omnireuse.tuning.budget import JUDGED, Budget
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.fewest import FewestSteps
@@ -94,7 +94,7 @@ class Entries:
         beside `MOST_UNFINISHED` that are measured in part, or of a number of computed steps beside `MOST_BUDGETS`.
         """
         if budget.aim:
-            aim = {name: repr(value) for name, value in budget.aim.items()}
+            aim = {name: repr(value) for name, value in (*budget.aim.items(), ("judged", JUDGED))}
             configuration = msgspec.structs.replace(configuration, call={**configuration.call, **aim})
         key = (configuration.digest, len(budget.steps))
         entry = self._entries.get(key) or self._new(key, configuration, budget)

@@ -14,7 +14,7 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.path import OutputProducts
 from omnireuse.profiles.coverage import bound_of_few
 from omnireuse.profiles.plan import Plan
-from omnireuse.tuning.budget import Budget
+from omnireuse.tuning.budget import JUDGED, Budget
 from omnireuse.tuning.full_run import relative_errors
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadows, Trial, Try, Trying, whole
 
@@ -32,7 +32,7 @@ ALWAYS = 2
 """First steps that the untuned rule computes in any case: it knows no error before."""
 FITTED_TO = 3
 """Pictures that plans and weights are made from; those after them judge."""
-SLOPE, TAIL_SLOPE = 24.0, 16.0
+SLOPE, TAIL_SLOPE = 24.0, 12.0
 """Fall of the error in dB where the number of computed steps doubles, before two trials have shown it; and the least
 that is expected of the worst pictures, after a miss."""
 
@@ -61,15 +61,17 @@ class FewestSteps(Trying):
         """The one that is being tried."""
 
     def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
-        """First how many steps compute without a plan. The first plan follows the pictures as they come; once all are
-        measured, others do as long as all shadows take no more work than the full runs."""
+        """First how many steps compute without a plan. The first plan follows the pictures as they come, unless it
+        misses in those that it was fitted to; once all are measured, others do. All shadows take no more work than the
+        full runs."""
         if self._rule is not None and not self._untuned:
             return Try("the untuned default", 1.0, partial(self._follow_rule, calls[0]))
         if self._quality is not None and len(self._pictures) < len(calls):
             return Try("no plan", 0.0, partial(self._look, calls))
-        if self._trial is None or self._trial.calls == len(calls):
-            measured = sum(call.full.pictures for call in calls)
-            if not is_whole and (self._trial is not None or measured < FITTED_TO):
+        is_missed = self._trial is not None and self._misses_fitted(self._trial)
+        if self._trial is None or self._trial.calls == len(calls) or is_missed:
+            is_planned = sum(call.full.pictures for call in calls) >= FITTED_TO
+            if not is_whole and not (is_missed or (self._trial is None and is_planned)):
                 return None
             if self._trial is not None:
                 self._tried[len(self._trial.steps)] = self._trial
@@ -86,12 +88,11 @@ class FewestSteps(Trying):
         count = min(max(wanted, fewest), most)
         if fewest > count or count in self._tried:
             return None
-        steps, fits = (
-            self._planned(_fitted_to(calls), count, self._growth),
-            all(call.full.unfit is None for call in calls),
-        )
+        steps = self._planned(_fitted_to(calls), count, self._growth)
+        fits = all(call.full.unfit is None for call in calls)
         trial = Trial.of_fit(steps, self._total, FITTED_TO) if fits else Trial(steps=steps, total=self._total)
-        return None if self.runs + len(calls) * trial.cost(calls) > len(calls) else trial
+        runs = max(len(calls), -(-JUDGED // calls[0].full.pictures), 2)
+        return None if self.runs + runs * trial.cost(calls) > runs else trial
 
     def _follow_rule(self, call: MeasuredCall, shadows: Shadows) -> Pausing[None]:
         assert self._rule is not None, "a tolerance is asked for"
@@ -121,9 +122,13 @@ class FewestSteps(Trying):
     def _excess(self, trial: Trial) -> float:
         """By how many dB nine of ten other pictures are expected to miss it; negative where they exceed it."""
         if self._quality is not None:
-            return self._quality - bound_of_few(trial.closeness[trial.fitted :])
-        errors = [-_decibels(error) for error in trial.errors[trial.fitted :]]
+            return self._quality - bound_of_few(trial.closeness[trial.fitted :] or trial.closeness)
+        errors = [-_decibels(error) for error in trial.errors[trial.fitted :] or trial.errors]
         return -_decibels(self._value) - bound_of_few(errors)
+
+    def _misses_fitted(self, trial: Trial) -> bool:
+        """Whether a plan is missed in the very pictures that it was fitted to, so that others need not judge it."""
+        return FITTED_TO <= trial.fitted == len(trial.errors) and self._excess(trial) > 0
 
     @property
     def tried(self) -> int:

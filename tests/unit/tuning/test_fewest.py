@@ -16,7 +16,7 @@ from omnireuse.tuning.fewest import SLOPE, bounds, count_for
 from tests.helpers import tiny
 from tests.helpers.tiny import Tiny
 
-STEPS, TOLERANCE = 30, 0.2
+STEPS, TOLERANCE = 30, 0.12
 
 
 @pytest.fixture(autouse=True)
