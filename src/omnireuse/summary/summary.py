@@ -109,8 +109,9 @@ class Summary:
         computed_calls, reused_calls: how they were decided.
         computed_steps: denoising steps computed in a mean run; fractions where branches decided differently.
         mean_steps: denoising steps of a mean run.
-        step_ratio: decisions divided by computed ones. It is no speed-up: time falls by the denoiser's share of it.
+        step_ratio: steps divided by computed ones. It is no speed-up: time falls by the denoiser's share of it.
         reasons: how often each reason decided, computing and reusing apart.
+        steps_by_reason: the same in steps. A step whose calls were decided apart counts by their shares.
         mean_error: mean relative L1 distance, at computed steps, between the forecast for the step and what was
             computed and used; None where none could be compared. Not the error of the result.
         worst_error: the largest of them, as a rule at an early step, where x0 is hardly known yet.
@@ -139,6 +140,7 @@ class Summary:
     computed_steps: float
     step_ratio: float
     reasons: dict[str, int] = field(default_factory=dict)
+    steps_by_reason: dict[str, float] = field(default_factory=dict)
     mean_error: float | None = None
     worst_error: float | None = None
     promise: Promise | None = None
@@ -239,11 +241,10 @@ def summary_lines(summary: Summary) -> Iterator[str]:
 
 
 def _reasons(summary: Summary, action: str) -> Iterator[str]:
-    """How many steps were decided so, and why. A step whose branches were decided apart counts by their shares."""
-    share = summary.steps / summary.calls
+    """How many steps were decided so, and why."""
     counts = {
-        words.removeprefix(f"{action} (")[:-1]: number * share
-        for words, number in sorted(summary.reasons.items(), key=lambda each: -each[1])
+        words.removeprefix(f"{action} (")[:-1]: number
+        for words, number in sorted(summary.steps_by_reason.items(), key=lambda each: -each[1])
         if words.startswith(action)
     }
     parts = [f"{_short(number)} {_REASONS.get(reason, f'for {reason!r}')}" for reason, number in counts.items()]
