@@ -47,7 +47,7 @@ ENGINE_SIDE = ("core", "encoders")
 #: Both sides use these.
 SHARED = ("errors", "base", "stores")
 #: These use both sides: the contracts, and an engine's caches inside that engine.
-ENGINE_TOOLS = ("testing", "engines.vllm")
+ENGINE_TOOLS = ("testing", "engines.vllm", "engines.vllm_omni.prefix")
 
 #: What must work where torch is not installed.
 WITHOUT_TORCH = (
