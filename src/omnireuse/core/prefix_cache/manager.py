@@ -288,14 +288,14 @@ class OmniPrefixCacheManager:
         """
         step = self._take(step_id)
         try:
+            if step.written is not None:
+                self._note_failure(step.written)  # waits for it
             self._check()
             if unknown := sorted(set(req_ids) - set(step.batch.req_ids)):
                 raise StateError(
                     f"prefix cache(step={step_id}): requests outside the save snapshot: {unknown[:8]}; ask for those "
                     "of the step, not of the batch as it is now"
                 )
-            if step.written is not None:
-                step.written.result()
             if step.ready is not None:
                 step.ready.synchronize()
             with self._rows:
