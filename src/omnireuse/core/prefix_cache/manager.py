@@ -195,7 +195,9 @@ class OmniPrefixCacheManager:
         slots_S, num_rows_R = self._slots_to_read(batch, slots.numpy())
         outputs = {name: output for name, (output, _) in rows.items()}
         step = _Step(batch, outputs, slots_S, num_rows_R, len(self._hits), uncached, ready)
-        self._count_uncached(step)
+        for key, value in uncached.items() if self._hits else ():
+            if has_token_rows(value, num_tokens):
+                self._pool.note_uncached(key, len(self._hits))
         self._hits = {}
         number = next(self._numbers)
         if num_tokens:
@@ -251,11 +253,6 @@ class OmniPrefixCacheManager:
         slots_S[places_K] = slots_K
         slots_S[is_hit_S] = (blocks_N[:, None] * size + np.arange(size)).reshape(-1)
         return slots_S, num_hit_R + batch.counts_R
-
-    def _count_uncached(self, step: _Step) -> None:
-        for key, value in step.uncached.items() if step.num_hits else ():
-            if has_token_rows(value, step.batch.num_tokens):
-                self._pool.note_uncached(key, step.num_hits)
 
     def _write(self, number: int, slots: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> None:
         with self._rows:
