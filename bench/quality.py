@@ -6,7 +6,7 @@ A quality is kept where nine of ten captions reach it. Three methods:
 
 - "fixed": the untuned default with so many computed steps, by halving, to find the smallest number that keeps each
   quality;
-- "tuned": `quality=` after three captions of its own that nothing is judged on;
+- "tuned": `quality=` after some captions of its own that nothing is judged on;
 - "fewer": the solver with as many steps of its own as "tuned" computed on average.
 
 Every row is written as soon as it is known, and a run that was stopped goes on where it was: delete the file to begin
@@ -26,7 +26,7 @@ from bench._common import new_table
 from bench._resumable import Row, parser_of, record_of
 from bench._tolerance_figures import part_of
 from bench.tolerance import RUNS, SEED, SHARE, STEPS, Latents, add_options, measure
-from omnireuse.pipelines.closeness import capped_psnr
+from omnireuse.pipelines.pictures import capped_psnr
 
 QUALITIES = (35.0, 40.0, 45.0, 50.0)
 METHODS = ("fixed", "tuned", "fewer")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Build a venv with vllm-omni 0.30.0 on a CPU, from the package registries alone, and run the tests of tests/hosts/vllm_omni
 # inside it, none of them skipped. About 2 GB. Usage: scripts/vllm_omni_venv.sh [folder of the venv] [pytest options]
+# To try requests out instead, with a tiny model: scripts/vllm_omni_venv.sh folder serve [options of vllm serve]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:-${TMPDIR:-/tmp}/omnireuse-vllm-omni-venv}
@@ -31,6 +32,12 @@ if [ ! -e "$venv/ready" ]; then
 fi
 # Installed and not only on the path: the engine finds plugins by the entry points of installed packages.
 "${install[@]}" --no-deps --no-build-isolation --editable .
+
+if [ "${1:-}" = serve ]; then
+    shift
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)} PYTHONPATH=.
+    exec "$venv/bin/python" -W ignore -m tests.hosts.vllm_omni.server "$@"
+fi
 
 # -c /dev/null: the project's pytest settings name plugins that this venv lacks, and its marks with them.
 # The import first: without vllm-omni the tests would be skipped, and a skip is no failure.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import folder_paths
 from comfy_execution.utils import get_executing_context
 
-from omnireuse.engines.comfyui import Span, attach, plan_for, plan_of_profile, reuse_of, step_picture
+from omnireuse.engines.comfyui import MOST, Span, attach, plan_for, plan_of_profile, reuse_of, step_picture
 from omnireuse.engines.settings import OFF
 from omnireuse.errors import ConfigError
 
@@ -22,7 +22,7 @@ folder_paths.add_model_folder_path(FOLDER, str(Path(folder_paths.models_dir) / F
 folder_paths.folder_names_and_paths[FOLDER][1].add(".json")
 
 _MODEL = ("MODEL", {"tooltip": "Connect the last node that changes the model, such as a LoRA loader."})
-_SPEEDUP = {"default": 0.0, "min": 0.0, "max": 20.0, "step": 0.1}
+_SPEEDUP = {"default": 0.0, "min": 0.0, "max": MOST, "step": 0.1}
 _PERCENT = {"min": 0.0, "max": 1.0, "step": 0.01}
 _ENABLED = ("BOOLEAN", {"default": True, "tooltip": "Off: every step is computed, as without this node."})
 _SEARCHED = ["cache", "step cache", "teacache", "easycache", "lazycache", "speed up", "faster", "skip steps"]
@@ -106,10 +106,14 @@ class Omnireuse:
         }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, speedup: float | None, tolerance: float | None) -> bool | str:
-        """Whether the numbers can work, before anything of the graph runs; None for one that another node gives."""
+    def VALIDATE_INPUTS(cls, speedup: float | None) -> bool | str:
+        """Whether the number can work, before anything of the graph runs; None for one that another node gives.
+
+        ComfyUI reports an error of this function once for each of its arguments, whichever is wrong, and compares the
+        other inputs with their least and most by itself. So `patch` refuses two targets, when the node runs.
+        """
         try:
-            plan_for(speedup=speedup or 0.0, tolerance=tolerance or 0.0)
+            plan_for(speedup=speedup or 0.0)
         except ConfigError as error:
             return str(error)
         return True
@@ -193,8 +197,8 @@ class OmnireuseSummary:
 
     def report(self, model: Any, latent: Any) -> dict[str, Any]:
         """The summary as text and as a picture."""
-        summary = reuse_of(model).summary()
-        text, picture = str(summary), step_picture(summary.last_run)
+        text, shares = reuse_of(model).report()
+        picture = step_picture(shares)
         return {"ui": shown(text, picture), "result": (latent, text, picture)}
 
 

@@ -12,10 +12,10 @@ import torch
 
 from omnireuse.engines.settings import RequestPlan
 from omnireuse.hooks.run import RunStart
-from omnireuse.loop.policy import Policy
 from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.fit import WeightFit
 from omnireuse.policies import Steps
+from omnireuse.policies.base import Policy
 from omnireuse.tuning.budget import Budget, budget_for
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entries import Entries, Entry
@@ -105,9 +105,12 @@ class LoopTuner:
 
     def tuned(self, plan: RequestPlan, entry: Entry) -> RequestPlan:
         """The plan that was chosen; the given one where the untuned default serves."""
+        state = entry.tuning.state
+        if state in ("measuring", "ready"):
+            plan = replace(plan, entry=entry, tuned=state == "ready")
         if entry.strategy is None:
             return plan
-        return replace(plan, strategy=entry.strategy, name=f"{plan.name}, tuned", tuned=True)
+        return replace(plan, strategy=entry.strategy, name=f"{plan.name}, tuned")
 
     def measure(
         self, entry: Entry, loop: Loop, run: MeasuredLoop, proceed: Callable[[], T], go_on: Callable[[Entry], object]

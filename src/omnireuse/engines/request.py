@@ -15,13 +15,28 @@ from omnireuse.loop.generation import Generation
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 from omnireuse.summary.summary import Promise
+from omnireuse.summary.tuning import Tuning
 
-__all__ = ["METRICS", "STRATEGY", "RequestReuse", "count_request", "figures_of", "levels_of", "warn_of"]
+__all__ = [
+    "METRICS",
+    "PROMPTS",
+    "STRATEGY",
+    "RequestReuse",
+    "count_request",
+    "figures_of",
+    "levels_of",
+    "tuning_figures",
+    "warn_of",
+]
 
 logger = logging.getLogger("omnireuse")
 
 STRATEGY = f"{KEY}_strategy"
 """Key of the one figure that is a name and no number."""
+PROMPTS = f"{KEY}_prompts"
+"""Beginning of the figures of a cache of prompt embeddings, which are for counters alone: requests that arrive together
+share them."""
+PROMPT_ACTIONS = ("computed", "reused", "bypassed")
 
 
 @dataclass
@@ -83,8 +98,8 @@ class RequestReuse:
     def figures(self) -> dict[str, Any]:
         """The response's figures: numbers, and the strategy's name under `STRATEGY`."""
         found = figures_of(self.plan.name, self.plan.promise, self.computed, self.reused)
-        if self.plan.tuned or self.plan.measured is not None:
-            found[f"{KEY}_tuned"] = float(self.plan.tuned)
+        if self.plan.entry is not None:
+            found |= tuning_figures(self.plan.tuned, self.plan.entry.tuning)
         if self.failures:
             found[f"{KEY}_failures"] = float(self.failures)
         return found
@@ -111,18 +126,29 @@ def _warn(text: str) -> None:
     logger.warning("%s", text)
 
 
-def figures_of(name: str, promise: Promise | None, computed: int, reused: int) -> dict[str, Any]:
-    """A response's figures: the strategy's name, numbers of steps, and the mean PSNR in dB that a profile expects."""
-    known: dict[str, Any] = {"strategy": name, "steps_computed": float(computed), "steps_reused": float(reused)}
+def figures_of(name: str, promise: Promise | None, computed: int | None, reused: int) -> dict[str, Any]:
+    """A response's figures: the strategy's name, numbers of steps, and the mean PSNR in dB that a profile expects.
+
+    Args:
+        computed: None where it is not known.
+    """
+    known: dict[str, Any] = {"strategy": name, "steps_computed": computed, "steps_reused": float(reused)}
+    known = {name: float(each) if isinstance(each, int) else each for name, each in known.items() if each is not None}
     if promise is not None and promise.but is None:
         known["expected_psnr_db"] = promise.expected
     return {f"{KEY}_{name}": figure for name, figure in known.items()}
+
+
+def tuning_figures(tuned: bool, tuning: Tuning) -> dict[str, float]:
+    """A response's figures on tuning: whether it had come to an end, and how many pictures it has measured."""
+    return {f"{KEY}_tuned": float(tuned), f"{KEY}_pictures_measured": float(tuning.pictures)}
 
 
 METRICS = {
     f"{KEY}_requests_total": "Finished requests whose steps reuse decided on, by target",
     f"{KEY}_request_steps_total": "Denoising steps of these requests, by target and by action (computed, reused)",
     f"{KEY}_request_failures_total": "Times that something of a request failed, and it went on without reuse",
+    f"{KEY}_prompts_total": "Encodes of prompts, by action (computed, reused, bypassed), where they are cached",
 }
 """Every metric by its name in the exposition, with its meaning. The label `target` is "server" for a request without
 targets of its own, "off", or the name of its target: never a value, since clients choose the values."""
@@ -137,19 +163,19 @@ def count_request(figures: Mapping[str, Any], target: str) -> None:
     Args:
         figures: of the request, as `RequestReuse.figures` returns them.
     """
-    requests, steps, failures = _counters()
+    requests, steps, failures, prompts = _counters()
     requests.labels(target).inc()
     for action in ("computed", "reused"):
         steps.labels(target, action).inc(figures.get(f"{KEY}_steps_{action}", 0.0))
     failures.labels(target).inc(figures.get(f"{KEY}_failures", 0.0))
+    for action in PROMPT_ACTIONS:
+        if (number := figures.get(f"{PROMPTS}_{action}")) is not None:
+            prompts.labels(action).inc(number)
 
 
 @functools.cache
-def _counters() -> tuple[Any, Any, Any]:
+def _counters() -> tuple[Any, ...]:
     from prometheus_client import Counter  # an engine that is asked for metrics has it
 
-    labels = (("target",), ("target", "action"), ("target",))
-    requests, steps, failures = (
-        Counter(name, meaning, names) for (name, meaning), names in zip(METRICS.items(), labels, strict=True)
-    )
-    return requests, steps, failures
+    labels = (("target",), ("target", "action"), ("target",), ("action",))
+    return tuple(Counter(name, meaning, names) for (name, meaning), names in zip(METRICS.items(), labels, strict=True))

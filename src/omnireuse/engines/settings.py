@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 import torch.distributed as dist
 
-from omnireuse.arguments.targets import DEFAULT, check_targets, strategy_for
+from omnireuse.arguments.targets import check_targets, strategy_for
+from omnireuse.arguments.tune import check_tune
 from omnireuse.base.validation import is_number
-from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.enabling import enable
-from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
+from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
 from omnireuse.loop.strategy import Strategy
+from omnireuse.named.options import DiffusionCacheConfig
+from omnireuse.policies.spread import nearest
 from omnireuse.profiles.profile import Profile
 from omnireuse.summary.summary import Promise
-from omnireuse.tuning.switch import check_tune
 
 __all__ = ["KEY", "OFF", "TARGETS", "RequestPlan", "RequestSettings", "ServerSettings"]
 
@@ -30,6 +32,11 @@ CACHE_OPTIONS = tuple(field.name for field in fields(DiffusionCacheConfig))
 TARGETS = ("speedup", "computed_steps", "quality", "tolerance")
 LIMITS = ("default", "max_speedup", "request_targets")
 """An operator's rules for requests."""
+FEWEST = 2
+"""Computed steps of any run with reuse: one shows nothing to forecast from."""
+NEAR = 0.8
+"""Likeness of a name to `KEY`, in [0, 1], from which it is taken for a slip of the pen: "omni_reuse" has 0.95, and
+"reuse" 0.71."""
 MOST_PLANS = 256
 """Plans that a server keeps. Requests may ask for more numbers than memory holds."""
 
@@ -43,7 +50,8 @@ class RequestPlan:
         name: for logs and metrics.
         promise: of its quality, by the profile, if there is one.
         group: the ranks that decide together; None where each decides alone.
-        tuned: whether the first pictures of a pipeline have chosen it.
+        entry: what tuning knows of requests like this one (`Entry`); None where they are not tuned.
+        tuned: whether tuning had come to an end when the request began.
         measured: takes each output of a request that is measured by `note(state, output)`; None where none is.
     """
 
@@ -51,6 +59,7 @@ class RequestPlan:
     name: str
     promise: Promise | None = None
     group: dist.ProcessGroup | None = None
+    entry: Any = None
     tuned: bool = False
     measured: Any = None
 
@@ -83,6 +92,7 @@ class RequestSettings:
         """
         if extras is not None and not isinstance(extras, Mapping):
             raise WrongTypeError(f"a request's extra arguments must be a mapping, got {type(extras).__name__}")
+        _refuse_misspelt(extras or ())
         given = (extras or {}).get(KEY)
         if given is None or given is True or (isinstance(given, str) and given == "on"):
             return cls()
@@ -93,13 +103,11 @@ class RequestSettings:
                 f'{KEY}={given!r:.60}: {KEY} must be "on", "off" or a mapping with one of '
                 f"{', '.join(TARGETS)}, got {type(given).__name__}"
             )
-        for name, value in given.items():
+        for name in given:
             if name not in TARGETS:
                 raise UnknownNameError(f"setting of a request's {KEY!r}:", str(name)[:60], TARGETS)
-            if value is None:
-                raise WrongTypeError(f"{KEY}({name}=None): {name} must be a number, got None; or leave it out")
-        with _blamed_on(KEY):
-            check_targets(**given)
+        _refuse_null(given, place=KEY)
+        check_targets(KEY, **given)
         if len(given) > 1:
             raise ConfigError(f"{KEY}={dict(given)!r:.120}: {KEY} must have one target, got {len(given)}")
         return cls(targets=tuple((name, int(x) if name == "computed_steps" else x) for name, x in given.items()))
@@ -125,9 +133,9 @@ class ServerSettings:
         for name in options:
             if name not in known:
                 raise UnknownNameError(f"option of {place} for omnireuse", name, known)
+        _refuse_null({name: value for name, value in options.items() if name not in cache}, place=place)
         self.options, self.place = dict(options), place
-        with _blamed_on(place):
-            check_targets(**{name: self.options.get(name) for name in TARGETS})
+        check_targets(place, **{name: self.options.get(name) for name in TARGETS})
         self.default, self._max_speedup, self._targets = (self.options.pop(name, None) for name in LIMITS)
         self._check_limits()
         self.tune: bool | int | None = self.options.pop("tune", None)
@@ -141,7 +149,7 @@ class ServerSettings:
         return RequestSettings(off=True) if self.default == "off" and (extras or {}).get(KEY) is None else wanted
 
     def check_limits(self, request: RequestSettings, *, steps: int | None) -> None:
-        """Refuse what the operator does not allow.
+        """Refuse what the operator does not allow, and what a run of so many steps cannot give.
 
         Args:
             steps: its number of steps; None where it names none.
@@ -164,6 +172,9 @@ class ServerSettings:
                     f"{asked}: the speed-up must be at most {self._max_speedup:g} on this server (max_speedup), got "
                     f"{speedup:g}"
                 )
+        if steps is not None:
+            for name, value in request.targets:
+                _refuse_unreachable(name, value, steps)
 
     def _check_tune(self) -> None:
         check_tune(self.tune)
@@ -232,7 +243,7 @@ class ServerSettings:
     def _made(self, request: RequestSettings, pipeline: Any, region: str | None) -> RequestPlan:
         arguments = self.enable_arguments(request)
         if not arguments:
-            return RequestPlan(DEFAULT, "default")
+            return RequestPlan(Strategy.default(), "default")
         if request.targets and "quality" in arguments and self.profile is None:
             raise ConfigError(
                 f"{KEY}(quality={arguments['quality']!r}): a quality can only be promised by a profile, and this "
@@ -242,17 +253,34 @@ class ServerSettings:
             with enable(pipeline, **arguments) as handle:
                 return RequestPlan(handle.strategy, handle.name)
         wanted: dict[str, Any] = {name: arguments.get(name) for name in (*TARGETS, "profile")}
-        with _blamed_on(KEY if request.targets else self.place):
-            chosen = strategy_for(pipeline, region=region, **wanted)
+        place = KEY if request.targets else self.place
+        chosen = strategy_for(pipeline, region=region, place=place, **wanted)
         return RequestPlan(chosen.strategy, chosen.name, chosen.promise)
 
 
-@contextmanager
-def _blamed_on(place: str) -> Iterator[None]:
-    """Name the place where settings were written down in errors of arguments of `enable`."""
-    try:
-        yield
-    except OmniReuseError as error:
-        if not str(error).startswith("enable("):
-            raise
-        raise type(error)(place + str(error).removeprefix("enable")) from None
+def _refuse_misspelt(names: Iterable[object]) -> None:
+    """Refuse a name that is nearly `KEY`: an engine hands on what it does not know, and nobody would hear it."""
+    for name in names:
+        if isinstance(name, str) and name != KEY and get_close_matches(name.casefold(), [KEY], cutoff=NEAR):
+            raise UnknownNameError("extra argument of a request", name[:60], [KEY])
+
+
+def _refuse_null(options: Mapping[str, Any], *, place: str) -> None:
+    for name, value in options.items():
+        if value is None:
+            what = "a number" if name in TARGETS else "a value"
+            raise WrongTypeError(f"{place}({name}=None): {name} must be {what}, got None; or leave it out")
+
+
+def _refuse_unreachable(name: str, value: float, steps: int) -> None:
+    """Refuse fewer computed steps than a run needs, or more than it has."""
+    if name == "speedup" and value > 1 and nearest(steps, value) < FEWEST:
+        raise ConfigError(
+            f"{KEY}(speedup={value!r}): speedup must leave at least {FEWEST} of the {steps} steps computed, got "
+            f"{nearest(steps, value)}; ask for at most {math.floor(100 * steps / (FEWEST - 0.5)) / 100:g}"
+        )
+    if name == "computed_steps" and value > steps:
+        raise ConfigError(
+            f"{KEY}(computed_steps={value:g}): computed_steps must be at most the {steps} steps of the run, got "
+            f"{value:g}; ask for fewer to reuse some"
+        )

@@ -8,8 +8,8 @@ from typing import Any
 import torch.distributed as dist
 
 from omnireuse.enabling import enable
-from omnireuse.engines.request import figures_of
-from omnireuse.engines.settings import KEY, RequestSettings, ServerSettings
+from omnireuse.engines.request import figures_of, tuning_figures
+from omnireuse.engines.settings import RequestSettings, ServerSettings
 from omnireuse.handle import Handle
 from omnireuse.hooks.interception import Interception, intercept
 from omnireuse.pipelines.call_arguments import Calls
@@ -99,4 +99,4 @@ class WholeRequests:
             logger.info("omnireuse: %s", tuning)
         if tuning.state == "off":
             return {}
-        return {f"{KEY}_tuned": float(tuning.state == "ready"), f"{KEY}_pictures_measured": float(tuning.pictures)}
+        return tuning_figures(tuning.state == "ready", tuning)

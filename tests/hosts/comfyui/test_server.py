@@ -53,6 +53,12 @@ def done(server: str, number: str) -> dict[str, Any]:
     return item
 
 
+def view_of(server: str, item: dict[str, Any]) -> str:
+    """The address of the picture that the summary of an item shows."""
+    (image,) = item["outputs"][SUMMARY]["images"]
+    return f"{server}/view?filename={image['filename']}&type={image['type']}&subfolder="
+
+
 def asked(url: str, data: object = None) -> Any:
     body = None if data is None else json.dumps(data).encode()
     with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as answer:
@@ -88,19 +94,18 @@ def test_the_workflow_runs_as_it_is_posted(server: str) -> None:
     assert item["status"]["status_str"] == "success", item["status"]
     shown = item["outputs"][SUMMARY]
     assert shown["text"][0].startswith("default: 14 of 28 steps computed")
-    (image,) = shown["images"]
-    query = f"filename={image['filename']}&type={image['type']}&subfolder="
-    with urllib.request.urlopen(f"{server}/view?{query}", timeout=60) as answer:
+    with urllib.request.urlopen(view_of(server, item), timeout=60) as answer:
         assert Image.open(io.BytesIO(answer.read())).size == (720, 48)
 
 
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"speedup": 2.0, "tolerance": 0.1}, "speedup must be 0 where tolerance is given"),
-        ({"speedup": 0.5}, "speedup must be a number of at least 1, or 0 to leave it out"),
-        ({"speedup": float("nan")}, "speedup must be a number of at least 1"),
-        ({"tolerance": 2.0}, "tolerance must be a number above 0 and below 1"),
+        ({"speedup": 0.5}, "speedup must be a number from 1 to 20, or 0 to leave it out"),
+        ({"speedup": 21.0}, "speedup must be a number from 1 to 20"),
+        ({"speedup": 1e9}, "speedup must be a number from 1 to 20"),
+        ({"speedup": float("nan")}, "speedup must be a number from 1 to 20"),
+        ({"tolerance": 2.0}, "bigger than max of 0.99"),
         ({"start_percent": 2.0}, "bigger than max of 1.0"),
     ],
 )
@@ -110,7 +115,27 @@ def test_wrong_numbers_are_refused_before_anything_runs(server: str, inputs: dic
     with pytest.raises(urllib.error.HTTPError) as refused:
         asked(f"{server}/prompt", {"prompt": prompt})
     assert refused.value.code == 400
-    assert message in str(json.loads(refused.value.read())["node_errors"][REUSE]["errors"])
+    (error,) = json.loads(refused.value.read())["node_errors"][REUSE]["errors"]
+    assert message in str(error)
+    assert error["extra_info"]["input_name"] == next(iter(inputs))
+
+
+def test_two_targets_are_refused_when_the_node_runs(server: str) -> None:
+    prompt = small_graph()
+    prompt[REUSE]["inputs"] |= {"speedup": 2.0, "tolerance": 0.1}
+    item = done(server, asked(f"{server}/prompt", {"prompt": prompt})["prompt_id"])
+    assert "speedup must be 0 where tolerance is given" in str(item["status"]["messages"])
+
+
+def test_a_node_that_is_off_says_that_every_step_was_computed(server: str) -> None:
+    prompt = small_graph()
+    prompt[REUSE]["inputs"]["enabled"] = False
+    item = done(server, asked(f"{server}/prompt", {"prompt": prompt})["prompt_id"])
+    assert item["outputs"][SUMMARY]["text"] == ["off: all 28 steps were computed"]
+    with urllib.request.urlopen(view_of(server, item), timeout=60) as answer:
+        colours = Image.open(io.BytesIO(answer.read())).convert("RGB").getcolors()
+    assert colours is not None
+    assert len(colours) == 2  # computed, and what is between the boxes
 
 
 def test_an_item_that_fails_leaves_those_before_and_behind_it(server: str) -> None:
@@ -169,7 +194,12 @@ def test_the_browser_shows_text_and_picture_of_a_summary(page: Any) -> None:
     page.wait_for_function(f"{node}.imgs?.length === 1 && {node}.widgets?.some((each) => each.name === 'told')")
     text = page.evaluate(f"{node}.widgets.find((each) => each.name === 'told').value")
     assert text.startswith("default: 14 of 28 steps computed")
-    box = f"{node}.widgets.find((each) => each.name === 'told').inputEl"
-    page.wait_for_function(f"{box}.clientHeight > 0 && {box}.scrollHeight <= {box}.clientHeight")  # all of it
+    box = f"{node}.widgets.find((each) => each.name === 'told').element"
+    is_whole = f"{box}.clientHeight > 0 && {box}.scrollHeight <= {box}.clientHeight"
+    page.wait_for_function(is_whole)
+    high = page.evaluate(f"{node}.size[1]")
+    page.evaluate(f"(text) => {node}.onExecuted({{ text: [text] }})", f"{text}\n  tuned: {'a long line ' * 20}\n" * 4)
+    page.wait_for_function(f"{node}.size[1] > {high} && {is_whole}")
+    assert page.evaluate(f"{node}.size[1]") < high + 1000
     # What is shown is no input of the next run.
     assert page.evaluate("async () => (await window.app.graphToPrompt()).output")[SUMMARY] == prompt[SUMMARY]

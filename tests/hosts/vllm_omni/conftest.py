@@ -14,6 +14,7 @@ import pytest
 
 from tests.hosts.vllm_omni import cpu_platform
 from tests.hosts.vllm_omni import tiny_qwen as checkpoint
+from tests.hosts.vllm_omni.server import ENVIRONMENT
 
 IN_VLLM_OMNI = [
     pytest.mark.integration,
@@ -22,14 +23,6 @@ IN_VLLM_OMNI = [
         reason="needs vllm-omni; scripts/vllm_omni_venv.sh builds a venv that has it",
     ),
 ]
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "MASTER_ADDR": "localhost",
-    "OMNIREUSE_TUNE": "0",
-    "TOKENIZERS_PARALLELISM": "false",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_TARGET_DEVICE": "cpu",
-}
 SHAPES_FLUX = Path(__file__).parents[3] / "models" / "shapes-flux"
 PROMPTS = (
     {"prompt": "a red square", "negative_prompt": "blurry"},
@@ -41,7 +34,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session", autouse=True)
 def platform(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for name, value in ENVIRONMENT.items():
+    for name, value in {**ENVIRONMENT, "OMNIREUSE_TUNE": "0"}.items():
         os.environ.setdefault(name, value)
     cpu_platform.install(tmp_path_factory.mktemp("platform"))
 

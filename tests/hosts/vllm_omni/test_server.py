@@ -1,4 +1,4 @@
-"""vllm-omni's own HTTP server with ``--cache-backend omnireuse`` in step mode: what clients and operators get of it."""
+"""vllm-omni's own HTTP server with ``--cache-backend omnireuse``: what clients and operators get of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 
 from tests.hosts.serving import Server, documented, keeps_no_more, picture, running_server
-from tests.hosts.vllm_omni import cpu_platform
-from tests.hosts.vllm_omni.conftest import ENVIRONMENT, IN_VLLM_OMNI
+from tests.hosts.vllm_omni.conftest import IN_VLLM_OMNI
+from tests.hosts.vllm_omni.server import environment, serving
 
 pytestmark = IN_VLLM_OMNI
 
@@ -30,19 +31,33 @@ WRONG: tuple[tuple[object, str], ...] = (
     ({"speedup": 2, "tolerance": 0.1}, "must have one target"),
     ("half", 'must be \\"on\\", \\"off\\" or a mapping'),
     ({"quality": 40}, "a quality can only be promised by a profile"),
+    ({"speedup": 1e9}, "speedup must leave at least 2 of the 24 steps computed"),
+    ({"computed_steps": 25}, "computed_steps must be at most the 24 steps of the run"),
+    ({"computed_steps": 1}, "computed_steps must be at least 2"),
+    ({"speedup": None}, "speedup must be a number, got None"),
 )
 
 
 @pytest.fixture(scope="module")
 def server(tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("server")
-    site = folder / "site"
-    site.mkdir()
-    path = f"{cpu_platform.announce(site)}:src:."
-    command = ["-m", "vllm.entrypoints.cli.main", "serve", str(tiny_qwen), "--omni", "--port", "{port}"]
-    command += ["--dtype", "float32", "--enforce-eager", "--step-execution", "--max-num-seqs", "4"]
-    command += ["--cache-backend", "omnireuse"]
-    with running_server(command, {**ENVIRONMENT, "PYTHONPATH": path}, folder / "log") as server:
+    """In step mode."""
+    with started(tiny_qwen, tmp_path_factory.mktemp("server"), "--step-execution", "--max-num-seqs", "4") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def of_whole_requests(tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """In request mode, with a cache of prompts."""
+    with started(tiny_qwen, tmp_path_factory.mktemp("whole"), "--cache-config", '{{"prompt_cache": 8}}') as server:
+        yield server
+
+
+@contextmanager
+def started(model: Path, folder: Path, *options: str) -> Iterator[Server]:
+    (folder / "site").mkdir()
+    with running_server(
+        serving(model, "--port", "{port}", *options), environment(folder / "site"), folder / "log"
+    ) as server:
         yield server
 
 
@@ -125,6 +140,20 @@ def test_wrong_settings_are_answered_with_400_and_the_sentence(server: Server, r
         assert (status, message.replace("\\", "") in str(answer)) == (400, True), (path, answer)
 
 
+def test_a_slip_of_the_pen_in_our_name_is_answered_with_400(server: Server) -> None:
+    status, answer = server.post(IMAGES, body(extra_params={"Omnireuse": "off"}))
+    assert (status, "did you mean 'omnireuse'" in str(answer)) == (400, True), answer
+    assert figures(ask(server, body(extra_params={"reuse_of_another": "off"})))["steps_reused"] == 12
+
+
+def test_a_refused_request_costs_no_traceback_in_the_log(server: Server) -> None:
+    before = len(server.said())
+    server.post(IMAGES, body(reuse={"sped": 2}))
+    said = server.said()[before:]
+    assert "did you mean 'speedup'" in said
+    assert "Traceback" not in said
+
+
 def test_detailed_metrics_name_the_strategy(server: Server) -> None:
     answer = ask(server, body(reuse={"speedup": 3}, return_stage_metrics=True))
     metrics = answer["metrics"]
@@ -189,3 +218,35 @@ def kept(server: Server) -> dict[str, float]:
     every step: the engine tells its worker of a finished request with the next wave."""
     ask(server, body(0, 4, reuse="off"))
     return server.samples("test_")
+
+
+def test_the_warm_up_of_the_engine_is_no_news(server: Server, of_whole_requests: Server) -> None:
+    for each in (server, of_whole_requests):
+        started = each.said().partition("Application startup complete")[0]
+        assert "omnireuse serves QwenImagePipeline: default" in started
+        assert "of 2 steps" not in started
+        assert "tuning is off: every step of a run of 2" not in started
+
+
+def test_off_is_told_from_a_server_without_the_plugin_in_both_modes(server: Server, of_whole_requests: Server) -> None:
+    for each in (server, of_whole_requests):
+        answer = ask(each, body(reuse="off", return_stage_metrics=True))
+        assert figures(answer) == {"steps_computed": 24, "steps_reused": 0}
+        assert answer["metrics"]["omnireuse_strategy"] == "off"
+    counted = of_whole_requests.samples("omnireuse_requests_total")
+    assert counted == {'omnireuse_requests_total{target="off"}': 1}
+
+
+def test_encodes_of_prompts_are_announced_and_counted_where_they_are_cached(
+    server: Server, of_whole_requests: Server
+) -> None:
+    assert of_whole_requests.said().count("omnireuse keeps the embeddings of 8 prompts") == 1
+    before = of_whole_requests.samples("omnireuse_prompts_total")
+    for seed in range(3):  # a prompt and a negative prompt, encoded once
+        answer = ask(of_whole_requests, body(1, seed=seed, return_stage_metrics=True))
+        assert not [name for name in {**figures(answer), **answer["metrics"]} if "prompts" in name]
+    after = of_whole_requests.samples("omnireuse_prompts_total")
+    grown = {name: each - before.get(name, 0) for name, each in after.items()}
+    assert grown['omnireuse_prompts_total{action="reused"}'] >= 4
+    assert 1 <= grown['omnireuse_prompts_total{action="computed"}'] <= 2
+    assert not server.samples("omnireuse_prompts_total")

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 import omnireuse
-from omnireuse import FixedSchedule, Profile, Summary
+from omnireuse import Profile, Spread, Steps, Summary
 from omnireuse.base.validation import counted
 from omnireuse.loop.events import Decision
 from omnireuse.summary.counters import Stats
@@ -75,7 +75,7 @@ def test_counts_have_their_plural() -> None:
     assert [counted(number, "run") for number in (0, 1, 2, 1200)] == ["0 runs", "1 run", "2 runs", "1,200 runs"]
     assert "in 1 run\n" in str(summary_of(False, True))
     assert "in 2 runs, on average\n" in str(summary_of(False, True, runs=2))
-    assert "computed 1 time: " in str(summary_of(False, True))
+    assert "computed 1 step: " in str(summary_of(False, True))
     assert "1 denoiser call belonged" in str(replace(summary_of(False, True), calls_outside=1))
     assert "2 denoiser calls belonged" in str(replace(summary_of(), calls_outside=2))
 
@@ -84,8 +84,8 @@ def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
     text = str(summary_of(False, True, False, True, error=1.2))
     assert text.splitlines() == [
         "my strategy: 2 of 4 steps computed (2.00x fewer) in 1 run",
-        "  reused 2 times: as the policy chose",
-        "  computed 2 times: 1 at the first step, 1 as the policy chose",
+        "  reused 2 steps: as the policy chose",
+        "  computed 2 steps: 1 at the first step, 1 as the policy chose",
         "  a decision and its forecast took 1.000 ms; values kept for forecasts took 1.00 MiB at most",
         "  computed steps show how far forecasts for them would have been off: 120.0% on average",
         "    (the computed values were used, so this is not the error of the result)",
@@ -97,8 +97,16 @@ def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
     assert "none reused" in str(summary_of(False, False))
 
 
+def test_a_summary_counts_in_steps_however_many_calls_each_has() -> None:
+    first, reused, computed, *_ = str(summary_of(False, True, False, True, branches=2)).splitlines()
+    assert first == "my strategy: 3 of 4 steps computed (1.33x fewer) in 1 run"
+    assert reused == "  reused 1 step: as the policy chose"
+    assert computed == "  computed 3 steps: 2 as the policy chose, 1 at the first step"
+    assert "  reused 0.5 steps: as the policy chose" in str(summary_of(False, True, branches=2)).splitlines()
+
+
 def test_short_forms_fit_a_line(flux: Tiny) -> None:
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(num_computed=3)) as handle:
+    with omnireuse.enable(flux.pipe, policy=Spread(num_computed=3)) as handle:
         assert repr(handle).endswith("on step: nothing decided yet>>")
         flux.run(steps=6)
         done = "<Summary of Spread × Hold on step: 3 of 6 steps computed (2.00x fewer), 1 run>"
@@ -113,7 +121,7 @@ def test_short_forms_fit_a_line(flux: Tiny) -> None:
 
 
 def test_a_notebook_shows_the_steps_of_the_latest_run(flux: Tiny) -> None:
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=(0, 3))) as handle:
+    with omnireuse.enable(flux.pipe, policy=Steps(steps=(0, 3))) as handle:
         empty = Elements(handle._repr_html_())
         assert "img" not in empty.roles
         assert "Nothing was decided yet" in empty.text
@@ -189,7 +197,7 @@ def test_runs_that_were_broken_off_are_kept_out_of_the_means(flux: Tiny) -> None
         pipe._interrupt = step == 2
         return kept
 
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(num_computed=3)) as handle:
+    with omnireuse.enable(flux.pipe, policy=Spread(num_computed=3)) as handle:
         with pytest.raises(KeyboardInterrupt):
             flux.run(callback_on_step_end=stop)
         assert str(handle.summary()).splitlines()[0].endswith(": 1 run ended before the last step; no mean includes it")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from omnireuse import EasyCache, handle_of
@@ -99,6 +101,48 @@ def test_a_server_keeps_the_plans_that_are_asked_for_and_a_limited_number_in_all
         plan(3 + number / 7)
         assert plan(2) is asked_often
     assert plan(2.5) is not asked_once
+
+
+@pytest.mark.parametrize("name", ["Omnireuse", "OMNIREUSE", "omni_reuse", "omni-reuse", "omnireus", "ominreuse"])
+def test_a_slip_of_the_pen_in_our_name_is_refused(name: str) -> None:
+    with pytest.raises(UnknownNameError, match=rf"unknown extra argument of a request '{name}'.*known: omnireuse"):
+        RequestSettings.of({name: "off"})
+    with pytest.raises(UnknownNameError, match="known: omnireuse"):
+        ServerSettings({"speedup": 2}, place="--cache-config").wanted({"omnireuse": "on", name: "off"})
+
+
+@pytest.mark.parametrize("name", ["reuse", "omni", "cache", "omnireuse_of_another", 3])
+def test_names_of_others_are_nobodys_business(name: object) -> None:
+    extras: dict[Any, object] = {name: "off", "omnireuse": "off"}
+    assert RequestSettings.of(extras).off
+
+
+@pytest.mark.parametrize("name", ["speedup", "profile", "tune", "default", "max_speedup", "request_targets"])
+def test_null_is_no_setting_of_a_server(name: str) -> None:
+    with pytest.raises(WrongTypeError, match=rf"^--cache-config\({name}=None\): {name} must be .* or leave it out"):
+        ServerSettings({name: None}, place="--cache-config")
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "message"),
+    [
+        ({"speedup": 1e9}, 24, r"speedup must leave at least 2 of the 24 steps computed, got 0; ask for at most 16"),
+        ({"speedup": 16.01}, 24, "got 1; ask for at most 16"),
+        ({"speedup": 16}, 24, None),
+        ({"speedup": 1}, 1, None),
+        ({"computed_steps": 25}, 24, "computed_steps must be at most the 24 steps of the run, got 25"),
+        ({"computed_steps": 24}, 24, None),
+        ({"tolerance": 0.1}, 1, None),
+    ],
+)
+def test_what_a_run_of_known_length_cannot_give_is_refused(given: object, steps: int, message: str | None) -> None:
+    settings, wanted = ServerSettings({}, place="--cache-config"), RequestSettings.of({"omnireuse": given})
+    settings.check_limits(wanted, steps=None)
+    if message is None:
+        settings.check_limits(wanted, steps=steps)
+        return
+    with pytest.raises(ConfigError, match=message):
+        settings.check_limits(wanted, steps=steps)
 
 
 LIMITED = {"speedup": 2, "max_speedup": 4, "request_targets": ["speedup", "computed_steps"]}

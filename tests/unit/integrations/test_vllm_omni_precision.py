@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omnireuse.engines.vllm_omni.backend import Backend
-from omnireuse.errors import ConfigError
+from omnireuse.errors import ConfigError, UnknownNameError
 from tests.helpers.tiny import TINY
 
 
@@ -33,9 +33,19 @@ def served(config: dict[str, Any], ends: tuple[int, int] | None = None) -> None:
         ({}, (0, 3), "cosmos3_mixed_precision"),
     ],
 )
-def test_steps_of_two_precisions_are_refused(config: dict[str, Any], ends: Any, named: str) -> None:
+def test_steps_of_two_precisions_are_refused(
+    config: dict[str, Any], ends: Any, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(ConfigError, match=f"{named} computes some steps in another precision .*; leave it out"):
         served(config, ends)
+    assert f"the server cannot start with omnireuse: --cache-config: {named} computes" in caplog.text
+
+
+def test_a_wrong_option_is_logged_before_the_engine_fails(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'speedup'"):
+        Backend({"sped": 2})
+    (line,) = caplog.messages
+    assert line.startswith("the server cannot start with omnireuse: unknown option of --cache-config")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from omnireuse.base.sizes import require_size
+from omnireuse.base.validation import require_size
 from omnireuse.core.prefix_cache import writer
 from omnireuse.core.prefix_cache.batch import BatchRows, blocks_of, cached_blocks, has_token_rows, rows_of, split_over
 from omnireuse.core.prefix_cache.deferred import DeferredOutputs

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from omnireuse.base.sizes import require_size
+from omnireuse.base.validation import require_size
 
 __all__ = ["Integers", "Mask", "MergeBuffers", "RawRows", "RowStore"]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from omnireuse.arguments.tune import is_off_by_environment
 from omnireuse.engines.comfyui.bounds import Span
 from omnireuse.engines.comfyui.calls import SamplerCall
 from omnireuse.engines.comfyui.graph import sampler_name
@@ -35,7 +36,6 @@ from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 from omnireuse.summary.counters import Stats
 from omnireuse.summary.summary import Summary
-from omnireuse.tuning.switch import is_off_by_environment
 
 __all__ = ["Reuse", "attach", "reuse_of"]
 
@@ -77,7 +77,15 @@ class Reuse:
 
     def _begin_item(self) -> None:
         self._stats = Stats(self.plan.name, self.plan.promise)
-        self._kept_bytes = 0
+        self._kept_bytes = self._full_steps = 0
+
+    def report(self) -> tuple[str, tuple[float | None, ...]]:
+        """The summary in words, and the share of each step of the latest run that was computed."""
+        if self._strategy is None:
+            steps = f": all {self._full_steps} steps were computed" if self._full_steps else ""
+            return f"{self.plan.name}{steps}", (1.0,) * self._full_steps
+        summary = self.summary()
+        return str(summary), summary.last_run
 
     def summary(self) -> Summary:
         """The summary of the runs of the latest item of the queue, so far."""
@@ -105,6 +113,7 @@ class Reuse:
 
         strategy = self._strategy
         if strategy is None:
+            self._full_steps = max(len(sigmas) - 1, 0)
             return proceed()
         refuse_other_caches(guider.model_options.get("transformer_options", {}).get("wrappers", {}).get(OUTER, {}))
         call = SamplerCall.of(guider, noise, latent_image, sampler, sigmas, rest, named)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from omnireuse.engines.loops import Loop, LoopShadows, LoopTuner
-from omnireuse.engines.request import levels_of
+from omnireuse.engines.request import levels_of, tuning_figures
 from omnireuse.engines.settings import KEY, RequestPlan
 from omnireuse.hooks.run import RunStart
 from omnireuse.profiles.conditions import watch_of
@@ -173,7 +173,7 @@ class RequestTuner(LoopTuner):
                 loop.batch.extra.pop(KEY, None)
 
         result = self.measure(entry, again, run, proceed, self._go_on)
-        return result, {f"{KEY}_tuned": 0.0, f"{KEY}_pictures_measured": float(entry.tuning.pictures)}
+        return result, tuning_figures(False, entry.tuning)
 
     def _go_on(self, entry: Entry) -> None:
         self.entries.go_on(entry, LoopShadows(_made_again))

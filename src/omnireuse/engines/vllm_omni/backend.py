@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from omnireuse.arguments.tune import check_tune, is_off_by_environment
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, install_prompt_embed_cache
-from omnireuse.engines.request import warn_of
-from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings
+from omnireuse.engines.request import PROMPTS, figures_of, warn_of
+from omnireuse.engines.settings import KEY, OFF, RequestPlan, RequestSettings
 from omnireuse.engines.vllm_omni.admission import refuse_mixed_precision, refuse_pipeline, refuse_plan
-from omnireuse.engines.vllm_omni.calls import RequestCalls
+from omnireuse.engines.vllm_omni.calls import RequestCalls, is_warm_up
 from omnireuse.engines.vllm_omni.ranks import deciding_group, has_ranks, refuse_shared_encoder, refuse_stages
 from omnireuse.engines.vllm_omni.settings import OmniSettings
 from omnireuse.engines.vllm_omni.tuning import WaveTuner
 from omnireuse.engines.vllm_omni.waves import Waves
 from omnireuse.engines.whole import WholeRequests
-from omnireuse.errors import ConfigError
+from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.prompts.cache import PromptCacheOptions
 from omnireuse.stores.redis import RedisTier
-from omnireuse.tuning.switch import check_tune, is_off_by_environment
 
 __all__ = ["Backend"]
 
@@ -33,14 +35,18 @@ class Backend:
     def __init__(self, cache_config: Any) -> None:
         self.config = cache_config
         self.enabled = False
-        self.settings = OmniSettings(cache_config)
+        with _said_first():
+            self.settings = OmniSettings(cache_config)
         self.waves: Waves | None = None
         self.mixed_batches = 0
         """Batches of requests that ask for different reuse, and computed every step for that."""
         self.prompts: PromptEmbedCache | None = None
         """The cache of prompt embeddings, where the server asked for one."""
+        self._prompts_told: Counter[str] = Counter()
         self._pipeline: Any = None
         self._whole = WholeRequests(self.settings)
+        self._off: set[int | None] = set()
+        """Numbers of steps that the requests of the latest batch name, where it computes every step."""
         self._tunes = True
         self._tuner: WaveTuner | None = None
 
@@ -50,6 +56,10 @@ class Backend:
 
     def enable(self, pipeline: Any) -> None:
         """Serve this pipeline; called once after loading."""
+        with _said_first():
+            self._enable(pipeline)
+
+    def _enable(self, pipeline: Any) -> None:
         refuse_stages(self.settings.place)
         refuse_mixed_precision(pipeline, place=self.settings.place)
         self._pipeline = _denoising_pipeline(pipeline)
@@ -86,12 +96,18 @@ class Backend:
                 f"--cache-config(prompt_cache={self.settings.prompt_cache!r}): {type(self._pipeline).__name__} has no "
                 "encode_prompt to cache; leave prompt_cache out"
             )
+        beside = "" if store is None else ", and shares them in Redis"
+        logger.info("omnireuse keeps the embeddings of %d prompts%s", self.settings.prompt_cache, beside)
 
     def begin(self, requests: Sequence[Any]) -> None:
         """Prepare for a batch of whole requests, which share every step.
 
         Requests that ask for different reuse compute every step, since one of them would get what another asked for.
+        So does the engine's own request that warms the model up.
         """
+        if all(is_warm_up(request.request_id) for request in requests):
+            self._whole.end()
+            return
         asked = {self.settings.wanted(request.sampling_params.extra_args) for request in requests}
         wanted = asked.pop() if len(asked) == 1 else RequestSettings(off=True)
         if asked:
@@ -102,11 +118,26 @@ class Backend:
                 len(requests),
                 KEY,
             )
+        self._off = {request.sampling_params.num_inference_steps for request in requests} if wanted.off else set()
         self._whole.begin(self._pipeline, wanted, group=self._plan(wanted).group, tunes=self._tunes)
 
     def figures(self) -> dict[str, Any]:
-        """Figures of the last batch of whole requests, for their responses' metrics."""
-        return self._whole.figures()
+        """Figures of the last batch of whole requests, for their responses' metrics.
+
+        Where every step computed, the number of steps is told if the pipeline and the request name the same.
+        """
+        if not self._off:
+            return self._whole.figures()
+        steps = getattr(self._pipeline, "num_timesteps", None)
+        return figures_of(OFF.name, None, steps if self._off == {steps} else None, 0)
+
+    def prompt_figures(self) -> dict[str, float]:
+        """What the cache of prompt embeddings has done since they were last asked for, for the server's counters."""
+        if self.prompts is None:
+            return {}
+        now = Counter(computed=self.prompts.misses, reused=self.prompts.hits, bypassed=self.prompts.bypassed)
+        new, self._prompts_told = now - self._prompts_told, now
+        return {f"{PROMPTS}_{action}": float(number) for action, number in new.items()}
 
     def serve_waves(self, pipeline: Any, sub_batch: Any) -> None:
         """Stand before the pipeline's `denoise_step`. Idempotent."""
@@ -121,6 +152,10 @@ class Backend:
             self._tuner, pipeline.denoise_step = tuner, self.waves.denoise_step
 
     def _plan_of(self, state: Any) -> RequestPlan:
+        prompts = self.prompt_figures()
+        if is_warm_up(state.request_id):
+            return OFF
+        state.stage_durations.update(prompts)
         wanted = self.settings.wanted(state.sampling.extra_args)
         plan = self._plan(wanted)
         refuse_plan(plan, place=self.settings.place)
@@ -137,6 +172,16 @@ class Backend:
                 "speedup=, or the diffusers format"
             )
         return replace(plan, group=deciding_group(plan, place=self.settings.place))
+
+
+@contextmanager
+def _said_first() -> Iterator[None]:
+    """Log what keeps a server from starting before its engine does, in hundreds of lines of tracebacks."""
+    try:
+        yield
+    except OmniReuseError as error:
+        logger.error("the server cannot start with omnireuse: %s", error)
+        raise
 
 
 def _denoising_pipeline(pipeline: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from omnireuse.base.validation import is_number
 from omnireuse.pipelines.call_arguments import Calls
 
-__all__ = ["RequestCalls", "request_scales", "untunable"]
+__all__ = ["RequestCalls", "is_warm_up", "request_scales", "untunable"]
 
 
 class RequestCalls(Calls):
@@ -44,6 +45,12 @@ def request_scales(sampling: Any, prompt: Any) -> dict[str, float]:
 def untunable(sampling: Any) -> str | None:
     """The reason against measuring a request or knowing it beforehand, or None."""
     return None if getattr(sampling, "lora_request", None) is None else "requests with an adapter are not tuned"
+
+
+def is_warm_up(request_id: str | None) -> bool:
+    """Whether a request is the engine's own, which warms the model up before a server answers."""
+    requests = import_module("vllm_omni.diffusion.request").OmniDiffusionRequest
+    return bool(requests.is_dummy_run_request_id(request_id))
 
 
 def _requests(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from omnireuse.engines.host import check_host, log_through
-from omnireuse.engines.request import STRATEGY, count_request
+from omnireuse.engines.request import PROMPTS, STRATEGY, count_request
 from omnireuse.engines.settings import KEY, RequestSettings
 from omnireuse.engines.vllm_omni.admission import Admission
 from omnireuse.engines.vllm_omni.backend import Backend
@@ -90,9 +90,12 @@ def _whole_requests(original: Original, runner: Any, reqs: list[Any], **kwargs: 
 
 def _whole_results(original: Original, runner: Any, reqs: list[Any], outputs: list[Any]) -> Any:
     """Report the reuse of whole requests."""
-    if isinstance(runner.cache_backend, Backend):
+    backend = runner.cache_backend
+    if isinstance(backend, Backend):
+        figures, prompts = backend.figures(), backend.prompt_figures()
         for output in outputs:
-            output.stage_durations = {**(output.stage_durations or {}), **runner.cache_backend.figures()}
+            output.stage_durations = {**(output.stage_durations or {}), **figures, **prompts}
+            prompts = {}  # they are counted once
     return original(runner, reqs, outputs)
 
 
@@ -126,19 +129,30 @@ def _as_client_error() -> Iterator[None]:
     try:
         yield
     except OmniReuseError as error:
-        raise import_module("vllm_omni.errors").OmniClientError(str(error)) from None
+        refusal = import_module("vllm_omni.errors").OmniClientError(str(error))
+        refusal.omnireuse = True
+        raise refusal from None
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Let the engine log a refused request without a traceback. It has one for every error of a request."""
+    if record.exc_info and getattr(record.exc_info[1], KEY, False):
+        record.exc_info = None
+    return True
 
 
 def _metrics(original: Original, engine: Any, request: Any, output: Any) -> Any:
     """Copy the figures of reuse from the timings, which reach every response, to the metrics of the engine's output."""
     durations = output.stage_durations or {}
     strategy = durations.pop(STRATEGY, None)
+    prompts = {name: durations.pop(name) for name in list(durations) if name.startswith(PROMPTS)}
     ours = {name: figure for name, figure in durations.items() if name.startswith(f"{KEY}_")}
     results = original(engine, request, output)
     for result in results if ours else ():
         result.metrics.update(ours)
         wanted = RequestSettings.of(request.sampling_params.extra_args)
-        result.custom_output = {**result.custom_output, KEY: {**ours, STRATEGY: strategy, "target": wanted.target}}
+        told = {**ours, **prompts, STRATEGY: strategy, "target": wanted.target}
+        result.custom_output, prompts = {**result.custom_output, KEY: told}, {}
     return results
 
 
@@ -150,7 +164,7 @@ def _response(original: Original, omni: Any, result: Any, *args: Any, **kwargs: 
     if figures and stage.finished:
         count_request(figures, figures.pop("target"))
         if made is not None:
-            made.metrics.update(figures)
+            made.metrics.update({name: each for name, each in figures.items() if not name.startswith(PROMPTS)})
     return made
 
 
@@ -172,6 +186,9 @@ SEAMS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
 """Module, function, and its hook, which is called with the original and the arguments. The runner binds the selector's
 function by name, so both places are hooked."""
 
+LOGGERS = (f"{_DIFFUSION}.inline_stage_diffusion_client", f"{_DIFFUSION}.stage_diffusion_proc")
+"""Where the engine logs requests that fail."""
+
 _missing: list[str] = []
 _admissions: WeakKeyDictionary[Any, Admission] = WeakKeyDictionary()
 """By scheduler of this process."""
@@ -181,6 +198,8 @@ def install() -> None:
     """Wrap every seam once. What is missing is reported when the backend is chosen, so that an engine that does not use
     it starts as ever."""
     log_through("vllm")
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_in_one_line)
     _missing.clear()
     for module, path, hook in SEAMS:
         try:

@@ -117,7 +117,7 @@ class WaveTuner(LoopTuner):
             self.entries.start(entry)
             measured = _MeasuredRequest(loop, entry, self._learn)
             self._measured = weakref.ref(measured)
-            return replace(plan, strategy=None, name=f"{plan.name}, measured", measured=measured)
+            return replace(plan, strategy=None, name=f"{plan.name}, measured", entry=entry, measured=measured)
         self.made(entry, is_full=False)
         return self.tuned(plan, entry)
 

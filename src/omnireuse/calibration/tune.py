@@ -1,0 +1,100 @@
+"""``omnireuse.tune``: measure a pipeline before it serves anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from omnireuse.enabling import enable
+from omnireuse.errors import ConfigError, StateError
+from omnireuse.handle import Handle
+from omnireuse.pipelines.bars import without_bar
+from omnireuse.pipelines.call import Caller, refuse_reserved
+from omnireuse.pipelines.source import Source
+from omnireuse.profiles.profile import Profile
+from omnireuse.tuning.budget import JUDGED
+
+__all__ = ["tune"]
+
+
+def tune(
+    pipeline: Any,
+    prompts: Sequence[str],
+    *,
+    speedup: float | None = None,
+    computed_steps: int | None = None,
+    quality: float | None = None,
+    tolerance: float | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    progress: bool = True,
+    **call: Any,
+) -> Profile:
+    """Measure a pipeline ahead of time, as `omnireuse.enable` does on its first pictures, and keep the plan.
+
+    Every prompt is computed in full, and shadows of these runs fit and choose a plan. Pipelines with the same weights,
+    steps and guidance then reuse from their first picture on, in this process and in later ones.
+
+    Args:
+        pipeline: a pipeline that makes pictures from prompts, with nothing enabled on it. Or the folder of one, its id
+            on a hub, "package:function", or a function without arguments that makes one.
+        prompts: at least one; three are enough. A quality or a tolerance takes six.
+        speedup: all steps divided by computed steps, ≥ 1; half of the steps compute by default.
+        computed_steps: how many steps compute, ≥ 2.
+        quality: PSNR in dB that nine of ten pictures reach, with as few computed steps as that takes.
+        tolerance: relative L1 error that nine of ten final latents stay within, in the same way. Give one of the four.
+        seed: of the first prompt's noise; the others count on from it.
+        device: where a pipeline that is loaded here computes; None for CUDA or MPS if there is one, else the CPU.
+        dtype: of a pipeline that is loaded here; None for bfloat16 on CUDA and MPS, else float32.
+        progress: whether to show a bar.
+        call: arguments of the pipeline's call; give those that you will generate with.
+
+    Returns:
+        The profile with the plan. It is kept in the cache folder, and `Profile.save` writes it elsewhere. The plan has
+        no weights where nothing was better than the untuned default.
+
+    Raises:
+        ConfigError: no prompts or too few, an argument out of range or one that is set here, or a pipeline that cannot
+            be loaded.
+        UnknownNameError: an argument that the call of the pipeline does not take.
+        StateError: reuse is enabled already, or the pipeline cannot be tuned; the message says why.
+    """
+    if isinstance(prompts, str) or not prompts or not all(isinstance(each, str) for each in prompts):
+        raise ConfigError(f"tune(prompts={prompts!r:.60}): prompts must be a list of at least one text")
+    refuse_reserved("tune", call)
+    source = Source(given=pipeline, device=device, dtype=dtype)
+    pipe = source.load()
+    caller = Caller(pipe, prompts, seed=seed, call=call)
+    aims: Any = {"speedup": speedup, "computed_steps": computed_steps, "quality": quality, "tolerance": tolerance}
+    with (
+        enable(pipe, tune=len(prompts), **aims) as handle,
+        without_bar(pipe),
+        tqdm(total=len(prompts), desc="tuning", unit="picture", disable=not progress) as bar,
+    ):
+        _refuse_untuned(handle)
+        if (quality is not None or tolerance is not None) and len(prompts) < JUDGED:
+            raise ConfigError(
+                f"tune(prompts={list(prompts)!r:.60}): prompts must be at least {JUDGED} for a quality or a tolerance, "
+                f"got {len(prompts)}; some of them judge the plan, which is made from the others"
+            )
+        handle.measure_all()
+        for number in range(len(prompts)):
+            caller.result([number])
+            bar.update()
+            _refuse_untuned(handle)
+        if handle.tuning.state == "measuring":
+            # The shadows of a single call come before the next one.
+            caller.result([0])
+        _refuse_untuned(handle)
+        profile = handle.tuned_profile
+        assert profile is not None, "the plan is ready"
+        return profile
+
+
+def _refuse_untuned(handle: Handle) -> None:
+    if handle.tuning.state in ("off", "failed"):
+        raise StateError(f"tune: {handle.tuning}; enable(tune=False) reuses without measuring")

@@ -1,0 +1,64 @@
+"""What tuning has come to, as a record for users."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from omnireuse.base.validation import counted
+
+__all__ = ["BEGINS", "Tuning"]
+
+BEGINS = "the first pictures are measured"
+"""Why a configuration is measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What tuning has come to for runs like the latest one.
+
+    Attributes:
+        state: "off"; "measuring" while pictures are computed in full; "ready" once a plan is frozen; "failed" where the
+            pipeline cannot be tuned. The untuned default serves where the state is "off" or "failed".
+        pictures: measured so far.
+        wanted: how many are measured at most.
+        runs: work spent on full runs and shadows, in full runs of one call.
+        expected: relative L1 error of the final latents that the plan in use left in the measured pictures, on average;
+            None where nothing was measured, and for the untuned default.
+        path: file that keeps the plan; None where it is in memory only.
+        computes_all: whether every step computes where the state is "off" or "failed", as for a quality.
+        reason: why the state is as it is, in a sentence.
+        near: other arguments that have a plan already, while these are measured, in words; empty without any.
+    """
+
+    state: Literal["off", "measuring", "ready", "failed"]
+    pictures: int = 0
+    wanted: int = 0
+    runs: float = 0.0
+    expected: float | None = None
+    path: str | None = None
+    computes_all: bool = False
+    reason: str = ""
+    near: str = ""
+
+    def __str__(self) -> str:
+        if self.state == "measuring":
+            is_next = self.pictures >= self.wanted
+            begins = "next" if is_next else _ordinal(self.wanted + 1)
+            computed = f"{self.pictures} of {counted(self.wanted, 'picture')} computed in full"
+            if is_next and self.reason != BEGINS:
+                serves = "every step computes" if self.computes_all else "the untuned default serves"
+                return f"measuring: {computed}; {serves} until plans are tried: {self.reason}"
+            return f"measuring: {computed}; reuse begins with the {begins}{self.near and f' ({self.near})'}"
+        if self.state == "off":
+            return f"tuning is off{', and every step computes' if self.computes_all else ''}: {self.reason}"
+        if self.state == "failed":
+            serves = "every step computes" if self.computes_all else "the untuned default serves"
+            return f"not tuned, {serves}: {self.reason}"
+        kept = f"; kept in {self.path}" if self.path is not None else "; kept in memory only"
+        return f"tuned: {self.reason}{kept}"
+
+
+def _ordinal(number: int) -> str:
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else endings.get(number % 10, 'th')}"
