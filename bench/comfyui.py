@@ -30,7 +30,7 @@ from rich.progress import track
 from bench._common import new_table, write_record
 from omnireuse.engines.comfyui import attach, plan_for
 from omnireuse.errors import StateError
-from omnireuse.pipelines.closeness import capped_psnr
+from omnireuse.pipelines.pictures import capped_psnr
 from omnireuse_lab.record import environment
 from reference.case import IMAGES
 

@@ -29,11 +29,12 @@ import omnireuse
 from bench._common import new_table, write_record
 from bench._manager_speed import VLLM
 from omnireuse.errors import ConfigError
-from reference.replay.command import bound_in_words, scores_tables
-from reference.replay.generate import KINDS, make_trace
-from reference.replay.run import BOUND, replay
+from omnireuse_vllm.replay.command import bound_in_words, scores_tables
+from omnireuse_vllm.replay.generate import KINDS, make_trace
+from omnireuse_vllm.replay.run import BOUND, replay
 
 TOP = Path(__file__).parents[1]
+SOURCES = os.pathsep.join([str(TOP / "src"), str(TOP / "vllm" / "src")])
 DEFAULT_VENV = Path(os.environ.get("TMPDIR", tempfile.gettempdir())) / "omnireuse-vllm-venv"
 
 
@@ -76,7 +77,7 @@ def timed(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     }
     done = subprocess.run(
         [python, "-m", "bench._manager_speed", json.dumps(wanted)],
-        cwd=TOP, env=os.environ | {"PYTHONPATH": str(TOP / "src")}, stdout=subprocess.PIPE, check=True,
+        cwd=TOP, env=os.environ | {"PYTHONPATH": SOURCES}, stdout=subprocess.PIPE, check=True,
     )  # fmt: skip
     # vLLM logs to the same stream when it is imported; the result is the last line.
     speed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench._common import new_table, write_record
-from bench.encoder_cache import DEFAULT_VENV, TOP
+from bench.encoder_cache import DEFAULT_VENV, SOURCES, TOP
 from omnireuse.errors import ConfigError
 
 
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
         )
     wanted = {name: getattr(options, name) for name in ("embeds", "width", "items", "rounds", "redis")}
     wanted["folder"] = None if options.folder is None else str(options.folder)
-    path = os.pathsep.join([str(TOP / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [python, "-m", "bench._connector_speed", json.dumps(wanted)],
         cwd=TOP, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, check=True,

@@ -20,7 +20,7 @@ import torch
 import omnireuse
 from bench._common import no_warnings
 from bench.tune import PICTURES, cache_in
-from omnireuse.pipelines.closeness import psnr
+from omnireuse.pipelines.pictures import psnr
 from omnireuse_lab.front import front
 from omnireuse_lab.record import Comparison, Point, read_comparison
 from reference.case import FACES

@@ -30,12 +30,13 @@ import omnireuse
 from bench._common import no_warnings, write_record
 from bench._few_steps_figures import draw, show
 from omnireuse import Spread, Steps
-from omnireuse.arguments.targets import DEFAULT, SPREAD
-from omnireuse.pipelines.closeness import psnr
+from omnireuse.pipelines.pictures import psnr
+from omnireuse.policies.spread import SPREAD
 from omnireuse_lab.record import environment
 from reference.case import CLIPS, IMAGES, Case
 from reference.drawing import Array
 
+DEFAULT = omnireuse.Strategy.default()
 CASES = {"image": IMAGES, "video": CLIPS}
 SHIFTS = ("1", "3", "6", "dynamic")
 STEPS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 40, 50, 60)

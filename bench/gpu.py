@@ -37,7 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 import omnireuse
 from bench._gpu_ways import WAYS
 from bench._true_size import MODELS, Sampler
-from omnireuse import Blend, FixedSchedule
+from omnireuse import Blend, EveryNth
 from omnireuse.errors import ConfigError
 from omnireuse.loop.strategy import REGIONS
 from omnireuse_lab.record import environment
@@ -129,7 +129,7 @@ def measure(name: str, options: argparse.Namespace, device: torch.device) -> dic
 
 def measure_region(sampler: Sampler, region: str, steps: int, full: list[float]) -> dict[str, Any]:
     """One run in this region beside a full one, then a run for the profiler alone."""
-    policy = FixedSchedule(every=2)
+    policy = EveryNth(every=2)
     with omnireuse.enable(sampler, policy=policy, forecaster=Blend(), region=region) as handle:
         if sampler.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(sampler.device)
@@ -163,7 +163,7 @@ def measure_way(name: str, way: str, options: argparse.Namespace, device: torch.
         with omnireuse.enable(sampler, policy="never") as handle:
             computing = torch.equal(_latents(sampler, options.steps), full)
         reusing: list[list[float]] = []
-        with omnireuse.enable(sampler, policy=FixedSchedule(every=2), forecaster=Blend()) as handle:
+        with omnireuse.enable(sampler, policy=EveryNth(every=2), forecaster=Blend()) as handle:
             for _ in range(options.repeats):
                 reusing.append(timed(sampler, options.steps))
             waits = host_waits(sampler, options.steps)

@@ -29,13 +29,14 @@ from bench._fake_device import FakeSampler, HostReads, fake_device
 from bench._true_size import MODELS
 from omnireuse import (
     Blend,
+    EveryNth,
     Fitted,
-    FixedSchedule,
     Generation,
     MagCache,
     Polynomial,
     ResidualDiff,
     Row,
+    Steps,
     TeaCache,
     layout_of,
     observe_batch,
@@ -50,7 +51,7 @@ WAN = MODELS["wan2.1-14b"]
 SIZES = MODELS | {"wan2.1-14b-720p": replace(WAN, latents=(1, 16, 21, 90, 160))}
 SHALLOW = {"flux.1": {"num_layers": 1, "num_single_layers": 1}}
 """Fewer blocks, at the true width; two in one list where a model is not named."""
-HALF = FixedSchedule(every=2)
+HALF = EveryNth(every=2)
 REQUESTS = 4
 """In a wave."""
 
@@ -77,7 +78,7 @@ def choices(steps: int) -> dict[str, dict[str, Any]]:
     return {
         "default, speedup=2": {"speedup": 2},
         "tolerance=0.05": {"tolerance": 0.05},
-        "tuned plan": {"policy": FixedSchedule(steps=plan.computed), "forecaster": plan},
+        "tuned plan": {"policy": Steps(steps=plan.computed), "forecaster": plan},
         **{f"region {region}": {"policy": HALF, "forecaster": Blend(), "region": region} for region in REGIONS},
         "TeaCache": {"policy": TeaCache(rel_l1_thresh=0.3), "region": "blocks"},
         "MagCache": {"policy": MagCache(ratios=(1.0,) * steps), "region": "blocks"},

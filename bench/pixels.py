@@ -34,7 +34,7 @@ from torch.nn.utils import parametrize
 import omnireuse
 from bench._common import new_table, no_warnings, write_record
 from omnireuse import Steps
-from omnireuse.pipelines.closeness import psnr
+from omnireuse.pipelines.pictures import psnr
 from omnireuse_lab.record import environment
 from reference.drawing import Array
 from reference.scenes import draw, sample_scene

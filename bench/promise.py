@@ -32,7 +32,7 @@ from scipy.stats import nct
 import omnireuse
 from bench._common import new_table, no_warnings, write_record
 from omnireuse import Profile
-from omnireuse.pipelines.closeness import psnr
+from omnireuse.pipelines.pictures import psnr
 from omnireuse.profiles.conditions import Watch
 from omnireuse.profiles.coverage import COVERAGE, FEWEST, lower_bound
 from omnireuse_lab.record import environment

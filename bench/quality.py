@@ -26,7 +26,7 @@ from bench._common import new_table
 from bench._resumable import Row, parser_of, record_of
 from bench._tolerance_figures import part_of
 from bench.tolerance import RUNS, SEED, SHARE, STEPS, Latents, add_options, measure
-from omnireuse.pipelines.closeness import capped_psnr
+from omnireuse.pipelines.pictures import capped_psnr
 
 QUALITIES = (35.0, 40.0, 45.0, 50.0)
 METHODS = ("fixed", "tuned", "fewer")

@@ -25,12 +25,12 @@ from rich.progress import track
 import omnireuse
 from bench._common import new_table, write_record
 from omnireuse import Blend, Hold, Polynomial, Spread
-from omnireuse.arguments.targets import DEFAULT
-from omnireuse.pipelines.closeness import psnr
+from omnireuse.pipelines.pictures import psnr
 from omnireuse_lab.record import environment
 from reference.case import IMAGES
 from reference.evaluate import score
 
+DEFAULT = omnireuse.Strategy.default()
 FORECASTERS = {
     "hold": Hold(),
     "polynomial": Polynomial(order=1),

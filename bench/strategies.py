@@ -30,7 +30,7 @@ from bench._cases import CASES, Player, Tuning
 from bench._choices import FORECASTERS, SHARES, STRATEGIES, choice, settings
 from bench._strategy_figures import BASELINE, FULL, draw, show
 from omnireuse.errors import ConfigError, UnknownNameError
-from omnireuse.pipelines.closeness import IDENTICAL_DB, psnr
+from omnireuse.pipelines.pictures import IDENTICAL_DB, psnr
 from omnireuse.summary.summary import Summary
 from omnireuse_lab.closeness import ssim
 from omnireuse_lab.record import environment

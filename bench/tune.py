@@ -33,8 +33,8 @@ import omnireuse
 from bench._common import new_table
 from bench._resumable import Player, Row, Rows, parser_of, parts_of, record_of
 from bench.few_steps import shifted, solver
-from omnireuse import FixedSchedule
-from omnireuse.pipelines.closeness import psnr
+from omnireuse import Steps
+from omnireuse.pipelines.pictures import psnr
 from reference.drawing import Array
 from reference.figures import explain, panels_of
 
@@ -111,7 +111,7 @@ class Tuned(Player):
         if method == "fewer":
             return self._judge(self.run(self.judged, self._computed))
         if method == "hold":
-            policy = FixedSchedule(steps=self._default_steps(), compute_last=False)
+            policy = Steps(steps=self._default_steps(), compute_last=False)
             with omnireuse.enable(self.pipeline, policy=policy, forecaster="hold", prediction_target="output"):
                 return self._judge(self.run(self.judged, self._steps))
         if method == "untuned":

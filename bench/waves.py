@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from omnireuse.errors import StateError
-from omnireuse.policies import FixedSchedule
+from omnireuse.policies import Spread
 from tests.hosts.vllm_omni import cpu_platform
 
 RESULTS = Path(__file__).parent / "results" / "waves.json"
@@ -82,7 +82,7 @@ def simulate(variant: str, load: float, per_wave: float, count: int, seed: int) 
 
     scheduler = StepScheduler()
     scheduler.initialize(SimpleNamespace(max_num_seqs=MOST_RUNNING))
-    policy = FixedSchedule(speedup=2)
+    policy = Spread(speedup=2)
     waiting, jobs = list(arrivals(load, per_wave, count, seed)), {}
     clock, wave, measured = 0.0, 0, Measured()
     while waiting or jobs:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from omnireuse import Blend, FixedSchedule, Generation, Strategy, layout_of, noise_levels
+from omnireuse import Generation, Spread, Strategy, layout_of, noise_levels
 
 STEPS = 28
 
@@ -41,7 +41,7 @@ def sample(strategy: Strategy) -> tuple[torch.Tensor, int]:
 
 
 if __name__ == "__main__":
-    full, _ = sample(Strategy(policy=FixedSchedule(speedup=1.0)))
-    reused, computed = sample(Strategy(policy=FixedSchedule(speedup=2.0), forecaster=Blend()))
+    full, _ = sample(Strategy(policy=Spread(speedup=1.0)))
+    reused, computed = sample(Strategy.default(speedup=2.0))
     error = float((reused - full).abs().mean() / full.abs().mean())
     print(f"{computed} of {STEPS} steps computed; the latents differ by {error:.2%}")

@@ -1,4 +1,4 @@
-"""``python -m reference``: the demos and the trace replay."""
+"""``python -m reference``: the demo."""
 
 from __future__ import annotations
 

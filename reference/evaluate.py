@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from omnireuse.pipelines.closeness import capped_psnr
+from omnireuse.pipelines.pictures import capped_psnr
 from reference.case import BATCH_SIZE, CASES, CLIPS, IMAGES, Case
 from reference.drawing import Array
 

@@ -31,7 +31,7 @@ shapes-wan; shapes-dev, shapes-sd and faces make images too ([the five pipelines
 gain is in `bench/notes`.
 """
 
-_ROOMS = "src/omnireuse/"
+_ROOMS, _VLLM = "src/omnireuse/", "vllm/src/omnireuse_vllm/"
 STEPS = tuple(_ROOMS + name for name in ("loop", "policies", "forecasters", "noise", "hooks", "arguments/targets.py"))
 TUNING = tuple(_ROOMS + name for name in ("tuning", "planning", "profiles", "calibration"))
 """Paths that the figures of steps, and those of tuned and calibrated plans, depend on."""
@@ -479,7 +479,10 @@ GROUPS: dict[str, tuple[Table, ...]] = {
             "bytes an entry, over 10⁶ accesses to 4,096 items",
             ("manager", "µs", "ratio", "bytes"),
             _managers,
-            (_ROOMS + "core/encoder_cache_manager.py", _ROOMS + "encoders"),
+            (
+                _ROOMS + "core/encoder_cache_manager.py",
+                *(_VLLM + name for name in ("manager.py", "vllm_manager.py", "eviction.py")),
+            ),
         ),
         Table(
             "Encoder outputs of vLLM",
@@ -488,7 +491,7 @@ GROUPS: dict[str, tuple[Table, ...]] = {
             "step waits for, and until the item is written or loaded",
             ("connector", "save, waits", "whole", "load, waits", "whole"),
             _connector,
-            (_ROOMS + "encoders/outputs.py", _ROOMS + "stores"),
+            (_VLLM + "outputs.py", _ROOMS + "stores"),
         ),
         Table(
             "Replicas behind a router",

@@ -6,14 +6,19 @@ import importlib
 import pkgutil
 from importlib.util import find_spec
 
-#: The modules that subclass what their engine defines, and the package that brings it.
-ENGINES = {"omnireuse.engines.vllm.connector": "vllm", "omnireuse.engines.ray_serve": "ray"}
+#: Modules of an engine, and those that draw, with the package that each needs.
+NEEDS = {
+    "omnireuse_vllm.connector": "vllm",
+    "omnireuse_vllm.replay.figure": "matplotlib",
+    "omnireuse_vllm.engine_demo.timeline": "matplotlib",
+    "omnireuse.engines.ray_serve": "ray",
+}
 
-installed = ["omnireuse", *(["omnireuse_lab"] if find_spec("omnireuse_lab") else [])]
+installed = ["omnireuse", *filter(find_spec, ("omnireuse_lab", "omnireuse_vllm"))]
 packages = [importlib.import_module(name) for name in installed]
 names = [found.name for each in packages for found in pkgutil.walk_packages(each.__path__, f"{each.__name__}.")]
 for name in names:
-    if name.endswith("__main__") or (name in ENGINES and find_spec(ENGINES[name]) is None):
+    if name.endswith("__main__") or (name in NEEDS and find_spec(NEEDS[name]) is None):
         continue
     importlib.import_module(name)
 print(f"{', '.join(installed)} {packages[0].__version__}: {len(names)} modules import")

@@ -20,11 +20,11 @@ from rich.progress import track
 from safetensors.torch import load_file, save_file
 
 import omnireuse
-from omnireuse import Blend, ErrorControl, FixedSchedule, Hold, Polynomial, ResidualDiff, Strategy, TeaCache
+from omnireuse import Blend, ErrorControl, Hold, Polynomial, ResidualDiff, Steps, Strategy, TeaCache
 from reference.case import CLIPS, IMAGES
 
 STEPS = 14
-SCHEDULE = FixedSchedule(steps=(0, 1, 2, 3, 5, 7, 10))
+SCHEDULE = Steps(steps=(0, 1, 2, 3, 5, 7, 10))
 RESIDUAL = ResidualDiff(residual_diff_threshold=0.3)
 TEA = TeaCache(rel_l1_thresh=0.3)
 

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 import omnireuse
+from omnireuse.arguments.tune import PICTURES, is_off_by_environment
 from omnireuse.base.records import check_writable
 from omnireuse.base.terminal import notes, progress_bar
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.profiles.profile import Profile
 from omnireuse.tuning.store import DIRECTORY
-from omnireuse.tuning.switch import PICTURES, is_off_by_environment
 from omnireuse_lab.record import Comparison, environment
 from reference.case import CLIPS, FACES, Case
 from reference.demo.compare import Cache, compare_caches, generations

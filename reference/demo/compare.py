@@ -13,7 +13,7 @@ import numpy as np
 import omnireuse
 from omnireuse import Decision
 from omnireuse.errors import StateError
-from omnireuse.pipelines.closeness import capped_psnr
+from omnireuse.pipelines.pictures import capped_psnr
 from omnireuse_lab.closeness import bootstrap, spread, ssim
 from omnireuse_lab.compare.harness import Harness, Measured
 from omnireuse_lab.compare.methods.base import Kept, Setting

@@ -34,6 +34,7 @@ from omnireuse.base.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from omnireuse.calibration.calibrate import calibrate
+    from omnireuse.calibration.tune import tune
     from omnireuse.enabling import enable
     from omnireuse.forecasters import (
         Blend,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from omnireuse.loop.batch import Row, observe_batch, predict_batch
     from omnireuse.loop.events import Choice, Decision
     from omnireuse.loop.generation import Generation, layout_of
-    from omnireuse.loop.policy import Policy, StepView
     from omnireuse.loop.strategy import Strategy
     from omnireuse.named.measuring import fit_tea_cache
     from omnireuse.noise.schedulers import noise_levels
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
         EasyCache,
         ErrorControl,
         EveryNth,
-        FixedSchedule,
         MagCache,
         Never,
         ResidualDiff,
@@ -65,10 +64,10 @@ if TYPE_CHECKING:
         Steps,
         TeaCache,
     )
+    from omnireuse.policies.base import Policy, StepView
     from omnireuse.profiles.profile import Profile
     from omnireuse.summary.summary import Summary
-    from omnireuse.tuning.ahead import tune
-    from omnireuse.tuning.state import Tuning
+    from omnireuse.summary.tuning import Tuning
 
 __version__ = "0.3.0"
 
@@ -80,7 +79,6 @@ __all__ = [
     "ErrorControl",
     "EveryNth",
     "Fitted",
-    "FixedSchedule",
     "Forecaster",
     "Generation",
     "Handle",
@@ -127,15 +125,12 @@ _HOMES = {
     "forecasters": "Blend Fitted Forecaster Hold Memory Polynomial",
     "loop.generation": "Generation layout_of",
     "noise.schedulers": "noise_levels",
-    "policies": (
-        "EasyCache ErrorControl EveryNth FixedSchedule MagCache Never ResidualDiff SeaCache Spread StepMask Steps "
-        "TeaCache"
-    ),
-    "loop.policy": "Policy StepView",
+    "policies": ("EasyCache ErrorControl EveryNth MagCache Never ResidualDiff SeaCache Spread StepMask Steps TeaCache"),
+    "policies.base": "Policy StepView",
     "loop.strategy": "Strategy",
     "summary.summary": "Summary",
-    "tuning.ahead": "tune",
-    "tuning.state": "Tuning",
+    "calibration.tune": "tune",
+    "summary.tuning": "Tuning",
 }
 """Module -> the names that come from it."""
 

@@ -15,25 +15,22 @@ from omnireuse.arguments.choices import (
     CacheOptions,
     ForecasterName,
     PolicyName,
-    Region,
     StrategyOptions,
-    WholeRegion,
 )
 from omnireuse.arguments.targets import strategy_for, strategy_of
+from omnireuse.arguments.tune import check_tune, why_untuned
 from omnireuse.errors import WrongTypeError
 from omnireuse.handle import Handle
-from omnireuse.hooks.denoisers import denoisers_of
-from omnireuse.hooks.ranks import forward_group
+from omnireuse.hooks.denoisers import denoisers_of, forward_group
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.strategy import Strategy
-from omnireuse.tuning.switch import check_tune, why_untuned
+from omnireuse.loop.strategy import Region, Strategy, WholeRegion
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from omnireuse.forecasters.base import Forecaster
     from omnireuse.hooks.session import Session
-    from omnireuse.loop.policy import Policy
+    from omnireuse.policies.base import Policy
     from omnireuse.profiles.profile import Profile
     from omnireuse.tuning.audit import Auditor
     from omnireuse.tuning.tuner import Tuner

@@ -20,8 +20,8 @@ from omnireuse.models.regions import make_region
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.guidance import Calibrated, CalibratedRuns
 from omnireuse.summary.counters import Stats
-from omnireuse.summary.summary import Promise, Summary
-from omnireuse.tuning.state import Tuning
+from omnireuse.summary.summary import Promise, Summary, summary_html
+from omnireuse.summary.tuning import Tuning
 
 if TYPE_CHECKING:
     from omnireuse.profiles.profile import Profile
@@ -222,8 +222,6 @@ class Handle:
 
     def _repr_html_(self) -> str:
         """The handle as a notebook shows it."""
-        from omnireuse.summary.html import summary_html
-
         summary = self.summary()
         state = "enabled" if self._enabled else "disabled"
         return summary_html(summary, f"{summary.name} on {self._pipeline}, {state}")

@@ -9,7 +9,7 @@ import torch
 
 from omnireuse.handle import Handle
 from omnireuse.planning.fit import WeightFit
-from omnireuse.policies import FixedSchedule
+from omnireuse.policies import Steps
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.shadows import Leading, leading
@@ -60,7 +60,7 @@ def recorded(pipeline: Any, run: Callable[[], T], steps: int) -> tuple[FullRun, 
 
 def led(pipeline: Any, run: Callable[[], T], fit: WeightFit, full: FullRun, computed: Sequence[int]) -> T:
     """What a run returns that computes these steps and is led along a full run."""
-    policy = FixedSchedule(steps=tuple(computed), compute_last=False)
+    policy = Steps(steps=tuple(computed), compute_last=False)
     region = Leading(fit, full, pipeline.scheduler)
     with Handle(pipeline, leading(policy), name="fit", region=lambda *_: region):
         return run()

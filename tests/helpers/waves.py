@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from omnireuse import Blend, EasyCache, ErrorControl, FixedSchedule, Strategy
+from omnireuse import Blend, EasyCache, ErrorControl, Spread, Strategy
 from omnireuse.engines.settings import KEY, OFF, RequestPlan
 from omnireuse.engines.vllm_omni.waves import Waves
 from omnireuse.loop.events import Choice
@@ -20,8 +20,8 @@ from omnireuse.loop.generation import Generation
 __all__ = ["PLANS", "Engine", "State", "break_for", "request"]
 
 PLANS = {
-    "half": RequestPlan(Strategy(policy=FixedSchedule(speedup=2), forecaster=Blend()), "half"),
-    "third": RequestPlan(Strategy(policy=FixedSchedule(speedup=3)), "third"),
+    "half": RequestPlan(Strategy(policy=Spread(speedup=2), forecaster=Blend()), "half"),
+    "third": RequestPlan(Strategy(policy=Spread(speedup=3)), "third"),
     "measured": RequestPlan(Strategy(policy=ErrorControl(tolerance=0.4), forecaster=Blend(order=2)), "measured"),
     "watched": RequestPlan(Strategy(policy=EasyCache(threshold=0.5), forecaster=Blend()), "watched"),
     "off": OFF,

@@ -21,10 +21,10 @@ from omnireuse.base.terminal import notes, progress_bar
 from omnireuse.cli.program import Command
 from reference import commands
 
-OWN = ("demo", "replay", "engine-demo")
-"""The commands of the repository, which are no part of the package."""
+OWN = ("demo",)
+"""The command of the repository, which is no part of the package."""
 PROGRAM = ("omnireuse", "python -m reference")
-COMMANDS = ("tune", "calibrate", "compare", "cache", *OWN)
+COMMANDS = ("tune", "calibrate", "compare", "cache", "replay", "engine-demo", *OWN)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -92,7 +92,7 @@ def test_a_stray_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None
         ("demo --steps", "option '--steps' requires an argument; see python -m reference demo --help"),
         ("calibrate folder", "missing option '--prompts'; see omnireuse calibrate --help"),
         ("calibrate folder --prompts x --call [1]", "invalid value for '--call': must be a JSON object, got '[1]'"),
-        ("replay", "missing argument 'TRACE'; see python -m reference replay --help"),
+        ("replay", "missing argument 'TRACE'; see omnireuse replay --help"),
         ("-q", "missing command; see omnireuse --help"),
     ],
 )

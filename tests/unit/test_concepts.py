@@ -33,4 +33,4 @@ def test_a_reused_step_passes_few_files() -> None:
 
 def test_a_closure_goes_through_what_is_imported(script: dict[str, Any]) -> None:
     found = script["closure"]("omnireuse.loop.events")
-    assert {"omnireuse.loop.events", "omnireuse.loop.policy", "omnireuse.errors"} <= found
+    assert {"omnireuse.loop.events", "omnireuse.policies.base", "omnireuse.errors"} <= found

@@ -1,4 +1,7 @@
-"""Which module may import which, and what each may import at all: read from the source, so that nothing has to run."""
+"""What modules import, read from the source so that nothing has to run, and what packages offer.
+
+`lint-imports` holds the layers (pyproject.toml).
+"""
 
 from __future__ import annotations
 
@@ -15,70 +18,55 @@ import pytest
 from tests import TOP
 
 SOURCE = TOP / "src" / "omnireuse"
-LABORATORY = TOP / "lab" / "src" / "omnireuse_lab"
-
-#: Layers from the bottom up. A module belongs to the longest name that it begins with and may import its own layer and
-#: those below it.
-LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "base"),
-    ("summary", "loop.policy", "loop.events", "loop.agreement"),
-    ("policies", "forecasters", "noise"),
-    ("loop",),
-    ("hooks",),
-    ("models",),
-    (
-        "pipelines",
-        "planning",
-        "profiles",
-        "arguments.targets",
-        "arguments.profiled",
-        "diffusion.data",
-    ),
-    ("tuning", "handle"),
-    ("named", "diffusion", "prompts", "arguments", "enabling", "summary.prometheus"),
-    ("pipelines.source",),
-    ("calibration", "tuning.ahead"),
-    ("engines",),
-    ("testing",),
-    ("cli", "__main__"),
-)
-#: The caches of autoregressive engines are a world of their own. They know nothing of denoising, nor denoising of them.
-ENGINE_SIDE = ("core", "encoders")
-#: Both sides use these.
-SHARED = ("errors", "base", "stores")
-#: These use both sides: the contracts, and an engine's caches inside that engine.
-ENGINE_TOOLS = ("testing", "engines.vllm")
+FOLDERS = {"omnireuse_lab": "lab", "omnireuse_vllm": "vllm"}
+"""Package of each further distribution -> its folder."""
 
 #: What must work where torch is not installed.
 WITHOUT_TORCH = (
     "errors",
-    "loop.policy",
     "policies",
     "loop.events",
     "summary.summary",
     "diffusion.data",
+    "named.options",
     "core.encoder_cache_manager",
-    "encoders.manager",
     "cli",
 )
 
 
-#: All that the laboratory takes from the package.
-FOR_THE_LABORATORY = {
-    "omnireuse",
-    "omnireuse.base.extras",
-    "omnireuse.base.lazy",
-    "omnireuse.base.records",
-    "omnireuse.base.registry",
-    "omnireuse.base.terminal",
-    "omnireuse.cli.options",
-    "omnireuse.cli.program",
-    "omnireuse.errors",
-    "omnireuse.forecasters.base",  # peers: sums and memories of past outputs
-    "omnireuse.hooks.denoisers",
-    "omnireuse.hooks.regions.stack",  # peers that stand around blocks: a block and its arguments
-    "omnireuse.models",  # … and the declaration of a model's blocks
-    "omnireuse.pipelines",
+#: All that each further distribution takes from the package.
+TAKEN = {
+    "omnireuse_lab": {
+        "omnireuse",
+        "omnireuse.base.extras",
+        "omnireuse.base.lazy",
+        "omnireuse.base.records",
+        "omnireuse.base.registry",
+        "omnireuse.base.terminal",
+        "omnireuse.cli.options",
+        "omnireuse.cli.program",
+        "omnireuse.errors",
+        "omnireuse.forecasters.base",  # peers: sums and memories of past outputs
+        "omnireuse.hooks.denoisers",
+        "omnireuse.hooks.regions.stack",  # peers that stand around blocks: a block and its arguments
+        "omnireuse.models",  # … and the declaration of a model's blocks
+        "omnireuse.pipelines",
+    },
+    "omnireuse_vllm": {
+        "omnireuse.base.lazy",
+        "omnireuse.base.records",
+        "omnireuse.base.validation",
+        "omnireuse.base.terminal",
+        "omnireuse.cli.options",
+        "omnireuse.core.prefix_cache",  # the engine of the demonstration
+        "omnireuse.engines.host",  # which releases of vLLM were tested
+        "omnireuse.errors",
+        "omnireuse.stores.disk",
+        "omnireuse.stores.memory",
+        "omnireuse.stores.redis",
+        "omnireuse.stores.tier",
+        "omnireuse.stores.trees",
+    },
 }
 
 
@@ -146,47 +134,6 @@ def belongs(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + ".")
 
 
-def layer_of(name: str) -> int:
-    matches = [(len(prefix), index) for index, layer in enumerate(LAYERS) for prefix in layer if belongs(name, prefix)]
-    assert matches, f"{name} has no place in LAYERS; give it one"
-    return max(matches)[1]
-
-
-def is_in(name: str, prefixes: tuple[str, ...]) -> bool:
-    return any(belongs(name, prefix) for prefix in prefixes)
-
-
-@pytest.mark.parametrize("name", [name for name in modules() if name and not is_in(name, (*ENGINE_SIDE, "stores"))])
-def test_imports_point_down(name: str) -> None:
-    allowed = layer_of(name)
-    for other in own_imports(name):
-        if is_in(other, ENGINE_SIDE):
-            assert is_in(name, ENGINE_TOOLS), f"{name} imports {other}: denoising knows nothing of engines' caches"
-        elif not is_in(other, SHARED):
-            assert layer_of(other) <= allowed, f"{name} imports {other}, which is above it"
-
-
-@pytest.mark.parametrize("name", [name for name in modules() if is_in(name, (*ENGINE_SIDE, "stores"))])
-def test_the_engine_side_stands_alone(name: str) -> None:
-    for other in own_imports(name):
-        assert is_in(other, SHARED if belongs(name, "stores") else (*ENGINE_SIDE, *SHARED)), f"{name} imports {other}"
-
-
-def test_no_import_cycles() -> None:
-    graph = {name: own_imports(name, into_functions=False) for name in modules()}
-    done: set[str] = set()
-
-    def visit(name: str, path: tuple[str, ...]) -> None:
-        assert name not in path, " -> ".join((*path[path.index(name) :], name))
-        if name not in done:
-            for other in sorted(graph[name]):
-                visit(other, (*path, name))
-            done.add(name)
-
-    for name in graph:
-        visit(name, ())
-
-
 LAZY = sorted(name for name in modules() if name and "base.lazy" in own_imports(name))
 
 
@@ -210,18 +157,28 @@ def test_importing_a_lazy_package_is_light(name: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(f"teacache.{each}" for each in ("config", "backend", "hook", "extractors", "state")),
-        *(f"magcache.{each}" for each in ("config", "backend", "hook", "state", "strategy")),
-    ],
-)
+SPECIFIED = {
+    "teacache.config": {"TeaCacheConfig"},
+    "teacache.backend": {"TeaCacheBackend"},
+    "teacache.hook": {"apply_teacache_hook"},
+    "teacache.extractors": {"CacheContext", "get_extractor", "register_extractor"},
+    "teacache.state": {"TeaCacheState"},
+    "magcache.config": {"MagCacheConfig"},
+    "magcache.backend": {"MagCacheBackend"},
+    "magcache.hook": {"apply_mag_cache_hook"},
+    "magcache.state": {"MagCacheState"},
+    "magcache.strategy": {"published_ratios"},
+}
+
+
+@pytest.mark.parametrize("name", SPECIFIED)
 def test_the_specified_modules_exist(name: str) -> None:
     module = import_module(f"omnireuse.diffusion.cache.{name}")
     package, _, path = name.partition(".")
-    assert getattr(import_module(f"omnireuse.diffusion.cache.{package}"), path) is module
-    assert [each for each in module.__all__ if not hasattr(module, each)] == []
+    whole = import_module(f"omnireuse.diffusion.cache.{package}")
+    assert getattr(whole, path) is module
+    assert set(module.__all__) >= SPECIFIED[name]
+    assert [each for each in module.__all__ if getattr(module, each) is not getattr(whole, each)] == []
 
 
 def test_the_specified_names_come_from_the_specified_package() -> None:
@@ -293,10 +250,9 @@ def test_importing_the_package_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", modules())
-def test_the_package_knows_nothing_of_what_is_around_it(name: str) -> None:
-    roots = {each.partition(".")[0] for each in every_import(modules()[name], name)}
-    assert not roots & {"bench", "examples", "omnireuse_lab", "reference", "scripts", "tests"}
+def test_the_package_knows_nothing_of_what_is_around_it() -> None:
+    roots = {each.partition(".")[0] for name, tree in modules().items() for each in every_import(tree, name)}
+    assert not roots & {"bench", "examples", "reference", "scripts", "tests", *FOLDERS}
 
 
 def every_import(tree: ast.AST, name: str) -> set[str]:
@@ -307,25 +263,22 @@ def every_import(tree: ast.AST, name: str) -> set[str]:
     return (
         imports_of(tree, name)
         | {each for child in typed for each in imports_of(child, name)}
-        | {each for each in named if each.startswith("omnireuse_lab.")}
+        | {each for each in named if each.partition(".")[0] in FOLDERS and "." in each}
     )
 
 
-@pytest.mark.parametrize("name", modules(LABORATORY))
-def test_the_laboratory_takes_public_modules_alone(name: str) -> None:
-    taken = every_import(modules(LABORATORY)[name], name)
-    assert {each for each in taken if each.partition(".")[0] == "omnireuse"} <= FOR_THE_LABORATORY
-    assert not {each.partition(".")[0] for each in taken} & {"bench", "examples", "reference", "scripts", "tests"}
-
-
-def test_the_laboratory_takes_no_more_than_it_says() -> None:
-    trees = modules(LABORATORY)
+@pytest.mark.parametrize("package", FOLDERS)
+def test_another_distribution_takes_what_it_says_and_no_more(package: str) -> None:
+    trees = modules(TOP / FOLDERS[package] / "src" / package)
     taken = {each for name in trees for each in every_import(trees[name], name)}
-    assert {each for each in taken if each.partition(".")[0] == "omnireuse"} == FOR_THE_LABORATORY
+    assert {each for each in taken if each.partition(".")[0] == "omnireuse"} == TAKEN[package]
+    around = {"bench", "examples", "reference", "scripts", "tests", *FOLDERS} - {package}
+    assert not {each.partition(".")[0] for each in taken} & around
 
 
-def test_the_laboratory_offers_what_it_lists() -> None:
-    import omnireuse_lab
-
-    assert [name for name in omnireuse_lab.__all__ if not hasattr(omnireuse_lab, name)] == []
-    assert dir(omnireuse_lab) == omnireuse_lab.__all__
+@pytest.mark.parametrize("name", FOLDERS)
+def test_another_distribution_offers_what_it_lists(name: str) -> None:
+    package = import_module(name)
+    needs_vllm = {"EncoderOutputConnector"}
+    assert [each for each in package.__all__ if each not in needs_vllm and not hasattr(package, each)] == []
+    assert dir(package) == package.__all__

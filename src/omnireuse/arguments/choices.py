@@ -14,10 +14,8 @@ __all__ = [
     "CacheOptions",
     "ForecasterName",
     "PolicyName",
-    "Region",
     "Signal",
     "StrategyOptions",
-    "WholeRegion",
 ]
 
 BackendName = Literal[
@@ -33,9 +31,6 @@ BackendName = Literal[
 ]
 PolicyName = Literal["easy_cache", "error_control", "fixed", "never", "residual_diff", "scm", "sea_cache", "tea_cache"]
 ForecasterName = Literal["blend", "hold", "polynomial", "taylorseer"]
-Region = Literal["step", "call", "blocks", "tail"]
-WholeRegion = Literal["step", "call"]
-"""Regions that need no knowledge of the model."""
 PredictionTarget = Literal["x0", "output", "residual"]
 Signal = Literal["expected_output", "filtered_latents", "first_residual", "latents", "modulated_input", "none"]
 Axis = Literal["noise", "steps"]
@@ -47,8 +42,6 @@ class StrategyOptions(TypedDict, total=False):
     prediction_target: PredictionTarget
     signal: Signal
     axis: Axis
-    quantity: PredictionTarget
-    """The former name of `prediction_target`."""
 
 
 class CacheOptions(TypedDict, total=False):

@@ -6,32 +6,26 @@ import logging
 import math
 import numbers
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from omnireuse.base.validation import kind_of
+from omnireuse.base.validation import as_number, kind_of
 from omnireuse.errors import ConfigError, WrongTypeError
 from omnireuse.forecasters.base import Forecaster
 from omnireuse.forecasters.blend import Blend
 from omnireuse.hooks.denoisers import denoisers_of, model_name
-from omnireuse.loop.policy import Policy
 from omnireuse.loop.strategy import Strategy
+from omnireuse.policies.base import Policy
 from omnireuse.policies.error_control import ErrorControl
-from omnireuse.policies.spread import SHORT_RUN, Spread
-from omnireuse.profiles.guidance import Calibrated
-from omnireuse.summary.summary import Promise
-
-if TYPE_CHECKING:
-    from omnireuse.profiles.profile import Profile
+from omnireuse.policies.fixed import Steps
+from omnireuse.policies.spread import Spread
+from omnireuse.profiles.guidance import Calibrated, Choice
+from omnireuse.profiles.profile import Profile, profile_for
 
 __all__ = [
-    "DEFAULT",
-    "POWER",
     "SEVERAL_KINDS",
-    "SPREAD",
-    "Chosen",
-    "as_number",
     "check_targets",
     "in_fitting_region",
     "strategy_for",
@@ -39,22 +33,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("omnireuse")
-
-POWER = 1.7
-"""The spread of computed steps by number, in runs of unknown noise (``python -m bench step_reuse``)."""
-
-SPREAD: dict[str, Any] = {"by_noise": True, "power": POWER, "compute_last": False}
-"""The spread of computed steps without a profile (`Spread`)."""
-
-DEFAULT = Strategy(
-    policy=Spread(speedup=2.0, min_computed=12, min_steps=SHORT_RUN, **SPREAD),
-    forecaster=Blend(),
-)
-"""Half of the steps, but at least 12; runs of fewer than 20 steps compute everything.
-
-All branches of a step are forecast together, as far as the last computed step has shown it to be safe. Computed steps
-are spread evenly in (1 − noise)^0.4, of the noise that the run begins with, so they are closest where guidance bends
-the path, whatever the scheduler's shift. ``python -m bench few_steps`` shows what the constants are worth."""
 
 SEVERAL_KINDS = ("LTX2VideoTransformer3DModel",)
 """Denoisers that return frames and sound. Others like them are found at the first call of a run."""
@@ -88,7 +66,7 @@ def strategy_of(policy: Policy | str, forecaster: Forecaster | str = "hold", **c
     return Strategy(policy=policy, forecaster=forecaster, **choices)
 
 
-def check_targets(**targets: object) -> None:
+def check_targets(place: str = "enable", /, **targets: object) -> None:
     """Refuse a target that is no number or out of range. None is no target.
 
     Raises:
@@ -101,30 +79,14 @@ def check_targets(**targets: object) -> None:
         must, is_in_range = _TARGETS[name]
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise WrongTypeError(
-                f"enable({name}={value!r:.60}): {name} must be {must}, got {kind_of(value)}{as_number(name, value)}"
+                f"{place}({name}={value!r:.60}): {name} must be {must}, got {kind_of(value)}{as_number(name, value)}"
             )
         try:
             is_right = math.isfinite(value) and is_in_range(float(value))
         except OverflowError:  # a whole number that no float holds
             is_right = False
         if not is_right:
-            raise ConfigError(f"enable({name}={value!r:.60}): {name} must be {must}, got {value!r:.60}")
-
-
-class Chosen(NamedTuple):
-    """The strategy for one target.
-
-    Attributes:
-        strategy: that reaches it.
-        name: for logs and the summary.
-        promise: what a profile promises of it; None without a profile.
-        like: the runs that the profile was measured on; None without a profile.
-    """
-
-    strategy: Strategy
-    name: str
-    promise: Promise | None = None
-    like: Calibrated | None = None
+            raise ConfigError(f"{place}({name}={value!r:.60}): {name} must be {must}, got {value!r:.60}")
 
 
 def strategy_for(
@@ -137,7 +99,8 @@ def strategy_for(
     quality: float | None = None,
     tolerance: float | None = None,
     untuned: Callable[[str], str] = lambda _: "no engine tunes for it",
-) -> Chosen:
+    place: str = "enable",
+) -> Choice:
     """The strategy for one target; the default without any.
 
     Args:
@@ -145,6 +108,7 @@ def strategy_for(
             the strategy keeps its region unless one is given.
         region: "step" or "call"; None for the one that serves the pipeline.
         untuned: from a region to why pictures are not measured there, in words; empty where they are.
+        place: where the target was given, for errors.
 
     Raises:
         ConfigError: two targets are given, no strategy reaches the target, or a quality has no profile and no tuning.
@@ -155,37 +119,79 @@ def strategy_for(
     if tolerance is not None and profile is not None:
         given.append("profile")
     if len(given) > 1:
-        raise ConfigError(f"enable: give one of {given[0]} and {given[1]}, not both")
+        raise ConfigError(f"{place}: give one of {given[0]} and {given[1]}, not both")
     if profile is None and quality is not None:
         strategy = in_fitting_region(Strategy(policy=Spread(speedup=1.0), forecaster=Blend()), pipeline, region)
         if why := untuned(strategy.region):
             raise ConfigError(
-                f"enable(quality={quality!r}): a quality can only be promised by a profile of this pipeline, or be "
+                f"{place}(quality={quality!r}): a quality can only be promised by a profile of this pipeline, or be "
                 f"expected of tuning, which is off ({why}); give profile=, which omnireuse.calibrate makes, or "
                 "tolerance=, the share of the final latents that reuse may change, which needs neither"
             )
-        return Chosen(strategy, f"quality {quality:g} dB")
+        return Choice(strategy, f"quality {quality:g} dB")
     if computed_steps == 1:
         without = " without a profile" if profile is None else ""
         raise ConfigError(
-            f"enable(computed_steps=1): computed_steps must be at least 2{without}, got 1; all other steps would be "
+            f"{place}(computed_steps=1): computed_steps must be at least 2{without}, got 1; all other steps would be "
             "like the first"
         )
     computed_steps = None if computed_steps is None else int(computed_steps)
     if tolerance is not None:
         strategy = Strategy(policy=ErrorControl(tolerance=tolerance), forecaster=Blend())
-        return Chosen(in_fitting_region(strategy, pipeline, region), f"tolerance {tolerance:g} of the final latents")
+        return Choice(in_fitting_region(strategy, pipeline, region), f"tolerance {tolerance:g} of the final latents")
     if profile is not None:
-        from omnireuse.arguments.profiled import chosen_by
-
-        return chosen_by(
+        return _by_profile(
             profile, pipeline, region=region, speedup=speedup, computed_steps=computed_steps, quality=quality
         )
-    if not given:
-        return Chosen(in_fitting_region(DEFAULT, pipeline, region), "default")
-    policy = Spread(speedup=speedup, num_computed=computed_steps, **SPREAD)
-    name = f"{speedup:g}x fewer steps" if speedup is not None else f"{computed_steps} computed steps"
-    return Chosen(in_fitting_region(Strategy(policy=policy, forecaster=Blend()), pipeline, region), name)
+    name = "default"
+    if given:
+        name = f"{speedup:g}x fewer steps" if speedup is not None else f"{computed_steps} computed steps"
+    strategy = Strategy.default(speedup=speedup, computed_steps=computed_steps)
+    return Choice(in_fitting_region(strategy, pipeline, region), name)
+
+
+def _by_profile(
+    profile: Profile | str | os.PathLike[str],
+    pipeline: Any,
+    *,
+    region: str | None = None,
+    speedup: float | None = None,
+    computed_steps: int | None = None,
+    quality: float | None = None,
+) -> Choice:
+    """The strategy that a profile has for one target, and for runs whose guidance is far from the profile's.
+
+    Args:
+        profile: or where it is found.
+        pipeline: that the strategy is for; None where it is elsewhere.
+        region: "step" or "call"; None for the one that serves the pipeline.
+
+    Raises:
+        ConfigError: there is no whole profile, or it has no strategy that reaches the target.
+        StateError: it belongs to another pipeline.
+    """
+    known = profile_for(pipeline, profile, quality=quality)
+    chosen = known.choose(pipeline, speedup=speedup, computed_steps=computed_steps, quality=quality)
+    policy = chosen.strategy.policy
+    if isinstance(policy, Steps) and policy.elsewhere is not None:
+        policy = policy.elsewhere
+    return chosen._replace(
+        strategy=in_fitting_region(chosen.strategy, pipeline, region),
+        like=Calibrated(
+            arguments=known.arguments(pipeline),
+            unlike=_looks_at(known, pipeline),
+            fallback=in_fitting_region(Strategy(policy=policy, forecaster=Blend()), pipeline, region),
+        ),
+    )
+
+
+def _looks_at(known: Profile, pipeline: Any) -> Callable[[], str | None]:
+    """Tells how the pipeline, which is held weakly, differs from that of the profile."""
+    try:
+        held: Callable[[], Any] = weakref.ref(pipeline)
+    except TypeError:
+        return lambda: known.unlike(pipeline)
+    return lambda: None if (living := held()) is None else known.unlike(living)
 
 
 def in_fitting_region(strategy: Strategy, pipeline: Any, region: str | None = None) -> Strategy:
@@ -203,16 +209,3 @@ def in_fitting_region(strategy: Strategy, pipeline: Any, region: str | None = No
         return strategy
     logger.info("%s makes several kinds of latents, and its calls are forecast instead of its steps", several)
     return replace(strategy, region="call", shared_cfg_decision=True)
-
-
-def as_number(name: str, value: object) -> str:
-    """The number that a text means, for an error's advice."""
-    if not isinstance(value, str):
-        return ""
-    text = value.strip().lower()
-    try:
-        number = float(text.removesuffix("x").removesuffix("db").removesuffix("%").strip())
-    except ValueError:
-        return ""
-    number /= 100 if text.endswith("%") else 1
-    return f"; write {name}={number:g}" if math.isfinite(number) else ""

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 
-__all__ = ["quiet_loading"]
+__all__ = ["quiet_loading", "why_refused"]
 
 
 @contextlib.contextmanager
@@ -42,3 +42,17 @@ def quiet_loading() -> Iterator[None]:
                     log.enable_progress_bar()
             if not downloads_shown:  # transformers has switched them on
                 disable_progress_bars()
+
+
+LONGEST = 400
+"""Most letters of the client's own words."""
+
+
+def why_refused(error: BaseException) -> str:
+    """The words of the hub's client as one line, and what to do."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    shown = words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
+    return (
+        f"{shown.rstrip('.')}; check the name and the network, unset HF_HUB_OFFLINE, and for a private or gated "
+        "repository accept its terms and log in with `hf auth login`"
+    )

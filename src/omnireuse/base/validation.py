@@ -7,10 +7,11 @@ import numbers
 from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache, partial
+from operator import index
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from omnireuse.errors import ConfigError, OmniReuseError
+from omnireuse.errors import ConfigError, OmniReuseError, WrongTypeError
 
 __all__ = [
     "Count",
@@ -30,7 +31,9 @@ __all__ = [
     "is_number",
     "is_whole",
     "kind_of",
+    "require_size",
 ]
+
 
 _ABSENT = object()
 
@@ -40,7 +43,7 @@ def field_error(owner: object, field: str, must: str, got: object = _ABSENT, *, 
     name = owner if isinstance(owner, str) else type(owner).__name__
     value = getattr(owner, field, got) if got is _ABSENT else got
     shown = repr(value) if got is _ABSENT or not isinstance(got, str) else got
-    return ConfigError(f"{name}({field}={shown}): {field} must {must}, got {shown}" + (f"; {do}" if do else ""))
+    return ConfigError.of_field(name, field, shown, must, do)
 
 
 def is_number(value: object) -> bool:
@@ -154,3 +157,27 @@ def counted(number: int, noun: str) -> str:
 def in_words(error: BaseException) -> str:
     """What an error says; with its class unless it is one of omnireuse's own, which are whole sentences."""
     return str(error) if isinstance(error, OmniReuseError) else f"{type(error).__name__}: {error}"
+
+
+def as_number(name: str, value: object) -> str:
+    """The number that a text means, for an error's advice."""
+    if not isinstance(value, str):
+        return ""
+    text = value.strip().lower()
+    try:
+        number = float(text.removesuffix("x").removesuffix("db").removesuffix("%").strip())
+    except ValueError:
+        return ""
+    number /= 100 if text.endswith("%") else 1
+    return f"; write {name}={number:g}" if math.isfinite(number) else ""
+
+
+def require_size(what: str, value: object, *, least: int = 0) -> int:
+    """Return `value` as an int if it is an integer ≥ `least`; numpy's integers are."""
+    try:
+        size = index(value)  # type: ignore[arg-type]  # tells whether it is an integer
+    except TypeError:
+        raise WrongTypeError(f"{what} must be an integer, got {value!r} of type {type(value).__name__}") from None
+    if size < least:
+        raise ConfigError(f"{what} must be ≥ {least}, got {value}")
+    return size

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
 from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, is_compiled_whole
@@ -18,11 +17,11 @@ from omnireuse.hooks.run import Region
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
 from omnireuse.named.measuring import Seen
+from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.named.step_caches import mag_cache
 from omnireuse.pipelines.bars import without_bar
 from omnireuse.pipelines.call import Caller
-from omnireuse.pipelines.closeness import capped_psnr
-from omnireuse.pipelines.pictures import Picture
+from omnireuse.pipelines.pictures import Picture, capped_psnr
 from omnireuse.planning.fit import WeightFit
 from omnireuse.policies import Steps
 from omnireuse.tuning.full_run import FullRun

@@ -10,11 +10,10 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from omnireuse.arguments.targets import SPREAD
 from omnireuse.calibration.runner import PipelineRunner, RunInFull
 from omnireuse.planning.path import OutputProducts
 from omnireuse.planning.planner import Planner
-from omnireuse.policies import Spread
+from omnireuse.policies.spread import SPREAD, Spread
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.trials import MeasuredCall, Trial, finished
 

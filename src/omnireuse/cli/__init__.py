@@ -15,11 +15,13 @@ COMMANDS: Registry[Callable[..., int]] = Registry(
     "omnireuse.commands", {"tune": tune.run, "calibrate": calibrate.run, "cache": cache.run}
 )
 """By name the function of each command, as typer takes it."""
-LABORATORY = {
-    "compare": "Compare this library, other caches and plain fewer steps with the full run of a pipeline.",
-    "demo": "Draw one prompt in full, with reuse, and with as few plain steps.",
+ELSEWHERE = {
+    "compare": ("lab", "Compare this library, other caches and plain fewer steps with the full run of a pipeline."),
+    "demo": ("lab", "Draw one prompt in full, with reuse, and with as few plain steps."),
+    "replay": ("vllm", "Replay a trace of accesses through the shared encoder cache."),
+    "engine-demo": ("vllm", "Serve conversations over images in a small engine, with the engine caches off and on."),
 }
-"""The commands of omnireuse-lab, which are in the help where it is not installed, too."""
+"""The commands of omnireuse-lab and omnireuse-vllm: the extra that installs each, and what the help says without it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     summary = "Reuse for diffusion pipelines: see what it gives, tune, calibrate and compare."
     commands: dict[str, Callable[..., int]] = {}
     missing: dict[str, tuple[str, OmniReuseError]] = {
-        name: (words, MissingExtraError(f"omnireuse {name}", "lab")) for name, words in LABORATORY.items()
+        name: (words, MissingExtraError(f"omnireuse {name}", extra)) for name, (extra, words) in ELSEWHERE.items()
     }
     for name in COMMANDS:
         try:

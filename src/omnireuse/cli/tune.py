@@ -44,7 +44,7 @@ def run(
     """
     source = pipeline_source("tune", model, pipeline)
     texts = read_prompts(prompts, "tune(--prompts")[:pictures]
-    from omnireuse.tuning.ahead import tune
+    from omnireuse.calibration.tune import tune
 
     profile = tune(
         source,

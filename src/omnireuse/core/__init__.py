@@ -1,1 +1,1 @@
-"""Reuse across the requests of an autoregressive engine: encoder outputs, per-token states, stores."""
+"""Reuse across the requests of an autoregressive engine: encoder inputs, and per-token states."""

@@ -1,6 +1,6 @@
 """Decide which multimodal encoder outputs stay, counted in encoder tokens. The model runner keeps the tensors.
 
-An entry belongs to one request; `omnireuse.encoders` shares entries between requests.
+An entry belongs to one request; the distribution omnireuse-vllm shares entries between requests.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from omnireuse.base.sizes import require_size
+from omnireuse.base.validation import require_size
 from omnireuse.errors import ConfigError, StateError
 
 __all__ = ["EncoderCacheManager", "EncoderRequest", "compute_encoder_budget"]

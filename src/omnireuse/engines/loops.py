@@ -12,10 +12,10 @@ import torch
 
 from omnireuse.engines.settings import RequestPlan
 from omnireuse.hooks.run import RunStart
-from omnireuse.loop.policy import Policy
 from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.fit import WeightFit
 from omnireuse.policies import Steps
+from omnireuse.policies.base import Policy
 from omnireuse.tuning.budget import Budget, budget_for
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entries import Entries, Entry

@@ -15,7 +15,7 @@ from omnireuse.loop.generation import Generation
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 from omnireuse.summary.summary import Promise
-from omnireuse.tuning.state import Tuning
+from omnireuse.summary.tuning import Tuning
 
 __all__ = [
     "METRICS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omnireuse.base.registry import Registry
 from omnireuse.errors import UnknownNameError
-from omnireuse.forecasters.base import Combination, Forecaster, Memory, combine
+from omnireuse.forecasters.base import Forecaster, Memory, combine
 from omnireuse.forecasters.blend import Blend
 from omnireuse.forecasters.fitted import Fitted
 from omnireuse.forecasters.hold import Hold
@@ -13,7 +13,6 @@ from omnireuse.forecasters.polynomial import Polynomial
 __all__ = [
     "FORECASTERS",
     "Blend",
-    "Combination",
     "Fitted",
     "Forecaster",
     "Hold",

@@ -10,7 +10,6 @@ import copy
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +20,6 @@ from omnireuse.forecasters.gap import Gap
 from omnireuse.stores.trees import storage_bytes
 
 __all__ = [
-    "Combination",
     "Forecaster",
     "Memory",
     "PolynomialMemory",
@@ -33,29 +31,6 @@ __all__ = [
 ]
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Combination:
-    """A weighted sum of values, so that many requests can be forecast in one operation.
-
-    D candidate forecasts, K remembered values, S samples of a request, E kinds of evidence, R requests.
-
-    Attributes:
-        values: all of one shape (S, …); one of a single dimension is one sample.
-        table: the weights of each candidate, shape (D, K), on the host.
-        evidence: says how much of each candidate to take: E tensors of one shape (…, S) on the values' device; none
-            with one candidate.
-        distance: how far ahead is forecast, as a multiple of the distance over which the evidence was measured; several
-            where the candidates are forecasts of several steps.
-        mix: (evidence (R, E, …, S), distances (R,) or (R, several)) -> share of each candidate, shape (R, D, S).
-    """
-
-    values: Sequence[torch.Tensor]
-    table: Sequence[Sequence[float]]
-    evidence: Sequence[torch.Tensor] = ()
-    distance: float | Sequence[float] = 1.0
-    mix: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
 
 def combine(weights: Sequence[float], values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -70,7 +45,7 @@ def combine(weights: Sequence[float], values: Sequence[torch.Tensor]) -> torch.T
 class Memory(ABC):
     """The values of past computed steps, and the forecast made of them.
 
-    `primed`, `observe` and `predict` must be written. The other methods serve corrections and batches.
+    `primed`, `observe` and `predict` must be written. The other methods are for forecasters that correct.
     """
 
     @property
@@ -86,55 +61,23 @@ class Memory(ABC):
     def predict(self, coordinate: float) -> torch.Tensor:
         """The expected value. May be a kept tensor itself: do not write to it."""
 
-    def combination(self, coordinate: float) -> Combination | None:
-        """`predict` as a weighted sum; None where it is not one, and requests are forecast one by one."""
+    def correction(self, coordinate: float) -> torch.Tensor | None:
+        """What replaces the value just observed at `coordinate`; None where that value is used as it is."""
         return None
 
-    def correction(self, coordinate: float) -> Combination | None:
-        """A weighted sum that replaces the value just observed; None where that value is used as it is."""
-        return None
-
-    def correct_interval(
-        self, gap: Gap, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None
-    ) -> Combination | None:
-        """`remember` for the first value after reused steps, where the scheduler's step is known.
+    def correct_interval(self, gap: Gap, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
+        """`observe` for the first value after reused steps, where the scheduler's step is known.
 
         Args:
             gap: the reused steps.
             coordinate: of the value.
             value: the computed x0 or velocity.
-            evidence: as in `remember`.
 
         Returns:
             What replaces the value; None for this value itself.
         """
-        self.remember(coordinate, value, evidence)
-        return None
-
-    def candidates(self, coordinate: float) -> Combination | None:
-        """The forecasts that a value at `coordinate` is compared with; None where nothing is learnt from it."""
-        return None
-
-    def evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
-        """Evidence of a computed value on the candidates' forecasts for it, (…, B); None without candidates."""
-        return None
-
-    @staticmethod
-    def evidence_of(forecasts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Evidence of computed values on the candidates' forecasts for them.
-
-        Args:
-            forecasts: shape (R, candidates, B, F); each value's other dimensions are flattened into F.
-            values: shape (R, B, F).
-
-        Returns:
-            Shape (R, …, B), float32.
-        """
-        raise AssertionError("only a memory with candidates has evidence")
-
-    def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
-        """`observe` with evidence that was measured already, (…, B); None where there were no candidates."""
         self.observe(coordinate, value)
+        return None
 
     def transformed(self, change: Transform) -> Memory:
         """An independent copy in which every tensor is `change(tensor)`."""
@@ -261,9 +204,6 @@ class PolynomialMemory(Memory):
             return self.last
         weights, values = self.weights(coordinate), self.values
         return combine([weights[-1], *weights[:-1]], [values[-1], *values[:-1]])
-
-    def combination(self, coordinate: float) -> Combination | None:
-        return Combination(values=self.values, table=[self.weights(coordinate)])
 
 
 def lagrange_weights(nodes: Sequence[float], coordinate: float) -> list[float]:

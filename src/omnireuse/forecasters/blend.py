@@ -9,7 +9,7 @@ from functools import partial, reduce
 import torch
 
 from omnireuse.base.validation import field_error, is_number
-from omnireuse.forecasters.base import Combination, Forecaster, PolynomialMemory, check_order, lagrange_weights
+from omnireuse.forecasters.base import Forecaster, PolynomialMemory, check_order, combine, lagrange_weights
 from omnireuse.forecasters.gap import Gap
 
 __all__ = ["Blend", "BlendMemory"]
@@ -104,7 +104,7 @@ def _doubted_shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.
 
 
 class BlendMemory(PolynomialMemory):
-    """Holding and the polynomial as candidates. The evidence is 1 − w of each sample, at least 0, or `MISSED`."""
+    """Between holding and the polynomial. The evidence is 1 − w of each sample, at least 0, or `MISSED`."""
 
     _shown = staticmethod(_shortfall)
     _fits = 1
@@ -118,19 +118,8 @@ class BlendMemory(PolynomialMemory):
         self._over = 1.0  # The distance over which the last was measured.
 
     def observe(self, coordinate: float, value: torch.Tensor) -> None:
-        self.remember(coordinate, value, self.evidence_at(coordinate, value))
-
-    def evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
-        learns = self._learns_at(coordinate)
-        return self._shown(self.last, super().predict(coordinate), value) if learns else None
-
-    @classmethod
-    def evidence_of(cls, forecasts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        hold, line = (each.flatten(0, 1) for each in forecasts.unbind(1))
-        return cls._shown(hold, line, values.flatten(0, 1)).reshape(values.shape[:2])
-
-    def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
-        if evidence is not None:
+        if len(self._nodes) >= 2 and coordinate != self.last_coordinate:
+            evidence = self._shown(self.last, super().predict(coordinate), value)
             self._evidence, self._over = (*self._evidence, evidence)[-self._fits :], self._way(coordinate)
         super().observe(coordinate, value)
 
@@ -138,58 +127,34 @@ class BlendMemory(PolynomialMemory):
         last = self.last
         if len(self._evidence) < self._fits:
             return last
-        shortfall = reduce(torch.maximum, self._evidence).reshape(-1, *(1,) * (last.ndim - 1))
-        weight = _expected(shortfall, self._distance(coordinate)).to(last.dtype)
-        return torch.lerp(last, super().predict(coordinate), weight)
+        weight = (1 - self._worst() * (self._way(coordinate) / self._over)).clamp_min(0.0)
+        return torch.lerp(last, super().predict(coordinate), _for_rows(weight, last))
 
-    def candidates(self, coordinate: float) -> Combination | None:
-        table = [self._hold(), self.weights(coordinate)]
-        return Combination(values=self.values, table=table) if self._learns_at(coordinate) else None
+    def correct_interval(self, gap: Gap, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
+        """Correct the latents for a gap: their path with interpolated values, less that of the forecasts.
 
-    def combination(self, coordinate: float) -> Combination | None:
-        if len(self._evidence) < self._fits:
-            return Combination(values=self.values, table=[self._hold()])
-        table, distance = [self._hold(), self.weights(coordinate)], self._distance(coordinate)
-        return Combination(values=self.values, table=table, evidence=self._evidence, distance=distance, mix=_mix)
+        The gap is corrected in full where the line was at least as close as the last value, which is a weight of ½.
+        """
+        before, forecasts = self._evidence, [self.predict(at).float() for at in gap.coordinates]
+        values, nodes = [*self.values, value], [*(node for node, _ in self._nodes), coordinate]
+        self.observe(coordinate, value)
+        if before is self._evidence or len(self._evidence) < self._fits:
+            return None
+        skipped = 0 if gap.target == "velocity" else len(nodes) - 2
+        between = [self._weights(nodes[skipped:], at) for at in gap.coordinates]
+        path = [sum(s * row[k] for s, row in zip(gap.shares, between, strict=True)) for k in range(len(between[0]))]
+        moved = combine(path, [each.float() for each in values[skipped:]]).sub_(combine(gap.shares, forecasts))
+        gain = gap.gain * gap.left**DAMPING * (2 - 2 * self._worst()).clamp(0, 1)
+        return moved.mul_(_for_rows(gain, moved)).add_(value)
 
-    def _learns_at(self, coordinate: float) -> bool:
-        return len(self._nodes) >= 2 and coordinate != self.last_coordinate
+    def _worst(self) -> torch.Tensor:
+        return reduce(torch.maximum, self._evidence)
 
     def _way(self, coordinate: float) -> float:
         """Distance of the coordinate from the last value's."""
         last, power = self.last_coordinate, self._exponent
         # Coordinates of step numbers and unknown noise may be negative.
         return abs(coordinate - last) if power == 1 else float(abs(coordinate**power - last**power))
-
-    def _distance(self, coordinate: float) -> float:
-        return self._way(coordinate) / self._over
-
-    def _hold(self) -> list[float]:
-        return [0.0] * (len(self._nodes) - 1) + [1.0]
-
-    def correct_interval(
-        self, gap: Gap, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None
-    ) -> Combination | None:
-        """The gap's correction of the latents: their path with interpolated values, less that of the forecasts."""
-        shown = self._evidence if evidence is None else (*self._evidence, evidence)
-        if evidence is None or len(shown) < self._fits:
-            return super().correct_interval(gap, coordinate, value, evidence)
-        old, held, nodes = self.values, self._hold(), [*(node for node, _ in self._nodes), coordinate]
-        skipped = 0 if gap.target == "velocity" else len(nodes) - 2
-        between = [[*[0.0] * skipped, *self._weights(nodes[skipped:], at)] for at in gap.coordinates]
-        gain = gap.gain * gap.left**DAMPING
-        moves = [sum(s * row[k] for s, row in zip(gap.shares, between, strict=True)) for k in range(len(nodes))]
-        stays = [*(sum(gap.shares) * weight for weight in held), 0.0]
-        table = [[0.0] * len(old) + [1.0], [gain * (a - b) for a, b in zip(moves, stays, strict=True)]]
-        distances: list[float] = []
-        # Before there was enough evidence the gap's forecasts were the last value.
-        if len(shown) > self._fits:
-            for at, share in zip(gap.coordinates, gap.shares, strict=True):
-                slope = [weight - hold for weight, hold in zip(self.weights(at), held, strict=True)]
-                table.append([*(-gain * share * each for each in slope), 0.0])
-                distances.append(self._distance(at))
-        self.remember(coordinate, value, evidence)
-        return Combination(values=[*old, value], table=table, evidence=shown, distance=distances, mix=_corrected)
 
 
 class CarefulMemory(BlendMemory):
@@ -204,28 +169,9 @@ class DoubtingMemory(BlendMemory):
     _shown = staticmethod(_doubted_shortfall)
 
 
-def _expected(shortfall: torch.Tensor, distance: torch.Tensor | float) -> torch.Tensor:
-    """The weight of the slope."""
-    return (1 - shortfall * distance).clamp_min(0.0)
-
-
-def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-    """The shares of holding and of the polynomial."""
-    weight = _expected(evidence.amax(1), distances[:, None])
-    return torch.stack((1 - weight, weight), dim=1)
-
-
-def _corrected(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-    """The shares of the value, of the interpolation and of each forecast that was made.
-
-    The gap is corrected in full where the line was at least as close as the last value, which is a weight of ½.
-    """
-    if not distances.shape[1]:
-        corrects = (2 - 2 * evidence.amax(1, keepdim=True)).clamp(0, 1)
-        return torch.cat((torch.ones_like(corrects), corrects), dim=1)
-    corrects = (2 - 2 * evidence[:, 1:].amax(1, keepdim=True)).clamp(0, 1)
-    forecasts = _expected(evidence[:, :-1].amax(1, keepdim=True), distances[:, :, None])
-    return torch.cat((torch.ones_like(corrects), corrects, corrects * forecasts), dim=1)
+def _for_rows(scale: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A factor (B,) in the shape that multiplies each row of a value."""
+    return scale.to(value.dtype).reshape(-1, *(1,) * (value.ndim - 1))
 
 
 def _weights_in_power(exponent: float, nodes: Sequence[float], coordinate: float) -> list[float]:

@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 
 from omnireuse.base.validation import field_error
-from omnireuse.forecasters.base import Combination, Forecaster, Memory, combine
-from omnireuse.forecasters.blend import Blend, BlendMemory
-from omnireuse.loop.policy import SAME_NOISE
+from omnireuse.forecasters.base import Forecaster, Memory, combine
+from omnireuse.forecasters.blend import Blend
+from omnireuse.policies.base import SAME_NOISE
 
 __all__ = ["Fitted"]
 
@@ -113,26 +113,14 @@ class _FittedMemory(Memory):
         self._known.appendleft((coordinate, value))
         self._fallback.observe(coordinate, value)
 
-    def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
-        self._known.appendleft((coordinate, value))
-        self._fallback.remember(coordinate, value, evidence)
-
     def predict(self, coordinate: float) -> torch.Tensor:
         found = self._fitted_at(coordinate, computed=False)
-        return self._fallback.predict(coordinate) if found is None else combine(found.table[0], found.values)
+        return self._fallback.predict(coordinate) if found is None else found
 
-    def combination(self, coordinate: float) -> Combination | None:
-        return self._fitted_at(coordinate, computed=False) or self._fallback.combination(coordinate)
-
-    def correction(self, coordinate: float) -> Combination | None:
+    def correction(self, coordinate: float) -> torch.Tensor | None:
         return self._fitted_at(coordinate, computed=True)
 
-    def candidates(self, coordinate: float) -> Combination | None:
-        return self._fallback.candidates(coordinate)
-
-    evidence_of = staticmethod(BlendMemory.evidence_of)
-
-    def _fitted_at(self, coordinate: float, *, computed: bool) -> Combination | None:
+    def _fitted_at(self, coordinate: float, *, computed: bool) -> torch.Tensor | None:
         """The weighted sum for this step; None where the weights have none for it, or do not fit this run.
 
         The weights of a computed step take its own output, so the forecast for such a step is the blend's.
@@ -152,7 +140,7 @@ class _FittedMemory(Memory):
         ):
             self._give_up()
             return None
-        return Combination(values=[value for _, value in known], table=[weights])
+        return combine(weights, [value for _, value in known])
 
     def _give_up(self) -> None:
         if self._fits:

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from omnireuse.base.validation import kind_of
-from omnireuse.errors import UnsupportedModelError, WrongTypeError
+from omnireuse.errors import StateError, UnsupportedModelError, WrongTypeError
 from omnireuse.hooks.interception import compiled_call, is_optimized
+from omnireuse.loop.agreement import Agreement
+from omnireuse.policies.base import Policy
 
 __all__ = [
     "DENOISERS",
     "adapter_scales",
+    "check_agreement",
     "denoisers_of",
     "describe",
     "device_of",
     "dtype_of",
+    "forward_group",
     "is_compiled_whole",
     "model_name",
     "parameters_of",
     "unwrapped",
     "wrapped_modules",
 ]
+
+logger = logging.getLogger("omnireuse")
+
 
 DENOISERS = (
     "transformer",
@@ -135,3 +144,48 @@ def dtype_of(pipeline: Any) -> str:
 def describe(pipeline: Any) -> str:
     """The pipeline's class, its device and its dtype, in a few words."""
     return f"{type(pipeline).__name__} on {device_of(pipeline)} in {dtype_of(pipeline)}"
+
+
+def forward_group(denoisers: Iterable[torch.nn.Module]) -> dist.ProcessGroup | None:
+    """The ranks whose collectives these denoisers' forwards enter; None where each rank runs its own model.
+
+    Known are the context parallelism of diffusers (`enable_parallelism`) and parameters that are spread over a device
+    mesh (`fully_shard`, tensor parallelism).
+
+    Raises:
+        StateError: the denoisers name several groups.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return None
+    groups = {dist.get_process_group_ranks(group).__repr__(): group for each in denoisers for group in _groups(each)}
+    if len(groups) > 1:
+        raise StateError(
+            f"enable: the denoisers run in several process groups ({', '.join(groups)}), so the ranks that must decide "
+            "alike are not known; give them as group="
+        )
+    for ranks, group in groups.items():
+        logger.info("ranks %s share the denoiser's forward pass, and decide alike", ranks)
+        return group
+    return None
+
+
+def check_agreement(policy: Policy, agreement: Agreement, denoiser: torch.nn.Module) -> None:
+    """Raise a StateError where a policy would measure on one of several ranks alone: they would wait for each other."""
+    if not (policy.needs_drift or policy.needs_error) or not agreement.is_alone:
+        return
+    if forward_group([denoiser]) is not None:
+        raise StateError(
+            f"{type(policy).__name__} measures, and {model_name(denoiser)} was made parallel after reuse was enabled; "
+            "call omnireuse.disable(pipeline) and enable it again, so that the ranks decide alike"
+        )
+
+
+def _groups(denoiser: torch.nn.Module) -> Iterator[dist.ProcessGroup]:
+    model = unwrapped(denoiser)
+    parallel: Any = getattr(getattr(model, "_parallel_config", None), "context_parallel_config", None)
+    mesh = getattr(parallel, "_flattened_mesh", None)
+    if mesh is not None and mesh.size() > 1:
+        yield mesh.get_group()
+    spread = next((each.device_mesh for each in model.parameters() if hasattr(each, "device_mesh")), None)
+    if spread is not None and spread.size() > 1:
+        yield spread.get_group() if spread.ndim == 1 else spread._flatten().get_group()

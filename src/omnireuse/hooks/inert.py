@@ -14,8 +14,7 @@ from omnireuse.errors import StateError
 from omnireuse.hooks.run import Layout, Run
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
-from omnireuse.summary.counters import Stats
-from omnireuse.summary.tally import RunRecord
+from omnireuse.summary.counters import RunRecord, Stats
 
 __all__ = ["Explanation", "InertRuns", "explain"]
 

@@ -5,18 +5,24 @@ A user may exchange the parts; `refresh` then intercepts the new ones.
 
 from __future__ import annotations
 
+import logging
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from omnireuse.hooks.companions import COMPANIONS
-from omnireuse.hooks.denoisers import denoisers_of
-from omnireuse.hooks.guiders import GUIDERS
+from omnireuse.hooks.denoisers import denoisers_of, unwrapped
 from omnireuse.hooks.interception import Handler, Interception, intercept, is_bypassed
 
-__all__ = ["Parts"]
+if TYPE_CHECKING:
+    from omnireuse.summary.counters import Stats
+
+__all__ = ["GUIDERS", "Guided", "Others", "Parts", "guider_handlers"]
+
+logger = logging.getLogger("omnireuse")
+
 
 Route = Callable[[str, Any], Mapping[str, Handler]]
 """The handlers of a part's methods, from its attribute (a denoiser's is its place, as text) and the part."""
@@ -87,3 +93,102 @@ class Parts:
 
 def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+class Others:
+    """Warnings of others, once for each kind.
+
+    Args:
+        name: of the session's pipeline.
+        stats: promises nothing any more where another cache is at work.
+        has_reuse: whether reuse is enabled on a pipeline, too.
+    """
+
+    def __init__(self, name: str, stats: Stats, has_reuse: Callable[[Any], bool]) -> None:
+        self._name, self._stats, self._has_reuse = name, stats, has_reuse
+        self._said: set[str] = set()
+
+    def look_for_caches(self, denoisers: Sequence[torch.nn.Module]) -> None:
+        """Look for caches of diffusers (`enable_cache`) on the denoisers."""
+        for denoiser in map(unwrapped, denoisers):
+            if getattr(denoiser, "is_cache_enabled", False) is not True:
+                continue
+            model, cache = type(denoiser).__name__, type(getattr(denoiser, "_cache_config", None)).__name__
+            but = f"a cache of diffusers ({cache}) is at work on {model}, too"
+            self._stats.withdraw(but)
+            self._say(
+                cache,
+                f"{but}: both skip work, the summary counts this library's share alone, and nothing is promised; "
+                f"disable one of the two (disable_cache() of the {model}, or omnireuse.disable)",
+            )
+
+    def was_called_by(self, caller: Any) -> None:
+        """Another pipeline has called a denoiser of the session's pipeline."""
+        kind = type(caller).__name__
+        if kind not in self._said and not self._has_reuse(caller):
+            self._say(
+                kind,
+                f"{kind} shares a denoiser with the {self._name} that reuse is enabled on (as after from_pipe), and "
+                "reuses nothing itself; call omnireuse.enable on it, too",
+            )
+
+    def have_replaced_the_denoiser(self) -> None:
+        """The pipeline has another denoiser in mid-run, as for steps in another precision."""
+        self._stats.fell_back("computing every step")
+        self._say(
+            "replaced",
+            f"the denoiser of the {self._name} was replaced in mid-run: its other steps are computed, since a forecast "
+            "must not mix outputs of two models",
+        )
+
+    def _say(self, what: str, message: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            logger.warning("%s", message)
+
+
+GUIDERS = ("guider", "guider_2")
+"""Attributes of a pipeline that hold a guider."""
+
+
+class Guided:
+    """The batches of one loop.
+
+    Attributes:
+        batch: name of the batch that the guider has prepared the denoiser for; None for none.
+        to_come: names of the batches that it has prepared for this step and that are to come.
+    """
+
+    batch: str | None = None
+    to_come: Iterator[str] = iter(())
+
+
+def guider_handlers(guider: Any, guided: Callable[[], Guided]) -> dict[str, Callable[..., Any]]:
+    """Handlers of a guider's methods, which give each denoiser call the name of its batch as its branch.
+
+    Modular pipelines call a denoiser without `cache_context`, as a rule, and the order of a call does not show its
+    branch: where guidance by an unconditional branch ends, the second call is that of another branch.
+
+    Args:
+        guided: gives the state of the loop that calls.
+    """
+
+    def inputs_prepared(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        batches = proceed(*args, **kwargs)
+        guided().to_come = iter([str(getattr(batch, guider._identifier_key)) for batch in batches])
+        return batches
+
+    def models_prepared(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        guided().batch = next(guided().to_come, None)
+        return proceed(*args, **kwargs)
+
+    def models_cleaned(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        guided().batch = None
+        return proceed(*args, **kwargs)
+
+    return {
+        "prepare_inputs": inputs_prepared,
+        "prepare_inputs_from_block_state": inputs_prepared,
+        "prepare_models": models_prepared,
+        "cleanup_models": models_cleaned,
+    }

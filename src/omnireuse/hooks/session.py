@@ -21,12 +21,9 @@ from omnireuse.base.validation import field_error, is_whole
 from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.hooks.callers import CallerWatch, callbacks_aside, calling, foreign_caller, is_called_by
 from omnireuse.hooks.companions import Companions
-from omnireuse.hooks.denoisers import model_name, parameters_of, unwrapped
-from omnireuse.hooks.guiders import GUIDERS, Guided, guider_handlers
+from omnireuse.hooks.denoisers import check_agreement, model_name, parameters_of, unwrapped
 from omnireuse.hooks.interception import Handler, Interception, intercept
-from omnireuse.hooks.others import Others
-from omnireuse.hooks.parts import Parts
-from omnireuse.hooks.ranks import check_agreement
+from omnireuse.hooks.parts import GUIDERS, Guided, Others, Parts, guider_handlers
 from omnireuse.hooks.regions.step import SeveralOutputsError, StepRegion
 from omnireuse.hooks.run import Chooser, Chosen, DenoiserCall, Region, RegionFactory, Run, RunStart
 from omnireuse.hooks.steps import Asked, Begin, StepHint, Steps, previous_sample

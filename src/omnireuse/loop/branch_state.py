@@ -11,7 +11,6 @@ import torch
 
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.forecasters.base import Forecaster, Memory, transformed
-from omnireuse.forecasters.combination import value_of
 from omnireuse.forecasters.gap import Gap
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Strategy
@@ -164,10 +163,9 @@ class BranchState:
                 memory.observe(coordinate, value)
                 found.append(memory.correction(coordinate))
             else:
-                evidence = memory.evidence_at(coordinate, value)
-                found.append(memory.correct_interval(gap, coordinate, value, evidence))
+                found.append(memory.correct_interval(gap, coordinate, value))
         self.primed = all(memory.primed for memory in self.memories)
-        corrected = [value_of(each) for each in found if each is not None]
+        corrected = [each for each in found if each is not None]
         # All of them or none: they were observed together, at the same steps.
         pairs = zip(corrected, self.dtypes, strict=True)
         return error, [value.to(dtype) for value, dtype in pairs] if corrected else None

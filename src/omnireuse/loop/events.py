@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from omnireuse.errors import OmniReuseError
-from omnireuse.loop.policy import StepView
+from omnireuse.policies.base import StepView
 
 if TYPE_CHECKING:
     import torch

@@ -20,9 +20,9 @@ from omnireuse.forecasters.base import held_bytes
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.branch_state import BranchState
 from omnireuse.loop.events import Choice, Decision
-from omnireuse.loop.policy import StepView
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel, Parametrization
+from omnireuse.policies.base import StepView
 
 __all__ = ["Emit", "Generation", "layout_of"]
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from omnireuse.base.validation import check_at_least, field_error
 from omnireuse.errors import UnknownNameError, WrongTypeError
 from omnireuse.forecasters.base import Forecaster, Memory
+from omnireuse.forecasters.blend import Blend
 from omnireuse.forecasters.hold import Hold
-from omnireuse.loop.policy import Policy, check_reserved_names
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.signals import SIGNALS
+from omnireuse.policies.base import Policy, check_reserved_names
+from omnireuse.policies.spread import SHORT_RUN, SPREAD, Spread
 
-__all__ = ["AXES", "PREDICTION_TARGETS", "REGIONS", "Strategy"]
+__all__ = ["AXES", "PREDICTION_TARGETS", "REGIONS", "Region", "Strategy", "WholeRegion"]
 
 AXES = {
     "noise": "the noise level, in [0, 1]; the step index where the scheduler's is not known",
@@ -30,6 +32,9 @@ PREDICTION_TARGETS = {
     "x0": "the denoised sample, from the output, the latents and the noise level",
 }
 
+Region = Literal["step", "call", "blocks", "tail"]
+WholeRegion = Literal["step", "call"]
+"""Regions that need no knowledge of the model."""
 REGIONS = {
     "step": "every call of a step; what the scheduler is handed, after guidance, is forecast",
     "call": "one call of the denoiser, each branch for itself",
@@ -96,7 +101,6 @@ class Strategy:
             magnifies differences of branches, such as a computed one beside a reused one.
         measure_errors: compare every forecast with the truth once it is known, also where reading the figure back
             stalls an accelerator (one host synchronisation a computed step). On the CPU it is always done.
-        quantity: the former name of `prediction_target`.
 
     Raises:
         UnknownNameError: a name that does not exist.
@@ -118,13 +122,8 @@ class Strategy:
     per_sample: bool = True
     shared_cfg_decision: bool = False
     measure_errors: bool = False
-    quantity: InitVar[str | None] = None
 
-    def __post_init__(self, quantity: str | None) -> None:
-        if quantity is not None:
-            if self.prediction_target not in (None, quantity):
-                raise field_error(self, "prediction_target", "be given without quantity, its former name")
-            object.__setattr__(self, "prediction_target", quantity)
+    def __post_init__(self) -> None:
         is_forecaster = isinstance(self.forecaster, Forecaster) and not isinstance(self.forecaster, type)
         for name, fits in (
             ("policy", isinstance(self.policy, Policy) and not isinstance(self.policy, type)),
@@ -204,6 +203,28 @@ class Strategy:
             target = "velocity"
         forecaster = self.forecaster.for_run(total, tuple(sorted(schedule)), places, target)
         return RunPlan(noises, schedule, forecaster, target)
+
+    @classmethod
+    def default(cls, *, speedup: float | None = None, computed_steps: int | None = None) -> Strategy:
+        """The strategy of `enable` without tuning and without a profile.
+
+        All branches of a step are forecast together, as far as the last computed step has shown it to be safe. Computed
+        steps are spread evenly in (1 − noise)^0.4, of the noise that the run begins with, so they are closest where
+        guidance bends the path, whatever the scheduler's shift (``python -m bench few_steps``). `dataclasses.replace`
+        puts another policy or forecaster into it.
+
+        Args:
+            speedup: all steps divided by computed steps, ≥ 1.
+            computed_steps: how many steps compute, ≥ 2. Without either, half of the steps compute but at least 12, and
+                runs of fewer than 20 steps compute everything.
+
+        Raises:
+            ConfigError: both are given, or one is out of range.
+        """
+        given: dict[str, Any] = {"speedup": speedup, "num_computed": computed_steps}
+        if speedup is None and computed_steps is None:
+            given = {"speedup": 2.0, "min_computed": 12, "min_steps": SHORT_RUN}
+        return cls(policy=Spread(**given, **SPREAD), forecaster=Blend())
 
     @classmethod
     def where_it_fits(cls, policy: Policy, forecaster: Forecaster) -> Strategy:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from omnireuse.base.registry import Registry
 from omnireuse.errors import UnknownNameError, UnsupportedModelError
-from omnireuse.models import audio, flux, image, video
 from omnireuse.models.block_stack import BlockStack
+from omnireuse.models.declarations import STACKS
 
 __all__ = ["BLOCK_STACKS", "UNSUPPORTED", "BlockStack", "block_stack_for"]
 
-BLOCK_STACKS: Registry[BlockStack] = Registry(
-    "omnireuse.adapters", {stack.model: stack for family in (audio, flux, image, video) for stack in family.STACKS}
-)
+BLOCK_STACKS: Registry[BlockStack] = Registry("omnireuse.adapters", {stack.model: stack for stack in STACKS})
 """Class name of a denoiser -> its declaration. Entry points `omnireuse.adapters` add to the package's own."""
 
 _UNET = "its blocks change the resolution and are joined by skip connections, so its input and output differ in shape"

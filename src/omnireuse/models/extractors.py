@@ -14,7 +14,7 @@ import torch
 
 from omnireuse.errors import ConfigError, OmniReuseError, StateError, UnknownNameError, WrongTypeError
 from omnireuse.hooks.denoisers import model_name
-from omnireuse.hooks.regions.stack_pass import StackPass
+from omnireuse.hooks.regions.stack import StackPass
 from omnireuse.hooks.run import DenoiserCall, Region
 from omnireuse.loop.strategy import Strategy
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from omnireuse.diffusion.data import CacheDiTOptions, DBCacheOptions, DiffusionCacheConfig
 from omnireuse.errors import ConfigError, MissingExtraError, StateError, UnsupportedModelError
 from omnireuse.hooks.denoisers import unwrapped
 from omnireuse.hooks.run import DenoiserCall, Region, RegionFactory
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import Decision
+from omnireuse.named.options import CacheDiTOptions, DBCacheOptions, DiffusionCacheConfig
 from omnireuse.policies import scm_mask
 
 __all__ = ["cache_dit_library", "cache_dit_region"]

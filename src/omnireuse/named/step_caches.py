@@ -7,11 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
-from omnireuse.arguments.choices import Region, WholeRegion
-from omnireuse.arguments.profiled import profile_for
-from omnireuse.arguments.targets import as_number
-from omnireuse.base.validation import field_error
-from omnireuse.diffusion.data import (
+from omnireuse.base.validation import as_number, field_error
+from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from omnireuse.forecasters import Blend, Hold, Polynomial
+from omnireuse.handle import Handle
+from omnireuse.hooks.denoisers import denoisers_of, model_name
+from omnireuse.hooks.run import RegionFactory
+from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.strategy import Region, Strategy, WholeRegion
+from omnireuse.models import UNSUPPORTED, block_stack_for
+from omnireuse.models.extractors import has_extractor
+from omnireuse.named.cache_dit import cache_dit_region
+from omnireuse.named.measuring import MagnitudeRecorder
+from omnireuse.named.options import (
     CacheDiTOptions,
     DBCacheOptions,
     DiffusionCacheConfig,
@@ -23,18 +31,6 @@ from omnireuse.diffusion.data import (
     TaylorSeerOptions,
     TeaCacheOptions,
 )
-from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
-from omnireuse.forecasters import Blend, Hold, Polynomial
-from omnireuse.handle import Handle
-from omnireuse.hooks.denoisers import denoisers_of, model_name
-from omnireuse.hooks.run import RegionFactory
-from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.policy import Policy
-from omnireuse.loop.strategy import Strategy
-from omnireuse.models import UNSUPPORTED, block_stack_for
-from omnireuse.models.extractors import has_extractor
-from omnireuse.named.cache_dit import cache_dit_region
-from omnireuse.named.measuring import MagnitudeRecorder
 from omnireuse.named.published import checkpoint_of, published_coefficients, published_ratios
 from omnireuse.policies import (
     EasyCache,
@@ -47,7 +43,9 @@ from omnireuse.policies import (
     StepMask,
     TeaCache,
 )
+from omnireuse.policies.base import Policy
 from omnireuse.policies.mag_cache import by_branch
+from omnireuse.profiles.profile import profile_for
 
 __all__ = ["STEP_CACHES", "StepCache", "config_of", "enable_step_cache", "open_step_cache"]
 
@@ -235,7 +233,7 @@ def enable_step_cache(
         UnknownNameError: this cache does not read an option.
         StateError: the profile belongs to another pipeline, or reuse is enabled on this one.
     """
-    with _words_of_enable({"DiffusionCacheConfig(": "enable("}, options):
+    with _told_of_enable({}, options):
         config = config_of(name, options)
         if profile is not None:
             config = config_of(name, {**profile_for(pipeline, profile).options_for(name), **options})
@@ -255,8 +253,8 @@ def open_step_cache(name: str, config: DiffusionCacheConfig, pipeline: Any, agre
     _check_serves(name, pipeline)
     region = None if cache.region is None else cache.region(config, agreement)
     strategy = cache.strategy(config, pipeline)
-    own = {"Strategy(": "enable(", "first_blocks": "Fn_compute_blocks", "last_blocks": "Bn_compute_blocks"}
-    with _words_of_enable(own):
+    names = {"first_blocks": "Fn_compute_blocks", "last_blocks": "Bn_compute_blocks"}
+    with _told_of_enable(names, {}):
         handle = Handle(pipeline, strategy, name=name, region=region, agreement=agreement)
     if config.num_inference_steps is not None:
         handle.expect(config.num_inference_steps)
@@ -264,18 +262,15 @@ def open_step_cache(name: str, config: DiffusionCacheConfig, pipeline: Any, agre
 
 
 @contextmanager
-def _words_of_enable(words: Mapping[str, str], options: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Raise errors on options in the words of `enable`, with a number for a text that means one."""
+def _told_of_enable(names: Mapping[str, str], options: Mapping[str, Any]) -> Iterator[None]:
+    """Raise errors about fields as errors about arguments of `enable`, with the number that a text means."""
     try:
         yield
     except ConfigError as error:
-        if type(error) is not ConfigError:
+        if error.about is None:
             raise
-        text = str(error)
-        for inner, given in words.items():
-            text = text.replace(inner, given)
-        hints = (as_number(name, value) for name, value in (options or {}).items() if f"({name}=" in text)
-        raise ConfigError(text + next(hints, "")) from error
+        field = error.about[1]
+        raise error.told_of("enable", names, as_number(field, options.get(field)).removeprefix("; ")) from error
 
 
 def _check_serves(name: str, pipeline: Any) -> None:

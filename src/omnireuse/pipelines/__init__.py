@@ -12,8 +12,7 @@ from omnireuse.base.lazy import lazy_exports
 if TYPE_CHECKING:
     from omnireuse.pipelines.bars import without_bar
     from omnireuse.pipelines.call import Caller, Signature, is_modular, refuse_reserved
-    from omnireuse.pipelines.closeness import IDENTICAL_DB, as_floats, capped_psnr, psnr
-    from omnireuse.pipelines.pictures import Picture
+    from omnireuse.pipelines.pictures import IDENTICAL_DB, Picture, as_floats, capped_psnr, psnr
     from omnireuse.pipelines.source import Source, function_named, object_named
 
 __all__ = [
@@ -35,8 +34,7 @@ __all__ = [
 _HOMES = {
     "bars": "without_bar",
     "call": "Caller Signature is_modular refuse_reserved",
-    "closeness": "IDENTICAL_DB as_floats capped_psnr psnr",
-    "pictures": "Picture",
+    "pictures": "IDENTICAL_DB Picture as_floats capped_psnr psnr",
     "source": "Source function_named object_named",
 }
 __getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.base.hub import why_refused
-from omnireuse.base.loading import quiet_loading
+from omnireuse.base.loading import quiet_loading, why_refused
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.hooks.denoisers import device_of, dtype_of
 

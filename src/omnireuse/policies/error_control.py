@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from omnireuse.base.validation import Count, Positive, Tolerance, check_fields, field_error
-from omnireuse.loop.policy import StepView, ThresholdPolicy
+from omnireuse.policies.base import StepView, ThresholdPolicy
 
 __all__ = ["ErrorControl"]
 

@@ -1,22 +1,280 @@
-"""One name for the three schedules."""
+"""Schedules that do not depend on the run: chosen steps, one of every n, a mask of SCM, and all."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, pairwise, zip_longest
 from typing import Any
 
-from omnireuse.policies.every_nth import EveryNth
-from omnireuse.policies.spread import Spread
-from omnireuse.policies.steps import Steps
+from omnireuse.base.validation import Count, Index, check_fields, check_finite_list, field_error, is_whole
+from omnireuse.errors import StateError, UnknownNameError, WrongTypeError
+from omnireuse.policies.base import SAME_NOISE, Limit, Policy, StepView
+from omnireuse.policies.schedule import Schedule
 
-__all__ = ["FixedSchedule"]
+__all__ = ["SCHEDULES", "EveryNth", "Never", "StepMask", "Steps", "scm_mask"]
 
 
-def FixedSchedule(**options: Any) -> Steps | EveryNth | Spread:  # it makes an object of a class
-    """`Steps` where `steps` are given, `Spread` for `num_computed` or `speedup`, and `EveryNth` otherwise.
+@dataclass(frozen=True, kw_only=True)
+class Steps(Schedule):
+    """Compute at these steps, and at the first.
+
+    Args:
+        steps: the steps that compute, counted from 0. A negative step counts from the end.
+        made_at: the noise fraction at each step of the run that `steps` were chosen for, or its steps' numbers where
+            its noise is not known. None takes `steps` as they are, whatever the run.
+        elsewhere: with `made_at`, the schedule of runs of another length, or at other noise levels.
+        compute_last: whether the last step computes although `steps` leaves it out. It is worth more than any other,
+            unless weights were fitted to do without it.
 
     Raises:
-        ConfigError, TypeError: as these classes; each takes its own options alone.
+        ConfigError: a value out of range, or one of `made_at` and `elsewhere` without the other.
+        StateError: at the first decision of a run that lacks one of the steps, or whose step count is unknown.
     """
-    if "steps" in options:
-        return Steps(**options)
-    return Spread(**options) if {"num_computed", "speedup"} & {*options} else EveryNth(**options)
+
+    steps: tuple[int, ...]
+    made_at: tuple[float, ...] | None = None
+    elsewhere: Schedule | None = None
+    compute_last: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        is_list = isinstance(self.steps, Iterable) and not isinstance(self.steps, (str, bytes))
+        if not is_list or not all(map(is_whole, self.steps)):
+            raise field_error(self, "steps", "be a sequence of whole numbers")
+        object.__setattr__(self, "steps", tuple(sorted(set(self.steps))))
+        if self.made_at is not None:
+            object.__setattr__(self, "made_at", check_finite_list(self, "made_at", self.made_at))
+        if (self.made_at is None) != (self.elsewhere is None):
+            raise field_error(self, "elsewhere", "be given with made_at, and only then")
+        if self.elsewhere is not None and not isinstance(self.elsewhere, Schedule):
+            raise field_error(self, "elsewhere", "be a schedule")
+
+    @property
+    def expects_reuse(self) -> bool:
+        """False: these steps were chosen, so there is no warning even if they are all steps."""
+        return False
+
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
+        return _schedule(self, total, noises if self.made_at is not None else None)
+
+
+@lru_cache(maxsize=256)
+def _schedule(policy: Steps, total: int, noises: tuple[float, ...] | None) -> frozenset[int]:
+    if policy.elsewhere is not None and not _is_like(policy.made_at or (), total, noises):
+        return policy.elsewhere.schedule(total, noises)
+    beyond = [step for step in policy.steps if not -total <= step < total]
+    if beyond:
+        raise StateError(
+            f"{policy!r} names step {beyond[0]}, but this run has {total} steps; give a schedule for {total}"
+        )
+    last = [total - 1] if policy.compute_last else []
+    return frozenset({0, *last, *(step % total for step in policy.steps)})
+
+
+def _is_like(made_at: tuple[float, ...], total: int, noises: tuple[float, ...] | None) -> bool:
+    if len(made_at) != total or noises is None or any(a < b for a, b in pairwise(made_at)):
+        return len(made_at) == total
+    return all(abs(a - b) <= SAME_NOISE for a, b in zip(made_at, noises, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryNth(Schedule):
+    """Compute every so many steps after the warm-up, and the last: 15 of 28 by default.
+
+    Args:
+        every: distance of computed steps, ≥ 1.
+        warmup: steps at the start that always compute, ≥ 0.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    every: Count = 2
+    warmup: Index = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def expects_reuse(self) -> bool:
+        """True if anything but a schedule of every step was asked for."""
+        return self.every != 1
+
+    def warmup_limit(self, total: int | None) -> Limit | None:
+        return Limit("warmup", self.warmup)
+
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
+        warmup = max(self.warmup, 1)
+        return frozenset({*range(min(warmup, total)), *range(warmup - 1, total, self.every), total - 1})
+
+    def wants_reuse(self, state: None, view: StepView) -> bool:
+        if view.total is not None:
+            return super().wants_reuse(state, view)
+        return view.index >= self.warmup and (view.index - max(self.warmup - 1, 0)) % self.every != 0
+
+
+SCHEDULES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "slow": ((8, 3, 3, 2, 1, 1), (1, 2, 2, 2, 3)),
+    "medium": ((6, 2, 2, 2, 2, 1), (1, 3, 3, 3, 3)),
+    "fast": ((6, 1, 1, 1, 1, 1), (1, 3, 4, 5, 4)),
+    "ultra": ((4, 1, 1, 1, 1), (2, 5, 6, 7)),
+}
+"""The named SCM schedules at 28 steps: lengths of the runs of computed steps, and of the reused runs between them.
+
+Source: cache-dit, `steps_mask`.
+"""
+
+
+class _Always(Policy):
+    """Reuse wherever the mask allows it."""
+
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        return True
+
+
+_ALWAYS = _Always()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMask(Policy):
+    """Compute where the mask says so. Elsewhere reuse, or let another policy decide. The first and last step compute.
+
+    Args:
+        mask: the name of a schedule (`scm_mask`), or for each step 1 to compute and 0 to allow reuse.
+        dynamic: decides where the mask allows reuse, within its own warm-up and limits; None reuses wherever the mask
+            allows it ("static").
+
+    Raises:
+        UnknownNameError: a name that is no schedule.
+        ConfigError: an explicit mask that is empty or holds anything but 0 and 1.
+        WrongTypeError: `dynamic` is no policy.
+        StateError: at the first decision of a run, where an explicit mask is not as long as the run, or the step count
+            is not known.
+    """
+
+    mask: str | Sequence[int] = "medium"
+    dynamic: Policy | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.mask, str):
+            scm_mask(self.mask, 1)
+        else:
+            try:
+                mask = tuple(int(each) if each in (0, 1) else 2 for each in self.mask)
+            except TypeError:
+                mask = ()
+            if not mask or 2 in mask:
+                raise field_error(self, "mask", "be the name of a schedule, or a 0 or 1 for each step")
+            object.__setattr__(self, "mask", mask)
+        if self.dynamic is not None and not isinstance(self.dynamic, Policy):
+            given = "a class" if isinstance(self.dynamic, type) else type(self.dynamic).__name__
+            raise WrongTypeError(f"StepMask(dynamic={self.dynamic!r}): dynamic must be a policy, got {given}")
+        for name in ("needs_drift", "needs_error", "drift_since_computed", "signal"):
+            object.__setattr__(self, name, getattr(self._inner, name))
+
+    @property
+    def _inner(self) -> Policy:
+        return self.dynamic or _ALWAYS
+
+    @property
+    def limit(self) -> Limit | None:
+        return self._inner.limit
+
+    def warmup_limit(self, total: int | None) -> Limit | None:
+        return self._inner.warmup_limit(total)
+
+    def measured(self, state: Any, view: StepView) -> float | None:
+        return self._inner.measured(state, view)
+
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int] | None:
+        if self.dynamic is not None:
+            return None
+        return frozenset({0, total - 1, *(step for step, computes in enumerate(self.mask_of(total)) if computes)})
+
+    def start(self) -> Any:
+        return self._inner.start()
+
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        return not self.mask_of(view.total)[view.index] and self._inner.wants_reuse(state, view)
+
+    def after(self, state: Any, view: StepView, reused: bool) -> Any:
+        return self._inner.after(state, view, reused)
+
+    def mask_of(self, total: int | None) -> tuple[int, ...]:
+        """The mask of a run of `total` steps.
+
+        Raises:
+            StateError: an explicit mask of another length, or an unknown step count.
+        """
+        if total is None:
+            raise StateError(
+                "StepMask depends on the number of steps, which is not known; "
+                "call refresh(pipeline, num_inference_steps)"
+            )
+        if isinstance(self.mask, str):
+            return scm_mask(self.mask, total)
+        if len(self.mask) != total:
+            raise StateError(
+                f"StepMask(mask=…) has {len(self.mask)} entries, but this run has {total} steps; give one for each step"
+            )
+        return tuple(self.mask)
+
+
+@lru_cache(maxsize=256)
+def scm_mask(name: str, num_inference_steps: int) -> tuple[int, ...]:
+    """A named schedule for any step count: 1 computes, 0 may be reused. The first and the last step are 1.
+
+    At 28 steps it is the table's. Elsewhere as many steps compute as come closest to the table's share, two at least.
+    The k-th of them is where the table's curve "k-th computed step ↦ step" is after both axes are stretched. That keeps
+    the density of each phase, and no run of reused steps is longer than the table's longest.
+
+    Args:
+        name: "slow", "medium", "fast" or "ultra".
+        num_inference_steps: length of the mask, ≥ 1.
+
+    Raises:
+        UnknownNameError: another name.
+        ConfigError: a step count below 1.
+    """
+    if name not in SCHEDULES:
+        raise UnknownNameError("step mask", name, SCHEDULES)
+    total = num_inference_steps
+    if total < 1:
+        raise field_error("scm_mask", "num_inference_steps", "be a whole number of at least 1", str(total))
+    runs = list(chain(*zip_longest(*SCHEDULES[name], fillvalue=0)))
+    table = [1 - i % 2 for i, length in enumerate(runs) for _ in range(length)]
+    steps = [step for step, computes in enumerate(table) if computes]
+    longest = max(SCHEDULES[name][1]) + 1
+    # Rounded half up, in whole numbers: count / total is the nearest there is to len(steps) / len(table).
+    count = min(total, max(2, (2 * total * len(steps) + len(table)) // (2 * len(table))))
+    mask = [0] * total
+    last = -1
+    for k in range(count):
+        place = k * (len(steps) - 1) / max(count - 1, 1)
+        below = int(place)
+        between = (place - below) * (steps[min(below + 1, len(steps) - 1)] - steps[below])
+        aimed = round((steps[below] + between) * (total - 1) / (len(table) - 1))
+        # Rounding must cost neither a step nor the bound on gaps, before this step or behind it.
+        behind = count - 1 - k
+        least = max(last + 1, total - 1 - behind * longest)
+        most = min(last + longest, total - 1 - behind) if k else 0
+        last = min(max(aimed, least), most)
+        mask[last] = 1
+    return tuple(mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Never(Policy):
+    """Never reuse. Events and counters still run, so this is the reference for every comparison."""
+
+    @property
+    def expects_reuse(self) -> bool:
+        return False
+
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
+        return frozenset(range(total))
+
+    def wants_reuse(self, state: None, view: StepView) -> bool:
+        return False

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from omnireuse.base.validation import Count, Positive, Share, check_fields, check_finite_list, field_error
 from omnireuse.errors import StateError
-from omnireuse.loop.policy import Limit, StepView, ThresholdPolicy
+from omnireuse.policies.base import Limit, StepView, ThresholdPolicy
 
 __all__ = ["MagCache", "MagCacheState", "by_branch", "checked_ratios", "resampled"]
 

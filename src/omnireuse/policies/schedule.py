@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnireuse.errors import StateError
-from omnireuse.loop.policy import Policy, StepView
+from omnireuse.policies.base import Policy, StepView
 
 __all__ = ["Schedule", "cheapest_path"]
 

@@ -6,18 +6,24 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from omnireuse.base.validation import Count, Index, check_fields, field_error, is_number, is_whole
-from omnireuse.loop.policy import Limit
+from omnireuse.policies.base import Limit
 from omnireuse.policies.schedule import Schedule, cheapest_path
 
-__all__ = ["SHORT_RUN", "Spread", "check_amount", "nearest", "spread_by_noise"]
+__all__ = ["POWER", "SHORT_RUN", "SPREAD", "Spread", "check_amount", "nearest", "spread_by_noise"]
 
 SHORT_RUN = 20
 """Runs of fewer steps gain nothing from reuse: as many computed steps of a shorter run of the same solver are as close
 to the full run (``python -m bench few_steps``)."""
+POWER = 1.7
+"""The spread of computed steps by number, in runs of unknown noise (``python -m bench step_reuse``)."""
+
+SPREAD: dict[str, Any] = {"by_noise": True, "power": POWER, "compute_last": False}
+"""The spread of computed steps without a profile (`Spread`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

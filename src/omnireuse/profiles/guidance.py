@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from omnireuse.hooks.run import Chooser, Chosen
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import arguments_of, differences, scales_of
 from omnireuse.summary.counters import Stats
+from omnireuse.summary.summary import Promise
 
-__all__ = ["Calibrated", "CalibratedRuns"]
+__all__ = ["Calibrated", "CalibratedRuns", "Choice"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -31,6 +32,22 @@ class Calibrated:
     arguments: Mapping[str, Any]
     unlike: Callable[[], str | None]
     fallback: Strategy
+
+
+class Choice(NamedTuple):
+    """The strategy for one target.
+
+    Attributes:
+        strategy: that reaches it.
+        name: for logs and the summary.
+        promise: what a profile promises of it; None without a profile.
+        like: the runs that the profile was measured on; None without a profile.
+    """
+
+    strategy: Strategy
+    name: str
+    promise: Promise | None = None
+    like: Calibrated | None = None
 
 
 @dataclass(eq=False)

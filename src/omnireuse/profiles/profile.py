@@ -12,18 +12,21 @@ from typing import Any
 import msgspec
 
 from omnireuse.base.records import Record, as_text, read_record, write_text
-from omnireuse.base.validation import field_error, is_number
-from omnireuse.errors import ConfigError, StateError
+from omnireuse.base.validation import field_error, is_number, kind_of
+from omnireuse.errors import ConfigError, StateError, WrongTypeError
+from omnireuse.forecasters.blend import Blend
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import arguments_of, read_argument
+from omnireuse.policies.spread import SPREAD, Spread
 from omnireuse.profiles.conditions import OTHER_WEIGHTS, Conditions, watch_of
+from omnireuse.profiles.guidance import Choice
 from omnireuse.profiles.measurements import Measurements
 from omnireuse.profiles.origin import Origin, versions
 from omnireuse.profiles.plan import FEWEST_HELD_OUT, Plan
 from omnireuse.profiles.sharing import found
 from omnireuse.summary.summary import Promise
 
-__all__ = ["FEWEST_HELD_OUT", "HEAD", "Plan", "Profile"]
+__all__ = ["FEWEST_HELD_OUT", "HEAD", "Plan", "Profile", "profile_for"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -168,11 +171,58 @@ class Profile(Record, frozen=True, kw_only=True):
         Raises:
             ConfigError: two targets, one out of range, or a quality that no plan promises.
         """
-        from omnireuse.arguments.profiled import chosen_for
-
         if sum(target is not None for target in (speedup, computed_steps, quality)) > 1:
             raise ConfigError("profile: give one of speedup, computed_steps and quality")
-        return chosen_for(self, speedup=speedup, computed_steps=computed_steps, quality=quality).strategy
+        return self.choose(speedup=speedup, computed_steps=computed_steps, quality=quality).strategy
+
+    def choose(
+        self,
+        pipeline: Any = None,
+        *,
+        speedup: float | None = None,
+        computed_steps: int | None = None,
+        quality: float | None = None,
+    ) -> Choice:
+        """The strategy for one target: exactly as many computed steps as are asked for.
+
+        Where no plan has that number, and in runs of another length or at other noise levels, the default's steps
+        compute, `Blend` forecasts, and nothing is promised.
+
+        Args:
+            pipeline: that it is compared with; None for no comparison.
+
+        Raises:
+            ConfigError: a quality that no plan promises.
+        """
+        total = self.num_inference_steps
+        aims = (("speedup", speedup), ("num_computed", computed_steps))
+        amount: dict[str, Any] = {name: aim for name, aim in aims if aim is not None}
+        if not amount:
+            plan = self.best(quality=quality)
+            count = len(plan.steps)
+            elsewhere = Spread(speedup=total / count, **SPREAD)
+        else:
+            elsewhere = Spread(**amount, **SPREAD)
+            count = len(elsewhere.schedule(total))
+            if count not in self.plans:
+                return self._without_plan(count, elsewhere)
+            plan = self.plans[count]
+        return Choice(
+            plan.strategy(self.coordinates, elsewhere),
+            f"profile: {count} of {total} steps",
+            self.promise(plan, pipeline),
+        )
+
+    def _without_plan(self, count: int, policy: Spread) -> Choice:
+        total, having = self.num_inference_steps, ", ".join(map(str, sorted(self.plans))) or "none"
+        but = (
+            f"the profile has no plan for {count} of {total} steps, but for {having}; they are computed where the "
+            "default computes them, and its blend forecasts the others"
+        )
+        logger.info("%s; nothing is promised", but)
+        promise = Promise(tenth=-math.inf, expected=math.nan, prompts=0, coordinates=self.coordinates, but=but)
+        name = f"{count} of {total} steps, without a plan of the profile"
+        return Choice(Strategy(policy=policy, forecaster=Blend()), name, promise)
 
     def promise(self, plan: Plan, pipeline: Any = None) -> Promise:
         """What is known of the plan's quality, and for which runs. Nothing is promised of a pipeline that computes
@@ -280,3 +330,23 @@ def _upgrade(document: dict[str, Any]) -> None:
         document |= HEAD
         for name in ("changes", "forecast_errors", "quantity"):
             (document.get("measured") or {}).pop(name, None)
+
+
+def profile_for(pipeline: Any, profile: Profile | str | os.PathLike[str], *, quality: float | None = None) -> Profile:
+    """The profile, or the one that `Profile.from_pretrained` finds, checked against the pipeline and the quality that
+    it shall promise.
+
+    Raises:
+        WrongTypeError: neither a profile nor the place of one.
+        ConfigError: there is no whole profile.
+        StateError: it belongs to another pipeline.
+    """
+    if not isinstance(profile, (Profile, str, os.PathLike)):
+        raise WrongTypeError(
+            f"enable(profile={profile!r:.60}): profile must be what omnireuse.calibrate returned, or its file or id, "
+            f"got {kind_of(profile)}"
+        )
+    known = profile if isinstance(profile, Profile) else Profile.from_pretrained(profile)
+    if pipeline is not None:
+        known.check(pipeline, quality=quality)
+    return known

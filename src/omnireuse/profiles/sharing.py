@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from omnireuse.base.hub import why_refused
+from omnireuse.base.loading import why_refused
 from omnireuse.errors import ConfigError
 
 __all__ = ["check_place", "found"]

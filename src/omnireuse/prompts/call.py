@@ -15,8 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from omnireuse.pipelines.snapshot import autocast_state
 from omnireuse.prompts.cache import PromptEmbedCache
+from omnireuse.prompts.entry import Outside
 from omnireuse.prompts.keys import PromptKey, UnkeyableError, freeze, is_embeds_name
-from omnireuse.prompts.outside import Outside
 from omnireuse.prompts.reading import Reading, State
 from omnireuse.prompts.survey import Survey
 

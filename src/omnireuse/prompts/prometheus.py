@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from omnireuse.prompts.cache import PromptEmbedCache
-from omnireuse.summary.collector import Collector
+from omnireuse.summary.prometheus import Collector
 
 __all__ = ["METRICS", "PromptCacheCollector"]
 

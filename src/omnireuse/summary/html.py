@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from omnireuse.base.validation import counted
-from omnireuse.summary.summary import Summary, summary_lines
 
-__all__ = ["COMPUTED", "FORECAST", "card", "step_strip", "summary_html"]
+__all__ = ["COMPUTED", "FORECAST", "card", "step_strip"]
 
 COMPUTED = "#0f9b87"
 """Colour of computed steps."""
@@ -46,20 +45,3 @@ def _box(step: int, share: float | None) -> str:
     else:
         fill, opacity, what = COMPUTED, 0.25 + 0.75 * share, "computed" if share == 1 else f"{share:.0%} computed"
     return f'<i title="step {step}: {what}" style="flex:1;background:{fill};opacity:{opacity:.2f}"></i>'
-
-
-def summary_html(summary: Summary, title: str = "") -> str:
-    """A summary for a notebook, with the steps of the latest run.
-
-    Args:
-        title: what the card is headed with; the strategy's name by default.
-    """
-    head, *lines = [
-        f'<div style="margin-top:.2em">{escape(line[0].upper() + line[1:])}</div>' for line in summary_lines(summary)
-    ]
-    legend = (
-        f'<div style="font-size:.9em">the steps of the latest run: <span style="color:{COMPUTED}">■</span> computed '
-        f'(fainter: for some of the branches), <span style="color:{FORECAST}">■</span> forecast</div>'
-    )
-    strip = step_strip(summary.last_run)
-    return card(title or summary.name, "".join((head, *lines, strip and legend + strip)))

@@ -2,13 +2,75 @@
 
 from __future__ import annotations
 
+import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from omnireuse.handle import Handle
-from omnireuse.summary.collector import Collector
+from omnireuse.errors import ConfigError, MissingExtraError
+from omnireuse.summary.summary import Summary
 
-__all__ = ["METRICS", "StepReuseCollector"]
+__all__ = ["METRICS", "Collector", "StepReuseCollector"]
+
+T = TypeVar("T")
+
+
+class Collector(ABC, Generic[T]):
+    """Reads counters when Prometheus asks; nothing is counted twice and the hot path costs nothing more.
+
+    Register it: ``prometheus_client.REGISTRY.register(collector.add("flux", source))``. Sources are held weakly.
+
+    Raises:
+        MissingExtraError: ``prometheus-client`` is not installed.
+    """
+
+    metrics: ClassVar[Mapping[str, str]]
+    """Every metric by its name in the exposition, with its meaning; counters end in ``_total``."""
+
+    labels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Labels beside ``model``, of the metrics that have more."""
+
+    def __init__(self) -> None:
+        try:
+            from prometheus_client import core
+        except ImportError as error:
+            raise MissingExtraError("the Prometheus collector", "metrics") from error
+        self._core: Any = core
+        self._sources: dict[str, weakref.ref[Any]] = {}
+
+    def add(self, model: str, source: T) -> Collector[T]:
+        """Report ``source`` under the label ``model``.
+
+        Raises:
+            ConfigError: the label is taken by another source that is alive.
+        """
+        known = self._sources.get(model)
+        if known is not None and known() not in (None, source):
+            raise ConfigError(f"{type(self).__name__}.add(model={model!r}): field must be unique, got it twice")
+        self._sources[model] = weakref.ref(source)
+        return self
+
+    def collect(self) -> Iterator[Any]:
+        """The metric families, as ``prometheus_client`` wants them."""
+        families = {name: self._family(name) for name in self.metrics}
+        for model, ref in self._sources.items():
+            source = ref()
+            if source is None:
+                continue
+            for name, more, value in self.samples(source):
+                families[name].add_metric([model, *more], value)
+        yield from families.values()
+
+    @abstractmethod
+    def samples(self, source: T) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        """Name, further label values and value of everything that ``source`` counts."""
+
+    def _family(self, name: str) -> Any:
+        is_counter = name.endswith("_total")
+        kind = self._core.CounterMetricFamily if is_counter else self._core.GaugeMetricFamily
+        labels = ["model", *self.labels.get(name, ())]
+        return kind(name.removesuffix("_total"), self.metrics[name], labels=labels)
+
 
 _PREFIX = "omnireuse_step_reuse"
 
@@ -29,7 +91,13 @@ METRICS = {
 """Every metric by its name in the exposition, with its meaning."""
 
 
-class StepReuseCollector(Collector[Handle]):
+class Summarized(Protocol):
+    """What is reported: the handle of :func:`omnireuse.enable`, or another object with a summary."""
+
+    def summary(self) -> Summary: ...
+
+
+class StepReuseCollector(Collector[Summarized]):
     """Reports the summary of each handle of :func:`omnireuse.enable`; see :class:`Collector`."""
 
     metrics: ClassVar[Mapping[str, str]] = METRICS
@@ -38,7 +106,7 @@ class StepReuseCollector(Collector[Handle]):
         f"{_PREFIX}_fallbacks_total": ("strategy", "to"),
     }
 
-    def samples(self, source: Handle) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    def samples(self, source: Summarized) -> Iterator[tuple[str, tuple[str, ...], float]]:
         """The counters of ``source.summary()``."""
         summary = source.summary()
         values = {

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from html import escape
 
 from omnireuse.base.validation import counted
 from omnireuse.loop.events import Decision
-from omnireuse.loop.policy import SAME_NOISE
+from omnireuse.policies.base import SAME_NOISE
+from omnireuse.summary.html import COMPUTED, FORECAST, card, step_strip
+from omnireuse.summary.tuning import Tuning
 
-if TYPE_CHECKING:
-    from omnireuse.tuning.state import Tuning
-
-__all__ = ["Audit", "Promise", "Summary", "share_of_steps", "summary_lines"]
+__all__ = ["Audit", "Promise", "Summary", "share_of_steps", "summary_html", "summary_lines"]
 
 BEYOND = 0.5
 """Mean error of forecasts above which plain fewer steps or holding are about as good (``python -m bench harm``)."""
@@ -172,8 +171,6 @@ class Summary:
 
     def _repr_html_(self) -> str:
         """The summary as a notebook shows it."""
-        from omnireuse.summary.html import summary_html
-
         return summary_html(self)
 
 
@@ -259,3 +256,20 @@ def _reasons(summary: Summary, action: str) -> Iterator[str]:
 
 def _short(number: float) -> str:
     return f"{number:,.1f}".removesuffix(".0")
+
+
+def summary_html(summary: Summary, title: str = "") -> str:
+    """A summary for a notebook, with the steps of the latest run.
+
+    Args:
+        title: what the card is headed with; the strategy's name by default.
+    """
+    head, *lines = [
+        f'<div style="margin-top:.2em">{escape(line[0].upper() + line[1:])}</div>' for line in summary_lines(summary)
+    ]
+    legend = (
+        f'<div style="font-size:.9em">the steps of the latest run: <span style="color:{COMPUTED}">■</span> computed '
+        f'(fainter: for some of the branches), <span style="color:{FORECAST}">■</span> forecast</div>'
+    )
+    strip = step_strip(summary.last_run)
+    return card(title or summary.name, "".join((head, *lines, strip and legend + strip)))

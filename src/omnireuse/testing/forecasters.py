@@ -23,8 +23,7 @@ def check_forecaster(forecaster: Forecaster, *, places: Sequence[float] = PLACES
 
     Checked: config and memory survive copies and pickle; one value primes it; a path that stands still is forecast
     exactly; shape and dtype are those of the values; what it is shown is never written to; each sample of a batch
-    gets what it would get alone; memory is bounded; `transformed` gives an independent copy; the weighted sums that
-    batches use (`combination`, `remember`) agree with `predict` and `observe`.
+    gets what it would get alone; memory is bounded; `transformed` gives an independent copy.
 
     Args:
         places: coordinates to show it values at.
@@ -50,7 +49,6 @@ def check_forecaster(forecaster: Forecaster, *, places: Sequence[float] = PLACES
     _check_samples(forecaster, places, path, at, forecast)
     _check_bounded(forecaster, path)
     _check_copies(name, memory, at, forecast)
-    _check_batched(forecaster, places, path, at)
 
 
 def _path(places: Sequence[float]) -> list[torch.Tensor]:
@@ -110,25 +108,6 @@ def _check_copies(name: str, memory: Memory, at: float, forecast: torch.Tensor) 
         assert torch.equal(twin.predict(at), forecast), f"{name}: the copy by {what} must forecast the same"
         twin.observe(at, torch.zeros(SHAPE))
         assert torch.equal(memory.predict(at), forecast), f"{name}: the copy by {what} must not share its state"
-
-
-def _check_batched(forecaster: Forecaster, places: Sequence[float], path: Sequence[torch.Tensor], at: float) -> None:
-    from omnireuse.forecasters.combination import candidate_forecasts, combined
-
-    name, alone, batched = type(forecaster).__name__, forecaster.start(), forecaster.start()
-    for place, value in zip(places, path, strict=True):
-        candidates, evidence = batched.candidates(place), None
-        if candidates is not None:
-            forecasts = candidate_forecasts([candidates])
-            evidence = batched.evidence_of(forecasts, value.reshape(forecasts[:, 0].shape))[0]
-        alone.observe(place, value)
-        batched.remember(place, value, evidence)
-        expected = alone.predict(at)
-        _assert_close(batched.predict(at), expected, f"{name}.remember must do what observe does")
-        combination = batched.combination(at)
-        if combination is not None:
-            message = f"{name}.combination must be the forecast of predict, as a weighted sum"
-            _assert_close(combined([combination])[0], expected, message)
 
 
 def _assert_close(found: torch.Tensor, expected: torch.Tensor, message: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass
 from typing import Any, TypeVar
 
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.loop.policy import Policy, StepView, check_reserved_names
+from omnireuse.policies.base import Policy, StepView, check_reserved_names
 
 __all__ = ["check_policy", "unpickled"]
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from omnireuse.arguments.targets import SPREAD
 from omnireuse.hooks.run import RunStart
-from omnireuse.loop.policy import Policy
-from omnireuse.policies import ErrorControl, Spread
+from omnireuse.policies import ErrorControl
+from omnireuse.policies.base import Policy
+from omnireuse.policies.spread import SPREAD, Spread
 from omnireuse.profiles.plan import Plan
 
 __all__ = ["Budget", "budget_for"]

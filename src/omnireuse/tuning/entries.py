@@ -18,6 +18,7 @@ from omnireuse.loop.agreement import Agreement
 from omnireuse.planning.path import OutputProducts
 from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.profile import Profile
+from omnireuse.summary.tuning import BEGINS, Tuning
 from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry
@@ -25,7 +26,6 @@ from omnireuse.tuning.fewest import FewestSteps
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.ledger import FROM, PRICE, Ledger, work_of
 from omnireuse.tuning.recording import Keeper
-from omnireuse.tuning.state import BEGINS, Tuning
 from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import MOST_WORK, MeasuredCall, Pausing, Shadows, Trials, finished
 

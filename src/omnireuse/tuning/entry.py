@@ -8,10 +8,10 @@ from typing import Any
 from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.path import OutputProducts
 from omnireuse.profiles.profile import Profile
+from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.ledger import Work, work_of
-from omnireuse.tuning.state import Tuning
 from omnireuse.tuning.trials import MeasuredCall, Trying
 
 __all__ = ["Entry"]

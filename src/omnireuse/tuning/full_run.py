@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from omnireuse.errors import StateError, UnsupportedModelError
-from omnireuse.planning.branches import branches_of
-from omnireuse.planning.path import OutputProducts, Path
+from omnireuse.planning.path import OutputProducts, Path, branches_of
 from omnireuse.planning.solver import Arithmetic, next_latents
 from omnireuse.tuning.recording import Recording
 

@@ -13,8 +13,8 @@ from omnireuse.errors import StateError
 from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel
-from omnireuse.planning.branches import copied
 from omnireuse.planning.fit import WeightFit
+from omnireuse.planning.path import copied
 from omnireuse.planning.solver import Arithmetic
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import Recording

@@ -17,7 +17,7 @@ from omnireuse.hooks.regions.step import kinds_of
 from omnireuse.hooks.run import DenoiserCall, Region, Run
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel
-from omnireuse.planning.branches import copied
+from omnireuse.planning.path import copied
 from omnireuse.policies import Never
 
 __all__ = ["FULL", "Keeper", "RecordedStep", "Recording"]

@@ -16,8 +16,8 @@ from omnireuse.hooks.run import Chosen, DenoiserCall, Region, Run, RunStart
 from omnireuse.hooks.session import Session
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.pictures import pictures_of
-from omnireuse.planning.branches import branches_of, copied
 from omnireuse.planning.fit import WeightFit
+from omnireuse.planning.path import branches_of, copied
 from omnireuse.planning.solver import Arithmetic
 from omnireuse.policies import Steps
 from omnireuse.tuning.full_run import FullRun

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from omnireuse.base.records import Record, as_text, record_of, write_text
 from omnireuse.errors import ConfigError, OmniReuseError, StateError
-from omnireuse.loop.policy import SAME_NOISE
 from omnireuse.planning.path import OutputProducts
+from omnireuse.policies.base import SAME_NOISE
 from omnireuse.profiles.profile import HEAD, Profile
 from omnireuse.stores.redis import RedisTier
 from omnireuse.tuning.configuration import Configuration

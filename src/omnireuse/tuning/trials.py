@@ -15,8 +15,7 @@ import torch
 
 from omnireuse.forecasters import forecaster_named
 from omnireuse.loop.strategy import Strategy
-from omnireuse.pipelines.closeness import capped_psnr
-from omnireuse.pipelines.pictures import Picture
+from omnireuse.pipelines.pictures import Picture, capped_psnr
 from omnireuse.planning.fit import WeightFit
 from omnireuse.planning.path import OutputProducts
 from omnireuse.planning.planner import Planner

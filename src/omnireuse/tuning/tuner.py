@@ -8,12 +8,14 @@ from typing import Any
 
 import msgspec
 
+from omnireuse.arguments.tune import TURN_OFF
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Loop, Session
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.profile import Profile
+from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.budget import budget_for
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entries import Entries, Entry
@@ -21,9 +23,7 @@ from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.replay import Replay, noting_bars
 from omnireuse.tuning.shadows import SessionShadows
-from omnireuse.tuning.state import Tuning
 from omnireuse.tuning.store import Store
-from omnireuse.tuning.switch import TURN_OFF
 
 __all__ = ["Tuner"]
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from omnireuse import Blend, FixedSchedule, Strategy
+from omnireuse import Blend, EveryNth, Spread, Strategy
 from omnireuse.engines.comfyui import attach, plan_for, reuse_of
 from omnireuse.engines.settings import RequestPlan
 from omnireuse.forecasters.blend import BlendMemory
 from omnireuse.loop import branch_state
-from omnireuse.pipelines.closeness import psnr
+from omnireuse.pipelines.pictures import psnr
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 
 pytestmark = IN_COMFYUI
@@ -52,7 +52,7 @@ def test_the_planned_steps_are_computed(host: ModuleType, counted: Any, sampler:
 
 @pytest.mark.parametrize("sampler", ["euler", "ddim", "dpmpp_2m", "uni_pc", "deis", "res_multistep"])
 def test_computed_steps_correct_the_gaps_before_them(host: ModuleType, model: Any, shapes: Any, sampler: str) -> None:
-    policy = FixedSchedule(speedup=2.0, by_noise=True, compute_last=False)
+    policy = Spread(speedup=2.0, by_noise=True, compute_last=False)
     corrected, plain = (
         attach(model, RequestPlan(strategy=Strategy(policy=policy, forecaster=forecaster), name="test"))
         for forecaster in (Blend(), Blend(corrects=False))
@@ -85,7 +85,7 @@ def test_samplers_whose_step_is_not_known_are_not_corrected(
         return correct(memory, *args)
 
     monkeypatch.setattr(BlendMemory, "correct_interval", noted)
-    strategy = Strategy(policy=FixedSchedule(every=2), forecaster=Blend())
+    strategy = Strategy(policy=EveryNth(every=2), forecaster=Blend())
     host.sample(attach(model, RequestPlan(strategy=strategy, name="test")), sampler, cfg=1.0)
     assert bool(corrections) == is_known
 

@@ -11,7 +11,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch.utils import _pytree as pytree
 
 import omnireuse
-from omnireuse import FixedSchedule
+from omnireuse import Steps
 from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.models import BLOCK_STACKS, UNSUPPORTED
 from omnireuse.named.published import published_rows
@@ -100,7 +100,7 @@ def test_computing_everything_is_bit_equal(pipeline: Pipeline, watching: str) ->
 
 def test_reusing_on_the_same_input_gives_the_same_output(pipeline: Pipeline) -> None:
     plain = pipeline.run((0, 1, 1, 3))
-    schedule = FixedSchedule(steps=(0, 1, 3))
+    schedule = Steps(steps=(0, 1, 3))
     with omnireuse.enable(pipeline, policy=schedule, region="blocks") as handle:
         reusing = pipeline.run((0, 1, 1, 3))
     assert handle.summary().reused_calls == 2
@@ -111,7 +111,7 @@ def test_reusing_on_the_same_input_gives_the_same_output(pipeline: Pipeline) -> 
 def test_a_reused_call_is_entry_plus_residual_through_the_output_layers(pipeline: Pipeline) -> None:
     plain = pipeline.run()
     by_hand = [by_hand_reuse(pipeline, text) for text in (6, 4)]
-    with omnireuse.enable(pipeline, policy=FixedSchedule(steps=(0, 1, 3)), region="blocks"):
+    with omnireuse.enable(pipeline, policy=Steps(steps=(0, 1, 3)), region="blocks"):
         reusing = pipeline.run()
     assert equal(reusing[:REUSED] + reusing[REUSED + 1 :], plain[:REUSED] + plain[REUSED + 1 :])
     assert not equal(reusing[REUSED], plain[REUSED])
@@ -176,7 +176,7 @@ def test_what_a_model_writes_in_place_between_blocks_does_not_spoil_the_entry() 
     inner = pipeline.inputs
     pipeline.inputs = lambda step, text: inner(step, text) | {"controlnet_single_block_samples": control}
     plain = pipeline.run((0, 1, 1, 3))
-    with omnireuse.enable(pipeline, policy=FixedSchedule(steps=(0, 1, 3)), region="blocks"):
+    with omnireuse.enable(pipeline, policy=Steps(steps=(0, 1, 3)), region="blocks"):
         reusing = pipeline.run((0, 1, 1, 3))
     torch.testing.assert_close(reusing[REUSED][0][0], plain[REUSED][0][0], rtol=1e-4, atol=1e-5)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import FixedSchedule
+from omnireuse import EveryNth, Spread, Steps
 from omnireuse.errors import StateError
 from omnireuse.hooks.denoisers import denoisers_of, model_name
 from omnireuse.models import BLOCK_STACKS
@@ -68,7 +68,7 @@ def check(made: Modular, region: str) -> omnireuse.Summary:
     with omnireuse.enable(made.pipe, policy="never", region=region) as handle:
         assert torch.equal(made.run(), full)
     assert handle.summary().calls_outside == 0
-    with omnireuse.enable(made.pipe, policy=FixedSchedule(num_computed=3), region=region) as handle:
+    with omnireuse.enable(made.pipe, policy=Spread(num_computed=3), region=region) as handle:
         if getattr(made.pipe, "scheduler", None) is None:
             handle.expect(6)
         reusing = made.run()
@@ -142,7 +142,7 @@ def test_another_transformer_for_references() -> None:
 def test_latents_are_found_among_other_tensors(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """x0 needs them, and so does a signal: positions come before them, and never change."""
     made = PIPELINES[name]()
-    with omnireuse.enable(made.pipe, policy=FixedSchedule(num_computed=3), region="call"):
+    with omnireuse.enable(made.pipe, policy=Spread(num_computed=3), region="call"):
         made.run()
     assert "raw output" not in caplog.text
     with omnireuse.enable(made.pipe, policy="tea_cache", region="step") as handle:
@@ -205,11 +205,11 @@ def _left_out(kind: Any) -> tuple[Modular, Any]:
 def test_branches_with_layers_left_out(kind: Any, region: str) -> None:
     made, _ = _left_out(kind)
     full = made.run(steps=10)
-    with omnireuse.enable(made.pipe, policy=FixedSchedule(every=1), region=region) as handle:
+    with omnireuse.enable(made.pipe, policy=EveryNth(every=1), region=region) as handle:
         assert torch.equal(made.run(steps=10), full)
     if region != "step":
         assert {event.branch for event in handle.events} == {"pred_cond", "pred_uncond", "pred_cond_skip"}
-    with omnireuse.enable(made.pipe, policy=FixedSchedule(every=2), region=region) as handle:
+    with omnireuse.enable(made.pipe, policy=EveryNth(every=2), region=region) as handle:
         reusing = made.run(steps=10)
     assert handle.summary().reused_calls > 0
     assert torch.isfinite(reusing).all()
@@ -229,7 +229,7 @@ def test_each_branch_reuses_what_its_own_blocks_have_added(kind: Any) -> None:
     made.pipe.transformer.norm_out.register_forward_pre_hook(
         lambda _module, args: passes.append((entry[-1], args[0].clone()))
     )
-    schedule = FixedSchedule(steps=(0, 2, 3, 5, 6))
+    schedule = Steps(steps=(0, 2, 3, 5, 6))
     with omnireuse.enable(made.pipe, policy=schedule, forecaster="hold", region="blocks") as handle:
         made.run(steps=10)
     names, added = made.pipe.guider.names, {}
@@ -304,7 +304,7 @@ def test_a_block_with_a_loop_of_its_own(kind: Any, region: str) -> None:
     with omnireuse.enable(pipe, policy="never", region=region) as handle:
         assert torch.equal(pipe(latents=latents, output="latents"), full)
     assert handle.summary().steps == 6
-    with omnireuse.enable(pipe, policy=FixedSchedule(num_computed=3), region=region) as handle:
+    with omnireuse.enable(pipe, policy=Spread(num_computed=3), region=region) as handle:
         reusing = pipe(latents=latents, output="latents")
         assert torch.equal(pipe(latents=latents, output="latents"), reusing)
     assert not torch.equal(reusing, full)

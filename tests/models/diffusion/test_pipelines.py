@@ -12,7 +12,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
-from omnireuse import FixedSchedule, Polynomial, TeaCache
+from omnireuse import EveryNth, Polynomial, Spread, Steps, TeaCache
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.denoisers import denoisers_of
 from omnireuse.noise.schedulers import noise_levels
@@ -98,7 +98,7 @@ def check_region(tiny: Tiny, full: torch.Tensor, region: str) -> omnireuse.Summa
         computed = handle.summary()
     assert (computed.reused_calls, computed.calls_outside, computed.runs) == (0, 0, 1)
     steps = computed.steps
-    with omnireuse.enable(tiny.pipe, policy=FixedSchedule(num_computed=steps // 2), region=region) as handle:
+    with omnireuse.enable(tiny.pipe, policy=Spread(num_computed=steps // 2), region=region) as handle:
         reusing = tiny.run()
         assert torch.equal(tiny.run(), reusing)
     assert torch.isfinite(reusing).all()
@@ -161,7 +161,7 @@ def test_a_run_that_begins_late_has_the_noise_of_its_own_steps(scheduler: str) -
 
 def test_another_expert_starts_from_nothing() -> None:
     tiny = PIPELINES["wan_22_two_experts"]()
-    schedule = FixedSchedule(steps=(0, 5))
+    schedule = Steps(steps=(0, 5))
     with omnireuse.enable(tiny.pipe, policy=schedule) as handle:
         tiny.run()
     switch = int((tiny.pipe.scheduler.timesteps >= 0.8 * 1000).sum())
@@ -187,7 +187,7 @@ def test_calls_whose_output_the_pipeline_negates_agree_with_steps(name: str) -> 
     results = []
     for region in ("step", "call"):
         strategy = {
-            "policy": FixedSchedule(every=2, warmup=2),
+            "policy": EveryNth(every=2, warmup=2),
             "forecaster": Polynomial(order=1),
             "prediction_target": "x0",
         }
@@ -241,7 +241,7 @@ def test_sound_beside_frames_is_forecast_in_region_call_and_refused_in_region_st
         pipeline.run()
     with omnireuse.enable(pipeline, policy="never", region="call", prediction_target="x0"):
         assert all(map(torch.equal, pipeline.run(), full))
-    with omnireuse.enable(pipeline, policy=FixedSchedule(steps=(0, 1)), region="call", prediction_target="x0"):
+    with omnireuse.enable(pipeline, policy=Steps(steps=(0, 1)), region="call", prediction_target="x0"):
         pipeline.run()
     sigmas = pipeline.scheduler.sigmas
     x0 = pipeline.seen[1][0] - sigmas[1] * pipeline.seen[1][1]
@@ -302,7 +302,7 @@ def test_a_transformer_for_the_unguided_branch_is_reused_too(region: str) -> Non
     pipeline.unconditional_transformer.layers[0].register_forward_hook(lambda *_: calls.append(1))
     with omnireuse.enable(pipeline, policy="never", region=region):
         assert torch.equal(pipeline.run(), full)
-    with omnireuse.enable(pipeline, policy=FixedSchedule(num_computed=3), region=region) as handle:
+    with omnireuse.enable(pipeline, policy=Spread(num_computed=3), region=region) as handle:
         assert not torch.equal(pipeline.run(), full)
     assert handle.summary().computed_steps == 3
     assert region == "blocks" or len(calls) == 6 + 3

@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import omnireuse
-from omnireuse import FixedSchedule, ResidualDiff
+from omnireuse import ResidualDiff, Steps
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.errors import ConfigError
 from omnireuse.loop.strategy import Strategy
@@ -39,7 +39,7 @@ def test_every_declared_model_is_served_at_any_split(name: str) -> None:
         assert handle.summary().computed_calls == 2 * STEPS
         drifts = [event.drift for event in handle.events if event.step]
         assert all(drift is not None and 0 < drift < float("inf") for drift in drifts) == bool(first)
-        with omnireuse.enable(pipeline, Strategy(policy=FixedSchedule(steps=(0, 1, 3)), **splits)) as handle:
+        with omnireuse.enable(pipeline, Strategy(policy=Steps(steps=(0, 1, 3)), **splits)) as handle:
             reusing = pipeline.run((0, 1, 1, 3))
         assert handle.summary().reused_calls == 2
         for ours, theirs in zip(pytree.tree_leaves(reusing), pytree.tree_leaves(repeated), strict=True):

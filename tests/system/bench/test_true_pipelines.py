@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor"),  # the prompt cache notes addresses
 ]
 STEPS = 6
-HALF = {"policy": omnireuse.FixedSchedule(every=2), "forecaster": "blend"}
+HALF = {"policy": omnireuse.EveryNth(every=2), "forecaster": "blend"}
 SCHEDULES: dict[str, dict[str, Any]] = {
     "computed_steps": {"computed_steps": 4},
     **{region: HALF | {"region": region} for region in REGIONS},

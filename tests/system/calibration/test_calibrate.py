@@ -49,7 +49,7 @@ def test_a_profile_holds_a_plan_for_each_budget(profile: Profile) -> None:
 
 def test_a_search_is_never_worse_than_what_it_starts_from(pipeline: Any, profile: Profile) -> None:
     runner = PipelineRunner(pipeline, PROMPTS[:2], seed=0, call={"num_inference_steps": 8, **CALL})
-    schedule = omnireuse.FixedSchedule(num_computed=4, power=1.7).schedule(8)
+    schedule = omnireuse.Spread(num_computed=4, power=1.7).schedule(8)
     default = omnireuse.Strategy(policy=omnireuse.Steps(steps=tuple(sorted(schedule))), forecaster=omnireuse.Blend())
     given = runner.score(default, range(2), runner.full_run(range(2)).pictures)
     assert profile.plans[4].psnr >= sum(given) / 2 - 1e-6

@@ -17,7 +17,7 @@ import omnireuse
 from omnireuse.base.extras import has_extra
 from omnireuse.cli import main
 from omnireuse.named.step_caches import STEP_CACHES
-from omnireuse.pipelines.closeness import capped_psnr
+from omnireuse.pipelines.pictures import capped_psnr
 from omnireuse_lab.closeness import Spread
 from omnireuse_lab.compare.harness import Harness
 from omnireuse_lab.compare.methods import chosen_methods

@@ -83,7 +83,7 @@ def test_our_own_schedule_counts_as_the_steps_it_computes(images: Callable[..., 
         full = work.flops
         work.reset()
         target = "residual" if region == "blocks" else "output"
-        policy = omnireuse.FixedSchedule(num_computed=3)
+        policy = omnireuse.Spread(num_computed=3)
         with omnireuse.enable(workload.pipeline, policy=policy, region=region, prediction_target=target):
             workload.pictures([0, 1], 6)
         assert work.flops / full == pytest.approx(3 / 6)

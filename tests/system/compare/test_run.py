@@ -203,7 +203,7 @@ def test_wall_clock_is_taken_of_one_setting_a_method(images: Make) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["UniPCMultistepScheduler", "DPMSolverMultistepScheduler"])
 def test_stronger_solvers_go_to_the_same_picture(images: Make, name: str) -> None:
-    from omnireuse.pipelines.closeness import psnr
+    from omnireuse.pipelines.pictures import psnr
 
     workload = images(guidance=1.0)
     limit = workload.pictures([0], 150)[0]

@@ -16,8 +16,8 @@ from reference.pictures import read_frames
 from reference.workload import load_quietly, reference_workload
 
 STEPS = 8
-HALF = Cache(name="half", options={"policy": omnireuse.FixedSchedule(num_computed=4), "forecaster": "hold"})
-MOST = Cache(name="most", options={"policy": omnireuse.FixedSchedule(num_computed=6), "forecaster": "hold"})
+HALF = Cache(name="half", options={"policy": omnireuse.Spread(num_computed=4), "forecaster": "hold"})
+MOST = Cache(name="most", options={"policy": omnireuse.Spread(num_computed=6), "forecaster": "hold"})
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import tomllib
 
 import omnireuse
 import omnireuse_lab
+import omnireuse_vllm
 
 from .pages import TOP
 
@@ -45,8 +46,10 @@ def test_one_version_everywhere() -> None:
     citation = re.search(r"^version: (\S+)$", (TOP / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
     nodes = tomllib.loads((TOP / "integrations" / "comfyui" / "pyproject.toml").read_text("utf-8"))
     assert citation is not None
-    assert citation[1] == nodes["project"]["version"] == omnireuse.__version__ == omnireuse_lab.__version__
-    lab = tomllib.loads((TOP / "lab" / "pyproject.toml").read_text("utf-8"))
-    assert f"omnireuse=={omnireuse.__version__}" in lab["project"]["dependencies"]
-    assert (TOP / "lab" / "LICENSE").read_text() == (TOP / "LICENSE").read_text()
+    assert citation[1] == nodes["project"]["version"] == omnireuse.__version__
+    assert omnireuse.__version__ == omnireuse_lab.__version__ == omnireuse_vllm.__version__
+    for folder in (TOP / "lab", TOP / "vllm"):
+        project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+        assert f"omnireuse=={omnireuse.__version__}" in project["dependencies"]
+        assert (folder / "LICENSE").read_text() == (TOP / "LICENSE").read_text()
     assert f"## {omnireuse.__version__} " in (TOP / "CHANGELOG.md").read_text("utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from omnireuse import FixedSchedule, Hold, Strategy
+from omnireuse import Hold, Spread, Strategy
 from tests import TOP
 
 EXAMPLE = str(TOP / "examples" / "own_loop.py")
@@ -16,9 +16,9 @@ EXAMPLE = str(TOP / "examples" / "own_loop.py")
 
 def test_a_loop_of_ones_own_reuses() -> None:
     sample = runpy.run_path(EXAMPLE)["sample"]
-    full, computed = sample(Strategy(policy=FixedSchedule(speedup=1.0)))
+    full, computed = sample(Strategy(policy=Spread(speedup=1.0)))
     assert computed == 28
-    reused, computed = sample(Strategy(policy=FixedSchedule(speedup=2.0), forecaster=Hold()))
+    reused, computed = sample(Strategy(policy=Spread(speedup=2.0), forecaster=Hold()))
     assert computed == 14
     assert not torch.equal(full, reused)
     assert float((full - reused).abs().mean() / full.abs().mean()) < 0.1

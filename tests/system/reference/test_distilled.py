@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from omnireuse.pipelines.closeness import psnr
+from omnireuse.pipelines.pictures import psnr
 from omnireuse_lab.compare.workload import guided_call, is_distilled
 from reference import DISTILLED_SAMPLING, SAMPLING, load_distilled_pipeline, load_image_pipeline
 from reference.captions import held_out_scenes

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse.base.hub import LONGEST, why_refused
+from omnireuse.base.loading import LONGEST, why_refused
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.hooks.denoisers import describe, device_of, dtype_of
 from omnireuse.pipelines.source import Source

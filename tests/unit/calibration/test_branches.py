@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from omnireuse.planning.branches import Shares, branches_of, copied
 from omnireuse.planning.fit import WeightFit
+from omnireuse.planning.path import Shares, branches_of, copied
 from tests.helpers.full_runs import led, recorded
 from tests.helpers.tiny import Tiny, qwen_image, stable_diffusion
 from tests.helpers.tiny import flux as tiny_flux

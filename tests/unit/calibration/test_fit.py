@@ -20,7 +20,7 @@ from diffusers import (
 import omnireuse
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.planning.fit import PRIOR, WeightFit
-from omnireuse.policies import FixedSchedule
+from omnireuse.policies import Steps
 from tests.helpers.full_runs import Loop, led, recorded
 from tests.helpers.tiny import flux as tiny_flux
 
@@ -84,7 +84,7 @@ def test_weights_come_closer_to_the_full_run_than_holding_and_judge_as_they_were
     full, latents = recorded(tiny.pipe, lambda: tiny.run(steps=8), 8)
     fit = WeightFit(computed, 8)
     made = led(tiny.pipe, lambda: tiny.run(steps=8), fit, full, computed)
-    policy = FixedSchedule(steps=computed, compute_last=False)
+    policy = Steps(steps=computed, compute_last=False)
     with omnireuse.enable(tiny.pipe, policy=policy, prediction_target="output"):
         held = tiny.run(steps=8)
     assert (made - latents).norm() < (held - latents).norm()

@@ -12,8 +12,8 @@ import torch.multiprocessing as mp
 
 import omnireuse
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.policy import Policy
 from omnireuse.noise.signals import change_of
+from omnireuse.policies.base import Policy
 from tests.helpers.tiny import TINY
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -19,12 +19,11 @@ from omnireuse.arguments import choices
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
 from omnireuse.forecasters import FORECASTERS
-from omnireuse.loop.strategy import AXES, PREDICTION_TARGETS, REGIONS, Strategy
+from omnireuse.loop.strategy import AXES, PREDICTION_TARGETS, REGIONS, Region, Strategy
 from omnireuse.named.step_caches import STEP_CACHES
 from omnireuse.noise.signals import SIGNALS
 from omnireuse.policies import POLICIES
 from tests import TOP
-from tests.helpers.tiny import Tiny
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_an_error_of_many_names_lists_few_and_survives_pickle() -> None:
         (choices.BackendName, STEP_CACHES),
         (choices.PolicyName, POLICIES),
         (choices.ForecasterName, FORECASTERS),
-        (choices.Region, REGIONS),
+        (Region, REGIONS),
         (choices.PredictionTarget, PREDICTION_TARGETS),
         (choices.Signal, SIGNALS),
         (choices.Axis, AXES),
@@ -164,17 +163,7 @@ def test_the_types_name_what_the_registries_hold(literal: Any, registry: dict[st
 
 def test_the_options_in_the_types_are_those_of_the_config_and_of_the_strategy() -> None:
     assert set(choices.CacheOptions.__annotations__) == {field.name for field in fields(DiffusionCacheConfig)}
-    assert set(choices.StrategyOptions.__annotations__) - {"quantity"} <= {field.name for field in fields(Strategy)}
-
-
-def test_quantity_is_an_alias_of_the_prediction_target(flux: Tiny) -> None:
-    strategy = Strategy(policy=EveryNth(every=2), quantity="output")
-    assert strategy == Strategy(policy=EveryNth(every=2), prediction_target="output")
-    assert replace(strategy, prediction_target="x0").prediction_target == "x0"
-    with omnireuse.enable(flux.pipe, policy="fixed", quantity="output") as handle:
-        assert handle.strategy.prediction_target == "output"
-    with pytest.raises(ConfigError, match="prediction_target must be given without quantity, its former name"):
-        Strategy(policy=EveryNth(every=2), quantity="output", prediction_target="x0")
+    assert set(choices.StrategyOptions.__annotations__) <= {field.name for field in fields(Strategy)}
 
 
 GOOD = """

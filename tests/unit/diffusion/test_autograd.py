@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import FixedSchedule
+from omnireuse import Steps
 from omnireuse.errors import StateError
 from tests.helpers.tiny import Tiny
 
@@ -48,7 +48,7 @@ class Loop:
 
 
 def enabled(tiny: Tiny, region: str, target: str) -> omnireuse.Handle:
-    return omnireuse.enable(tiny.pipe, policy=FixedSchedule(steps=(0, 2)), region=region, prediction_target=target)
+    return omnireuse.enable(tiny.pipe, policy=Steps(steps=(0, 2)), region=region, prediction_target=target)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

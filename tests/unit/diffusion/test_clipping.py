@@ -9,9 +9,10 @@ import torch
 from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler
 
 import omnireuse
-from omnireuse.arguments.targets import DEFAULT
 from omnireuse.noise.schedulers import noise_levels
 from tests.helpers.tiny import TINY
+
+DEFAULT = omnireuse.Strategy.default()
 
 
 def _name(value: Any) -> str:

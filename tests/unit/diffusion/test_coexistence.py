@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import omnireuse
-from omnireuse import FixedSchedule
+from omnireuse import EveryNth, Steps
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.forecasters import FORECASTERS
 from omnireuse.hooks.interception import intercept
@@ -153,7 +153,7 @@ def test_branches_with_prompts_of_other_lengths_keep_apart(region: str) -> None:
 def test_two_threads_in_lockstep_on_one_transformer(region: str) -> None:
     pair = [TINY["flux"](), TINY["flux"]()]
     pair[1].pipe.transformer = pair[0].pipe.transformer
-    choice = {"policy": FixedSchedule(every=2), "forecaster": "polynomial", "region": region}
+    choice = {"policy": EveryNth(every=2), "forecaster": "polynomial", "region": region}
     alone = []
     for seed, tiny in enumerate(pair):
         with omnireuse.enable(tiny.pipe, **choice):
@@ -242,7 +242,7 @@ def test_no_forecast_mixes_scales_of_an_adapter(flux: Tiny, region: str, wrap: b
         return {}
 
     # Steps 5 and 6 would be reused with what step 4 has left, which had another scale.
-    policy = FixedSchedule(steps=(0, 1, 4, 8, 9))
+    policy = Steps(steps=(0, 1, 4, 8, 9))
     with omnireuse.enable(flux.pipe, policy=policy, region=region) as handle:
         flux.run(steps=10, callback_on_step_end=weaker)
     computed = {(event.step, event.reason) for event in handle.events if not event.reused}
@@ -346,13 +346,13 @@ def unread_steps(flux: Tiny, monkeypatch: pytest.MonkeyPatch, **choice: Any) -> 
 def test_a_schedule_reads_nothing_back(
     flux: Tiny, monkeypatch: pytest.MonkeyPatch, region: str, forecaster: str
 ) -> None:
-    choice = {"policy": FixedSchedule(every=2), "forecaster": forecaster, "region": region}
+    choice = {"policy": EveryNth(every=2), "forecaster": forecaster, "region": region}
     assert unread_steps(flux, monkeypatch, **choice).summary().reused_calls == 3
 
 
 def test_what_measures_reads_back(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError):
-        unread_steps(flux, monkeypatch, policy=FixedSchedule(every=2), measure_errors=True)
+        unread_steps(flux, monkeypatch, policy=EveryNth(every=2), measure_errors=True)
 
 
 class Uniques(TorchDispatchMode):
@@ -384,7 +384,7 @@ def test_how_tokens_unfold_is_read_once_a_run(flux: Tiny, region: str) -> None:
 def test_ctrl_c_in_the_middle_leaves_nothing(flux: Tiny, region: str, at: int) -> None:
     # Where nothing is left to interrupt on a reused step, the interrupt comes between steps.
     where = flux.pipe.transformer.single_transformer_blocks[0] if region == "blocks" else flux.pipe.transformer
-    choice = {"policy": FixedSchedule(steps=(0, 2)), "forecaster": "polynomial", "region": region}
+    choice = {"policy": Steps(steps=(0, 2)), "forecaster": "polynomial", "region": region}
     with omnireuse.enable(flux.pipe, **choice):
         expected = flux.run()
         calls: list[int] = []

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import FixedSchedule
+from omnireuse import Steps
 from tests.helpers.tiny import Tiny
 
 from .test_coexistence import flux_control, stable_diffusion_control
@@ -41,7 +41,7 @@ def test_calls_of_reused_steps_are_left_out_and_computed_steps_get_equal_bits(ma
     assert made(handle) == (8, 8)
     assert "8 of 8 calls of controlnet made" in str(handle.summary())
     calls.clear()
-    with omnireuse.enable(tiny.pipe, policy=FixedSchedule(steps=STEPS), prediction_target="output") as handle:
+    with omnireuse.enable(tiny.pipe, policy=Steps(steps=STEPS), prediction_target="output") as handle:
         assert torch.equal(tiny.run(steps=8), expected)
         assert torch.equal(tiny.run(steps=8), expected)
     assert made(handle) == (10, 16), "steps 0, 2, 3, 6 and the last"
@@ -52,7 +52,7 @@ def test_calls_of_reused_steps_are_left_out_and_computed_steps_get_equal_bits(ma
 def test_regions_that_call_the_denoiser_keep_every_call() -> None:
     tiny = flux_control()
     for region in ("call", "blocks", "tail"):
-        with omnireuse.enable(tiny.pipe, policy=FixedSchedule(steps=STEPS), region=region) as handle:
+        with omnireuse.enable(tiny.pipe, policy=Steps(steps=STEPS), region=region) as handle:
             tiny.run(steps=8)
         assert made(handle) == (8, 8)
 
@@ -68,7 +68,7 @@ def test_forced_to_compute_makes_every_call_and_gives_equal_bits() -> None:
 
 def test_an_output_that_is_changed_on_the_way_keeps_every_call() -> None:
     tiny = stable_diffusion_control()
-    with omnireuse.enable(tiny.pipe, policy=FixedSchedule(steps=STEPS)) as handle:
+    with omnireuse.enable(tiny.pipe, policy=Steps(steps=STEPS)) as handle:
         tiny.run(steps=8, guess_mode=True)  # adds zeros for the unconditional branch
     assert made(handle) == (8, 8)
 
@@ -83,7 +83,7 @@ def test_a_call_that_was_left_out_is_made_where_the_step_computes_after_all() ->
         return {name: value.chunk(2)[-1] for name, value in kept.items()}
 
     results = []
-    for policy in (Unannounced(), FixedSchedule(steps=STEPS)):
+    for policy in (Unannounced(), Steps(steps=STEPS)):
         tiny = stable_diffusion_control()
         with omnireuse.enable(tiny.pipe, policy=policy, prediction_target="output") as handle:
             inputs = ["prompt_embeds", "image"]
@@ -102,7 +102,7 @@ def test_the_step_where_a_control_begins_or_ends_is_computed(make: Callable[[], 
     span = {"control_guidance_start": 0.3, "control_guidance_end": 0.7}
     if region in ("blocks", "tail") and make is stable_diffusion_control:
         pytest.skip("a U-Net has no declared stack")
-    with omnireuse.enable(tiny.pipe, policy=FixedSchedule(steps=(0, 1, 11)), region=region) as handle:
+    with omnireuse.enable(tiny.pipe, policy=Steps(steps=(0, 1, 11)), region=region) as handle:
         tiny.run(steps=20, **span)
         changes = [event.step for event in handle.events if event.reason == "layout"]
     assert sorted(set(changes)) == [6, 14]

@@ -14,12 +14,12 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
 import omnireuse
-from omnireuse import FixedSchedule
-from omnireuse.loop.policy import Policy
+from omnireuse import EveryNth
+from omnireuse.policies.base import Policy
 from tests.helpers.sweep import sweep
 from tests.helpers.tiny import TINY, Tiny
 
-FIXED = FixedSchedule(every=2)
+FIXED = EveryNth(every=2)
 
 
 def in_place(tiny: Tiny, backend: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
-from omnireuse import Blend, FixedSchedule, Never, Polynomial, TeaCache
+from omnireuse import Blend, EveryNth, Never, Polynomial, Steps, TeaCache
 from omnireuse.errors import (
     ConfigError,
     OmniReuseError,
@@ -209,7 +209,7 @@ def test_a_schedule_for_more_steps_than_the_run_has_is_an_error_before_the_first
     full = flux.run(steps=8)
     calls: list[int] = []
     hook = flux.pipe.transformer.register_forward_hook(lambda *_: calls.append(1))
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=(0, 20))), pytest.raises(StateError, match="8 steps"):
+    with omnireuse.enable(flux.pipe, policy=Steps(steps=(0, 20))), pytest.raises(StateError, match="8 steps"):
         flux.run(steps=8)
     assert calls == []
     hook.remove()
@@ -248,9 +248,9 @@ def test_x0_promised_on_an_unknown_scheduler_raises_and_by_default_falls_back_au
 
 
 def test_strategies_are_frozen_and_keyword_only() -> None:
-    strategy = Strategy(policy=FixedSchedule())
+    strategy = Strategy(policy=EveryNth())
     with pytest.raises(ConfigError, match="max_consecutive must be a whole number"):
-        Strategy(policy=FixedSchedule(), max_consecutive=0)
+        Strategy(policy=EveryNth(), max_consecutive=0)
     with pytest.raises(AttributeError):
         strategy.region = "call"  # type: ignore[misc]
     with pytest.raises(TypeError):

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import FixedSchedule
+from omnireuse import EveryNth
 from tests.helpers.tiny import TINY, Tiny
 
 COMPUTING = {
     "never": {"policy": "never"},
-    "every step": {"policy": FixedSchedule(every=1), "forecaster": "blend"},
+    "every step": {"policy": EveryNth(every=1), "forecaster": "blend"},
     "threshold 0+": {"policy": omnireuse.TeaCache(rel_l1_thresh=1e-12), "forecaster": "polynomial"},
 }
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import FixedSchedule
+from omnireuse import EveryNth
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.forecasters.base import Combination
 from omnireuse.loop.batch import Row, observe_batch, predict_batch
 from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.loop.strategy import Strategy
@@ -35,10 +34,6 @@ class _Memory(omnireuse.Memory):
         assert self.value is not None
         return self.value * torch.nan if self.fault == "nan" else self.value[..., :1]
 
-    def combination(self, coordinate: float) -> Combination:
-        assert self.value is not None
-        return Combination(values=[self.value[..., :1]], table=[[1.0]])
-
 
 @dataclass(frozen=True)
 class Faulty(omnireuse.Forecaster):
@@ -60,7 +55,7 @@ def test_a_row_whose_forecast_fails_computes_on_and_leaves_the_others_as_they_ar
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def made(forecaster: Any, count: int) -> list[Any]:
-        strategy = Strategy(policy=FixedSchedule(every=2), forecaster=forecaster, prediction_target="output")
+        strategy = Strategy(policy=EveryNth(every=2), forecaster=forecaster, prediction_target="output")
         return [Generation(strategy, total=6, number=number) for number in range(count)]
 
     def step(generations: list[Any], number: int) -> list[torch.Tensor | None]:
@@ -88,7 +83,7 @@ def test_a_row_whose_forecast_fails_computes_on_and_leaves_the_others_as_they_ar
 
 
 def test_an_output_that_needs_a_gradient_is_the_callers_fault() -> None:
-    generation = Generation(Strategy(policy=FixedSchedule(every=2)), total=4)
+    generation = Generation(Strategy(policy=EveryNth(every=2)), total=4)
     output = torch.ones(1, 4, requires_grad=True)
     with pytest.raises(StateError, match="gradient"):
         observe_batch([Row(generation=generation, choice=generation.decide(), sample=torch.ones(1, 4), output=output)])

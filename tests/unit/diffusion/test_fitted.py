@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import FixedSchedule, Generation, Hold
+from omnireuse import EveryNth, Generation, Hold, Spread, Steps
 from omnireuse.errors import ConfigError
 from omnireuse.forecasters import Fitted
 from omnireuse.hooks.interception import intercept
@@ -44,7 +44,7 @@ def handed_on(tiny: Tiny, steps: int = STEPS, **choices: Any) -> tuple[list[torc
 
 @pytest.mark.parametrize("region", ["step", "call"])
 def test_weights_that_hold_are_the_forecaster_hold(flux: Tiny, region: str) -> None:
-    schedule = FixedSchedule(steps=COMPUTED)
+    schedule = Steps(steps=COMPUTED)
     held, _ = handed_on(flux, policy=schedule, forecaster=Hold(), prediction_target="output", region=region)
     made, events = handed_on(flux, policy=schedule, forecaster=fitted(HELD), region=region)
     assert all(torch.equal(a, b) for a, b in zip(held, made, strict=True))
@@ -52,7 +52,7 @@ def test_weights_that_hold_are_the_forecaster_hold(flux: Tiny, region: str) -> N
 
 
 def test_computed_steps_after_a_gap_hand_on_what_their_weights_say(flux: Tiny) -> None:
-    made, events = handed_on(flux, policy=FixedSchedule(steps=COMPUTED), forecaster=fitted(MENDED))
+    made, events = handed_on(flux, policy=Steps(steps=COMPUTED), forecaster=fitted(MENDED))
     assert [event.corrected for event in events] == [False, False, False, True, False, True]
     assert [event.reused for event in events] == [False, False, True, False, True, False]
     # Steps 0 and 1 are handed on as they were computed, and 2 is made of them.
@@ -63,7 +63,7 @@ def test_computed_steps_after_a_gap_hand_on_what_their_weights_say(flux: Tiny) -
 
 
 def test_both_regions_hand_on_the_same_after_guidance(flux: Tiny) -> None:
-    choices: dict[str, Any] = {"policy": FixedSchedule(steps=COMPUTED), "forecaster": fitted(MENDED)}
+    choices: dict[str, Any] = {"policy": Steps(steps=COMPUTED), "forecaster": fitted(MENDED)}
     step, _ = handed_on(flux, region="step", **choices)
     call, events = handed_on(flux, region="call", **choices)
     assert {event.branch for event in events if event.corrected} != {"step"}
@@ -72,7 +72,7 @@ def test_both_regions_hand_on_the_same_after_guidance(flux: Tiny) -> None:
 
 
 def test_branches_with_weights_of_their_own_are_each_handed_on_with_theirs(flux: Tiny) -> None:
-    choices: dict[str, Any] = {"policy": FixedSchedule(steps=COMPUTED), "region": "call"}
+    choices: dict[str, Any] = {"policy": Steps(steps=COMPUTED), "region": "call"}
     alike, _ = handed_on(flux, forecaster=fitted(MENDED), **choices)
     twice, _ = handed_on(
         flux, forecaster=Fitted(coordinates=AT, weights=(MENDED, MENDED), computed=COMPUTED), **choices
@@ -89,7 +89,7 @@ def test_branches_with_weights_of_their_own_are_each_handed_on_with_theirs(flux:
 
 
 def test_weights_of_two_branches_end_where_one_is_called(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
-    schedule = FixedSchedule(steps=(0, 1, 2, 4, 5))
+    schedule = Steps(steps=(0, 1, 2, 4, 5))
     both = Fitted(coordinates=AT, weights=(HELD, MENDED), computed=COMPUTED)
     with (
         caplog.at_level(logging.WARNING, "omnireuse"),
@@ -103,7 +103,7 @@ def test_weights_of_two_branches_end_where_one_is_called(flux: Tiny, caplog: pyt
 
 def test_weights_of_two_branches_end_at_the_step_where_guidance_does(caplog: pytest.LogCaptureFixture) -> None:
     both = Fitted(coordinates=AT, weights=(HELD, MENDED), computed=COMPUTED)
-    generation = Generation(Strategy.where_it_fits(FixedSchedule(steps=COMPUTED), both), total=STEPS)
+    generation = Generation(Strategy.where_it_fits(Steps(steps=COMPUTED), both), total=STEPS)
 
     def step(*branches: str) -> None:
         for order, branch in enumerate(branches):
@@ -123,7 +123,7 @@ def test_weights_of_two_branches_end_at_the_step_where_guidance_does(caplog: pyt
 @pytest.mark.parametrize("region", ["step", "call"])
 def test_the_last_step_may_be_left_out(flux: Tiny, region: str) -> None:
     weights = ((), (), (1.0,), (), (1.0,), (1.1, -0.1))
-    schedule = FixedSchedule(steps=(0, 1, 3), compute_last=False)
+    schedule = Steps(steps=(0, 1, 3), compute_last=False)
     _, events = handed_on(flux, policy=schedule, forecaster=fitted(weights, (0, 1, 3)), region=region)
     assert {event.step for event in events if event.reused} == {2, 4, 5}
 
@@ -138,7 +138,7 @@ def test_all_computed_is_the_untouched_pipeline(flux: Tiny) -> None:
 def test_another_number_of_steps_without_noise_is_forecast_by_the_blend(
     flux: Tiny, steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    schedule = FixedSchedule(every=2)
+    schedule = EveryNth(every=2)
     with caplog.at_level(logging.WARNING, "omnireuse"):
         made, events = handed_on(flux, steps=steps, policy=schedule, forecaster=fitted(MENDED), axis="steps")
     assert caplog.text.count("a blend forecasts instead") == 1
@@ -153,7 +153,7 @@ def test_a_step_that_a_guard_computes_ends_the_weights_of_this_run(
     flux: Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "omnireuse"):
-        made, _ = handed_on(flux, policy=FixedSchedule(steps=(0, 1, 2, 3, 5)), forecaster=fitted(MENDED))
+        made, _ = handed_on(flux, policy=Steps(steps=(0, 1, 2, 3, 5)), forecaster=fitted(MENDED))
     assert "a blend forecasts instead" in caplog.text
     assert all(torch.isfinite(each).all() for each in made)
 
@@ -192,4 +192,4 @@ def test_weights_belong_to_whole_outputs(flux: Tiny, choices: dict[str, Any], me
 
 def test_only_named_steps_can_leave_out_the_last() -> None:
     with pytest.raises(ConfigError, match="compute_last must be True unless by_noise is given"):
-        FixedSchedule(speedup=2.0, compute_last=False)
+        Spread(speedup=2.0, compute_last=False)

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import EasyCache, ErrorControl, FixedSchedule, ResidualDiff, SeaCache, TeaCache
+from omnireuse import EasyCache, ErrorControl, EveryNth, ResidualDiff, SeaCache, Steps, TeaCache
 from omnireuse.forecasters import FORECASTERS, Fitted
 from omnireuse.loop.strategy import REGIONS
-from omnireuse.planning.branches import copied
+from omnireuse.planning.path import copied
 from tests.helpers.graphs import REPLAYS, static_outputs, writing_denoiser
 from tests.helpers.sweep import sweep
 from tests.helpers.tiny import TINY, Tiny
 
-EVERY_SECOND = FixedSchedule(every=2)
+EVERY_SECOND = EveryNth(every=2)
 WEIGHTS = Fitted(
     coordinates=tuple(1 - step / 6 for step in range(6)),
     weights=(((), (), (1.5, -0.5), (1.2, 0.1, -0.3), (0.9, 0.1), (2.0, -1.0)),),
@@ -31,7 +31,7 @@ POLICIES: list[tuple[Any, tuple[str, ...]]] = [
 ]
 CHOICES: list[dict[str, Any]] = [
     *({"forecaster": forecaster, "region": region} for forecaster in sorted(FORECASTERS) for region in REGIONS),
-    *({"policy": FixedSchedule(steps=WEIGHTS.computed), "forecaster": WEIGHTS, "region": r} for r in ("step", "call")),
+    *({"policy": Steps(steps=WEIGHTS.computed), "forecaster": WEIGHTS, "region": r} for r in ("step", "call")),
     *({"prediction_target": "output", "region": region} for region in REGIONS),
     *({"policy": policy, "region": region} for policy, regions in POLICIES for region in regions),
 ]

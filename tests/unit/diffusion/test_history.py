@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import Blend, FixedSchedule, Polynomial, Strategy
+from omnireuse import Blend, EveryNth, Polynomial, Steps, Strategy
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.errors import ConfigError, UnknownNameError
 from tests.helpers.tiny import Tiny
@@ -93,7 +93,7 @@ def test_the_axis_is_the_noise_level_or_the_steps(flux: Tiny) -> None:
             into.append(given["latents"].clone())
             return given
 
-        strategy = {"policy": FixedSchedule(steps=(0, 1, 3)), "forecaster": Polynomial(), "prediction_target": "output"}
+        strategy = {"policy": Steps(steps=(0, 1, 3)), "forecaster": Polynomial(), "prediction_target": "output"}
         with omnireuse.enable(flux.pipe, region="call", axis=axis, **strategy):
             flux.run(steps=None, sigmas=sigmas, guided=False, callback_on_step_end=note)
         reused = (latents[2] - latents[1]) / (sigmas[3] - sigmas[2])
@@ -102,7 +102,7 @@ def test_the_axis_is_the_noise_level_or_the_steps(flux: Tiny) -> None:
 
 def test_an_unknown_axis_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'steps'"):
-        Strategy(policy=FixedSchedule(), axis="step")
+        Strategy(policy=EveryNth(), axis="step")
 
 
 def test_history_in_fewer_bits_takes_fewer_bytes_and_comes_back_in_the_values_dtype(flux: Tiny) -> None:
@@ -123,7 +123,7 @@ def test_history_in_fewer_bits_takes_fewer_bytes_and_comes_back_in_the_values_dt
 def test_kept_bytes_count_history_and_signals_once(flux: Tiny) -> None:
     kept = {}
     for signal in ("none", "latents", "expected_output"):
-        strategy = {"policy": FixedSchedule(steps=(0, 1, 2)), "region": "call", "prediction_target": "output"}
+        strategy = {"policy": Steps(steps=(0, 1, 2)), "region": "call", "prediction_target": "output"}
         with omnireuse.enable(flux.pipe, signal=signal, **strategy) as handle:
             latents = flux.run(steps=6, guided=False)
         kept[signal] = handle.summary().kept_bytes
@@ -136,4 +136,4 @@ def test_kept_bytes_count_history_and_signals_once(flux: Tiny) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "bfloat", torch.int32, 16, "nn", "float8_e4m3fn"])
 def test_dtypes_that_hold_no_history_are_refused(dtype: object) -> None:
     with pytest.raises(ConfigError, match="history_dtype must be a floating-point dtype"):
-        Strategy(policy=FixedSchedule(), history_dtype=dtype)
+        Strategy(policy=EveryNth(), history_dtype=dtype)

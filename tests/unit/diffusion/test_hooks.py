@@ -14,12 +14,12 @@ from diffusers import FirstBlockCacheConfig
 from packaging.version import Version
 
 import omnireuse
-from omnireuse import FixedSchedule
+from omnireuse import Steps
 from tests.helpers.sweep import sweep
 from tests.helpers.tiny import TINY, Tiny
 
 REGIONS = ("step", "call", "blocks", "tail")
-FORCED = {"policy": FixedSchedule(steps=(0, 1)), "forecaster": "hold"}
+FORCED = {"policy": Steps(steps=(0, 1)), "forecaster": "hold"}
 CPU = torch.device("cpu")
 
 

@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 import omnireuse
-from omnireuse import EasyCache, ErrorControl, FixedSchedule, MagCache, ResidualDiff, SeaCache, StepMask, TeaCache
+from omnireuse import (
+    EasyCache,
+    ErrorControl,
+    EveryNth,
+    MagCache,
+    ResidualDiff,
+    SeaCache,
+    Spread,
+    StepMask,
+    Steps,
+    TeaCache,
+)
 from tests.helpers.tiny import Tiny
 
 ABOVE = {
@@ -53,7 +64,7 @@ def test_measured_above_the_threshold_at_every_step(flux: Tiny, caplog: pytest.L
             {"policy": ResidualDiff(max_warmup_steps=5), "region": "tail"},
             "max_warmup_steps makes the first 5 of 6 steps",
         ),
-        ({"policy": FixedSchedule(every=2, warmup=6)}, "warmup makes the first 6 of 6 steps"),
+        ({"policy": EveryNth(every=2, warmup=6)}, "warmup makes the first 6 of 6 steps"),
         ({"policy": EasyCache(warmup=7)}, "warmup makes the first 7 of 6 steps"),
     ],
 )
@@ -67,7 +78,7 @@ def test_a_warm_up_that_covers_the_run(
     assert "or take more steps" in message
 
 
-@pytest.mark.parametrize("choice", [{"policy": "fixed"}, {"policy": FixedSchedule(num_computed=2)}])
+@pytest.mark.parametrize("choice", [{"policy": "fixed"}, {"policy": Spread(num_computed=2)}])
 def test_too_few_steps(flux: Tiny, caplog: pytest.LogCaptureFixture, choice: dict[str, Any]) -> None:
     with omnireuse.enable(flux.pipe, **choice):
         flux.run(steps=2)
@@ -93,9 +104,9 @@ def test_each_reason_is_said_once_for_a_handle(flux: Tiny, caplog: pytest.LogCap
     ("choice", "steps"),
     [
         ({"policy": "never"}, 6),
-        ({"policy": FixedSchedule(speedup=1.0)}, 6),
-        ({"policy": FixedSchedule(every=1)}, 6),
-        ({"policy": FixedSchedule(steps=range(6))}, 6),
+        ({"policy": Spread(speedup=1.0)}, 6),
+        ({"policy": EveryNth(every=1)}, 6),
+        ({"policy": Steps(steps=range(6))}, 6),
         ({"policy": "fixed"}, 6),
     ],
 )
@@ -144,6 +155,6 @@ def test_a_policy_that_reuses_nearly_all_gets_a_word(flux: Tiny, caplog: pytest.
     (message,) = said(caplog)
     assert message.startswith("nearly all was reused: EasyCache computed 3 of 28 steps; pictures of so few steps")
     caplog.clear()
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(num_computed=2)):
+    with omnireuse.enable(flux.pipe, policy=Spread(num_computed=2)):
         flux.run(steps=28)
     assert not said(caplog), "that was asked for"

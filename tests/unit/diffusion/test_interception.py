@@ -18,14 +18,14 @@ from diffusers import (
 )
 
 import omnireuse
-from omnireuse import FixedSchedule
+from omnireuse import EveryNth
 from omnireuse.diffusion.cache import TeaCacheConfig, apply_teacache_hook
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.interception import intercept
 from tests.helpers.tiny import TINY, Tiny
 
 REGIONS = ("step", "call", "blocks", "tail")
-FIXED: dict[str, Any] = {"policy": FixedSchedule(every=2), "forecaster": "hold"}
+FIXED: dict[str, Any] = {"policy": EveryNth(every=2), "forecaster": "hold"}
 SLOT = "_compiled_call_impl"
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import omnireuse
-from omnireuse import FixedSchedule, noise_levels
+from omnireuse import EveryNth, Spread, noise_levels
 from tests.helpers.tiny import Tiny, stable_diffusion
 from tests.models.diffusion.pipelines import unet
 
@@ -141,7 +141,7 @@ def test_a_preview_between_two_steps_is_passed_on(region: str, scale: float) -> 
             seen.append((pipe.transformer(start(1, 4) * index, torch.zeros(1)), index))
 
     def policy() -> Any:
-        return omnireuse.Strategy(policy=FixedSchedule(every=2), forecaster=omnireuse.Blend(), region=region)
+        return omnireuse.Strategy(policy=EveryNth(every=2), forecaster=omnireuse.Blend(), region=region)
 
     with omnireuse.enable(pipe, policy()):
         without = loop(pipe, 20, slice(None), scale=scale)
@@ -190,7 +190,7 @@ def test_equal_timesteps_of_an_announced_run_are_two_steps(twice: int, branches:
     times = [1.0 - i / 11 for i in range(11)]
     times[twice + 1] = times[twice]
     pipe = SimpleNamespace(transformer=model)
-    with omnireuse.enable(pipe, policy=FixedSchedule(num_computed=6), region="call") as handle:
+    with omnireuse.enable(pipe, policy=Spread(num_computed=6), region="call") as handle:
         for _ in range(2):
             announced(handle, model, times, branches)
     last = [event for event in handle.events if event.step == 10]

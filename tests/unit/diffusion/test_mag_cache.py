@@ -23,9 +23,9 @@ from omnireuse.diffusion.cache.magcache import (
 )
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, StateError, UnknownNameError
-from omnireuse.loop.policy import StepView
 from omnireuse.named.measuring import MagnitudeRecorder
 from omnireuse.named.published import published_rows
+from omnireuse.policies.base import StepView
 from omnireuse.policies.mag_cache import MagCache, MagCacheState, by_branch, resampled
 from tests import TOP
 from tests.helpers.tiny import TINY, Tiny

@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import omnireuse
 from bench._fake_device import FakeSampler, HostReads, fake_device
 from bench._true_size import MODELS
-from omnireuse import FixedSchedule
+from omnireuse import Steps
 from tests.helpers.sweep import sweep
 
 CPU, STEPS = torch.device("cpu"), 5
-REUSED = {"policy": FixedSchedule(steps=(0, 1, 4)), "forecaster": "hold"}
+REUSED = {"policy": Steps(steps=(0, 1, 4)), "forecaster": "hold"}
 REGIONS = sweep(["step", "call", "blocks", "tail"], quick=["step", "blocks"])
 
 

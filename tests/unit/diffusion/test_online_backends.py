@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import EasyCache, ErrorControl, FixedSchedule, Polynomial, SeaCache
+from omnireuse import EasyCache, ErrorControl, EveryNth, Polynomial, SeaCache
 from omnireuse.diffusion.cache.selector import get_cache_backend
 from omnireuse.diffusion.data import DiffusionCacheConfig, OmniDiffusionConfig
 from omnireuse.errors import ConfigError, UnknownNameError
-from omnireuse.loop.policy import Policy
 from omnireuse.named.step_caches import STEP_CACHES, config_of
+from omnireuse.policies.base import Policy
 from tests.helpers.tiny import TINY, Tiny
 
 
@@ -24,7 +24,7 @@ from tests.helpers.tiny import TINY, Tiny
         ("easy_cache", {"easy_thresh": 0.7, "easy_warmup_steps": 2}, EasyCache(threshold=0.7, warmup=2)),
         ("error_control", {"error_tolerance": 0.9, "error_max_gap": 4}, ErrorControl(tolerance=0.9, max_gap=4)),
         ("sea_cache", {"sea_thresh": 0.6, "sea_warmup_steps": 3}, SeaCache(threshold=0.6, warmup=3)),
-        ("taylorseer", {"taylorseer_interval": 4, "taylorseer_warmup_steps": 2}, FixedSchedule(every=4, warmup=2)),
+        ("taylorseer", {"taylorseer_interval": 4, "taylorseer_warmup_steps": 2}, EveryNth(every=4, warmup=2)),
     ],
 )
 def test_backends_carry_their_options(flux: Tiny, name: str, options: dict[str, Any], policy: Policy) -> None:

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import omnireuse
-from omnireuse import EasyCache, ErrorControl, FixedSchedule, Hold, SeaCache
+from omnireuse import EasyCache, ErrorControl, Hold, SeaCache, Steps
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.errors import ConfigError
 from omnireuse.forecasters import FORECASTERS
-from omnireuse.loop.policy import Policy, StepView
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.signals import change_of
+from omnireuse.policies.base import Policy, StepView
 from tests.helpers.tiny import Tiny
 
 ONLINE = ["easy_cache", "error_control", "sea_cache"]
@@ -285,7 +285,7 @@ def test_the_rate_lies_between_computed_steps(flux: Tiny) -> None:
     )
     outputs: list[torch.Tensor] = []
     flux.pipe.transformer.register_forward_hook(lambda _m, _a, out: outputs.append(out[0].clone()))
-    strategy = {"policy": FixedSchedule(steps=(0, 1, 2, 4, 5)), "region": "call", "prediction_target": "output"}
+    strategy = {"policy": Steps(steps=(0, 1, 2, 4, 5)), "region": "call", "prediction_target": "output"}
     with omnireuse.enable(flux.pipe, signal="expected_output", **strategy) as handle:
         flux.run(steps=7, guided=False)
     watch.remove()

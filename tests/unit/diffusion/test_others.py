@@ -37,7 +37,7 @@ def test_a_cache_of_diffusers_is_said_once_and_ends_promises(
 ) -> None:
     if is_before:
         with_cache(flux)
-    strategy = omnireuse.Strategy(policy=omnireuse.FixedSchedule(every=2))
+    strategy = omnireuse.Strategy(policy=omnireuse.EveryNth(every=2))
     with omnireuse.Handle(flux.pipe, strategy, name="planned", promise=PROMISE) as handle:
         if not is_before:
             assert not said(caplog)
@@ -102,7 +102,7 @@ def test_a_denoiser_that_is_replaced_in_mid_run_ends_reuse_for_that_run(
         return flux.run(steps=24, callback_on_step_end=mixed)
 
     full = run()
-    with omnireuse.enable(flux.pipe, policy=omnireuse.FixedSchedule(steps=tuple(range(5)))) as handle:
+    with omnireuse.enable(flux.pipe, policy=omnireuse.Steps(steps=tuple(range(5)))) as handle:
         assert torch.equal(run(), full)
         assert torch.equal(run(), full)
         assert handle.summary().fallbacks == {"computing every step": 2}

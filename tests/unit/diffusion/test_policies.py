@@ -4,17 +4,18 @@ import math
 import subprocess
 import sys
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnireuse import EveryNth, FixedSchedule, Never, Spread, Steps, TeaCache
+from omnireuse import EveryNth, Never, Spread, Steps, TeaCache
 from omnireuse.errors import ConfigError, StateError, UnknownNameError
-from omnireuse.loop.policy import Policy, StepView
 from omnireuse.policies import policy_named
+from omnireuse.policies.base import Policy, StepView
+from omnireuse.policies.by_change import TeaCacheState
 from omnireuse.policies.spread import spread_by_noise
-from omnireuse.policies.tea_cache import TeaCacheState
 
 totals = st.integers(1, 200)
 
@@ -38,15 +39,13 @@ spreads = st.one_of(
     st.builds(dict, power=st.just(1.7), by_noise=st.just(True)),
 )
 schedules = st.one_of(
-    st.builds(FixedSchedule, every=st.integers(1, 30), warmup=warmups),
-    st.builds(
-        lambda count, warmup: FixedSchedule(num_computed=count + warmup, warmup=warmup), st.integers(2, 200), warmups
-    ),
-    st.builds(FixedSchedule, speedup=st.floats(1, 50), warmup=warmups),
-    st.builds(FixedSchedule, speedup=st.floats(1, 50), warmup=warmups, power=st.floats(1, 5)),
-    st.builds(FixedSchedule, speedup=st.floats(1, 50), warmup=warmups, by_noise=st.just(True)),
-    st.builds(FixedSchedule, speedup=st.floats(1, 50), min_computed=st.integers(2, 30), min_steps=st.integers(2, 30)),
-    st.builds(FixedSchedule, warmup=warmups),
+    st.builds(EveryNth, every=st.integers(1, 30), warmup=warmups),
+    st.builds(lambda count, warmup: Spread(num_computed=count + warmup, warmup=warmup), st.integers(2, 200), warmups),
+    st.builds(Spread, speedup=st.floats(1, 50), warmup=warmups),
+    st.builds(Spread, speedup=st.floats(1, 50), warmup=warmups, power=st.floats(1, 5)),
+    st.builds(Spread, speedup=st.floats(1, 50), warmup=warmups, by_noise=st.just(True)),
+    st.builds(Spread, speedup=st.floats(1, 50), min_computed=st.integers(2, 30), min_steps=st.integers(2, 30)),
+    st.builds(EveryNth, warmup=warmups),
 )
 
 
@@ -77,7 +76,7 @@ def test_the_number_of_computed_steps_is_exact(
     run: tuple[int, tuple[float, ...] | None], count: int, warmup: int, spread: dict[str, float]
 ) -> None:
     count = max(count, warmup + 1)
-    computed = FixedSchedule(num_computed=count, warmup=warmup, **spread).schedule(*run)
+    computed = Spread(num_computed=count, warmup=warmup, **spread).schedule(*run)
     assert len(computed) == min(count, run[0])
     assert computed <= set(range(run[0]))
 
@@ -88,7 +87,7 @@ def test_every_budget_of_every_run_is_exact() -> None:
         noises = tuple(3 * s / (1 + 2 * s) for s in (1 - i / total for i in range(total)))
         for count in range(2, total + 1, max(total // 20, 1)):
             for given_noises in (None, noises):
-                schedule = FixedSchedule(num_computed=count, power=1.7, by_noise=True, compute_last=False)
+                schedule = Spread(num_computed=count, power=1.7, by_noise=True, compute_last=False)
                 assert len(schedule.schedule(total, given_noises)) == count
 
 
@@ -97,7 +96,7 @@ def test_a_speedup_computes_the_nearest_number_of_steps_and_the_warmup(
     run: tuple[int, tuple[float, ...] | None], speedup: float, warmup: int, spread: dict[str, float]
 ) -> None:
     total = run[0]
-    schedule = FixedSchedule(speedup=speedup, warmup=warmup, **spread)
+    schedule = Spread(speedup=speedup, warmup=warmup, **spread)
     computed = len(schedule.schedule(*run))
     always = min(max(warmup, 1) + 1, total)
     if computed > always:
@@ -108,16 +107,16 @@ def test_a_speedup_computes_the_nearest_number_of_steps_and_the_warmup(
 
 
 def test_halves_are_rounded_up() -> None:
-    counts = {total: len(FixedSchedule(speedup=2.0).schedule(total)) for total in (7, 9, 11, 25, 28)}
+    counts = {total: len(Spread(speedup=2.0).schedule(total)) for total in (7, 9, 11, 25, 28)}
     assert counts == {7: 4, 9: 5, 11: 6, 25: 13, 28: 14}
-    assert len(FixedSchedule(speedup=1.5).schedule(28)) == 19
+    assert len(Spread(speedup=1.5).schedule(28)) == 19
 
 
 @given(run=runs(), budgets=st.lists(st.integers(2, 100), min_size=2, max_size=2), spread=spreads)
 def test_a_larger_budget_computes_each_step_no_later(
     run: tuple[int, tuple[float, ...] | None], budgets: list[int], spread: dict[str, float]
 ) -> None:
-    few, many = (sorted(FixedSchedule(num_computed=count, **spread).schedule(*run)) for count in sorted(budgets))
+    few, many = (sorted(Spread(num_computed=count, **spread).schedule(*run)) for count in sorted(budgets))
     assert len(few) <= len(many)
     assert all(a >= b for a, b in zip(few, many, strict=False))
 
@@ -125,7 +124,7 @@ def test_a_larger_budget_computes_each_step_no_later(
 @given(total=st.integers(1, 199), speedup=st.floats(1, 20))
 def test_a_longer_run_and_a_smaller_speedup_compute_no_fewer_steps(total: int, speedup: float) -> None:
     def count(total: int, speedup: float) -> int:
-        return len(FixedSchedule(speedup=speedup).schedule(total))
+        return len(Spread(speedup=speedup).schedule(total))
 
     assert count(total, speedup) <= count(total + 1, speedup) <= count(total + 1, max(speedup / 1.3, 1.0))
 
@@ -137,7 +136,7 @@ def even(total: int, shift: float = 1.0) -> tuple[float, ...]:
 
 @pytest.mark.parametrize("count", [100, 40])
 def test_steps_spread_by_noise_stand_where_as_much_noise_is_left_whatever_the_shift(count: int) -> None:
-    schedule = FixedSchedule(num_computed=count, by_noise=True, compute_last=False)
+    schedule = Spread(num_computed=count, by_noise=True, compute_last=False)
     # A fifth of the steps is few.
     power = 2.5 if count == 100 else 1 / 0.6
     aimed = [1 - (k / (count - 1)) ** power for k in range(count)]
@@ -145,7 +144,7 @@ def test_steps_spread_by_noise_stand_where_as_much_noise_is_left_whatever_the_sh
         noises = even(200, shift)
         found = sorted((noises[step] for step in schedule.schedule(200, noises)), reverse=True)
         assert found == pytest.approx(aimed, abs=0.06)
-    assert schedule.schedule(200) == FixedSchedule(num_computed=count).schedule(200)
+    assert schedule.schedule(200) == Spread(num_computed=count).schedule(200)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +156,9 @@ def test_steps_spread_by_noise_leave_out_a_last_step_with_little_noise(
     noises: tuple[float, ...], lasts: tuple[int, ...]
 ) -> None:
     for count, last in zip((14, 9, 7), lasts, strict=True):
-        schedule = FixedSchedule(num_computed=count, by_noise=True, compute_last=False).schedule(28, noises)
+        schedule = Spread(num_computed=count, by_noise=True, compute_last=False).schedule(28, noises)
         assert (len(schedule), max(schedule)) == (count, last)
-        assert max(FixedSchedule(num_computed=count, by_noise=True).schedule(28, noises)) == 27
+        assert max(Spread(num_computed=count, by_noise=True).schedule(28, noises)) == 27
 
 
 def test_below_three_tenths_of_the_steps_a_spread_is_wider_at_the_beginning() -> None:
@@ -178,67 +177,67 @@ def test_noise_counts_as_a_share_of_what_the_run_begins_with(count: int) -> None
 
 
 def test_a_share_of_noise_that_rounding_leaves_above_one_is_one() -> None:
-    schedule = FixedSchedule(num_computed=14, by_noise=True)
+    schedule = Spread(num_computed=14, by_noise=True)
     assert schedule.schedule(28, (1 + 1e-7, *even(28)[1:])) == schedule.schedule(28, even(28))
 
 
 def test_noise_that_does_not_fall_is_not_gone_by() -> None:
-    schedule = FixedSchedule(num_computed=4, by_noise=True, power=1.7)
+    schedule = Spread(num_computed=4, by_noise=True, power=1.7)
     assert schedule.schedule(8, (0.9, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)) == schedule.schedule(8)
     assert schedule.schedule(8, tuple(i / 8 for i in range(8))) == schedule.schedule(8)
 
 
 def test_a_budget_that_warmup_and_last_step_exceed_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"at least 9, for the first 8 steps \(warmup\) and the last always compute"):
-        FixedSchedule(num_computed=8, warmup=8)
+        Spread(num_computed=8, warmup=8)
     with pytest.raises(ConfigError, match="num_computed must be at least 2, for the first step and the last"):
-        FixedSchedule(num_computed=1)
+        Spread(num_computed=1)
 
 
 def test_short_runs_compute_everything_and_say_what_to_do_instead() -> None:
-    schedule = FixedSchedule(speedup=2.0, min_computed=12, min_steps=20)
+    schedule = Spread(speedup=2.0, min_computed=12, min_steps=20)
     assert [len(schedule.schedule(total)) for total in (1, 4, 19, 20, 24, 25, 60)] == [1, 4, 19, 12, 12, 13, 30]
     assert "all 8 steps are computed" in (schedule.caution(8) or "")
     assert "take fewer steps" in (schedule.caution(8) or "")
     assert schedule.caution(1) is schedule.caution(28) is None
-    asked = FixedSchedule(speedup=2.0)
+    asked = Spread(speedup=2.0)
     assert "compare with a run of 4 steps" in (asked.caution(8) or "")
     assert asked.caution(28) is None
 
 
 @given(total=totals, count=st.integers(2, 100))
 def test_evenly_spread_gaps_differ_by_one_at_most(total: int, count: int) -> None:
-    computed = sorted(FixedSchedule(num_computed=count).schedule(total))
+    computed = sorted(Spread(num_computed=count).schedule(total))
     gaps = [b - a for a, b in pairwise(computed)]
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
 def test_warmup_steps_compute() -> None:
-    assert sorted(FixedSchedule(every=3, warmup=4).schedule(12)) == [0, 1, 2, 3, 6, 9, 11]
-    assert sorted(FixedSchedule(num_computed=6, warmup=3).schedule(12)) == [0, 1, 2, 5, 8, 11]
+    assert sorted(EveryNth(every=3, warmup=4).schedule(12)) == [0, 1, 2, 3, 6, 9, 11]
+    assert sorted(Spread(num_computed=6, warmup=3).schedule(12)) == [0, 1, 2, 5, 8, 11]
 
 
 def test_a_power_puts_steps_where_the_path_bends() -> None:
-    assert sorted(FixedSchedule(num_computed=7, power=1.7).schedule(28)) == [0, 1, 4, 8, 14, 20, 27]
+    assert sorted(Spread(num_computed=7, power=1.7).schedule(28)) == [0, 1, 4, 8, 14, 20, 27]
     with pytest.raises(ConfigError, match="finite number of at least 1"):
-        FixedSchedule(num_computed=8, power=0.5)
+        Spread(num_computed=8, power=0.5)
 
 
 def test_explicit_steps_count_from_either_end() -> None:
-    assert sorted(FixedSchedule(steps=(3, -3)).schedule(10)) == [0, 3, 7, 9]
+    assert sorted(Steps(steps=(3, -3)).schedule(10)) == [0, 3, 7, 9]
 
 
 def test_without_a_step_count_only_a_plain_interval_can_be_kept() -> None:
     view = StepView(index=4, total=None)
-    assert not FixedSchedule(every=4).wants_reuse(None, view)
-    assert FixedSchedule(every=3).wants_reuse(None, view)
+    assert not EveryNth(every=4).wants_reuse(None, view)
+    assert EveryNth(every=3).wants_reuse(None, view)
     with pytest.raises(StateError, match="number of steps"):
-        FixedSchedule(num_computed=4).wants_reuse(None, view)
+        Spread(num_computed=4).wants_reuse(None, view)
 
 
 def test_explicit_steps_beyond_the_run_are_an_error_before_anything_is_reused() -> None:
     with pytest.raises(StateError, match="step 30, but this run has 28 steps"):
-        FixedSchedule(steps=(1, 30)).wants_reuse(None, StepView(index=0, total=28))
+        Steps(steps=(1, 30)).wants_reuse(None, StepView(index=0, total=28))
 
 
 @given(
@@ -289,38 +288,34 @@ def test_coefficients_must_be_five_finite_numbers(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("schedule", "options", "message"),
     [
-        ({"every": 0}, "every must be a whole number of at least 1"),
-        ({"num_computed": 2.5}, "num_computed must"),
-        ({"speedup": math.nan}, "speedup must be a finite number"),
-        ({"speedup": 0.5}, "speedup must"),
-        ({"speedup": "2"}, "speedup must be a finite number of at least 1, got '2'"),
-        ({"power": "2", "speedup": 2.0}, "power must be a finite number"),
-        ({"steps": 5}, "steps must be a sequence of whole numbers, got 5"),
-        ({"warmup": -1}, "warmup must"),
-        ({"by_noise": 1, "speedup": 2.0}, "by_noise must be True or False"),
-        ({"min_computed": 1, "speedup": 2.0}, "min_computed must be a whole number of at least 2"),
-        ({"min_steps": 9, "num_computed": 4}, "min_steps must be a whole number of at least 2, given with speedup"),
-        ({"steps": "0,1"}, "steps must be a sequence of whole numbers"),
-        ({"steps": (1.5,)}, "steps must be a sequence of whole numbers"),
-        ({"num_computed": 4, "speedup": 2.0}, "speedup must be given, or num_computed, and not both"),
-        ({"steps": (1,), "made_at": (1.0, 0.5)}, "elsewhere must be given with made_at, and only then"),
-        ({"steps": (1,), "made_at": (1.0, 0.5), "elsewhere": Never()}, "elsewhere must be a schedule"),
-        ({"speedup": 2.0, "compute_last": False}, "compute_last must be True unless by_noise is given"),
+        (EveryNth, {"every": 0}, "every must be a whole number of at least 1"),
+        (Spread, {"num_computed": 2.5}, "num_computed must"),
+        (Spread, {"speedup": math.nan}, "speedup must be a finite number"),
+        (Spread, {"speedup": 0.5}, "speedup must"),
+        (Spread, {"speedup": "2"}, "speedup must be a finite number of at least 1, got '2'"),
+        (Spread, {"power": "2", "speedup": 2.0}, "power must be a finite number"),
+        (Steps, {"steps": 5}, "steps must be a sequence of whole numbers, got 5"),
+        (EveryNth, {"warmup": -1}, "warmup must"),
+        (Spread, {"by_noise": 1, "speedup": 2.0}, "by_noise must be True or False"),
+        (Spread, {"min_computed": 1, "speedup": 2.0}, "min_computed must be a whole number of at least 2"),
+        (
+            Spread,
+            {"min_steps": 9, "num_computed": 4},
+            "min_steps must be a whole number of at least 2, given with",
+        ),
+        (Steps, {"steps": "0,1"}, "steps must be a sequence of whole numbers"),
+        (Steps, {"steps": (1.5,)}, "steps must be a sequence of whole numbers"),
+        (Spread, {"num_computed": 4, "speedup": 2.0}, "speedup must be given, or num_computed, and not both"),
+        (Steps, {"steps": (1,), "made_at": (1.0, 0.5)}, "elsewhere must be given with made_at, and only then"),
+        (Steps, {"steps": (1,), "made_at": (1.0, 0.5), "elsewhere": Never()}, "elsewhere must be a schedule"),
+        (Spread, {"speedup": 2.0, "compute_last": False}, "compute_last must be True unless by_noise is given"),
     ],
 )
-def test_schedules_out_of_range_are_refused(options: dict[str, object], message: str) -> None:
+def test_schedules_out_of_range_are_refused(schedule: Any, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        FixedSchedule(**options)  # type: ignore[arg-type]
-
-
-def test_the_common_name_makes_the_schedule_that_its_options_ask_for() -> None:
-    assert FixedSchedule() == EveryNth(every=2, warmup=1)
-    assert FixedSchedule(steps=(0, 3), compute_last=False) == Steps(steps=(0, 3), compute_last=False)
-    assert FixedSchedule(speedup=2.0, by_noise=True) == Spread(speedup=2.0, by_noise=True)
-    with pytest.raises(TypeError, match="every"):
-        FixedSchedule(every=2, speedup=2.0)
+        schedule(**options)
 
 
 def test_steps_that_were_chosen_for_one_run_leave_others_to_another_schedule() -> None:

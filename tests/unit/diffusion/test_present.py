@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 import omnireuse
-from omnireuse import FixedSchedule, Profile, Summary
+from omnireuse import Profile, Spread, Steps, Summary
 from omnireuse.base.validation import counted
 from omnireuse.loop.events import Decision
 from omnireuse.summary.counters import Stats
@@ -106,7 +106,7 @@ def test_a_summary_counts_in_steps_however_many_calls_each_has() -> None:
 
 
 def test_short_forms_fit_a_line(flux: Tiny) -> None:
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(num_computed=3)) as handle:
+    with omnireuse.enable(flux.pipe, policy=Spread(num_computed=3)) as handle:
         assert repr(handle).endswith("on step: nothing decided yet>>")
         flux.run(steps=6)
         done = "<Summary of Spread × Hold on step: 3 of 6 steps computed (2.00x fewer), 1 run>"
@@ -121,7 +121,7 @@ def test_short_forms_fit_a_line(flux: Tiny) -> None:
 
 
 def test_a_notebook_shows_the_steps_of_the_latest_run(flux: Tiny) -> None:
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=(0, 3))) as handle:
+    with omnireuse.enable(flux.pipe, policy=Steps(steps=(0, 3))) as handle:
         empty = Elements(handle._repr_html_())
         assert "img" not in empty.roles
         assert "Nothing was decided yet" in empty.text
@@ -197,7 +197,7 @@ def test_runs_that_were_broken_off_are_kept_out_of_the_means(flux: Tiny) -> None
         pipe._interrupt = step == 2
         return kept
 
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(num_computed=3)) as handle:
+    with omnireuse.enable(flux.pipe, policy=Spread(num_computed=3)) as handle:
         with pytest.raises(KeyboardInterrupt):
             flux.run(callback_on_step_end=stop)
         assert str(handle.summary()).splitlines()[0].endswith(": 1 run ended before the last step; no mean includes it")

@@ -10,7 +10,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
-from omnireuse import FixedSchedule, Hold, Polynomial
+from omnireuse import EveryNth, Hold, Polynomial, Spread, Steps
 from omnireuse.arguments.targets import SEVERAL_KINDS
 from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.loop.strategy import Strategy
@@ -21,7 +21,7 @@ from tests.helpers.tiny import TINY, Tiny
 def test_holding_the_output_is_eulers_method_on_the_computed_steps(flux: Tiny) -> None:
     sigmas = [1.0, 0.9, 0.7, 0.45, 0.3, 0.1]
     computed = (0, 2, 3, 5)
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=computed), region="step", prediction_target="output"):
+    with omnireuse.enable(flux.pipe, policy=Steps(steps=computed), region="step", prediction_target="output"):
         reused = flux.run(steps=None, sigmas=sigmas)
     alone = flux.run(steps=None, sigmas=[sigmas[i] for i in computed])
     torch.testing.assert_close(reused, alone, rtol=1e-4, atol=1e-5)
@@ -34,7 +34,7 @@ def test_call_and_step_agree_where_guidance_is_linear(name: str) -> None:
     results = []
     for region in ("step", "call"):
         strategy = {
-            "policy": FixedSchedule(every=2, warmup=2),
+            "policy": EveryNth(every=2, warmup=2),
             "forecaster": Polynomial(order=1),
             "prediction_target": "x0",
         }
@@ -54,7 +54,7 @@ class Watched(FlowMatchEulerDiscreteScheduler):
 def test_x0_held_is_won_back_from_the_current_latents(flux: Tiny) -> None:
     scheduler = flux.pipe.scheduler = Watched()
     scheduler.seen = []
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=(0, 1)), forecaster=Hold(), prediction_target="x0"):
+    with omnireuse.enable(flux.pipe, policy=Steps(steps=(0, 1)), forecaster=Hold(), prediction_target="x0"):
         flux.run(steps=6)
     sigmas = scheduler.sigmas
     x0 = scheduler.seen[1][1] - sigmas[1] * scheduler.seen[1][0]
@@ -79,7 +79,7 @@ def test_a_reused_stack_is_entry_plus_residual(flux: Tiny) -> None:
     transformer.norm_out.register_forward_pre_hook(lambda _m, args: leaving.append(args[0].clone()))
     embedded: list[torch.Tensor] = []
     transformer.x_embedder.register_forward_hook(lambda _m, _a, out: embedded.append(out.clone()))
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=(0, 2)), region="blocks"):
+    with omnireuse.enable(flux.pipe, policy=Steps(steps=(0, 2)), region="blocks"):
         flux.run(steps=5, guided=False)
     # Computed: 0, 2, 4 (the last). Blocks ran only there; the embedder and the output layers ran at every step.
     assert len(first) == len(last) == 3
@@ -99,13 +99,13 @@ def test_additions_between_blocks_are_part_of_the_residual_once(flux: Tiny) -> N
     entering: list[torch.Tensor] = []
     transformer.x_embedder.register_forward_hook(lambda _m, _a, out: entering.append(out.clone()))
     transformer.forward = lambda *a, **k: inner(transformer, *a, **(k | kwargs))
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=(0, 2)), region="blocks"):
+    with omnireuse.enable(flux.pipe, policy=Steps(steps=(0, 2)), region="blocks"):
         flux.run(steps=5, guided=False)
     torch.testing.assert_close(leaving[3] - entering[3], leaving[2] - entering[2], rtol=1e-5, atol=1e-5)
 
 
 def test_blocks_that_write_in_place_do_not_spoil_the_residual(flux: Tiny) -> None:
-    strategy = {"policy": FixedSchedule(steps=(0, 2)), "region": "blocks"}
+    strategy = {"policy": Steps(steps=(0, 2)), "region": "blocks"}
     with omnireuse.enable(flux.pipe, **strategy):
         clean = flux.run(steps=5)
 
@@ -221,7 +221,7 @@ def test_a_reused_step_calls_no_model_at_all(tiny: Tiny) -> None:
     tiny.run(steps=8)
     full = len(calls)
     calls.clear()
-    with omnireuse.enable(tiny.pipe, policy=FixedSchedule(num_computed=4)) as handle:
+    with omnireuse.enable(tiny.pipe, policy=Spread(num_computed=4)) as handle:
         tiny.run(steps=8)
     assert len(calls) * 2 == full
     assert handle.summary().computed_steps == 4
@@ -259,7 +259,7 @@ def test_nothing_that_is_not_finite_is_reused(flux: Tiny) -> None:
 
 def test_events_say_what_happened(flux: Tiny) -> None:
     seen: list[omnireuse.Decision] = []
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(every=2)) as handle:
+    with omnireuse.enable(flux.pipe, policy=EveryNth(every=2)) as handle:
         stop = handle.subscribe(seen.append)
         flux.run(steps=6)
         stop()

@@ -18,7 +18,7 @@ from diffusers import (
 )
 
 import omnireuse
-from omnireuse import FixedSchedule
+from omnireuse import EveryNth, Spread
 from tests.helpers.tiny import TINY, Tiny
 
 STRATEGIES = {
@@ -224,7 +224,7 @@ def test_a_scheduler_that_is_asked_again_without_a_denoiser_call_is_at_the_same_
     with omnireuse.enable(flux.pipe, policy="never") as handle:
         assert torch.equal(flux.run(steps=6, callback_on_step_end=ask_again), full)
     assert [event.step for event in handle.events] == list(range(6))
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(every=2), forecaster="blend") as handle:
+    with omnireuse.enable(flux.pipe, policy=EveryNth(every=2), forecaster="blend") as handle:
         flux.run(steps=6, callback_on_step_end=ask_again)
     assert [event.reused for event in handle.events] == [False, True, False, True, False, False]
 
@@ -235,7 +235,7 @@ def test_schedulers_that_scale_their_input_are_served(make: Any, region: str) ->
     tiny = TINY["stable_diffusion"]()
     tiny.pipe.scheduler = make(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
     full = tiny.run(steps=8)
-    policy = FixedSchedule(speedup=2.0)
+    policy = Spread(speedup=2.0)
     with omnireuse.enable(
         tiny.pipe, policy=policy, forecaster="blend", region=region, prediction_target="x0"
     ) as handle:

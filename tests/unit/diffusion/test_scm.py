@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import omnireuse
-from omnireuse import FixedSchedule, Never, ResidualDiff, StepMask
+from omnireuse import Never, ResidualDiff, StepMask, Steps
 from omnireuse.diffusion.cache.selector import get_cache_backend
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
-from omnireuse.loop.policy import StepView
-from omnireuse.policies.step_mask import SCHEDULES, scm_mask
+from omnireuse.policies.base import StepView
+from omnireuse.policies.fixed import SCHEDULES, scm_mask
 from tests.helpers.tiny import Tiny
 
 AT_28 = {
@@ -118,7 +118,7 @@ def test_static_the_mask_decides_alone(flux: Tiny, region: str) -> None:
     assert [not event.reused for event in handle.events] == [True, True, False, False, True, False, True, True]
     assert all(event.drift is None for event in handle.events)
     assert handle.events[-1].reason == "last"
-    with omnireuse.enable(flux.pipe, policy=FixedSchedule(steps=(0, 1, 4, 6)), region=region):
+    with omnireuse.enable(flux.pipe, policy=Steps(steps=(0, 1, 4, 6)), region=region):
         assert torch.equal(flux.run(steps=8, guided=False), masked)
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import Blend, FixedSchedule, Polynomial, ResidualDiff, StepMask, TeaCache
+from omnireuse import Blend, Polynomial, ResidualDiff, StepMask, Steps, TeaCache
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.diffusion.cache.selector import get_cache_backend
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.policy import StepView
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models import BLOCK_STACKS, BlockStack
+from omnireuse.policies.base import StepView
 from tests.helpers.tiny import TINY, Tiny
 
 MODELS = ("flux", "qwen_image", "wan")
@@ -94,7 +94,7 @@ class Watched:
 def test_a_reused_middle_is_entry_plus_residual(flux: Tiny, first: int, last: int) -> None:
     seen = Watched(flux)
     count = len(seen.blocks)
-    policy = FixedSchedule(steps=(0, 2))
+    policy = Steps(steps=(0, 2))
     with omnireuse.enable(flux.pipe, Strategy(policy=policy, region="tail", first_blocks=first, last_blocks=last)):
         flux.run(steps=5, guided=False)
     # Steps 0, 2 and 4 compute; the first and the last blocks run at every step.
@@ -115,7 +115,7 @@ def test_the_outputs_of_the_middle_can_be_remembered_instead(flux: Tiny) -> None
     seen = Watched(flux)
     with omnireuse.enable(
         flux.pipe,
-        Strategy(policy=FixedSchedule(steps=(0, 2)), region="tail", last_blocks=1, prediction_target="output"),
+        Strategy(policy=Steps(steps=(0, 2)), region="tail", last_blocks=1, prediction_target="output"),
     ):
         flux.run(steps=5, guided=False)
     for stream in (0, 1):
@@ -138,7 +138,7 @@ def test_additions_between_blocks_count_once_on_a_reused_step(flux: Tiny) -> Non
 
     model.forward = lambda *a, **k: inner(model, *a, **(k | additions()))
     with omnireuse.enable(
-        flux.pipe, Strategy(policy=FixedSchedule(steps=(0, 2)), region="tail", first_blocks=1, last_blocks=1)
+        flux.pipe, Strategy(policy=Steps(steps=(0, 2)), region="tail", first_blocks=1, last_blocks=1)
     ):
         flux.run(steps=5, guided=False)
     at_2, at_3 = 0.3, 0.4
@@ -231,7 +231,7 @@ def test_a_branch_that_sets_in_computes_first(flux: Tiny) -> None:
         {"encoder_hidden_states": torch.full((1, 6, 32), t), "pooled_projections": torch.ones(1, 32)}
         for t in (0.1, 1.0)
     ]
-    strategy = {"policy": FixedSchedule(steps=(0, 1)), "region": "tail", "shared_cfg_decision": True}
+    strategy = {"policy": Steps(steps=(0, 1)), "region": "tail", "shared_cfg_decision": True}
     with torch.no_grad(), omnireuse.enable(flux.pipe, strategy_of(**strategy)) as handle:
         scheduler.set_timesteps(6)
         for step, t in enumerate(scheduler.timesteps):
@@ -389,7 +389,7 @@ def test_streams_that_join_may_be_split_anywhere(first: int, monkeypatch: pytest
     for last in range(5 - first):
         has_middle = first + last < 4
         splits = {"region": "tail", "first_blocks": first, "last_blocks": last}
-        policy = ResidualDiff(**LOOSE) if first else FixedSchedule(steps=(0, 1, 4))
+        policy = ResidualDiff(**LOOSE) if first else Steps(steps=(0, 1, 4))
         with omnireuse.enable(SimpleNamespace(transformer=model), strategy_of(policy=policy, **splits)) as handle:
             handle.expect(5)
             for step in range(5):

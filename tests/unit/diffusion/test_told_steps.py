@@ -13,7 +13,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
-from omnireuse import Blend, FixedSchedule, Polynomial
+from omnireuse import Blend, Polynomial, Spread, Steps
 from omnireuse.summary.prometheus import StepReuseCollector
 
 SIGMAS = (1.0, 0.9, 0.6, 0.5, 0.1, 0.05)
@@ -49,7 +49,7 @@ def run(model: Denoiser, sigmas: Sequence[float] = SIGMAS, *, tells_sigma: bool 
 )
 def test_forecasts_are_spaced_by_the_noise_that_is_told(sigmas: Sequence[float], share: Any) -> None:
     model = Denoiser()
-    policy = FixedSchedule(steps=(0, 1))
+    policy = Steps(steps=(0, 1))
     with omnireuse.enable(
         SimpleNamespace(transformer=model), policy=policy, forecaster=Polynomial(order=1), region="call"
     ) as handle:
@@ -65,9 +65,7 @@ def test_forecasts_are_spaced_by_the_noise_that_is_told(sigmas: Sequence[float],
 
 def test_a_step_that_begins_again_begins_a_run() -> None:
     model = Denoiser()
-    with omnireuse.enable(
-        SimpleNamespace(transformer=model), policy=FixedSchedule(num_computed=3), region="call"
-    ) as handle:
+    with omnireuse.enable(SimpleNamespace(transformer=model), policy=Spread(num_computed=3), region="call") as handle:
         first = run(model, tells_sigma=False)
         assert run(model, tells_sigma=False) == first
         assert run(model, first=2) == first  # counted from wherever the pipeline begins
@@ -77,9 +75,7 @@ def test_a_step_that_begins_again_begins_a_run() -> None:
 
 def test_several_calls_of_a_step_are_one_step() -> None:
     model = Denoiser()
-    with omnireuse.enable(
-        SimpleNamespace(transformer=model), policy=FixedSchedule(num_computed=3), region="call"
-    ) as handle:
+    with omnireuse.enable(SimpleNamespace(transformer=model), policy=Spread(num_computed=3), region="call") as handle:
         for i, sigma in enumerate(SIGMAS):
             for name in ("cond", "uncond"):
                 with torch.no_grad(), model.cache_context(name, step_index=i, num_inference_steps=6):
@@ -106,7 +102,7 @@ def test_whoever_ends_the_steps_of_a_scheduler_the_pictures_are_the_same(ends: s
 
     model, scheduler = Denoiser(), FlowMatchEulerDiscreteScheduler(shift=3.0)
     pipe = SimpleNamespace(transformer=model, scheduler=scheduler)
-    policy, forecaster = FixedSchedule(num_computed=3), Blend()
+    policy, forecaster = Spread(num_computed=3), Blend()
     with omnireuse.enable(pipe, policy=policy, forecaster=forecaster, region="call") as handle:
         found = sample(handle)
         assert torch.equal(sample(handle), found)

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse import ErrorControl, FixedSchedule, MagCache, Polynomial, StepView, TeaCache
+from omnireuse import ErrorControl, EveryNth, MagCache, Polynomial, Spread, StepView, TeaCache
 from omnireuse.errors import ConfigError
 from omnireuse.forecasters import FORECASTERS, Forecaster, Memory
 from omnireuse.forecasters.base import PolynomialMemory
-from omnireuse.loop.policy import Policy
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import POLICIES, StepMask
+from omnireuse.policies.base import Policy
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
 from omnireuse.testing import check_forecaster, check_policy, check_tier
 
 OTHERS: list[Policy] = [
-    FixedSchedule(speedup=2.0),
-    FixedSchedule(num_computed=5, warmup=2),
-    FixedSchedule(every=3),
+    Spread(speedup=2.0),
+    Spread(num_computed=5, warmup=2),
+    EveryNth(every=3),
     StepMask(mask="fast", dynamic=TeaCache()),
     StepMask(mask="ultra"),
     MagCache(ratios=(1.0, *(0.98,) * 27)),
@@ -140,20 +140,10 @@ class _Hoards(PolynomialMemory):
     def predict(self, at: float) -> torch.Tensor:
         return self.last
 
-    def combination(self, at: float) -> None:
-        return None
-
 
 class _Scribbles(PolynomialMemory):
     def observe(self, at: float, value: torch.Tensor) -> None:
         super().observe(at, value.mul_(1.0 if value.unique().numel() < 30 else 1.001))
-
-
-class _Disagrees(PolynomialMemory):
-    def combination(self, at: float) -> Any:
-        from dataclasses import replace
-
-        return replace(super().combination(at), table=[[0.5]])
 
 
 @dataclass(frozen=True)
@@ -169,7 +159,6 @@ class _Made(Forecaster):
     [
         (_Hoards, "must keep a bounded number of values"),
         (_Scribbles, "must not write to what it is shown|must be exact"),
-        (_Disagrees, "combination must be the forecast of predict"),
     ],
 )
 def test_a_broken_forecaster_is_found(kind: type[Memory], message: str) -> None:

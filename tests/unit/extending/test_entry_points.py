@@ -87,7 +87,7 @@ USE = """
 import logging
 import sys
 
-from omnireuse import FixedSchedule
+from omnireuse import EveryNth
 from omnireuse.cli import main
 from omnireuse.models import block_stack_for
 from omnireuse.forecasters import FORECASTERS

@@ -14,8 +14,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from omnireuse import Profile
-from omnireuse.arguments.targets import DEFAULT
+from omnireuse import Profile, Strategy
 from omnireuse.engines.settings import KEY, RequestPlan
 from omnireuse.engines.vllm_omni.tuning import WaveTuner
 from omnireuse.tuning.configuration import Configuration
@@ -23,7 +22,7 @@ from omnireuse.tuning.store import Store
 from tests.helpers.waves import Engine, State, request
 
 STEPS = 24
-UNTUNED = RequestPlan(DEFAULT, "default")
+UNTUNED = RequestPlan(Strategy.default(), "default")
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from omnireuse.diffusion.cache.prompt_embed_cache import (
 )
 from omnireuse.errors import ConfigError
 from omnireuse.forecasters import Hold
-from omnireuse.policies import FixedSchedule
+from omnireuse.policies import EveryNth
 from omnireuse.prompts.prometheus import METRICS, PromptCacheCollector
 from omnireuse.stores.disk import DiskTier
 from omnireuse.summary import prometheus as steps
@@ -50,7 +50,7 @@ def test_the_exposition_holds_the_counts(tmp_path):
 def test_step_reuse_is_counted_by_what_was_done_and_why():
     pipeline = flux()
     pipeline.set_progress_bar_config(disable=True)
-    with omnireuse.enable(pipeline, policy=FixedSchedule(every=2), forecaster=Hold()) as handle:
+    with omnireuse.enable(pipeline, policy=EveryNth(every=2), forecaster=Hold()) as handle:
         pipeline("a cat", height=16, width=16, num_inference_steps=4, output_type="latent", max_sequence_length=24)
         registry = prometheus_client.CollectorRegistry()
         registry.register(StepReuseCollector().add("tiny", handle))

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from omnireuse_lab.record import Case, Comparison, FullRun
-from reference.demo.engine.record import EngineComparison, EngineRun
-from reference.demo.engine.timeline import timeline_figure
+from omnireuse_vllm.engine_demo.record import EngineComparison, EngineRun
+from omnireuse_vllm.engine_demo.timeline import timeline_figure
+from omnireuse_vllm.replay.figure import hit_ratio_figure
+from omnireuse_vllm.replay.generate import make_trace
+from omnireuse_vllm.replay.run import replay
 from reference.figures import PEERS, comparison_figure
-from reference.replay.figure import hit_ratio_figure
-from reference.replay.generate import make_trace
-from reference.replay.run import replay
 from tests.helpers.comparisons import peers, point
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omnireuse.errors import ConfigError
-from omnireuse.pipelines.closeness import IDENTICAL_DB, capped_psnr, psnr
+from omnireuse.pipelines.pictures import IDENTICAL_DB, capped_psnr, psnr
 from omnireuse_lab.closeness import ssim
 
 GREY = np.full((16, 16, 3), 0.5)

@@ -11,7 +11,7 @@ from diffusers import HeunDiscreteScheduler
 
 import omnireuse
 from omnireuse.errors import ConfigError
-from omnireuse.pipelines.closeness import psnr
+from omnireuse.pipelines.pictures import psnr
 from tests.helpers import tiny
 from tests.helpers.tiny import Tiny
 

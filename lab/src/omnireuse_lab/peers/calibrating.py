@@ -50,7 +50,7 @@ def full_runs(
         One tensor for each branch, shape (steps, prompts, …); and the scheduler's noise levels, steps + 1 of them,
         or none where it lists none.
     """
-    recorder, every = _Recorder(), omnireuse.FixedSchedule(every=1)
+    recorder, every = _Recorder(), omnireuse.EveryNth(every=1)
     options: dict[str, Any] = {"region": region, "prediction_target": "output", "axis": "steps"}
     with restored(work.pipeline), omnireuse.enable(work.pipeline, policy=every, forecaster=recorder, **options):
         work.pictures(range(len(work.prompts)), work.steps, **extra)
@@ -79,7 +79,7 @@ class Trials:
         """
         key = tuple(sorted({0, self._work.steps - 1, *computed}))
         if key not in self._known:
-            full, policy = self._full, omnireuse.FixedSchedule(steps=key)
+            full, policy = self._full, omnireuse.Steps(steps=key)
             with restored(self._work.pipeline), omnireuse.enable(self._work.pipeline, policy=policy, **self._options):
                 made = self._pictures()
             errors = [np.mean(np.abs(a - b) ** self._power) for a, b in zip(made, full, strict=True)]
@@ -124,7 +124,7 @@ def searched(
             subject,
             prompts,
             lambda work: search(Trials(work, options, power=power), steps, counts),
-            lambda found, count: {"policy": omnireuse.FixedSchedule(steps=tuple(found[count])), **options},
+            lambda found, count: {"policy": omnireuse.Steps(steps=tuple(found[count])), **options},
         )
         for count in counts:
             yield reuse(name, make(count), computed=count, prompts=prompts, **shown)

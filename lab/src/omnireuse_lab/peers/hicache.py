@@ -81,7 +81,7 @@ def _grid(subject: Subject) -> Iterator[Setting]:
         for interval in (2, 3, 4, 5):
             chosen: dict[str, Any] = {"interval": interval, "max_order": order, "backend": backend}
             options = {
-                "policy": omnireuse.FixedSchedule(every=interval, warmup=WARMUP),
+                "policy": omnireuse.EveryNth(every=interval, warmup=WARMUP),
                 "forecaster": _HiCache(num_steps=subject.workload.steps, **chosen),
                 "region": "step",
                 "prediction_target": "output",

@@ -66,7 +66,7 @@ def _calibrate(work: Workload) -> _Learnt:
 
 
 def _options(learnt: _Learnt, every: int, warmup: int) -> dict[str, Any]:
-    policy = omnireuse.FixedSchedule(every=every, warmup=warmup)
+    policy = omnireuse.EveryNth(every=every, warmup=warmup)
     return {"policy": policy, "forecaster": learnt, "region": "call", "prediction_target": "output", "axis": "steps"}
 
 

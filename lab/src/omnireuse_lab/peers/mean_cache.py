@@ -111,7 +111,7 @@ def _options(found: tuple[Costs, tuple[float, ...]], count: int) -> dict[str, An
     for start, end in pairwise(computed):
         spans[start + 1 : end] = [costs[start, end][1]] * (end - start - 1)
     return {
-        "policy": omnireuse.FixedSchedule(steps=computed),
+        "policy": omnireuse.Steps(steps=computed),
         "forecaster": MeanVelocity(sigmas=sigmas, spans=tuple(spans)),
         "region": "step",
         "prediction_target": "output",

@@ -93,7 +93,7 @@ def _search(work: Workload) -> dict[int, tuple[int, ...]]:
 
 
 def _options(found: dict[int, tuple[int, ...]], count: int) -> dict[str, Any]:
-    policy = omnireuse.FixedSchedule(steps=found[count], compute_last=False)
+    policy = omnireuse.Steps(steps=found[count], compute_last=False)
     return {"policy": policy, "forecaster": "hold", "region": "step", "prediction_target": "output"}
 
 

@@ -83,7 +83,7 @@ def _grid(subject: Subject) -> Iterator[Setting]:
     for last in (True, False):
         for growth in (0.0, 0.25, 0.75, 1.5, 3.0):
             computed = tuple(growing_windows(steps, growth=growth))
-            policy = omnireuse.FixedSchedule(steps=computed, compute_last=last)
+            policy = omnireuse.Steps(steps=computed, compute_last=last)
             for w in (0.5, 1.0):
                 forecaster = Chebyshev(span=steps, share=w)
                 options = {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from omnireuse.base.sizes import require_size
+from omnireuse.base.validation import require_size
 from omnireuse.core.prefix_cache import writer
 from omnireuse.core.prefix_cache.batch import BatchRows, blocks_of, cached_blocks, has_token_rows, rows_of, split_over
 from omnireuse.core.prefix_cache.deferred import DeferredOutputs
@@ -103,7 +103,6 @@ class OmniTensorPrefixCache:
         self._queue = writer.WriteQueue(options.max_pending_writes)
         self._deferred = DeferredOutputs(self._pool, self._keys, self._queue)
         self._hits: dict[str, tuple[Integers, Integers]] = {}
-        self._uncached_keys: set[str] = set()  # those that were said
 
     @property
     def hidden_states_cache(self) -> torch.Tensor:
@@ -272,18 +271,8 @@ class OmniTensorPrefixCache:
             else:
                 merged[key] = split_over(value, batch)
                 if num_hits and has_token_rows(value, batch.num_tokens):
-                    self._note_uncached(key, num_hits)
+                    self._pool.note_uncached(key, num_hits)
         return merged
-
-    def _note_uncached(self, key: str, num_hits: int) -> None:
-        self._pool.counters["uncached_on_hits"] += num_hits
-        if key not in self._uncached_keys:
-            self._uncached_keys.add(key)
-            logger.warning(
-                "prefix cache: output %r is not cached, so a request that starts on a prefix hit gets only this step's "
-                "rows of it, beside whole hidden states; declare it in PrefixCacheOptions(mm_keys=…)",
-                key,
-            )
 
     def _find_hits(self, batch: BatchRows, input_batch: Any) -> PrefixHits:
         is_hit_R = np.array([req_id in self._hits for req_id in batch.req_ids], np.bool_)

@@ -54,6 +54,7 @@ class CachedKeys:
         pool: where their rows are kept.
         declared: key to (feature size, dtype), these and no others; None to recognise keys by their shape.
         on_revoke: called with a key that is not per-token, before its rows are dropped.
+        is_lenient: a known key whose value does not fit in a step is not cached in that step; otherwise it is an error.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class CachedKeys:
         pool: RowPool,
         declared: Mapping[str, tuple[int, torch.dtype]] | None,
         on_revoke: Callable[[str], None],
+        *,
+        is_lenient: bool = False,
     ) -> None:
-        self._pool, self._is_open, self._on_revoke = pool, declared is None, on_revoke
+        self._pool, self._is_open, self._on_revoke, self._is_lenient = pool, declared is None, on_revoke, is_lenient
         self._keys: dict[str, None] = {}
         self._counts_on_probation: dict[str, set[int]] = {}
         self._refused: set[str] = set()
@@ -98,6 +101,10 @@ class CachedKeys:
         if count not in (num_tokens, num_rows) and key in self._counts_on_probation:
             got = type(value).__name__ if count is None else f"{count} rows"
             self._revoke(key, f"{got} in a step of {num_tokens} tokens")
+            return False
+        if self._is_lenient and not (
+            isinstance(value, torch.Tensor) and count in (num_tokens, num_rows) and self.may_hold(key, value)
+        ):
             return False
         self.rows(key, value, num_tokens)
         counts = self._counts_on_probation.get(key)

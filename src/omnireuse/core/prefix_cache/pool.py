@@ -63,6 +63,7 @@ class RowPool:
         self.num_releases = 0
         self.counters: Counter[str] = Counter()
         self.buffers = MergeBuffers()
+        self._uncached_keys: set[str] = set()  # those that were said
         self._times_released_B = np.zeros(num_blocks, np.int32)
         self._last_release_B = np.zeros(num_blocks, np.int64)  # the number of its last release, 0 for none
 
@@ -70,8 +71,14 @@ class RowPool:
         """Make room for a key; it costs address space until rows are written."""
         self.stores[name] = RowStore(self.num_blocks, self.block_size, feature_shape, dtype)
 
-    def write(self, slots: torch.Tensor, rows_by_name: Mapping[str, torch.Tensor], step: int) -> None:
-        """Write what one step computed for its tokens, rows (tokens, width); padding slots (−1) are left out."""
+    def write(
+        self, slots: torch.Tensor, rows_by_name: Mapping[str, torch.Tensor], step: int, *, is_whole: bool = False
+    ) -> None:
+        """Write what one step computed for its tokens, rows (tokens, width); padding slots (−1) are left out.
+
+        Args:
+            is_whole: these are all of the step's rows, whether hidden states are among them or not.
+        """
         slots_K = slots.numpy().astype(np.int64, copy=False)
         raw_by_name = {name: self.stores[name].raw(rows_KF) for name, rows_KF in rows_by_name.items()}
         if _outside(slots_K, self.num_blocks * self.block_size) is not None:
@@ -87,8 +94,8 @@ class RowPool:
         for name, rows_K in raw_by_name.items():
             self.stores[name].write(slots_K, rows_K, step)
             self.counters["rows_written"] += len(rows_K)
-        if HIDDEN in raw_by_name:
-            for name, store in self.stores.items():
+        if is_whole or HIDDEN in raw_by_name:
+            for name, store in list(self.stores.items()):  # another thread may add one
                 if name not in raw_by_name:
                     store.forget_older(slots_K, step)
 
@@ -140,6 +147,25 @@ class RowPool:
         is_row_NO[last_R[is_begun_R]] = offsets_O < num_begun_R[is_begun_R, None]
         return PrefixHits(num_rows_R, slots_NO[is_row_NO], planned)
 
+    def check_slots(self, slots_K: Integers) -> None:
+        """Raise unless all slots lie in the pool."""
+        if (slot := _outside(slots_K, self.num_blocks * self.block_size)) is not None:
+            raise StateError(
+                f"prefix cache: a slot must lie in [0, {self.num_blocks * self.block_size}), got {slot}; num_blocks "
+                "and block_size must be the KV cache's"
+            )
+
+    def note_uncached(self, key: str, num_hits: int) -> None:
+        """Count hits that get only this step's rows of an output, and say so once for each output."""
+        self.counters["uncached_on_hits"] += num_hits
+        if key not in self._uncached_keys:
+            self._uncached_keys.add(key)
+            logger.warning(
+                "prefix cache: output %r is not cached, so a request that starts on a prefix hit gets only this step's "
+                "rows of it, beside whole hidden states; declare it in PrefixCacheOptions(mm_keys=…)",
+                key,
+            )
+
     def check_blocks(self, block_ids: Iterable[int] | Integers) -> Integers:
         """Return the block ids as int64 if all lie in the pool."""
         blocks_N = block_ids if isinstance(block_ids, np.ndarray) else np.array(list(block_ids), np.int64)
@@ -175,9 +201,35 @@ class RowPool:
             self.counters["rows_read"] += len(cached_S)
         else:
             raw_K.take(batch.rows_K, out=out_S, mode="clip")
-        whole_S = torch.frombuffer(memory, dtype=store.dtype) if num_rows else torch.empty(0, dtype=store.dtype)
-        whole = whole_S.view(num_rows, *store.feature_shape)
-        return dict(zip(batch.req_ids, torch.split_with_sizes(whole, num_rows_R.tolist()), strict=True))
+        return store.parts(memory, batch.req_ids, num_rows_R)
+
+    def gather(
+        self, name: str, slots_S: Integers, req_ids: list[str], num_rows_R: Integers, *, may_lack: bool
+    ) -> tuple[dict[str, torch.Tensor], Integers]:
+        """Give each request its number of rows at these slots, in memory that all share. An absent row is zero.
+
+        Args:
+            may_lack: rows may be absent.
+
+        Returns:
+            The rows by request, and the places in `slots_S` of absent ones.
+        """
+        store = self.stores[name]
+        memory = self.buffers.take(len(slots_S) * store.rows_S.itemsize)
+        out_S = memory.view(store.rows_S.dtype)
+        store.rows_S.take(slots_S, out=out_S, mode="clip")
+        self.counters["rows_read"] += len(slots_S)
+        absent_A = np.flatnonzero(store.version_S[slots_S] == 0) if may_lack else np.empty(0, np.int64)
+        if len(absent_A):
+            out_S[absent_A] = np.zeros((), out_S.dtype)
+            if not self.counters["absent_rows"]:
+                logger.warning(
+                    "prefix cache(key=%r): %d rows of a hit were never written, and are zero; from now on only counted",
+                    name,
+                    len(absent_A),
+                )
+            self.counters["absent_rows"] += len(absent_A)
+        return store.parts(memory, req_ids, num_rows_R), absent_A
 
     def _readable(self, name: str, batch: BatchRows, hits: PrefixHits) -> tuple[Integers, Integers, Mask | None]:
         """Return the hits' row counts and slots without the hits that are missed, and the rows to zero if any."""

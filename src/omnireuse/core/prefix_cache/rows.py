@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from omnireuse.base.sizes import require_size
+from omnireuse.base.validation import require_size
 
 __all__ = ["Integers", "Mask", "MergeBuffers", "RawRows", "RowStore"]
 
@@ -71,6 +71,13 @@ class RowStore:
     def raw(self, rows_KF: torch.Tensor) -> RawRows:
         """Return CPU rows, (rows, width), as raw rows that share their memory if they are contiguous."""
         return rows_KF.contiguous().view(torch.uint8).numpy().view(self._raw_dtype)[:, 0]
+
+    def parts(self, memory: npt.NDArray[np.uint8], names: list[str], num_rows_R: Integers) -> dict[str, torch.Tensor]:
+        """View rows that lie in a row in this memory as tensors, that many for each name."""
+        whole = torch.frombuffer(memory, dtype=self.dtype) if len(memory) else torch.empty(0, dtype=self.dtype)
+        sizes = num_rows_R.tolist()
+        rows = whole.view(sum(sizes), *self.feature_shape)
+        return dict(zip(names, torch.split_with_sizes(rows, sizes), strict=True))
 
     def write(self, slots_K: Integers, rows_K: RawRows, step: int | Integers) -> None:
         """Write raw rows at their slots and remember the step (one, or one per row)."""

@@ -63,12 +63,16 @@ class WriteQueue:
         self._thread: ThreadPoolExecutor | None = None
         self.num_stalls = 0
 
-    def write(self, job: Callable[[], None], ready: torch.cuda.Event | None) -> None:
-        """Run `job` after `ready` and after every earlier job. A failed job raises at the next call."""
+    def write(self, job: Callable[[], None], ready: torch.cuda.Event | None) -> Future[None] | None:
+        """Run `job` after `ready` and after every earlier job. A failed job raises at the next call.
+
+        Returns:
+            What tells that the job is done; None if it is.
+        """
         if ready is None:
             self.flush()
             job()
-            return
+            return None
         while self._pending and self._pending[0].done():
             self._pending.popleft().result()
         if len(self._pending) >= self._max_pending:
@@ -77,11 +81,17 @@ class WriteQueue:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="omnireuse-prefix-cache")
         self._pending.append(self._thread.submit(_run_after, ready, job))
+        return self._pending[-1]
 
     def flush(self) -> None:
         """Wait until every write has landed."""
         while self._pending:
             self._pending.popleft().result()
+
+    def close(self) -> None:
+        """Wait until every write has ended, and end the thread."""
+        if self._thread is not None:
+            self._thread.shutdown()
 
 
 def _run_after(ready: torch.cuda.Event, job: Callable[[], None]) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import torch.distributed as dist
 
 from omnireuse.base.validation import field_error, is_whole
-from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import StateError, WrongTypeError
 from omnireuse.handle import Handle
 from omnireuse.loop.agreement import Agreement
+from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.named.step_caches import open_step_cache
 
 __all__ = ["CacheBackend", "StepCacheBackend"]

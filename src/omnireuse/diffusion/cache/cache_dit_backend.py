@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from omnireuse.diffusion.cache.base import StepCacheBackend
-from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.named.cache_dit import cache_dit_library
+from omnireuse.named.options import DiffusionCacheConfig
 
 __all__ = ["CacheDiTBackend"]
 

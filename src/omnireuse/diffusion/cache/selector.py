@@ -9,8 +9,8 @@ from omnireuse.diffusion.cache.base import CacheBackend, StepCacheBackend
 from omnireuse.diffusion.cache.cache_dit_backend import CacheDiTBackend
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
 from omnireuse.diffusion.cache.teacache import TeaCacheBackend
-from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import UnknownNameError
+from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.named.step_caches import STEP_CACHES
 
 __all__ = ["get_cache_backend"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from omnireuse.arguments.tune import is_off_by_environment
 from omnireuse.engines.comfyui.bounds import Span
 from omnireuse.engines.comfyui.calls import SamplerCall
 from omnireuse.engines.comfyui.graph import sampler_name
@@ -35,7 +36,6 @@ from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 from omnireuse.summary.counters import Stats
 from omnireuse.summary.summary import Summary
-from omnireuse.tuning.switch import is_off_by_environment
 
 __all__ = ["Reuse", "attach", "reuse_of"]
 

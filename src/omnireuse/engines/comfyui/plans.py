@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from omnireuse.arguments.profiled import chosen_for
-from omnireuse.arguments.targets import DEFAULT, strategy_for
+from omnireuse.arguments.targets import strategy_for
 from omnireuse.base.validation import is_number
 from omnireuse.engines.settings import RequestPlan
 from omnireuse.errors import ConfigError
+from omnireuse.loop.strategy import Strategy
 from omnireuse.profiles.profile import Profile
 
 __all__ = ["MOST", "plan_for", "plan_of_profile"]
@@ -41,7 +41,7 @@ def plan_for(*, speedup: float = 0.0, tolerance: float = 0.0) -> RequestPlan:
             f"{speedup:g}; set one of them to 0"
         )
     if not speedup and not tolerance:
-        return RequestPlan(strategy=DEFAULT, name="default")
+        return RequestPlan(strategy=Strategy.default(), name="default")
     chosen = strategy_for(None, profile=None, region="step", speedup=speedup or None, tolerance=tolerance or None)
     # ComfyUI's model computes all pictures of a batch or none.
     return RequestPlan(strategy=replace(chosen.strategy, per_sample=False), name=chosen.name)
@@ -55,7 +55,7 @@ def plan_of_profile(path: str | os.PathLike[str], *, speedup: float = 0.0) -> Re
     Args:
         speedup: so many times fewer steps, ≥ 1; 0 for 2.
     """
-    chosen = chosen_for(Profile.from_pretrained(path), speedup=speedup or None)
+    chosen = Profile.from_pretrained(path).choose(speedup=speedup or None)
     promise = chosen.promise
     if promise is not None and promise.but is None:
         promise = replace(promise, but=_UNCHECKED)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from omnireuse.arguments.tune import PICTURES
 from omnireuse.base.validation import in_words
 from omnireuse.engines.comfyui.calls import SamplerCall
 from omnireuse.engines.comfyui.graph import conditions_of, sampler_name
@@ -24,12 +25,11 @@ from omnireuse.loop.generation import Emit, Generation
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import ErrorControl
 from omnireuse.profiles.conditions import Conditions
+from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.entries import Entries, Entry
 from omnireuse.tuning.loops import ShadowLoop
 from omnireuse.tuning.recording import FULL
-from omnireuse.tuning.state import Tuning
 from omnireuse.tuning.store import Store, folder
-from omnireuse.tuning.switch import PICTURES
 from omnireuse.tuning.trials import Pausing
 
 __all__ = ["SamplerTuner", "entries_in"]

@@ -13,13 +13,13 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from omnireuse.arguments.tune import check_tune, is_off_by_environment
 from omnireuse.engines.host import check_host
 from omnireuse.engines.request import STRATEGY, count_request
 from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings, ServerSettings
 from omnireuse.engines.sglang.tuning import RequestTuner
 from omnireuse.engines.whole import WholeRequests
 from omnireuse.errors import ConfigError
-from omnireuse.tuning.switch import check_tune, is_off_by_environment
 
 __all__ = ["FIELD", "TESTED", "VARIABLE", "Process", "SGLangSettings", "extras_of"]
 

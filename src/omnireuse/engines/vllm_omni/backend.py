@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from omnireuse.arguments.tune import check_tune, is_off_by_environment
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, install_prompt_embed_cache
 from omnireuse.engines.request import PROMPTS, figures_of, warn_of
 from omnireuse.engines.settings import KEY, OFF, RequestPlan, RequestSettings
@@ -22,7 +23,6 @@ from omnireuse.engines.whole import WholeRequests
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.prompts.cache import PromptCacheOptions
 from omnireuse.stores.redis import RedisTier
-from omnireuse.tuning.switch import check_tune, is_off_by_environment
 
 __all__ = ["Backend"]
 

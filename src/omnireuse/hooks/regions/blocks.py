@@ -15,8 +15,7 @@ import torch
 
 from omnireuse.errors import StateError
 from omnireuse.hooks.interception import Interception, intercept
-from omnireuse.hooks.regions.stack import Block, Stack
-from omnireuse.hooks.regions.stack_pass import StackPass
+from omnireuse.hooks.regions.stack import Block, Stack, StackPass
 from omnireuse.hooks.run import DenoiserCall, Region
 from omnireuse.loop.strategy import Strategy
 

@@ -16,8 +16,7 @@ import torch
 
 from omnireuse.errors import ConfigError
 from omnireuse.hooks.regions.blocks import BlocksRegion
-from omnireuse.hooks.regions.stack import Block, Stack
-from omnireuse.hooks.regions.stack_pass import StackPass
+from omnireuse.hooks.regions.stack import Block, Stack, StackPass
 from omnireuse.hooks.run import DenoiserCall
 
 __all__ = ["TailRegion"]

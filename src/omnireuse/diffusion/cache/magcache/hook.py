@@ -1,0 +1,37 @@
+"""MagCache on a denoiser without a pipeline."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+from omnireuse.diffusion.cache.magcache.config import MagCacheConfig
+from omnireuse.handle import Handle
+from omnireuse.loop.agreement import Agreement
+from omnireuse.named.options import DiffusionCacheConfig
+from omnireuse.named.step_caches import open_step_cache
+
+__all__ = ["apply_mag_cache_hook"]
+
+
+def apply_mag_cache_hook(
+    module: torch.nn.Module, config: MagCacheConfig, *, group: dist.ProcessGroup | None = None
+) -> Handle:
+    """MagCache on a denoiser without a pipeline. The timestep of a call tells the steps apart.
+
+    The first generation has `config.num_inference_steps`; `handle.expect(n)` announces another count.
+
+    Args:
+        group: the ranks that share the forward's collectives; None where each rank runs its own model.
+    """
+    options = DiffusionCacheConfig(
+        mag_threshold=config.threshold,
+        mag_max_skip_steps=config.max_skip_steps,
+        mag_retention_ratio=config.retention_ratio,
+        mag_ratios=config.mag_ratios,
+        mag_calibrate=config.mag_calibrate,
+        num_inference_steps=config.num_inference_steps,
+    )
+    return open_step_cache("mag_cache", options, SimpleNamespace(transformer=module), Agreement(group))

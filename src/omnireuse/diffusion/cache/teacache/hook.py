@@ -1,0 +1,30 @@
+"""TeaCache on a denoiser without a pipeline."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+from omnireuse.diffusion.cache.teacache.config import TeaCacheConfig
+from omnireuse.handle import Handle
+from omnireuse.loop.agreement import Agreement
+from omnireuse.named.options import DiffusionCacheConfig
+from omnireuse.named.step_caches import open_step_cache
+
+__all__ = ["apply_teacache_hook"]
+
+
+def apply_teacache_hook(
+    module: torch.nn.Module, config: TeaCacheConfig, *, group: dist.ProcessGroup | None = None
+) -> Handle:
+    """TeaCache on a denoiser without a pipeline. The timestep of a call tells the steps apart.
+
+    `handle.expect(num_inference_steps)` before a generation lets the last step be known and computed.
+
+    Args:
+        group: the ranks that share the forward's collectives; None where each rank runs its own model.
+    """
+    options = DiffusionCacheConfig(rel_l1_thresh=config.rel_l1_thresh, coefficients=config.coefficients)
+    return open_step_cache("tea_cache", options, SimpleNamespace(transformer=module), Agreement(group))

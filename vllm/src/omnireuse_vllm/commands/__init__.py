@@ -1,0 +1,1 @@
+"""The commands that the encoder outputs of vLLM add to ``omnireuse``."""
