@@ -86,11 +86,8 @@ def check_targets(place: str = "enable", /, **targets: object) -> None:
         except OverflowError:  # a whole number that no float holds
             is_right = False
         if not is_right:
-            guess = (
-                "; an SSIM is another measure, which is not taken"
-                if name == "quality" and 0 < float(value) <= 1
-                else ""
-            )
+            is_ssim = name == "quality" and isinstance(value, float) and 0 < value <= 1
+            guess = "; an SSIM is another measure, which is not taken" if is_ssim else ""
             raise ConfigError(f"{place}({name}={value!r:.60}): {name} must be {must}, got {value!r:.60}{guess}")
 
 

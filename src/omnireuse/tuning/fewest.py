@@ -59,6 +59,8 @@ class FewestSteps(Trying):
         self._tried: dict[int, Trial] = {}
         self._trial: Trial | None = None
         """The one that is being tried."""
+        self._looked = 0
+        """Calls that were known when the next one was looked for."""
 
     def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
         """First how many steps compute without a plan. The first plan follows the pictures as they come, unless it
@@ -75,7 +77,7 @@ class FewestSteps(Trying):
                 return None
             if self._trial is not None:
                 self._tried[len(self._trial.steps)] = self._trial
-            self._trial = self._next(calls)
+            self._trial, self._looked = self._next(calls), len(calls)
         if self._trial is None:
             return None
         words = f"a plan of {len(self._trial.steps)} computed steps"
@@ -133,7 +135,7 @@ class FewestSteps(Trying):
     @property
     def tried(self) -> int:
         """As `Trying.tried`."""
-        return 0 if self._trial is None else self._trial.calls
+        return self._looked if self._trial is None else self._trial.calls
 
     def plan(self) -> Plan | None:
         """That of the smallest number which keeps it as all larger ones do that were tried; None without."""

@@ -11,7 +11,7 @@ __all__ = ["FROM", "FROM_FOR_AIMS", "PRICE", "Ledger", "Work", "work_of"]
 
 FROM = 10
 """The picture from which on the price holds: the first ones are measured."""
-FROM_FOR_AIMS = 15
+FROM_FOR_AIMS = 16
 """The same where something is asked of the pictures, so that more of them are measured to judge it."""
 PRICE = 1.1
 """Most work of all pictures so far, as a multiple of that of computing every step."""

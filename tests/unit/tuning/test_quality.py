@@ -176,6 +176,9 @@ def test_a_quality_is_tuned_ahead_of_time(flux: Tiny, monkeypatch: pytest.Monkey
         flux.pipe("d", generator=torch.Generator().manual_seed(5), **call)
         assert handle.tuning.state == "ready"
         assert len(computed(handle)) == count < STEPS
+    for aim in ({"quality": 40}, {"tolerance": 0.1}):
+        with pytest.raises(ConfigError, match=f"at least {JUDGED} for a quality or a tolerance, got 3"):
+            omnireuse.tune(flux.pipe, ["a", "b", "c"], progress=False, **aim, **call)
     with pytest.raises(ConfigError, match="give one of speedup and quality, not both"):
         omnireuse.tune(flux.pipe, ["a"], speedup=2, quality=30, **call)
     monkeypatch.setenv("OMNIREUSE_TUNE", "0")
@@ -188,12 +191,6 @@ def test_a_quality_that_is_no_psnr_of_a_close_picture_is_refused(flux: Tiny, giv
     with pytest.raises(ConfigError, match="quality must be a PSNR in dB of at least 15 and at most 100") as caught:
         omnireuse.enable(flux.pipe, quality=given)
     assert ("SSIM" in str(caught.value)) == (given == 0.9)
-
-
-def test_too_few_prompts_cannot_judge_a_quality(flux: Tiny) -> None:
-    for aim in ({"quality": 40}, {"tolerance": 0.1}):
-        with pytest.raises(ConfigError, match=f"prompts must be at least {JUDGED} for a quality or a tolerance, got 3"):
-            omnireuse.tune(flux.pipe, ["a", "b", "c"], progress=False, **aim)
 
 
 def test_pictures_of_one_call_do_not_judge_each_other(flux: Tiny) -> None:
