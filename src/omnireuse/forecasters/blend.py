@@ -22,6 +22,9 @@ DAMPING = 0.75
 path, and the next velocity pulls them back; what of it is pull and not path grows with the fall of the noise."""
 FEW, MISSED = 0.4, torch.finfo(torch.float32).max
 """`Blend.holds_misses` below this share of computed steps (``python -m bench harm``), and the shortfall of a miss."""
+FADES = 0.8
+"""What is left of a miss at the next computed step: gaps that were held leave the latents near the path, where a line
+looks right that has just missed everything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,7 @@ class Blend(Forecaster):
     expected over half the distance. The expected weight is clamped to [0, 1], and is 0 until the first fit. Each sample
     of a batch has a weight of its own.
 
-    Cost: up to four reductions a computed step, no host synchronisation (w stays on the device); order + 1 values kept.
+    Cost: up to six reductions a computed step, no host synchronisation (w stays on the device); order + 1 values kept.
 
     Args:
         order: degree of the polynomial, 1 to 3.
@@ -43,9 +46,10 @@ class Blend(Forecaster):
             known (`NoiseLevel.step`). Velocities are remembered for it in place of x0 where `NoiseLevel.flow_scale` is
             known and no prediction target was asked for; they are interpolated by the polynomial through all known
             values, x0 by a line. None is True where it is possible; False remembers x0 in any case.
-        holds_misses: hold the next gap, and correct nothing, where the polynomial missed the truth by as much as the
-            truth itself; the shortfall is divided by what is left to that, from half of the truth on. None is True
-            where fewer than two fifths of the steps compute.
+        holds_misses: hold the next gap, and correct nothing, where the polynomial or the last value missed the truth by
+            as much as the truth itself; the shortfall is divided by what is left to that, from half of the truth on. A
+            miss counts four fifths at the next computed step, and so on, until a larger one takes its place. None is
+            True where fewer than two fifths of the steps compute.
         exponent: polynomials and distances are in noise^exponent, in [0.5, 3]. None is 1.5 for x0 in runs whose
             schedule and noise are known, and 1 elsewhere.
 
@@ -83,30 +87,24 @@ class Blend(Forecaster):
         return memory(self.order, exponent=self.exponent or 1.0)
 
 
-def _shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """1 − w of each row, at least 0."""
-    slope, change = _rows(forecast - last), _rows(value - last)
-    # 0/0 where the forecast equals the last value: there is no slope to follow.
-    fitted = (change * slope).sum(1) / slope.square().sum(1)
-    return (1 - torch.nan_to_num(fitted, nan=0.0)).clamp_min(0.0)
-
-
 def _rows(value: torch.Tensor) -> torch.Tensor:
     """One row for each sample, in float32; a value of one dimension is one sample."""
     return value.float().reshape(value.shape[0] if value.ndim > 1 else 1, -1)
 
 
-def _doubted_shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    missed = _rows(value - forecast).norm(dim=1) / _rows(value).norm(dim=1)
-    # 0/0 where the forecast of nothing was right.
-    trust = (2 - 2 * torch.nan_to_num(missed, nan=0.0)).clamp(0, 1)
-    return (_shortfall(last, forecast, value) / trust).nan_to_num(nan=MISSED).clamp_max(MISSED)
+def _shown(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Of each row 1 − w, at least 0, and the greater miss of both as a share of the value, (2, rows)."""
+    slope, change = _rows(forecast - last), _rows(value - last)
+    # 0/0 where the forecast equals the last value: there is no slope to follow.
+    fitted = (change * slope).sum(1) / slope.square().sum(1)
+    missed = torch.maximum(change.norm(dim=1), (change - slope).norm(dim=1)) / _rows(value).norm(dim=1)
+    # 0/0 where nothing was, and is.
+    return torch.stack(((1 - torch.nan_to_num(fitted, nan=0.0)).clamp_min(0.0), torch.nan_to_num(missed, nan=0.0)))
 
 
 class BlendMemory(PolynomialMemory):
-    """Holding and the polynomial as candidates. The evidence is 1 − w of each sample, at least 0, or `MISSED`."""
+    """Holding and the polynomial as candidates, with the evidence of `_shown`."""
 
-    _shown = staticmethod(_shortfall)
     _fits = 1
     """The number of last fits of which the worst counts; before there are as many, the last value is held."""
 
@@ -114,7 +112,7 @@ class BlendMemory(PolynomialMemory):
         super().__init__(order, None if exponent == 1 else partial(_weights_in_power, exponent))
         self._exponent = exponent
         self._evidence: tuple[torch.Tensor, ...] = ()
-        """Of the last fits: shape (B,), on the values' device."""
+        """Of the last fits: shape (1, B), or (2, B) where misses count, on the values' device."""
         self._over = 1.0  # The distance over which the last was measured.
 
     def observe(self, coordinate: float, value: torch.Tensor) -> None:
@@ -122,23 +120,28 @@ class BlendMemory(PolynomialMemory):
 
     def evidence_at(self, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
         learns = self._learns_at(coordinate)
-        return self._shown(self.last, super().predict(coordinate), value) if learns else None
+        return _shown(self.last, super().predict(coordinate), value) if learns else None
 
-    @classmethod
-    def evidence_of(cls, forecasts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    @staticmethod
+    def evidence_of(forecasts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         hold, line = (each.flatten(0, 1) for each in forecasts.unbind(1))
-        return cls._shown(hold, line, values.flatten(0, 1)).reshape(values.shape[:2])
+        return _shown(hold, line, values.flatten(0, 1)).unflatten(1, values.shape[:2]).movedim(1, 0)
 
     def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
         if evidence is not None:
-            self._evidence, self._over = (*self._evidence, evidence)[-self._fits :], self._way(coordinate)
+            self._evidence = (*self._evidence, self._learnt(evidence))[-self._fits :]
+            self._over = self._way(coordinate)
         super().observe(coordinate, value)
+
+    def _learnt(self, evidence: torch.Tensor) -> torch.Tensor:
+        """What of new evidence is kept."""
+        return evidence[:1]
 
     def predict(self, coordinate: float) -> torch.Tensor:
         last = self.last
         if len(self._evidence) < self._fits:
             return last
-        shortfall = reduce(torch.maximum, self._evidence).reshape(-1, *(1,) * (last.ndim - 1))
+        shortfall = reduce(torch.maximum, map(_believed, self._evidence)).reshape(-1, *(1,) * (last.ndim - 1))
         weight = _expected(shortfall, self._distance(coordinate)).to(last.dtype)
         return torch.lerp(last, super().predict(coordinate), weight)
 
@@ -171,7 +174,7 @@ class BlendMemory(PolynomialMemory):
         self, gap: Gap, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None
     ) -> Combination | None:
         """The gap's correction of the latents: their path with interpolated values, less that of the forecasts."""
-        shown = self._evidence if evidence is None else (*self._evidence, evidence)
+        shown = self._evidence if evidence is None else (*self._evidence, self._learnt(evidence))
         if evidence is None or len(shown) < self._fits:
             return super().correct_interval(gap, coordinate, value, evidence)
         old, held, nodes = self.values, self._hold(), [*(node for node, _ in self._nodes), coordinate]
@@ -199,9 +202,19 @@ class CarefulMemory(BlendMemory):
 
 
 class DoubtingMemory(BlendMemory):
-    """The same, of a run that holds misses."""
+    """The same, of a run that holds misses: the worst so far counts, and fades."""
 
-    _shown = staticmethod(_doubted_shortfall)
+    def _learnt(self, evidence: torch.Tensor) -> torch.Tensor:
+        if not self._evidence:
+            return evidence
+        return torch.stack((evidence[0], torch.maximum(evidence[1], FADES * self._evidence[-1][1])))
+
+
+def _believed(evidence: torch.Tensor) -> torch.Tensor:
+    """The shortfall of each sample, (…, B), of evidence (…, 1 or 2, B)."""
+    shortfall, *missed = evidence.unbind(-2)
+    # 0/0 where a line that missed everything had the right direction.
+    return (shortfall / (2 - 2 * missed[0]).clamp(0, 1)).nan_to_num(nan=MISSED) if missed else shortfall
 
 
 def _expected(shortfall: torch.Tensor, distance: torch.Tensor | float) -> torch.Tensor:
@@ -211,7 +224,7 @@ def _expected(shortfall: torch.Tensor, distance: torch.Tensor | float) -> torch.
 
 def _mix(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
     """The shares of holding and of the polynomial."""
-    weight = _expected(evidence.amax(1), distances[:, None])
+    weight = _expected(_believed(evidence).amax(1), distances[:, None])
     return torch.stack((1 - weight, weight), dim=1)
 
 
@@ -220,11 +233,12 @@ def _corrected(evidence: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
 
     The gap is corrected in full where the line was at least as close as the last value, which is a weight of ½.
     """
+    shown = _believed(evidence)
     if not distances.shape[1]:
-        corrects = (2 - 2 * evidence.amax(1, keepdim=True)).clamp(0, 1)
+        corrects = (2 - 2 * shown.amax(1, keepdim=True)).clamp(0, 1)
         return torch.cat((torch.ones_like(corrects), corrects), dim=1)
-    corrects = (2 - 2 * evidence[:, 1:].amax(1, keepdim=True)).clamp(0, 1)
-    forecasts = _expected(evidence[:, :-1].amax(1, keepdim=True), distances[:, :, None])
+    corrects = (2 - 2 * shown[:, 1:].amax(1, keepdim=True)).clamp(0, 1)
+    forecasts = _expected(shown[:, :-1].amax(1, keepdim=True), distances[:, :, None])
     return torch.cat((torch.ones_like(corrects), corrects, corrects * forecasts), dim=1)
 
 

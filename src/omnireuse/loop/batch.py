@@ -309,5 +309,6 @@ def _grouped(works: Iterable[_T], key: Callable[[_T], Hashable]) -> list[list[_T
 
 def _form(combination: Combination) -> Hashable:
     value = combination.values[0]
-    sizes = (len(combination.values), len(combination.table), combination.mix)
+    shown = tuple(each.shape for each in combination.evidence)
+    sizes = (len(combination.values), len(combination.table), combination.mix, shown)
     return (value.shape, value.dtype, value.device, *sizes)
