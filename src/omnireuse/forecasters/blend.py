@@ -74,6 +74,9 @@ class Blend(Forecaster):
     def regions(self) -> tuple[str, ...] | None:
         return ("step",) if self.corrects else None
 
+    def uncorrected(self) -> Blend:
+        return replace(self, corrects=False) if self.corrects is None else self
+
     def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, target: str) -> Blend:
         is_x0 = noises is not None and target == "x0"
         exponent = EXPONENT if is_x0 and self.exponent is None else self.exponent
@@ -125,7 +128,7 @@ class BlendMemory(PolynomialMemory):
     @staticmethod
     def evidence_of(forecasts: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         hold, line = (each.flatten(0, 1) for each in forecasts.unbind(1))
-        return _shown(hold, line, values.flatten(0, 1)).unflatten(1, values.shape[:2]).movedim(1, 0)
+        return _shown(hold, line, values.flatten(0, 1)).reshape(2, *values.shape[:2]).movedim(1, 0)
 
     def remember(self, coordinate: float, value: torch.Tensor, evidence: torch.Tensor | None) -> None:
         if evidence is not None:

@@ -278,6 +278,30 @@ def test_other_solvers_are_not_known(scheduler: Any) -> None:
     assert not any(level.step for level in noise_levels(scheduler))
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "target", "corrects"),
+    [
+        (of("EulerDiscreteScheduler"), "velocity", True),
+        (of("EulerAncestralDiscreteScheduler"), "x0", False),
+        (of("LMSDiscreteScheduler"), "x0", False),
+        (of("HeunDiscreteScheduler"), "output", False),
+        (of("FlowMatchHeunDiscreteScheduler"), "output", False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_run_that_cannot_be_corrected_does_not_wait_for_it(scheduler: Any, target: str, corrects: bool) -> None:
+    """Where the model is called twice at a noise level, its outputs are forecast: the solver steps along them."""
+    scheduler.set_timesteps(20)
+    levels = noise_levels(scheduler)
+    policy = FixedSchedule(steps=tuple(range(0, len(levels), 2)))
+    plan = Strategy(policy=policy, forecaster=Blend()).for_run(len(levels), levels)
+    assert (plan.target, plan.forecaster.corrects) == (target, corrects)
+    asked = Strategy(policy=policy, forecaster=Blend(), prediction_target="x0").for_run(len(levels), levels)
+    assert (asked.target, asked.forecaster.corrects) == ("x0", corrects)
+    in_calls = Strategy(policy=policy, forecaster=Blend(), region="call").for_run(len(levels), levels)
+    assert in_calls.forecaster.corrects is False
+
+
 def test_other_solvers_take_outputs_as_they_are() -> None:
     scheduler, sigmas = sigmas_of(stochastic_sampling=True)
     latents = torch.randn(SHAPE, generator=torch.Generator().manual_seed(3))
