@@ -49,6 +49,8 @@ FLOW = {f"shift {shift}": partial(shifted, shift=shift) for shift in ("1", "3", 
     "UniPC": solver("UniPCMultistepScheduler", prediction_type="flow_prediction", use_flow_sigmas=True),
     "Heun": solver("FlowMatchHeunDiscreteScheduler"),
 }
+GIVEN = {name: FLOW[name] for name in FLOW if name != "Heun"}
+"""Of pipelines that give the sigmas, which diffusers' Heun for flows does not take."""
 NOISE = {
     "DDIM": solver("DDIMScheduler", clip_sample=False),
     "DDIM, clipped": solver("DDIMScheduler", clip_sample=True),
@@ -116,7 +118,7 @@ class Reference(Model):
     def __init__(self, name: str, pictures: int) -> None:
         self._case = CASES[name]
         self.pipe, self.usual = self._case.load(), float(self._case.sampling[self._case.guidance])
-        self.runs = NOISE if name == "shapes-sd" else FLOW
+        self.runs = NOISE if name == "shapes-sd" else GIVEN
         self._captions = [self._case.caption(scene) for scene in self._case.held_out(pictures, seed=SEED)]
 
     def _made(self, steps: int) -> Any:
@@ -231,7 +233,8 @@ def _load(name: str, options: argparse.Namespace) -> Model:
 
 def _cases(name: str, options: argparse.Namespace) -> Iterator[Row]:
     kinds = {"pixel_flux": PIXEL_SHIFTS, "shapes-sd": NOISE, "pixels": NOISE, "flags": NOISE, "cloth": KARRAS}
-    runs = [run for run in kinds.get(name, FLOW) if options.grid or run in RECORD["runs"]]
+    kinds |= {"movements": FLOW}
+    runs = [run for run in kinds.get(name, GIVEN) if options.grid or run in RECORD["runs"]]
     strengths = (1.0, 1.5) if options.grid else RECORD["strengths"]
     guidances = (0.0,) if name == "pixels" else (0.0, *strengths)
     for run, guidance, budget in itertools.product(runs, guidances, BUDGETS if options.grid else RECORD["budgets"]):

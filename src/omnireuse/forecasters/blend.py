@@ -199,7 +199,7 @@ class BlendMemory(PolynomialMemory):
 
 
 class CarefulMemory(BlendMemory):
-    """The same, of a run that corrects. One fit may be luck."""
+    """The same, of a run that is corrected. One fit may be luck."""
 
     _fits = 2
 
