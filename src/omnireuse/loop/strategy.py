@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -196,12 +197,16 @@ class Strategy:
         schedule, target = self.policy.schedule(total, noises) if total else None, self.chosen_target
         if total is None or schedule is None:
             return RunPlan(noises, None, self.forecaster, target)
-        if self.is_free and any(level.is_bounded for level in known):
+        # Solvers that call the model twice at a noise level step along its outputs.
+        is_twice = noises is not None and any(a == b for a, b in pairwise(noises))
+        if self.is_free and (is_twice or any(level.is_bounded for level in known)):
             target = "output"
         places = noises if self.axis == "noise" else None
         if places is not None and self.follows_path and all(level.flow_scale is not None for level in known):
             target = "velocity"
-        forecaster = self.forecaster.for_run(total, tuple(sorted(schedule)), places, target)
+        is_corrected = self.region == "step" and any(level.step is not None for level in known)
+        forecaster = self.forecaster if is_corrected else self.forecaster.uncorrected()
+        forecaster = forecaster.for_run(total, tuple(sorted(schedule)), places, target)
         return RunPlan(noises, schedule, forecaster, target)
 
     @classmethod
