@@ -23,7 +23,7 @@ from omnireuse.hooks.denoisers import device_of, dtype_of
 __all__ = ["Source", "function_named"]
 
 DTYPES = ("bfloat16", "float16", "float32")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class Source:
             with quiet_loading():
                 pipeline = diffusers.DiffusionPipeline.from_pretrained(name, **{key: self._dtype(device)})
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.where}({name!r}): {why_refused(error)}") from error
+            raise ConfigError(f"{self.where}({name!r}): {why_refused(error, name)}") from error
         pipeline.to(device)
         pipeline.set_progress_bar_config(disable=True)
         return pipeline

@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 
 from omnireuse.base.records import check_writable
 from omnireuse.errors import ConfigError, OmniReuseError
+from omnireuse.forecasters.base import Forecaster
 from omnireuse.hooks.denoisers import describe, device_of, dtype_of
 from omnireuse.pipelines import Source
 from omnireuse_lab.compare.harness import Harness, Turn
@@ -103,7 +104,7 @@ def compare_pipeline(
     guidance: float | Sequence[float] = (),
     profiles: Iterable[str | os.PathLike[str]] = (),
     only: Iterable[str] = (),
-    methods: Iterable[Method] = (),
+    methods: Iterable[Method | Forecaster] = (),
     calibration_prompts: Sequence[str] = (),
     seed: int = 0,
     timed: int = 0,
@@ -132,7 +133,8 @@ def compare_pipeline(
         profiles: as `Profile.from_pretrained` takes them; each serves the cases that it was searched at.
         only: methods, families "ours", "peer" and "baseline", or names of backends as `enable` takes them; empty for
             all but the latter.
-        methods: further methods of your own; `only` may name them, so that no others are compared.
+        methods: further methods of your own; `only` may name them, so that no others are compared. A forecaster is
+            compared in the default's place: with `Strategy.default` at several speed-ups, and itself for its forecaster.
         calibration_prompts: prompts for methods that calibrate themselves, none of `prompts`; 24 are enough. Without
             any, those methods are left out, and the results say so.
         seed: of the first prompt's noise; the others count on from it.
