@@ -105,8 +105,9 @@ class Strategy:
     Raises:
         UnknownNameError: a name that does not exist.
         ConfigError: a prediction target or signal that the region does not have; a policy that measures, without a
-            signal, or that decides by what it has not asked to be measured; numbers of blocks out of range or in another region than "tail"; `shared_cfg_decision` in region
-            "step"; a dtype that holds no fractions; a policy with a field that hides a part of `Policy`.
+            signal, or that decides by what it has not asked to be measured; numbers of blocks out of range or in
+            another region than "tail"; `shared_cfg_decision` in region "step"; a dtype that holds no fractions; a
+            policy with a field that hides a part of `Policy`.
     """
 
     policy: Policy

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from omnireuse.errors import ConfigError, OmniReuseError
@@ -173,9 +173,10 @@ def _decided(policy: Policy, figure: str, value: float | None) -> list[bool] | s
     try:
         state = policy.start()
         for step, noise in enumerate(noises):
-            view = StepView(index=step, total=_PROBE, sigma=noise, noise=noise, noises=noises, coordinate=noise, order=1)
-            known = {name: 0.1 for name in ("drift", "error") if getattr(policy, f"needs_{name}")}
-            view = replace(view, **known, **({figure: value} if step else {}))
+            known = {name: 0.1 if getattr(policy, f"needs_{name}") else None for name in ("drift", "error")}
+            drift, missed = ({**known, figure: value} if step else known).values()
+            place: Any = {"sigma": noise, "noise": noise, "noises": noises, "coordinate": noise}
+            view = StepView(index=step, total=_PROBE, drift=drift, error=missed, order=1, **place)
             answers.append(policy.wants_reuse(state, view))
             state = policy.after(state, view, answers[-1] and step > 0)
     except Exception as error:  # whatever a policy raises; it raises it again in a run

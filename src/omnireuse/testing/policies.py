@@ -39,7 +39,8 @@ def check_policy(policy: Policy, *, totals: tuple[int, ...] = TOTALS) -> None:
     Checked: it is a frozen dataclass that is equal to its copy and survives pickle, and no field hides a part of
     `Policy`; `wants_reuse` answers the same when it is asked twice and changes neither policy nor state; a state is
     carried from step to step; any drift and error, also None and non-finite ones, gets an answer; a policy that decides
-    by one of them has asked for it (`needs_drift`, `needs_error`); equal runs get equal answers; a schedule is the steps that are computed.
+    by one of them has asked for it (`needs_drift`, `needs_error`); equal runs get equal answers; a schedule is the
+    steps that are computed.
 
     Args:
         totals: numbers of steps of the runs.

@@ -113,9 +113,7 @@ def test_the_strip_shows_what_a_step_was_and_explains_only_what_it_shows() -> No
     def strip(*shares: float | None) -> str:
         return str(replace(summary, last_run=shares)).splitlines()[1].strip()
 
-    assert strip(1, 0, 0.5, None) == (
-        "latest run: █░▒· (█ computed, ▒ partly computed, ░ forecast, · nothing decided)"
-    )
+    assert strip(1, 0, 0.5, None) == ("latest run: █░▒· (█ computed, ▒ partly computed, ░ forecast, · nothing decided)")
     assert strip(1, 1.0) == "latest run: ██ (█ computed)"
     assert strip(*[1] * 200).startswith("reused")  # a line of a terminal does not hold it
     assert strip().startswith("reused")

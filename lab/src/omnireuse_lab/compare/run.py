@@ -134,7 +134,7 @@ def compare_pipeline(
         only: methods, families "ours", "peer" and "baseline", or names of backends as `enable` takes them; empty for
             all but the latter.
         methods: further methods of your own; `only` may name them, so that no others are compared. A forecaster is
-            compared in the default's place: with `Strategy.default` at several speed-ups, and itself for its forecaster.
+            compared in the default's place: in `Strategy.default` at several speed-ups.
         calibration_prompts: prompts for methods that calibrate themselves, none of `prompts`; 24 are enough. Without
             any, those methods are left out, and the results say so.
         seed: of the first prompt's noise; the others count on from it.

@@ -61,8 +61,8 @@ class Block:
         except KeyError as error:
             if not error.args or error.args[0] in arguments:
                 raise
-            block, hint = type(self.module).__name__, "these are given in the call; the declaration's signal asks for it"
-            raise UnknownNameError(f"argument of {block}", error.args[0], arguments, hint=hint) from error
+            kind, hint = f"argument of {type(self.module).__name__}", "the declaration's signal asks for it"
+            raise UnknownNameError(kind, error.args[0], arguments, hint=hint) from error
 
     def entering(self, arguments: Arguments) -> list[torch.Tensor]:
         """Its streams as they come in: this rank's tokens, where diffusers' context parallelism splits them here."""
