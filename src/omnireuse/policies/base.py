@@ -155,10 +155,8 @@ def unasked(policy: Policy, figures: Sequence[str] = ("drift", "error")) -> str 
         flag = f"needs_{figure}"
         if getattr(policy, flag) or (figure == "drift" and policy.signal is not None):
             continue
-        without = _decided(policy, figure, None)
-        if without == _decided(policy, figure, None) and any(
-            isinstance(known := _decided(policy, figure, value), list) and known != without for value in (0.0, 9.0)
-        ):
+        without, again, *known = (_decided(policy, figure, value) for value in (None, None, 0.0, 9.0))
+        if without == again and any(isinstance(each, list) and each != without for each in known):
             return (
                 f"{type(policy).__name__} decides by view.{figure}, which is None unless {flag} is True; write "
                 f"{flag} = True in the class"

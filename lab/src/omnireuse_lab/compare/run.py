@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from rich.console import Console
 from tqdm.auto import tqdm
 
+import omnireuse
 from omnireuse.base.records import check_writable
 from omnireuse.errors import ConfigError, OmniReuseError
-from omnireuse.forecasters.base import Forecaster
 from omnireuse.hooks.denoisers import describe, device_of, dtype_of
 from omnireuse.pipelines import Source
 from omnireuse_lab.compare.harness import Harness, Turn
@@ -104,7 +104,7 @@ def compare_pipeline(
     guidance: float | Sequence[float] = (),
     profiles: Iterable[str | os.PathLike[str]] = (),
     only: Iterable[str] = (),
-    methods: Iterable[Method | Forecaster] = (),
+    methods: Iterable[Method | omnireuse.Forecaster] = (),
     calibration_prompts: Sequence[str] = (),
     seed: int = 0,
     timed: int = 0,

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from omnireuse.base.validation import counted
 from omnireuse_lab.closeness import Mean
 from omnireuse_lab.front import answers, front, is_noise, leading
 from omnireuse_lab.record import Case, Point
@@ -26,9 +25,8 @@ def case_table(case: Case) -> Table:
         "; speed-ups: median of the timed prompts (lowest–highest), each the fastest of 3 repeats" if timed else ""
     )
     if beaten:
-        is_are = f"{counted(beaten, 'setting')} {'is' if beaten == 1 else 'are'}"
-        table.caption += f"; {is_are} not shown, because another of the same method is as good with as few steps: the "
-        table.caption += "page named below shows all"
+        why = "as another setting of the method is as good with as few steps"
+        table.caption += f"; not shown: {beaten}, {why}; the page named below shows all"
     table.add_column("", width=1)
     table.add_column("method and settings", ratio=1, overflow="fold")
     for heading in ("steps", "PSNR, dB", "SSIM", *case.full.scores, *(["speed-up"] if timed else []), "kept, KiB"):

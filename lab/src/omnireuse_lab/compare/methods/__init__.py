@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import omnireuse
 from omnireuse.base.extras import check_extra, has_extra
 from omnireuse.base.registry import Registry
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
-from omnireuse.forecasters.base import Forecaster
 from omnireuse.pipelines import object_named
 from omnireuse_lab.compare.methods.base import Method
 from omnireuse_lab.compare.methods.baselines import BASELINES
@@ -64,12 +64,12 @@ def chosen_methods(
     return [*chosen, *own]
 
 
-def own_methods(methods: Iterable[Method | Forecaster]) -> list[Method]:
+def own_methods(methods: Iterable[Method | omnireuse.Forecaster]) -> list[Method]:
     """These methods, and a method for each forecaster, which runs in the default's place. Their figures are measured
     again if the file of the method or of the forecaster's class has changed."""
     taken, found = {method.name: key for key, method in METHODS.items()}, []
     for given in methods:
-        method = forecaster_method(given) if isinstance(given, Forecaster) else given
+        method = forecaster_method(given) if isinstance(given, omnireuse.Forecaster) else given
         if not isinstance(method, Method):
             raise WrongTypeError(
                 "compare(methods=…): methods must hold objects of omnireuse_lab.Method or forecasters, got "
@@ -88,12 +88,12 @@ def own_methods(methods: Iterable[Method | Forecaster]) -> list[Method]:
     return found
 
 
-def method_named(name: str) -> Method | Forecaster:
+def method_named(name: str) -> Method | omnireuse.Forecaster:
     """The method or forecaster that ``package:object`` names; a forecaster's class stands for one with its defaults."""
     found = object_named(name, "compare(--method")
-    if isinstance(found, type) and issubclass(found, Forecaster):
+    if isinstance(found, type) and issubclass(found, omnireuse.Forecaster):
         return found()
-    if not isinstance(found, (Method, Forecaster)):
+    if not isinstance(found, (Method, omnireuse.Forecaster)):
         raise ConfigError(f"compare(--method={name!r}): must name a Method or a Forecaster, got {type(found).__name__}")
     return found
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import omnireuse
-from omnireuse.forecasters.base import Forecaster
 from omnireuse_lab.compare.methods.base import Method, Setting, Subject, call_text, reuse
 from omnireuse_lab.compare.workload import GUIDANCE, Workload
 
@@ -61,7 +60,7 @@ _GRIDS: dict[str, tuple[str, Callable[[Subject], Iterable[Setting]]]] = {
 OURS = tuple(Method(key=key, name=f"omnireuse{name}", family="ours", grid=grid) for key, (name, grid) in _GRIDS.items())
 
 
-def forecaster_method(forecaster: Forecaster) -> Method:
+def forecaster_method(forecaster: omnireuse.Forecaster) -> Method:
     """A forecaster in the default's place: the default's schedule at every speed-up of the methods "default" and
     "speedup", so that the forecasters alone differ."""
     name = type(forecaster).__name__
