@@ -99,7 +99,7 @@ def enable(
         enable(pipe)                                       # the default: half of the steps, at least 12
         enable(pipe, speedup=2.5)                          # a target; or computed_steps, quality, tolerance, profile
         enable(pipe, "tea_cache", rel_l1_thresh=0.2)       # a cache backend with its options
-        enable(pipe, policy="fixed", forecaster="blend")   # the main axes of a strategy; all: enable(pipe, Strategy(…))
+        enable(pipe, Strategy.default(speedup=2))          # a strategy: the default without tuning, or one of your own
 
     Args:
         pipeline: any diffusers pipeline with a `transformer`, `unet`, `prior` or `decoder`.

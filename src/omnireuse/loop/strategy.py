@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from omnireuse.base.validation import check_at_least, field_error
-from omnireuse.errors import UnknownNameError, WrongTypeError
+from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
 from omnireuse.forecasters.base import Forecaster, Memory
 from omnireuse.forecasters.blend import Blend
 from omnireuse.forecasters.hold import Hold
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.signals import SIGNALS
-from omnireuse.policies.base import Policy, check_reserved_names
+from omnireuse.policies.base import Policy, check_reserved_names, unasked
 from omnireuse.policies.spread import SHORT_RUN, SPREAD, Spread
 
 __all__ = ["AXES", "PREDICTION_TARGETS", "REGIONS", "Region", "Strategy", "WholeRegion"]
@@ -106,8 +106,9 @@ class Strategy:
     Raises:
         UnknownNameError: a name that does not exist.
         ConfigError: a prediction target or signal that the region does not have; a policy that measures, without a
-            signal; numbers of blocks out of range or in another region than "tail"; `shared_cfg_decision` in region
-            "step"; a dtype that holds no fractions; a policy with a field that hides a part of `Policy`.
+            signal, or that decides by what it has not asked to be measured; numbers of blocks out of range or in
+            another region than "tail"; `shared_cfg_decision` in region "step"; a dtype that holds no fractions; a
+            policy with a field that hides a part of `Policy`.
     """
 
     policy: Policy
@@ -169,6 +170,9 @@ class Strategy:
             raise field_error(
                 self, "signal", f"not be 'none' with a policy that measures ({type(self.policy).__name__})"
             )
+        unmeasured = [*(["drift"] if self.chosen_signal == "none" else []), *([] if self.measure_errors else ["error"])]
+        if (missing := unasked(self.policy, unmeasured)) is not None:
+            raise ConfigError(f"Strategy(policy={self.policy!r}): {missing}")
         if self.max_consecutive is not None:
             check_at_least(self, "max_consecutive", 1)
         if self.shared_cfg_decision and self.region == "step":

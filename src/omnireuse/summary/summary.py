@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -163,8 +164,9 @@ class Summary:
         return self.step_ratio > 1 and self.mean_error is not None and self.mean_error > BEYOND
 
     def __str__(self) -> str:
-        """A few lines for a person."""
-        return f"{self.name}: " + "\n  ".join(summary_lines(self))
+        """A few lines for a person; the second is a strip of the steps of the latest run."""
+        first, *others = summary_lines(self)
+        return f"{self.name}: " + "\n  ".join((first, *_strip(self.last_run), *others))
 
     def __repr__(self) -> str:
         share = share_of_steps(self) if self.mean_steps else "no whole run"
@@ -212,12 +214,6 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         f"a decision and its forecast took {summary.host_seconds * 1e3:.3f} ms; values kept for forecasts took "
         f"{summary.kept_bytes / 2**20:.2f} MiB at most"
     )
-    if summary.mean_error is not None:
-        yield (
-            "computed steps show how far forecasts for them would have been off: "
-            f"{summary.mean_error:.1%} on average\n"
-            "    (the computed values were used, so this is not the error of the result)"
-        )
     if summary.is_beyond:
         yield (
             "this budget is beyond what forecasts can do here: expect little more than "
@@ -238,6 +234,27 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         yield str(summary.tuning)
     if summary.promise is not None:
         yield str(summary.promise)
+
+
+LONGEST_STRIP = 120
+"""Steps of the longest run that a line of text shows."""
+_BOXES = {"computed": "█#", "partly computed": "▒+", "forecast": "░.", "nothing decided": "·_"}
+"""What a step was, and the character for it: first that of a terminal, then one that every stream can show."""
+
+
+def _strip(shares: Sequence[float | None]) -> Iterator[str]:
+    """The steps of a run as a line of one character each, with a legend; none for a run without steps or too long."""
+    if not 0 < len(shares) <= LONGEST_STRIP:
+        return
+    words: dict[float | None, str] = {None: "nothing decided", 0: "forecast", 1: "computed"}
+    kinds = [words.get(share, "partly computed") for share in shares]
+    try:
+        "█▒░·".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+        place = 0
+    except (UnicodeEncodeError, LookupError):
+        place = 1
+    legend = ", ".join(f"{box[place]} {kind}" for kind, box in _BOXES.items() if kind in kinds)
+    yield f"latest run: {''.join(_BOXES[kind][place] for kind in kinds)} ({legend})"
 
 
 def _reasons(summary: Summary, action: str) -> Iterator[str]:

@@ -25,7 +25,7 @@ from omnireuse.profiles.profile import HEAD, Profile
 from omnireuse.stores.redis import RedisTier
 from omnireuse.tuning.configuration import Configuration
 
-__all__ = ["DIRECTORY", "SHARED", "Store", "folder", "read_plans"]
+__all__ = ["DIRECTORY", "SHARED", "Store", "folder", "read_kept", "read_plans"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -106,7 +106,12 @@ def _kept(
 
 
 def read_plans(data: bytes | str, digest: str, place: str) -> Profile:
-    """The plans in a file's content.
+    """The plans in a file's content; arguments and errors are those of `read_kept`."""
+    return read_kept(data, digest, place)[0]
+
+
+def read_kept(data: bytes | str, digest: str, place: str) -> tuple[Profile, Configuration]:
+    """The plans in a file's content, and the runs that they are for.
 
     Args:
         digest: of the configuration that they must belong to.
@@ -127,7 +132,7 @@ def read_plans(data: bytes | str, digest: str, place: str) -> Profile:
             plan.strategy(profile.coordinates)
         except ConfigError as error:
             raise ConfigError(f"{place}: plans[{count}] cannot be followed ({error}); {UNUSED}") from error
-    return profile
+    return profile, configuration
 
 
 def folder() -> Path:
