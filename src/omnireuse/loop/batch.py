@@ -309,6 +309,5 @@ def _grouped(works: Iterable[_T], key: Callable[[_T], Hashable]) -> list[list[_T
 
 def _form(combination: Combination) -> Hashable:
     value = combination.values[0]
-    shown = tuple(each.shape for each in combination.evidence)
-    sizes = (len(combination.values), len(combination.table), combination.mix, shown)
+    sizes = (len(combination.values), len(combination.table), combination.mix)
     return (value.shape, value.dtype, value.device, *sizes)
