@@ -263,6 +263,27 @@ class Store:
         """The files of all plans, by name."""
         return sorted(self.path.glob("*.json")) if self.path.is_dir() else []
 
+    def near(self, configuration: Configuration) -> str:
+        """For which arguments of the same pipeline a plan is kept where this configuration has others, in words; of the
+        plans with the fewest such differences. Empty where there are none."""
+        own, found = (
+            {**configuration.call, "num_inference_steps": str(len(configuration.noises))},
+            list[dict[str, str]](),
+        )
+        for file in self.files():
+            try:
+                other = msgspec.convert(msgspec.json.decode(file.read_bytes())["configuration"], Configuration)
+            except (OSError, LookupError, TypeError, msgspec.MsgspecError):
+                continue  # what is damaged is said where it is used
+            if other.conditions == configuration.conditions:
+                call = {**other.call, "num_inference_steps": str(len(other.noises))}
+                found.append({name: call.get(name, "nothing") for name in own if call.get(name) != own[name]})
+        unlike = min(filter(None, found), key=len, default=None)
+        if unlike is None:
+            return ""
+        kept, here = (", ".join(f"{name}={each[name]}" for name in unlike) for each in (unlike, own))
+        return f"a plan is kept for {kept}, and this call has {here}"
+
     def clear(self) -> int:
         """Delete all plans; return how many there were."""
         files = self.files()
