@@ -28,6 +28,7 @@ class Tuning:
         path: file that keeps the plan; None where it is in memory only.
         computes_all: whether every step computes where the state is "off" or "failed", as for a quality.
         reason: why the state is as it is, in a sentence.
+        is_sure: whether a plan will serve once all are measured; else one that is close enough, if there is one.
         near: other arguments that have a plan already, while these are measured, in words; empty without any.
     """
 
@@ -39,6 +40,7 @@ class Tuning:
     path: str | None = None
     computes_all: bool = False
     reason: str = ""
+    is_sure: bool = True
     near: str = ""
 
     def __str__(self) -> str:
@@ -49,7 +51,8 @@ class Tuning:
             if is_next and self.reason != BEGINS:
                 serves = "every step computes" if self.computes_all else "the untuned default serves"
                 return f"measuring: {computed}; {serves} until plans are tried: {self.reason}"
-            return f"measuring: {computed}; reuse begins with the {begins}{self.near and f' ({self.near})'}"
+            unsure = "" if self.is_sure else " if a plan is close enough"
+            return f"measuring: {computed}; reuse begins with the {begins}{unsure}{self.near and f' ({self.near})'}"
         if self.state == "off":
             return f"tuning is off{', and every step computes' if self.computes_all else ''}: {self.reason}"
         if self.state == "failed":

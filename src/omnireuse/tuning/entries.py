@@ -106,7 +106,8 @@ class Entries:
     def _new(self, key: tuple[str, int], configuration: Configuration, budget: Budget) -> Entry:
         computes_all = budget.quality is not None
         wanted = budget.pictures(self.pictures)
-        tuning = Tuning(state="measuring", wanted=wanted, computes_all=computes_all, reason=BEGINS)
+        is_sure = budget.reuses and not budget.aim
+        tuning = Tuning(state="measuring", wanted=wanted, computes_all=computes_all, reason=BEGINS, is_sure=is_sure)
         entry = Entry(configuration, budget, tuning, pace=self._ledger.pace)
         found = self._agreement.of_first(lambda: self._found(entry))
         if found.passed_by:
