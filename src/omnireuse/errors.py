@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 __all__ = [
@@ -44,7 +44,33 @@ class OmniReuseError(Exception):
 
 
 class ConfigError(OmniReuseError, ValueError):
-    """A value that a user gave cannot work."""
+    """A value that a user gave cannot work.
+
+    Attributes:
+        about: where, field, value, must and do of the message, if it is about one field; else None.
+    """
+
+    about: tuple[str, str, str, str, str] | None = None
+
+    @classmethod
+    def of_field(cls, where: str, field: str, value: str, must: str, do: str = "") -> ConfigError:
+        """The error *where(field=value): field must …, got value; do*."""
+        error = cls(f"{where}({field}={value}): {field} must {must}, got {value}" + (f"; {do}" if do else ""))
+        error.about = (where, field, value, must, do)
+        return error
+
+    def told_of(self, where: str, names: Mapping[str, str], do: str = "") -> ConfigError:
+        """The same error about the argument that the user gave; this one if it is about no field.
+
+        Args:
+            where: the user gave it.
+            names: the user's name of a field, if it is another one.
+            do: what to do, if the error does not say it.
+        """
+        if self.about is None:
+            return self
+        _, field, value, must, known = self.about
+        return self.of_field(where, names.get(field, field), value, must, known or do)
 
 
 class UnknownNameError(ConfigError):

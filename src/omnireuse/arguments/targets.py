@@ -19,8 +19,8 @@ from omnireuse.hooks.denoisers import denoisers_of, model_name
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies.base import Policy
 from omnireuse.policies.error_control import ErrorControl
+from omnireuse.policies.fixed import Steps
 from omnireuse.policies.spread import Spread
-from omnireuse.policies.steps import Steps
 from omnireuse.profiles.guidance import Calibrated, Choice
 from omnireuse.profiles.profile import Profile, profile_for
 
@@ -66,7 +66,7 @@ def strategy_of(policy: Policy | str, forecaster: Forecaster | str = "hold", **c
     return Strategy(policy=policy, forecaster=forecaster, **choices)
 
 
-def check_targets(**targets: object) -> None:
+def check_targets(place: str = "enable", /, **targets: object) -> None:
     """Refuse a target that is no number or out of range. None is no target.
 
     Raises:
@@ -79,14 +79,14 @@ def check_targets(**targets: object) -> None:
         must, is_in_range = _TARGETS[name]
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise WrongTypeError(
-                f"enable({name}={value!r:.60}): {name} must be {must}, got {kind_of(value)}{as_number(name, value)}"
+                f"{place}({name}={value!r:.60}): {name} must be {must}, got {kind_of(value)}{as_number(name, value)}"
             )
         try:
             is_right = math.isfinite(value) and is_in_range(float(value))
         except OverflowError:  # a whole number that no float holds
             is_right = False
         if not is_right:
-            raise ConfigError(f"enable({name}={value!r:.60}): {name} must be {must}, got {value!r:.60}")
+            raise ConfigError(f"{place}({name}={value!r:.60}): {name} must be {must}, got {value!r:.60}")
 
 
 def strategy_for(
@@ -99,6 +99,7 @@ def strategy_for(
     quality: float | None = None,
     tolerance: float | None = None,
     untuned: Callable[[str], str] = lambda _: "no engine tunes for it",
+    place: str = "enable",
 ) -> Choice:
     """The strategy for one target; the default without any.
 
@@ -107,6 +108,7 @@ def strategy_for(
             the strategy keeps its region unless one is given.
         region: "step" or "call"; None for the one that serves the pipeline.
         untuned: from a region to why pictures are not measured there, in words; empty where they are.
+        place: where the target was given, for errors.
 
     Raises:
         ConfigError: two targets are given, no strategy reaches the target, or a quality has no profile and no tuning.
@@ -117,12 +119,12 @@ def strategy_for(
     if tolerance is not None and profile is not None:
         given.append("profile")
     if len(given) > 1:
-        raise ConfigError(f"enable: give one of {given[0]} and {given[1]}, not both")
+        raise ConfigError(f"{place}: give one of {given[0]} and {given[1]}, not both")
     if profile is None and quality is not None:
         strategy = in_fitting_region(Strategy(policy=Spread(speedup=1.0), forecaster=Blend()), pipeline, region)
         if why := untuned(strategy.region):
             raise ConfigError(
-                f"enable(quality={quality!r}): a quality can only be promised by a profile of this pipeline, or be "
+                f"{place}(quality={quality!r}): a quality can only be promised by a profile of this pipeline, or be "
                 f"expected of tuning, which is off ({why}); give profile=, which omnireuse.calibrate makes, or "
                 "tolerance=, the share of the final latents that reuse may change, which needs neither"
             )
@@ -130,7 +132,7 @@ def strategy_for(
     if computed_steps == 1:
         without = " without a profile" if profile is None else ""
         raise ConfigError(
-            f"enable(computed_steps=1): computed_steps must be at least 2{without}, got 1; all other steps would be "
+            f"{place}(computed_steps=1): computed_steps must be at least 2{without}, got 1; all other steps would be "
             "like the first"
         )
     computed_steps = None if computed_steps is None else int(computed_steps)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
@@ -16,7 +15,7 @@ from omnireuse.arguments.targets import check_targets, strategy_for
 from omnireuse.arguments.tune import check_tune
 from omnireuse.base.validation import is_number
 from omnireuse.enabling import enable
-from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
+from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
 from omnireuse.loop.strategy import Strategy
 from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.policies.spread import nearest
@@ -108,8 +107,7 @@ class RequestSettings:
             if name not in TARGETS:
                 raise UnknownNameError(f"setting of a request's {KEY!r}:", str(name)[:60], TARGETS)
         _refuse_null(given, place=KEY)
-        with _blamed_on(KEY):
-            check_targets(**given)
+        check_targets(KEY, **given)
         if len(given) > 1:
             raise ConfigError(f"{KEY}={dict(given)!r:.120}: {KEY} must have one target, got {len(given)}")
         return cls(targets=tuple((name, int(x) if name == "computed_steps" else x) for name, x in given.items()))
@@ -137,8 +135,7 @@ class ServerSettings:
                 raise UnknownNameError(f"option of {place} for omnireuse", name, known)
         _refuse_null({name: value for name, value in options.items() if name not in cache}, place=place)
         self.options, self.place = dict(options), place
-        with _blamed_on(place):
-            check_targets(**{name: self.options.get(name) for name in TARGETS})
+        check_targets(place, **{name: self.options.get(name) for name in TARGETS})
         self.default, self._max_speedup, self._targets = (self.options.pop(name, None) for name in LIMITS)
         self._check_limits()
         self.tune: bool | int | None = self.options.pop("tune", None)
@@ -256,8 +253,8 @@ class ServerSettings:
             with enable(pipeline, **arguments) as handle:
                 return RequestPlan(handle.strategy, handle.name)
         wanted: dict[str, Any] = {name: arguments.get(name) for name in (*TARGETS, "profile")}
-        with _blamed_on(KEY if request.targets else self.place):
-            chosen = strategy_for(pipeline, region=region, **wanted)
+        place = KEY if request.targets else self.place
+        chosen = strategy_for(pipeline, region=region, place=place, **wanted)
         return RequestPlan(chosen.strategy, chosen.name, chosen.promise)
 
 
@@ -287,14 +284,3 @@ def _refuse_unreachable(name: str, value: float, steps: int) -> None:
             f"{KEY}(computed_steps={value:g}): computed_steps must be at most the {steps} steps of the run, got "
             f"{value:g}; ask for fewer to reuse some"
         )
-
-
-@contextmanager
-def _blamed_on(place: str) -> Iterator[None]:
-    """Name the place where settings were written down in errors of arguments of `enable`."""
-    try:
-        yield
-    except OmniReuseError as error:
-        if not str(error).startswith("enable("):
-            raise
-        raise type(error)(place + str(error).removeprefix("enable")) from None

@@ -233,7 +233,7 @@ def enable_step_cache(
         UnknownNameError: this cache does not read an option.
         StateError: the profile belongs to another pipeline, or reuse is enabled on this one.
     """
-    with _words_of_enable({"DiffusionCacheConfig(": "enable("}, options):
+    with _told_of_enable({}, options):
         config = config_of(name, options)
         if profile is not None:
             config = config_of(name, {**profile_for(pipeline, profile).options_for(name), **options})
@@ -253,8 +253,8 @@ def open_step_cache(name: str, config: DiffusionCacheConfig, pipeline: Any, agre
     _check_serves(name, pipeline)
     region = None if cache.region is None else cache.region(config, agreement)
     strategy = cache.strategy(config, pipeline)
-    own = {"Strategy(": "enable(", "first_blocks": "Fn_compute_blocks", "last_blocks": "Bn_compute_blocks"}
-    with _words_of_enable(own):
+    names = {"first_blocks": "Fn_compute_blocks", "last_blocks": "Bn_compute_blocks"}
+    with _told_of_enable(names, {}):
         handle = Handle(pipeline, strategy, name=name, region=region, agreement=agreement)
     if config.num_inference_steps is not None:
         handle.expect(config.num_inference_steps)
@@ -262,18 +262,15 @@ def open_step_cache(name: str, config: DiffusionCacheConfig, pipeline: Any, agre
 
 
 @contextmanager
-def _words_of_enable(words: Mapping[str, str], options: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Raise errors on options in the words of `enable`, with a number for a text that means one."""
+def _told_of_enable(names: Mapping[str, str], options: Mapping[str, Any]) -> Iterator[None]:
+    """Raise errors about fields as errors about arguments of `enable`, with the number that a text means."""
     try:
         yield
     except ConfigError as error:
-        if type(error) is not ConfigError:
+        if error.about is None:
             raise
-        text = str(error)
-        for inner, given in words.items():
-            text = text.replace(inner, given)
-        hints = (as_number(name, value) for name, value in (options or {}).items() if f"({name}=" in text)
-        raise ConfigError(text + next(hints, "")) from error
+        field = error.about[1]
+        raise error.told_of("enable", names, as_number(field, options.get(field)).removeprefix("; ")) from error
 
 
 def _check_serves(name: str, pipeline: Any) -> None:

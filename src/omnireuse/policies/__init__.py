@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from omnireuse.base.registry import Registry
 from omnireuse.errors import UnknownNameError
-from omnireuse.policies.accumulated import EasyCache, SeaCache
 from omnireuse.policies.base import Policy
+from omnireuse.policies.by_change import EasyCache, ResidualDiff, SeaCache, TeaCache
 from omnireuse.policies.error_control import ErrorControl
-from omnireuse.policies.every_nth import EveryNth
+from omnireuse.policies.fixed import EveryNth, Never, StepMask, Steps, scm_mask
 from omnireuse.policies.mag_cache import MagCache
-from omnireuse.policies.never import Never
-from omnireuse.policies.residual_diff import ResidualDiff
 from omnireuse.policies.spread import Spread
-from omnireuse.policies.step_mask import StepMask, scm_mask
-from omnireuse.policies.steps import Steps
-from omnireuse.policies.tea_cache import TeaCache
 
 __all__ = [
     "POLICIES",

@@ -85,7 +85,7 @@ print(script["table_of"](STEP_CACHES), script["types_of"](DiffusionCacheConfig))
 def test_a_new_option_is_one_line(tmp_path: Path) -> None:
     """A copy of the package with one line more knows the option everywhere."""
     copy = shutil.copytree(TOP / "src" / "omnireuse", tmp_path / "omnireuse", ignore=shutil.ignore_patterns("*.pyc"))
-    data = copy / "diffusion" / "data.py"
+    data = copy / "named" / "options.py"
     before = data.read_text(encoding="utf-8")
     after = re.sub(r"(?<=EasyCache.warmup\n)", "    easy_patience: Count = 7\n", before, count=1)
     assert after.count("\n") == before.count("\n") + 1

@@ -14,8 +14,8 @@ from omnireuse import EveryNth, Never, Spread, Steps, TeaCache
 from omnireuse.errors import ConfigError, StateError, UnknownNameError
 from omnireuse.policies import policy_named
 from omnireuse.policies.base import Policy, StepView
+from omnireuse.policies.by_change import TeaCacheState
 from omnireuse.policies.spread import spread_by_noise
-from omnireuse.policies.tea_cache import TeaCacheState
 
 totals = st.integers(1, 200)
 

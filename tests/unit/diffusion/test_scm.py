@@ -14,7 +14,7 @@ from omnireuse import Never, ResidualDiff, StepMask, Steps
 from omnireuse.diffusion.cache.selector import get_cache_backend
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
 from omnireuse.policies.base import StepView
-from omnireuse.policies.step_mask import SCHEDULES, scm_mask
+from omnireuse.policies.fixed import SCHEDULES, scm_mask
 from tests.helpers.tiny import Tiny
 
 AT_28 = {

@@ -83,3 +83,22 @@ def test_beside_the_product_alone_the_figures_are_written_and_the_plot_is_not(
     assert main(["replay", str(trace), "--out", str(tmp_path / "out")]) == 0
     assert "no hit_ratio.png, as matplotlib is not installed" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["replay.json"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--seed", "1"], "replay(--seed 1): --seed must come with --make, got no --make"),
+        (
+            ["--make", "zipf", "--out", "o"],
+            "replay(--out o): --out must not come with --make, which replays nothing, got",
+        ),
+        (["--make", "zip"], "unknown kind of trace 'zip'; did you mean 'zipf'?"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(tmp_path / "trace.csv"), *options]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

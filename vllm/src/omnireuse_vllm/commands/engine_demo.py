@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from omnireuse.cli.options import Quiet, Verbose
-from omnireuse_vllm.engine_demo.config import EngineDemoConfig
 
 __all__ = ["EXAMPLES", "run"]
 
@@ -17,17 +16,15 @@ EXAMPLES = """Examples:
 $ omnireuse engine-demo
 $ omnireuse engine-demo --users 6 --turns 3 --blocks 40"""
 
-USUAL = EngineDemoConfig()
-
 
 def run(
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = USUAL.out,
-    users: Annotated[int, typer.Option(help="Conversations side by side.")] = USUAL.users,
-    turns: Annotated[int, typer.Option(help="Questions of each user.")] = USUAL.turns,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("out/engine-demo"),
+    users: Annotated[int, typer.Option(min=1, help="Conversations side by side.")] = 5,
+    turns: Annotated[int, typer.Option(min=1, help="Questions of each user.")] = 4,
     blocks: Annotated[
-        int, typer.Option(help="Blocks of the KV cache; with few of them, requests are preempted.")
-    ] = USUAL.blocks,
-    seed: Annotated[int, typer.Option(help="Seed of what is said and shown.")] = USUAL.seed,
+        int, typer.Option(min=1, help="Blocks of the KV cache; with few of them, requests are preempted.")
+    ] = 36,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of what is said and shown.")] = 0,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
@@ -35,7 +32,7 @@ def run(
 
     The outputs must be the same: the exit status is 1 if they differ.
     """
-    config = EngineDemoConfig(out=out, users=users, turns=turns, blocks=blocks, seed=seed)
     from omnireuse_vllm.engine_demo.command import run_engine_demo
 
-    return 0 if run_engine_demo(config, Console()).identical else 1
+    made = run_engine_demo(Console(), out=out, users=users, turns=turns, num_blocks=blocks, seed=seed)
+    return 0 if made.identical else 1

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from omnireuse.cli.options import Quiet, Verbose, whole_numbers
-from omnireuse_vllm.replay.config import ReplayConfig
+from omnireuse.errors import ConfigError
 
 __all__ = ["EXAMPLES", "run"]
 
@@ -48,8 +48,25 @@ def run(
     Shows the hit ratio beside those of LRU and of the best possible policy.
     With --make, a trace is written instead.
     """
-    config = ReplayConfig(trace=trace, capacity=capacity, out=out, make=make, accesses=accesses, seed=seed, size=size)
-    from omnireuse_vllm.replay.command import run_replay
+    unread: dict[str, Any] = {"accesses": accesses, "seed": seed, "size": size}
+    must, got = "come with --make", "no --make"
+    if make is not None:
+        unread = {"capacity": capacity, "out": out}
+        must, got = "not come with --make, which replays nothing", f"--make {make}"
+    for name, value in unread.items():
+        if value is not None:
+            raise ConfigError(f"replay(--{name} {value}): --{name} must {must}, got {got}")
+    from omnireuse_vllm.replay.command import run_make, run_replay
 
-    run_replay(config, Console())
+    if make is None:
+        run_replay(trace, Console(), capacities=capacity, out=out or Path("out/replay"))
+    else:
+        run_make(
+            trace,
+            Console(),
+            kind=make,
+            num_accesses=20_000 if accesses is None else accesses,
+            seed=seed or 0,
+            size=size,
+        )
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,29 +16,36 @@ from omnireuse.base.terminal import notes, progress_bar
 from omnireuse_vllm.engine import Engine, EngineConfig, Result, TinyOmniModel
 from omnireuse_vllm.engine.conversation import Conversation, converse, made_up_conversations
 from omnireuse_vllm.engine.request import largest_difference
-from omnireuse_vllm.engine_demo.config import EngineDemoConfig
 from omnireuse_vllm.engine_demo.record import EngineComparison, EngineRun, write_comparison
 from omnireuse_vllm.pictures import write_picture
 
 __all__ = ["compare_engines", "comparison_table", "run_engine_demo"]
 
 
-def run_engine_demo(config: EngineDemoConfig, console: Console) -> EngineComparison:
-    """Serve the conversations with the caches off and on; write ``engine.json`` and ``timeline.png`` to `config.out`.
+def run_engine_demo(
+    console: Console, *, out: Path, users: int, turns: int, num_blocks: int, seed: int
+) -> EngineComparison:
+    """Serve conversations with the caches off and on; write ``engine.json`` and ``timeline.png`` to the folder `out`.
+
+    Args:
+        users: conversations side by side, ≥ 1.
+        turns: questions of each user, ≥ 1.
+        num_blocks: blocks of 16 tokens of the KV cache; fewer than the conversations need make preemptions.
+        seed: decides what is said and shown.
 
     Raises:
-        ConfigError: a conversation does not fit in `config.blocks`.
+        ConfigError: a conversation does not fit in `num_blocks`.
     """
-    results, picture = config.out / "engine.json", config.out / "timeline.png"
+    results, picture = out / "engine.json", out / "timeline.png"
     check_writable(results)
     with notes.status("building the tiny omni model"):
         model = TinyOmniModel(seed=0)
-    talks = made_up_conversations(model, users=config.users, turns=config.turns, seed=config.seed)
+    talks = made_up_conversations(model, users=users, turns=turns, seed=seed)
     columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with progress_bar(*columns) as progress:
-        bar = progress.add_task("serving", total=2 * config.users * config.turns)
+        bar = progress.add_task("serving", total=2 * users * turns)
         comparison = compare_engines(
-            model, talks, num_blocks=config.blocks,
+            model, talks, num_blocks=num_blocks,
             advance=lambda name: progress.update(bar, advance=1, description=name),
         )  # fmt: skip
     console.print(comparison_table(comparison))

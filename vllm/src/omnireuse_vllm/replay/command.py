@@ -16,38 +16,41 @@ from rich.table import Table
 from omnireuse.base.records import check_writable
 from omnireuse.base.terminal import progress_bar
 from omnireuse_vllm.pictures import write_picture
-from omnireuse_vllm.replay.config import ReplayConfig
 from omnireuse_vllm.replay.generate import make_trace
 from omnireuse_vllm.replay.run import BOUND, LRU, Score, default_capacities, has_equal_sizes, replay
 from omnireuse_vllm.replay.traces import Access, read_trace, requests_of, write_trace
 
-__all__ = ["bound_in_words", "run_replay", "scores_tables"]
+__all__ = ["bound_in_words", "run_make", "run_replay", "scores_tables"]
 
 WIDTH = 80
 """Columns of the terminal that a table fits."""
 
 
-def run_replay(config: ReplayConfig, console: Console) -> None:
-    """Replay `config.trace` and write ``replay.json`` and ``hit_ratio.png`` to `config.out`; or make the trace.
+def run_make(path: Path, console: Console, *, kind: str, num_accesses: int, seed: int, size: int | None) -> None:
+    """Write a trace to `path`; the rest as `make_trace`."""
+    made = make_trace(kind, num_accesses=num_accesses, seed=seed, size=size)
+    write_trace(made, path)
+    console.print(f"wrote {path}: {describe(made)}", highlight=False, soft_wrap=True)
+
+
+def run_replay(path: Path, console: Console, *, capacities: Sequence[int] | None, out: Path) -> None:
+    """Replay the trace of a file, and write ``replay.json`` and ``hit_ratio.png`` to the folder `out`.
+
+    Args:
+        path: of the trace, see `omnireuse_vllm.replay.traces`.
+        capacities: in embeddings, one replay each; None for shares of the trace's own items.
 
     Raises:
-        ConfigError, UnknownNameError: the trace, a capacity or the kind to make cannot be.
+        ConfigError: the trace or a capacity cannot be.
     """
-    if config.make is not None:
-        accesses = 20_000 if config.accesses is None else config.accesses
-        made = make_trace(config.make, num_accesses=accesses, seed=config.seed or 0, size=config.size)
-        write_trace(made, config.trace)
-        console.print(f"wrote {config.trace}: {describe(made)}", highlight=False, soft_wrap=True)
-        return
-    trace = read_trace(config.trace)
-    out = config.out or Path("out/replay")
+    trace = read_trace(path)
     results, picture = out / "replay.json", out / "hit_ratio.png"
     check_writable(results)
-    capacities = config.capacity or default_capacities(trace)
+    capacities = capacities or default_capacities(trace)
     with progress_bar(*Progress.get_default_columns()) as progress:
         bar = progress.add_task("replay", total=len(capacities))
         scores = replay(trace, capacities=capacities, advance=lambda: progress.update(bar, advance=1))
-    console.print(f"{config.trace.name}: {describe(trace)}", highlight=False, soft_wrap=True)
+    console.print(f"{path.name}: {describe(trace)}", highlight=False, soft_wrap=True)
     saved = "embeddings" if trace[0].cost is None else "encode time"
     for table in (
         *scores_tables("hit ratio", scores, lambda score: score.hit_ratio),
@@ -59,13 +62,13 @@ def run_replay(config: ReplayConfig, console: Console) -> None:
         refused = max(score.num_refused for score in scores if score.capacity == capacity)
         if refused:
             console.print(f"[yellow]no room:[/] up to {refused:,} outputs were not kept at capacity {capacity:,}")
-    record = {"trace": config.trace.name, **facts(trace), "bound": bound_in_words(trace)}
+    record = {"trace": path.name, **facts(trace), "bound": bound_in_words(trace)}
     results.write_text(json.dumps(record | {"scores": [asdict(score) for score in scores]}, indent=1), encoding="utf-8")
 
     def draw() -> Any:
         from omnireuse_vllm.replay.figure import hit_ratio_figure
 
-        return hit_ratio_figure(config.trace.name, scores)
+        return hit_ratio_figure(path.name, scores)
 
     for said in (f"wrote {results}", write_picture(draw, picture)):
         console.print(said, highlight=False, soft_wrap=True)

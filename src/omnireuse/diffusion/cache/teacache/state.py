@@ -1,5 +1,5 @@
 """What TeaCache remembers of a branch."""
 
-from omnireuse.policies.tea_cache import TeaCacheState
+from omnireuse.policies.by_change import TeaCacheState
 
 __all__ = ["TeaCacheState"]

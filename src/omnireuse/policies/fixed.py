@@ -1,18 +1,119 @@
-"""Step masks (SCM): which steps may be reused is fixed beforehand, by name or one by one."""
+"""Schedules that do not depend on the run: chosen steps, one of every n, a mask of SCM, and all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import Any
 
-from omnireuse.base.validation import field_error
+from omnireuse.base.validation import Count, Index, check_fields, check_finite_list, field_error, is_whole
 from omnireuse.errors import StateError, UnknownNameError, WrongTypeError
-from omnireuse.policies.base import Limit, Policy, StepView
+from omnireuse.policies.base import SAME_NOISE, Limit, Policy, StepView
+from omnireuse.policies.schedule import Schedule
 
-__all__ = ["SCHEDULES", "StepMask", "scm_mask"]
+__all__ = ["SCHEDULES", "EveryNth", "Never", "StepMask", "Steps", "scm_mask"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(Schedule):
+    """Compute at these steps, and at the first.
+
+    Args:
+        steps: the steps that compute, counted from 0. A negative step counts from the end.
+        made_at: the noise fraction at each step of the run that `steps` were chosen for, or its steps' numbers where
+            its noise is not known. None takes `steps` as they are, whatever the run.
+        elsewhere: with `made_at`, the schedule of runs of another length, or at other noise levels.
+        compute_last: whether the last step computes although `steps` leaves it out. It is worth more than any other,
+            unless weights were fitted to do without it.
+
+    Raises:
+        ConfigError: a value out of range, or one of `made_at` and `elsewhere` without the other.
+        StateError: at the first decision of a run that lacks one of the steps, or whose step count is unknown.
+    """
+
+    steps: tuple[int, ...]
+    made_at: tuple[float, ...] | None = None
+    elsewhere: Schedule | None = None
+    compute_last: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        is_list = isinstance(self.steps, Iterable) and not isinstance(self.steps, (str, bytes))
+        if not is_list or not all(map(is_whole, self.steps)):
+            raise field_error(self, "steps", "be a sequence of whole numbers")
+        object.__setattr__(self, "steps", tuple(sorted(set(self.steps))))
+        if self.made_at is not None:
+            object.__setattr__(self, "made_at", check_finite_list(self, "made_at", self.made_at))
+        if (self.made_at is None) != (self.elsewhere is None):
+            raise field_error(self, "elsewhere", "be given with made_at, and only then")
+        if self.elsewhere is not None and not isinstance(self.elsewhere, Schedule):
+            raise field_error(self, "elsewhere", "be a schedule")
+
+    @property
+    def expects_reuse(self) -> bool:
+        """False: these steps were chosen, so there is no warning even if they are all steps."""
+        return False
+
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
+        return _schedule(self, total, noises if self.made_at is not None else None)
+
+
+@lru_cache(maxsize=256)
+def _schedule(policy: Steps, total: int, noises: tuple[float, ...] | None) -> frozenset[int]:
+    if policy.elsewhere is not None and not _is_like(policy.made_at or (), total, noises):
+        return policy.elsewhere.schedule(total, noises)
+    beyond = [step for step in policy.steps if not -total <= step < total]
+    if beyond:
+        raise StateError(
+            f"{policy!r} names step {beyond[0]}, but this run has {total} steps; give a schedule for {total}"
+        )
+    last = [total - 1] if policy.compute_last else []
+    return frozenset({0, *last, *(step % total for step in policy.steps)})
+
+
+def _is_like(made_at: tuple[float, ...], total: int, noises: tuple[float, ...] | None) -> bool:
+    if len(made_at) != total or noises is None or any(a < b for a, b in pairwise(made_at)):
+        return len(made_at) == total
+    return all(abs(a - b) <= SAME_NOISE for a, b in zip(made_at, noises, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryNth(Schedule):
+    """Compute every so many steps after the warm-up, and the last: 15 of 28 by default.
+
+    Args:
+        every: distance of computed steps, ≥ 1.
+        warmup: steps at the start that always compute, ≥ 0.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    every: Count = 2
+    warmup: Index = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def expects_reuse(self) -> bool:
+        """True if anything but a schedule of every step was asked for."""
+        return self.every != 1
+
+    def warmup_limit(self, total: int | None) -> Limit | None:
+        return Limit("warmup", self.warmup)
+
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
+        warmup = max(self.warmup, 1)
+        return frozenset({*range(min(warmup, total)), *range(warmup - 1, total, self.every), total - 1})
+
+    def wants_reuse(self, state: None, view: StepView) -> bool:
+        if view.total is not None:
+            return super().wants_reuse(state, view)
+        return view.index >= self.warmup and (view.index - max(self.warmup - 1, 0)) % self.every != 0
+
 
 SCHEDULES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "slow": ((8, 3, 3, 2, 1, 1), (1, 2, 2, 2, 3)),
@@ -162,3 +263,18 @@ def scm_mask(name: str, num_inference_steps: int) -> tuple[int, ...]:
         last = min(max(aimed, least), most)
         mask[last] = 1
     return tuple(mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Never(Policy):
+    """Never reuse. Events and counters still run, so this is the reference for every comparison."""
+
+    @property
+    def expects_reuse(self) -> bool:
+        return False
+
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
+        return frozenset(range(total))
+
+    def wants_reuse(self, state: None, view: StepView) -> bool:
+        return False
