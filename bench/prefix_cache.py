@@ -8,12 +8,17 @@ large as the pool, for merge request by request into memory that is there. The c
 so that neither finds it in the processor's cache. A second series has, in place of the merge, the least that a merge
 must do: one gather of known slots into memory that is there, and a view for each request. Ratios are of one round.
 Times are processor time of one thread, so that other work on the machine does not count.
+
+Where vllm-omni can be imported (scripts/vllm_omni_venv.sh), its own manager and ours behind its interface run in turn
+(`bench/_prefix_managers.py`); there the times are of all threads, as that manager reads prefixes on one of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
+import platform
 import random
 import statistics
 import time
@@ -25,16 +30,17 @@ from typing import Any
 import torch
 from rich.console import Console
 
+import omnireuse
+from bench import _prefix_managers
 from bench._common import new_table, write_record
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache
 from omnireuse.errors import ConfigError
-from omnireuse_lab.record import environment
 
 BLOCK = 16
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run and write ``prefix_cache.json`` and the tables."""
+    """Run and write ``prefix_cache.json``, ``prefix_managers.json`` and the tables."""
     parser = argparse.ArgumentParser(prog="python -m bench prefix_cache", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--widths", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 32, 128, 256])
@@ -48,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     memory_held = memory(2048)  # first, so that no memory of other cells is given back meanwhile
     cells = [(width, requests) for width in options.widths for requests in options.requests]
-    record = {
+    record: dict[str, Any] = {
         "command": "python -m bench prefix_cache",
         "environment": environment(),
         "bandwidth": [bandwidth(w, r, options.tokens, options.repeats) for w, r in cells],
@@ -57,6 +63,24 @@ def main(arguments: list[str] | None = None) -> None:
     }  # fmt: skip
     show(record, Console())
     write_record(record, options.out, "prefix_cache")
+    if not _prefix_managers.is_importable():
+        Console().print("vllm-omni is not installed: its manager is not measured (scripts/vllm_omni_venv.sh)")
+        return
+    record = {
+        "command": "python -m bench prefix_cache",
+        "environment": environment(),
+        "managers": [managers(w, r, options.tokens, options.repeats) for w, r in cells],
+        "memory": _prefix_managers.memory(2048, resident),
+    }
+    show_managers(record, Console())
+    write_record(record, options.out, "prefix_managers")
+
+
+def environment() -> dict[str, str]:
+    """What the figures depend on; without the laboratory, which an engine's environment lacks."""
+    processor = f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    python = platform.python_version()
+    return {"omnireuse": omnireuse.__version__, "python": python, "torch": torch.__version__, "processor": processor}
 
 
 class Engine:
@@ -148,6 +172,17 @@ def bandwidth(width: int, num_requests: int, tokens: int, repeats: int) -> dict[
     return result
 
 
+def managers(width: int, num_requests: int, tokens: int, repeats: int) -> dict[str, Any]:
+    """Milliseconds of a step's calls with each manager, and how many times as long vllm-omni's takes."""
+    rounds = list(_prefix_managers.rounds(width, num_requests, tokens, repeats))
+    result: dict[str, Any] = {"width": width, "requests": num_requests}
+    for part, (which, clock) in itertools.product(("update", "merge"), enumerate(("processor", "clock"))):
+        spent = {name: [each[part][name][which] * 1e3 for each in rounds] for name in ("omnireuse", "vllm-omni")}
+        ratios = [theirs / ours for ours, theirs in zip(spent["omnireuse"], spent["vllm-omni"], strict=True)]
+        result[f"{part}, {clock}"] = {**{n: spread(v) for n, v in spent.items()}, "ratio": spread(ratios)}
+    return result
+
+
 def decode(width: int, num_requests: int, repeats: int) -> dict[str, Any]:
     """Microseconds that one decode step costs: a token for each request, no hits."""
     engine = Engine(width, num_requests, 4)
@@ -208,6 +243,28 @@ def show(record: dict[str, Any], console: Console) -> None:
     table = new_table("memory, MiB, pool of 625 MiB", "state", "rows", "resident")
     for row in record["memory"]:
         table.add_row(row["state"], f"{row['rows_mib']:.0f}", f"{row['resident_mib']:.0f}")
+    console.print(table)
+
+
+def show_managers(record: dict[str, Any], console: Console) -> None:
+    """The tables of both managers."""
+    heads = [
+        f"{part} {of}" for part in ("update", "merge") for of in ("omnireuse", "vllm-omni", "ratio", "by the clock")
+    ]
+    table = new_table("ms of a step's calls, processor time, and the ratios", "row", "requests", *heads)
+    for cell in record["managers"]:
+        figures = []
+        for part in ("update", "merge"):
+            spent = cell[f"{part}, processor"]
+            figures += [f"{spent[name]['median']:.2f}" for name in ("omnireuse", "vllm-omni")]
+            figures += [words(spent["ratio"], ".1f"), f"{cell[f'{part}, clock']['ratio']['median']:.1f}"]
+        table.add_row(f"{cell['width'] * 2 // 1024} KB", str(cell["requests"]), *figures)
+    console.print(table)
+    first = record["memory"][0]
+    table = new_table(f"resident MiB, pool of {first['pool_mib']:.0f} MiB, by blocks written", "manager",
+                      *first["resident_mib"])  # fmt: skip
+    for row in record["memory"]:
+        table.add_row(row["manager"], *(f"{value:.0f}" for value in row["resident_mib"].values()))
     console.print(table)
 
 

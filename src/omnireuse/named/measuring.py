@@ -83,12 +83,13 @@ class MagnitudeRecorder(Forecaster):
 
     num_streams: int
     stream: int
-    _memories: list[_Magnitudes] = field(default_factory=list, compare=False)
+    _ratios: list[list[float]] = field(default_factory=list, compare=False)
+    """Of each memory: not the memories, whose tensors end with their run."""
 
     def start(self, branch: int = 0) -> Memory:
         """A memory that records; the runtime starts one for each stream in turn."""
         memory = _Magnitudes()
-        self._memories.append(memory)
+        self._ratios.append(memory.ratios)
         return memory
 
     def ratios(self, num_branches: int) -> tuple[tuple[float, ...], ...]:
@@ -98,7 +99,7 @@ class MagnitudeRecorder(Forecaster):
             StateError: nothing was recorded.
         """
         # A memory that was started and never shown anything belongs to no run, and would shift the others.
-        streams = [memory.ratios for memory in self._memories if memory.ratios][self.stream :: self.num_streams]
+        streams = [ratios for ratios in self._ratios if ratios][self.stream :: self.num_streams]
         if not streams:
             raise StateError("no magnitude ratios were recorded; generate with calibration on before asking for them")
         return tuple(_mean_run(streams[branch::num_branches]) for branch in range(num_branches))

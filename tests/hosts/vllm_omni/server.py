@@ -9,11 +9,11 @@ runs this in the environment that it builds. Further arguments are options of ``
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from tests.hosts.vllm_omni import cpu_platform, tiny_qwen
@@ -59,8 +59,10 @@ def main(options: Sequence[str]) -> None:
         cpu_platform.define_operators()
         tiny_qwen.save(folder / "model")
         command = [sys.executable, "-W", "ignore", *serving(folder / "model", *options)]
-        with suppress(KeyboardInterrupt):
-            subprocess.run(command, cwd=TOP, env=os.environ | environment(folder / "site"), check=False)
+        with subprocess.Popen(command, cwd=TOP, env=os.environ | environment(folder / "site")) as process:
+            signal.signal(signal.SIGINT, lambda *_: None)  # a terminal sends it to the server, too
+            signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
+            raise SystemExit(process.wait())
 
 
 if __name__ == "__main__":

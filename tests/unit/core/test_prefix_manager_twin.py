@@ -61,11 +61,8 @@ class Twin(RuleBasedStateMachine):
             name = f"q{self.counter}"
             self.counter += 1
             blocks = [*prefix, data.draw(st.sampled_from(fresh), label="fresh block")]
-            plan[name] = (
-                blocks,
-                len(prefix) * SIZE,
-                data.draw(st.sampled_from((SIZE, 1, 3)), label=f"tokens of {name}"),
-            )
+            count = data.draw(st.sampled_from((SIZE, 1, 3)), label=f"tokens of {name}")
+            plan[name] = (blocks, len(prefix) * SIZE, count)
             self.prefixes = [each for each in self.prefixes if blocks[-1] not in each]
             new.append(name)
             hits += [name] * bool(prefix)

@@ -4,6 +4,7 @@ import { ComfyWidgets } from "../../scripts/widgets.js";
 
 const SHOWN = "told";
 const LEAST = [480, 400]; // Of the node.
+const PICTURE = 240; // What the frontend keeps for a picture of a node, once it has loaded it.
 const BESIDE = 20, AROUND = 16; // Pixels beside a widget, and above and below the text in it.
 
 // The height that all of a box's text takes at this width. The box itself is as high as the frontend makes it.
@@ -34,7 +35,7 @@ function show(node, text) {
     widget.element.readOnly = true;
   }
   widget.value = text;
-  const [width, height] = node.computeSize();
+  const [width, least] = node.computeSize(), height = least + (node.imgs?.length ? 0 : PICTURE);
   node.setSize?.([Math.max(node.size[0], width, LEAST[0]), Math.max(node.size[1], height, LEAST[1])]);
   node.setDirtyCanvas?.(true, true);
 }

@@ -105,12 +105,15 @@ def cached_blocks(input_batch: Any, batch: BatchRows, is_hit_R: Mask, block_size
         return num_rows_R, np.empty(0, np.int64)
     table = input_batch.block_table[0]
     known_RN = torch.as_tensor(table.block_table.cpu).numpy()[batch.indices_R, :most]
-    blocks_RN = np.full((len(num_rows_R), most), -1, np.int64)
-    blocks_RN[:, : known_RN.shape[1]] = known_RN
     columns_N = np.arange(most)
-    if (filled := getattr(table, "num_blocks_per_row", None)) is not None:
-        blocks_RN[columns_N >= np.asarray(filled)[batch.indices_R, None]] = -1
-    return num_rows_R, blocks_RN[columns_N < num_blocks_R[:, None]]
+    filled = getattr(table, "num_blocks_per_row", None)
+    if filled is not None or known_RN.shape[1] < most:
+        blocks_RN = np.full((len(num_rows_R), most), -1, np.int64)
+        blocks_RN[:, : known_RN.shape[1]] = known_RN
+        if filled is not None:
+            blocks_RN[columns_N >= np.asarray(filled)[batch.indices_R, None]] = -1
+        known_RN = blocks_RN
+    return num_rows_R, known_RN[columns_N < num_blocks_R[:, None]].astype(np.int64, copy=False)
 
 
 def blocks_of(input_batch: Any, index: int) -> Integers:

@@ -240,17 +240,17 @@ class OmniPrefixCacheManager:
         if not hits:
             return slots_K, batch.counts_R
         size = self._pool.block_size
-        num_rows_R = batch.counts_R.copy()
+        num_hit_R = np.zeros(len(batch.req_ids), np.int64)
         for index, blocks_N in hits:
-            num_rows_R[index] += len(blocks_N) * size
-        places_K = batch.rows_K + (num_rows_R.cumsum() - batch.counts_R - batch.starts_R).repeat(batch.counts_R)
-        is_hit_S = np.ones(int(num_rows_R.sum()), np.bool_)
-        is_hit_S[places_K] = False
-        slots_S = np.empty(len(is_hit_S), np.int64)
-        slots_S[places_K] = slots_K
+            num_hit_R[index] = len(blocks_N) * size
         blocks_N = np.concatenate([blocks_N for _, blocks_N in hits])
+        places_K = np.arange(len(slots_K)) + num_hit_R.cumsum().repeat(batch.counts_R)
+        slots_S = np.empty(len(slots_K) + len(blocks_N) * size, np.int64)
+        is_hit_S = np.ones(len(slots_S), np.bool_)
+        is_hit_S[places_K] = False
+        slots_S[places_K] = slots_K
         slots_S[is_hit_S] = (blocks_N[:, None] * size + np.arange(size)).reshape(-1)
-        return slots_S, num_rows_R
+        return slots_S, num_hit_R + batch.counts_R
 
     def _count_uncached(self, step: _Step) -> None:
         for key, value in step.uncached.items() if step.num_hits else ():

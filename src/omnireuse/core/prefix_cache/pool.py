@@ -63,6 +63,7 @@ class RowPool:
         self.num_releases = 0
         self.counters: Counter[str] = Counter()
         self.buffers = MergeBuffers()
+        self._offsets_O = np.arange(block_size)
         self._uncached_keys: set[str] = set()  # those that were said
         self._times_released_B = np.zeros(num_blocks, np.int32)
         self._last_release_B = np.zeros(num_blocks, np.int64)  # the number of its last release, 0 for none
@@ -134,17 +135,18 @@ class RowPool:
         self, num_rows_R: Integers, blocks_N: Integers, planned: Mapping[str, tuple[Integers, Integers]]
     ) -> PrefixHits:
         """Find the slots of the rows that requests start on, see `cached_blocks`."""
-        self.check_blocks(blocks_N[blocks_N != -1])
-        offsets_O = np.arange(self.block_size)
-        slots_NO = blocks_N[:, None] * self.block_size + offsets_O
-        slots_NO[blocks_N == -1] = -1
+        slots_NO = blocks_N[:, None] * self.block_size + self._offsets_O
+        if _outside(blocks_N, self.num_blocks) is not None:  # also a missing block, −1
+            is_known_N = blocks_N != -1
+            self.check_blocks(blocks_N[is_known_N])
+            slots_NO[~is_known_N] = -1
         num_begun_R = num_rows_R % self.block_size
-        is_begun_R = num_begun_R > 0
-        if not is_begun_R.any():
+        if not num_begun_R.any():
             return PrefixHits(num_rows_R, slots_NO.reshape(-1), planned)
+        is_begun_R = num_begun_R > 0
         is_row_NO = np.ones(slots_NO.shape, np.bool_)
         last_R = (-(-num_rows_R // self.block_size)).cumsum() - 1
-        is_row_NO[last_R[is_begun_R]] = offsets_O < num_begun_R[is_begun_R, None]
+        is_row_NO[last_R[is_begun_R]] = self._offsets_O < num_begun_R[is_begun_R, None]
         return PrefixHits(num_rows_R, slots_NO[is_row_NO], planned)
 
     def check_slots(self, slots_K: Integers) -> None:
@@ -188,7 +190,7 @@ class RowPool:
         memory = self.buffers.take(num_rows * store.rows_S.itemsize)
         out_S = memory.view(store.rows_S.dtype)
         if len(cached_S):
-            places_K = batch.rows_K + (num_rows_R.cumsum() - counts_R - batch.starts_R).repeat(counts_R)
+            places_K = np.arange(num_rows - len(cached_S)) + num_cached_R.cumsum().repeat(counts_R)
             is_cached_S = np.ones(num_rows, np.bool_)
             is_cached_S[places_K] = False
             slots_S = np.zeros(num_rows, np.int64)  # this step's rows gather slot 0 and are then overwritten

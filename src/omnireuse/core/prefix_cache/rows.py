@@ -90,8 +90,8 @@ class RowStore:
 
     def absent(self, slots_K: Integers) -> Mask:
         """Tell for each slot whether its row is absent; slot −1, of a token without a block, always is."""
-        is_absent_K: Mask = (self.version_S[slots_K] == 0) | (slots_K < 0)
-        return is_absent_K
+        is_absent_K: Mask = self.version_S[slots_K] == 0
+        return is_absent_K | (slots_K < 0) if slots_K.min(initial=0) < 0 else is_absent_K
 
     def _used(self, blocks: slice) -> Mask:
         """Tell for each of these blocks whether it holds a row."""
