@@ -1,4 +1,4 @@
-"""What tuning has come to, as a record for users."""
+"""The state of tuning, as a record for users."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ BEGINS = "the first pictures are measured"
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What tuning has come to for runs like the latest one.
+    """The state of tuning for runs like the latest one.
 
     Attributes:
         state: "off"; "measuring" while pictures are computed in full; "ready" once a plan is frozen; "failed" where the
             pipeline cannot be tuned. The untuned default serves where the state is "off" or "failed".
         pictures: measured so far.
         wanted: how many are measured at most.
-        runs: work spent on full runs and shadows, in full runs of one call.
+        runs: work spent on full runs and trial runs, in full runs of one call.
         expected: relative L1 error of the final latents that the plan in use left in the measured pictures, on average;
             None where nothing was measured, and for the untuned default.
         path: file that keeps the plan; None where it is in memory only.

@@ -50,8 +50,8 @@ class TailRegion(BlocksRegion):
             )
         if stack.has_long_skips and last > first:
             raise ConfigError(
-                f"Strategy(first_blocks={first}, last_blocks={last}): last_blocks must be at most first_blocks, for "
-                f"the last blocks of {name} read what as many of the first put out"
+                f"Strategy(first_blocks={first}, last_blocks={last}): last_blocks must be at most first_blocks, "
+                f"because the last blocks of {name} read skip connections from its first blocks"
             )
         middle = blocks[first : len(blocks) - last]
         if not middle:
