@@ -6,7 +6,7 @@ A quality is kept where nine of ten captions reach it. Three methods:
 
 - "fixed": the untuned default with so many computed steps, by halving, to find the smallest number that keeps each
   quality;
-- "tuned": `quality=` after three captions of its own that nothing is judged on;
+- "tuned": `quality=` after some captions of its own that nothing is judged on;
 - "fewer": the solver with as many steps of its own as "tuned" computed on average.
 
 Every row is written as soon as it is known, and a run that was stopped goes on where it was: delete the file to begin

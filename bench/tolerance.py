@@ -7,7 +7,7 @@ A tolerance is kept where nine of ten captions leave no more than it. Four metho
 - "fixed": the untuned default with so many computed steps, by halving, to find the smallest number that keeps each
   tolerance;
 - "untuned": `tolerance=` with `tune=False`, each caption by itself;
-- "tuned": `tolerance=` after three captions of its own that nothing is judged on, in several draws;
+- "tuned": `tolerance=` after some captions of its own that nothing is judged on, in several draws;
 - "fewer": the solver with as many steps of its own as the two computed on average.
 
 Every row is written as soon as it is known, and a run that was stopped goes on where it was: delete the file to begin
@@ -32,7 +32,8 @@ import omnireuse
 from bench._resumable import Player, Row, Rows, parser_of, parts_of, record_of
 from bench._tolerance_figures import draw, show, within
 from bench.few_steps import solver
-from bench.tune import PICTURES, cache_in, shifts
+from bench.tune import cache_in, shifts
+from omnireuse.tuning.budget import JUDGED
 
 RUNS = {
     "shapes-flux": shifts("1", "3", "6"),
@@ -65,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser, methods: Sequence[str]) -> None
     """Add the options of what is asked of pictures."""
     parser.add_argument("--run", nargs="+", default=None, help="names of runs, such as 'shift 1'; all by default")
     parser.add_argument("--methods", nargs="+", choices=methods, default=list(methods))
-    parser.add_argument("--draws", type=int, default=2, help="of three captions to tune on")
+    parser.add_argument("--draws", type=int, default=2, help="of captions to tune on")
 
 
 def measure(rows: Rows, options: argparse.Namespace, *, player: type[Latents]) -> None:
@@ -129,7 +130,7 @@ class Latents(Player):
     """The parameter of `enable` that asks for something."""
 
     def __init__(self, part: Row, options: argparse.Namespace) -> None:
-        super().__init__(part, RUNS, prompts=options.prompts, draws=options.draws, drawn=PICTURES, seed=SEED)
+        super().__init__(part, RUNS, prompts=options.prompts, draws=options.draws, drawn=JUDGED, seed=SEED)
         self._full = self.made(self.judged)
 
     @classmethod
@@ -172,7 +173,8 @@ class Latents(Player):
     def _together(self, handle: omnireuse.Handle) -> Row:
         before = len(handle.events)
         judged = self.judge(self.made(self.judged))
-        return {"computed": _computed(handle, before), **judged}
+        runs = len({event.run for event in handle.events[before:]})
+        return {"computed": _computed(handle, before) / runs, **judged}
 
     def made(self, places: Sequence[int], steps: int = STEPS) -> Any:
         """The final latents of these captions as the pipeline makes them now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,27 @@ TEMPLATES = Path(__file__).parent / "cards"
 GRID_COLUMNS = 8
 #: A clip's samples are an animation, and large.
 GRID_ROWS = {"image": 4, "clip": 2}
+
+
+HEAD = """---
+library_name: diffusers
+pipeline_tag: text-to-{kind}
+widget:
+- text: {prompt}
+inference:
+  parameters:
+{parameters}
+---
+
+"""
+KINDS = {"image": "image", "clip": "video"}
+
+
+def head(case: Case) -> str:
+    """The metadata that a card begins with; `omnireuse demo` takes its prompt and its call from there."""
+    parameters = "\n".join(f"    {name}: {json.dumps(value)}" for name, value in case.sampling.items())
+    prompt = json.dumps(case.caption(case.held_out(1)[0]))
+    return HEAD.format(kind=KINDS[case.unit], prompt=prompt, parameters=parameters)
 
 
 def figures_table(case: Case, figures: Figures) -> str:
@@ -58,4 +80,4 @@ def write_card(case: Case, folder: Path, figures: Figures, made: Array) -> None:
         "table": figures_table(case, figures),
         "num_samples": rows * columns,
     }
-    (folder / "README.md").write_text(card.format(**values), encoding="utf-8")
+    (folder / "README.md").write_text(head(case) + card.format(**values), encoding="utf-8")

@@ -370,6 +370,18 @@ def _prefix(record: Record) -> Rows:
     return found
 
 
+def _prefix_managers(record: Record) -> Rows:
+    found = []
+    for width in sorted({row["width"] for row in record["managers"]}):
+        own = sorted((row for row in record["managers"] if row["width"] == width), key=lambda row: row["requests"])
+        ratios = [
+            ", ".join(f"{row[f'{what}, processor']['ratio']['median']:.1f}" for what in ("update", "merge"))
+            for row in own
+        ]
+        found.append([f"{2 * width // 1024} KB", *ratios])
+    return found
+
+
 def _idle(record: Record) -> Rows:
     return [
         [name, str(run["calls"]), f"{run['us']:.1f}", f"{run['request_ms']:.0f}"]
@@ -553,6 +565,15 @@ GROUPS: dict[str, tuple[Table, ...]] = {
             "row and the number of requests",
             ("row", "8", "32", "128", "256"),
             _prefix,
+            (_ROOMS + "core/prefix_cache",),
+        ),
+        Table(
+            "Prefix cache beside vllm-omni's manager",
+            ("prefix_managers",),
+            "How many times as long the calls of a step take with vllm-omni 0.30's manager in its eager mode, in "
+            "processor time: update and merge, by the size of a row and the number of requests",
+            ("row", "8", "32", "128", "256"),
+            _prefix_managers,
             (_ROOMS + "core/prefix_cache",),
         ),
         Table(

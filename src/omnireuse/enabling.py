@@ -107,8 +107,8 @@ def enable(
         speedup: all steps divided by computed steps, ≥ 1. It counts steps, not time: time falls by the denoiser's
             share of it.
         computed_steps: how many steps compute, ≥ 1.
-        quality: PSNR in dB to the full run that at least nine of ten pictures reach, above 0 and at most 100. With a
-            profile this is a guarantee (95 % confidence); without one, an estimate from your first pictures.
+        quality: PSNR in dB to the full run that at least nine of ten pictures reach, from 15 to 100. With a profile
+            this is a guarantee (95 % confidence); without one, an estimate from your first pictures.
         tolerance: relative L1 error that at least nine of ten final latents stay within, above 0 and below 1: 0.05 is
             5 %. Needs no profile: the number of computed steps follows from your first pictures, and without `tune`
             from the errors measured during each run (`ErrorControl`).
@@ -125,8 +125,9 @@ def enable(
             default those of diffusers' `enable_parallelism` or of the device mesh of the parameters, so make the model
             parallel first; none where every rank runs its own model.
         tune: measure the first pictures of each kind, which are computed in full, and go on with the plan that leaves
-            the least error in them: True, False, or how many pictures at most (3 by default). It goes with the default
-            and the targets. Plans are kept on disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it off.
+            the least error in them: True, False, or how many pictures at most (3 by default; a quality or a tolerance
+            takes 6 at least, which fewer cannot judge). It goes with the default and the targets. Plans are kept on
+            disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it off.
         audit: share of the pipeline's calls, in 0…1, that are made again in full after their pictures are done;
             `summary().audits` holds the error of each. It goes with the default, the targets and a profile.
         options: fields of `DiffusionCacheConfig` with a backend; with a policy `prediction_target`, `signal`, `axis`.

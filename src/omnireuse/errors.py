@@ -47,30 +47,32 @@ class ConfigError(OmniReuseError, ValueError):
     """A value that a user gave cannot work.
 
     Attributes:
-        about: where, field, value, must and do of the message, if it is about one field; else None.
+        about: where, the value of each field, must, got and do of the message, if it is about fields; else None.
     """
 
-    about: tuple[str, str, str, str, str] | None = None
+    about: tuple[str, Mapping[str, str], str, str, str] | None = None
 
     @classmethod
-    def of_field(cls, where: str, field: str, value: str, must: str, do: str = "") -> ConfigError:
-        """The error *where(field=value): field must …, got value; do*."""
-        error = cls(f"{where}({field}={value}): {field} must {must}, got {value}" + (f"; {do}" if do else ""))
-        error.about = (where, field, value, must, do)
+    def of_fields(cls, where: str, values: Mapping[str, str], must: str, got: str, do: str = "") -> ConfigError:
+        """The error *where(field=value): field must …, got …; do*, of one field or of several together."""
+        given = ", ".join(f"{field}={value}" for field, value in values.items())
+        subject = "together they" if len(values) > 1 else next(iter(values))
+        error = cls(f"{where}({given}): {subject} must {must}, got {got}" + (f"; {do}" if do else ""))
+        error.about = (where, dict(values), must, got, do)
         return error
 
     def told_of(self, where: str, names: Mapping[str, str], do: str = "") -> ConfigError:
-        """The same error about the argument that the user gave; this one if it is about no field.
+        """The same error about the arguments that the user gave; this one if it is about no fields.
 
         Args:
-            where: the user gave it.
+            where: the user gave them.
             names: the user's name of a field, if it is another one.
             do: what to do, if the error does not say it.
         """
         if self.about is None:
             return self
-        _, field, value, must, known = self.about
-        return self.of_field(where, names.get(field, field), value, must, known or do)
+        _, values, must, got, known = self.about
+        return self.of_fields(where, {names.get(each, each): v for each, v in values.items()}, must, got, known or do)
 
 
 class UnknownNameError(ConfigError):

@@ -92,6 +92,8 @@ def check_arguments(
     _check_ways(given, aims)
 
 
+UNNAMED = {Spread: "speedup=2.0", Steps: "steps=(0, 2, 5)", MagCache: "ratios=…"}
+"""Policies without a name, and an argument that each needs."""
 KINDS = {"backend": "cache backend", "policy": "policy", "forecaster": "forecaster"}
 """Parameters that take a name, and the noun for each."""
 
@@ -120,6 +122,12 @@ def _check_name(kind: str, value: object) -> None:
         is_one = " or a ".join(KINDS[other] for other in elsewhere)
         write = " or ".join(f"{other}={value!r}" for other in elsewhere)
         raise ConfigError(f"enable({kind}={value!r}): {value!r} is a {is_one}, no {KINDS[kind]}; write {write}")
+    unnamed = next((each for each in UNNAMED if each.__name__.lower() == value.replace("_", "").lower()), None)
+    if kind == "policy" and unnamed is not None:
+        raise ConfigError(
+            f"enable(policy={value!r}): {unnamed.__name__} has no name, because it needs an argument; write "
+            f"policy=omnireuse.{unnamed.__name__}({UNNAMED[unnamed]})"
+        )
     hint = "combinations go through policy=, forecaster=, region=" if kind == "backend" else ""
     raise UnknownNameError(KINDS[kind], value, _names_of(kind), hint=hint)
 
@@ -139,9 +147,11 @@ def _check_ways(given: Mapping[str, Any], aims: Mapping[str, Any]) -> None:
         )
     if not aims:
         if given and backend is None and policy is None:
+            name = next(iter(given))
+            write = f"dataclasses.replace(Strategy.default(speedup=2), {name}=…)" if name != "region" else "speedup=2"
             raise ConfigError(
-                f"enable({next(iter(given))}=…): a policy or a backend must be given with it; policy='fixed' is the "
-                "simplest"
+                f"enable({name}=…): a policy, a backend or a target must be given with it; to have it in the default "
+                f"write enable(pipeline, {write}{f', region={given[name]!r}' if name == 'region' else ''})"
             )
         return
     clash, aim = next((name for name in given if name != "region"), None), next(iter(aims))
@@ -158,7 +168,7 @@ def _check_ways(given: Mapping[str, Any], aims: Mapping[str, Any]) -> None:
 
 _NAMES: dict[str, Mapping[str, Any]] = {"policy": POLICIES, "forecaster": FORECASTERS}
 _TYPES: dict[str, tuple[Any, ...]] = {
-    "policy": (*POLICIES.builtin.values(), MagCache, Spread, Steps),
+    "policy": (*POLICIES.builtin.values(), *UNNAMED),
     "forecaster": tuple(dict.fromkeys(FORECASTERS.builtin.values())),
 }
 _ON_STRATEGY = {field.name for field in fields(Strategy)} - StrategyOptions.__annotations__.keys()
@@ -202,6 +212,11 @@ def misplaced(name: str, value: object, ways: Mapping[str, object], parameters: 
     shown = f"enable({name}={value!r:.60})"
     if name == "num_inference_steps":
         return ConfigError(f"{shown}: a pipeline is told its number of steps when it is called, not here")
+    if name == "steps" and isinstance(value, numbers.Integral) and ways["policy"] is None:
+        return ConfigError(
+            f"{shown}: a pipeline is told its number of steps when it is called; to compute so many of them write "
+            f"computed_steps={value!r}"
+        )
     if name in _ON_STRATEGY:
         return ConfigError(
             f"{shown}: {name} is a field of Strategy; write enable(pipeline, Strategy(policy=…, {name}={value!r:.60}))"

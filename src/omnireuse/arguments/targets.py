@@ -40,7 +40,7 @@ SEVERAL_KINDS = ("LTX2VideoTransformer3DModel",)
 _TARGETS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "speedup": ("a number of at least 1 (all steps divided by computed steps)", lambda value: value >= 1),
     "computed_steps": ("a whole number of at least 1", lambda value: value >= 1 and value == int(value)),
-    "quality": ("a PSNR in dB above 0 and at most 100, such as 40", lambda value: 0 < value <= 100),
+    "quality": ("a PSNR in dB of at least 15 and at most 100, such as 40", lambda value: 15 <= value <= 100),
     "tolerance": (
         "a relative error of the final latents above 0 and below 1, such as 0.05 for 5 %",
         lambda value: 0 < value < 1,
@@ -86,7 +86,9 @@ def check_targets(place: str = "enable", /, **targets: object) -> None:
         except OverflowError:  # a whole number that no float holds
             is_right = False
         if not is_right:
-            raise ConfigError(f"{place}({name}={value!r:.60}): {name} must be {must}, got {value!r:.60}")
+            is_ssim = name == "quality" and isinstance(value, float) and 0 < value <= 1
+            guess = "; an SSIM is another measure, which is not taken" if is_ssim else ""
+            raise ConfigError(f"{place}({name}={value!r:.60}): {name} must be {must}, got {value!r:.60}{guess}")
 
 
 def strategy_for(

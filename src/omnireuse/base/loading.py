@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 __all__ = ["quiet_loading", "why_refused"]
 
@@ -44,15 +46,23 @@ def quiet_loading() -> Iterator[None]:
                 disable_progress_bars()
 
 
-LONGEST = 400
+LONGEST = 200
 """Most letters of the client's own words."""
+_ADVICE = re.compile(r"\(Request ID: [^)]*\) ?|\b(?:Please|If you are) .*")
 
 
-def why_refused(error: BaseException) -> str:
-    """The words of the hub's client as one line, and what to do."""
-    words = " ".join(str(error).split()) or type(error).__name__
-    shown = words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
+def why_refused(error: BaseException, place: str) -> str:
+    """Why nothing was loaded from a place, as one line, and what to do.
+
+    Args:
+        error: of the client of the hub, or of what read the files.
+        place: that was given; a folder or file of this name is read, and every other name is an id on the hub.
+    """
+    words = _ADVICE.sub("", " ".join(str(error).split())).strip() or type(error).__name__
+    shown = words.rstrip(".") if len(words) <= LONGEST else f"{words[:LONGEST]}…"
+    if Path(place).exists():
+        return f"it is damaged or not whole: {shown}; copy or download it again"
     return (
-        f"{shown.rstrip('.')}; check the name and the network, unset HF_HUB_OFFLINE, and for a private or gated "
-        "repository accept its terms and log in with `hf auth login`"
+        f"there is no such folder, and the hub did not answer to it as an id: {shown}; check the name and the network, "
+        "unset HF_HUB_OFFLINE, and for a private or gated repository accept its terms and log in with `hf auth login`"
     )

@@ -43,7 +43,7 @@ def field_error(owner: object, field: str, must: str, got: object = _ABSENT, *, 
     name = owner if isinstance(owner, str) else type(owner).__name__
     value = getattr(owner, field, got) if got is _ABSENT else got
     shown = repr(value) if got is _ABSENT or not isinstance(got, str) else got
-    return ConfigError.of_field(name, field, shown, must, do)
+    return ConfigError.of_fields(name, {field: shown}, must, shown, do)
 
 
 def is_number(value: object) -> bool:

@@ -15,6 +15,7 @@ from omnireuse.pipelines.bars import without_bar
 from omnireuse.pipelines.call import Caller, refuse_reserved
 from omnireuse.pipelines.source import Source
 from omnireuse.profiles.profile import Profile
+from omnireuse.tuning.budget import JUDGED
 
 __all__ = ["tune"]
 
@@ -41,7 +42,7 @@ def tune(
     Args:
         pipeline: a pipeline that makes pictures from prompts, with nothing enabled on it. Or the folder of one, its id
             on a hub, "package:function", or a function without arguments that makes one.
-        prompts: at least one; three are enough.
+        prompts: at least one; three are enough. A quality or a tolerance takes six.
         speedup: all steps divided by computed steps, ≥ 1; half of the steps compute by default.
         computed_steps: how many steps compute, ≥ 2.
         quality: PSNR in dB that nine of ten pictures reach, with as few computed steps as that takes.
@@ -57,7 +58,8 @@ def tune(
         no weights where nothing was better than the untuned default.
 
     Raises:
-        ConfigError: no prompts, an argument out of range or one that is set here, or a pipeline that cannot be loaded.
+        ConfigError: no prompts or too few, an argument out of range or one that is set here, or a pipeline that cannot
+            be loaded.
         UnknownNameError: an argument that the call of the pipeline does not take.
         StateError: reuse is enabled already, or the pipeline cannot be tuned; the message says why.
     """
@@ -74,6 +76,11 @@ def tune(
         tqdm(total=len(prompts), desc="tuning", unit="picture", disable=not progress) as bar,
     ):
         _refuse_untuned(handle)
+        if (quality is not None or tolerance is not None) and len(prompts) < JUDGED:
+            raise ConfigError(
+                f"tune(prompts={list(prompts)!r:.60}): prompts must be at least {JUDGED} for a quality or a tolerance, "
+                f"got {len(prompts)}; some of them judge the plan, which is made from the others"
+            )
         handle.measure_all()
         for number in range(len(prompts)):
             caller.result([number])

@@ -148,6 +148,10 @@ class Forecaster(ABC):
         fraction at each step, None where it is not known or not what distance is measured in."""
         return self
 
+    def uncorrected(self) -> Forecaster:
+        """The forecaster of runs in which nothing can be corrected, where that was left to the run."""
+        return self
+
     def after_calls(self, step: int, calls: int) -> Forecaster:
         """The forecaster of the steps after one with so many calls; another one where it cannot serve as many."""
         return self

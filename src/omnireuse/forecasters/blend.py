@@ -22,6 +22,9 @@ DAMPING = 0.75
 path, and the next velocity pulls them back; what of it is pull and not path grows with the fall of the noise."""
 FEW, MISSED = 0.4, torch.finfo(torch.float32).max
 """`Blend.holds_misses` below this share of computed steps (``python -m bench harm``), and the shortfall of a miss."""
+FADES = 0.8
+"""What is left of a miss at the next computed step: gaps that were held leave the latents near the path, where a line
+looks right that has just missed everything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,7 @@ class Blend(Forecaster):
     expected over half the distance. The expected weight is clamped to [0, 1], and is 0 until the first fit. Each sample
     of a batch has a weight of its own.
 
-    Cost: up to four reductions a computed step, no host synchronisation (w stays on the device); order + 1 values kept.
+    Cost: up to six reductions a computed step, no host synchronisation (w stays on the device); order + 1 values kept.
 
     Args:
         order: degree of the polynomial, 1 to 3.
@@ -43,9 +46,10 @@ class Blend(Forecaster):
             known (`NoiseLevel.step`). Velocities are remembered for it in place of x0 where `NoiseLevel.flow_scale` is
             known and no prediction target was asked for; they are interpolated by the polynomial through all known
             values, x0 by a line. None is True where it is possible; False remembers x0 in any case.
-        holds_misses: hold the next gap, and correct nothing, where the polynomial missed the truth by as much as the
-            truth itself; the shortfall is divided by what is left to that, from half of the truth on. None is True
-            where fewer than two fifths of the steps compute.
+        holds_misses: hold the next gap, and correct nothing, where the polynomial or the last value missed the truth by
+            as much as the truth itself; the shortfall is divided by what is left to that, from half of the truth on. A
+            miss counts four fifths at the next computed step, and so on, until a larger one takes its place. None is
+            True where fewer than two fifths of the steps compute.
         exponent: polynomials and distances are in noise^exponent, in [0.5, 3]. None is 1.5 for x0 in runs whose
             schedule and noise are known, and 1 elsewhere.
 
@@ -70,6 +74,9 @@ class Blend(Forecaster):
     def regions(self) -> tuple[str, ...] | None:
         return ("step",) if self.corrects else None
 
+    def uncorrected(self) -> Blend:
+        return replace(self, corrects=False) if self.corrects is None else self
+
     def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, target: str) -> Blend:
         is_x0 = noises is not None and target == "x0"
         exponent = EXPONENT if is_x0 and self.exponent is None else self.exponent
@@ -83,30 +90,14 @@ class Blend(Forecaster):
         return memory(self.order, exponent=self.exponent or 1.0)
 
 
-def _shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """1 − w of each row, at least 0."""
-    slope, change = _rows(forecast - last), _rows(value - last)
-    # 0/0 where the forecast equals the last value: there is no slope to follow.
-    fitted = (change * slope).sum(1) / slope.square().sum(1)
-    return (1 - torch.nan_to_num(fitted, nan=0.0)).clamp_min(0.0)
-
-
 def _rows(value: torch.Tensor) -> torch.Tensor:
     """One row for each sample, in float32; a value of one dimension is one sample."""
     return value.float().reshape(value.shape[0] if value.ndim > 1 else 1, -1)
 
 
-def _doubted_shortfall(last: torch.Tensor, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    missed = _rows(value - forecast).norm(dim=1) / _rows(value).norm(dim=1)
-    # 0/0 where the forecast of nothing was right.
-    trust = (2 - 2 * torch.nan_to_num(missed, nan=0.0)).clamp(0, 1)
-    return (_shortfall(last, forecast, value) / trust).nan_to_num(nan=MISSED).clamp_max(MISSED)
-
-
 class BlendMemory(PolynomialMemory):
     """Between holding and the polynomial. The evidence is 1 − w of each sample, at least 0, or `MISSED`."""
 
-    _shown = staticmethod(_shortfall)
     _fits = 1
     """The number of last fits of which the worst counts; before there are as many, the last value is held."""
 
@@ -119,7 +110,7 @@ class BlendMemory(PolynomialMemory):
 
     def observe(self, coordinate: float, value: torch.Tensor) -> None:
         if len(self._nodes) >= 2 and coordinate != self.last_coordinate:
-            evidence = self._shown(self.last, super().predict(coordinate), value)
+            evidence = self._shortfall(super().predict(coordinate), value)
             self._evidence, self._over = (*self._evidence, evidence)[-self._fits :], self._way(coordinate)
         super().observe(coordinate, value)
 
@@ -147,6 +138,13 @@ class BlendMemory(PolynomialMemory):
         gain = gap.gain * gap.left**DAMPING * (2 - 2 * self._worst()).clamp(0, 1)
         return moved.mul_(_for_rows(gain, moved)).add_(value)
 
+    def _shortfall(self, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """1 − w of each row, at least 0."""
+        slope, change = _rows(forecast - self.last), _rows(value - self.last)
+        # 0/0 where the forecast equals the last value: there is no slope to follow.
+        fitted = (change * slope).sum(1) / slope.square().sum(1)
+        return (1 - torch.nan_to_num(fitted, nan=0.0)).clamp_min(0.0)
+
     def _worst(self) -> torch.Tensor:
         return reduce(torch.maximum, self._evidence)
 
@@ -158,15 +156,27 @@ class BlendMemory(PolynomialMemory):
 
 
 class CarefulMemory(BlendMemory):
-    """The same, of a run that corrects. One fit may be luck."""
+    """The same, of a run that is corrected. One fit may be luck."""
 
     _fits = 2
 
 
 class DoubtingMemory(BlendMemory):
-    """The same, of a run that holds misses."""
+    """The same, of a run that holds misses: the worst so far counts, and fades."""
 
-    _shown = staticmethod(_doubted_shortfall)
+    def __init__(self, order: int, *, exponent: float = 1.0) -> None:
+        super().__init__(order, exponent=exponent)
+        self._missed: torch.Tensor | None = None
+        """The greater miss of both as a share of the value, (B,)."""
+
+    def _shortfall(self, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        both = torch.stack([_rows(value - each).norm(dim=1) for each in (self.last, forecast)])
+        # 0/0 where nothing was, and is.
+        missed = torch.nan_to_num(both.amax(0) / _rows(value).norm(dim=1), nan=0.0)
+        self._missed = missed if self._missed is None else torch.maximum(missed, FADES * self._missed)
+        # 0/0 where a line that missed everything had the right direction.
+        trust = (2 - 2 * self._missed).clamp(0, 1)
+        return (super()._shortfall(forecast, value) / trust).nan_to_num(nan=MISSED)
 
 
 def _for_rows(scale: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

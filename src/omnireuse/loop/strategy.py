@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from omnireuse.base.validation import check_at_least, field_error
-from omnireuse.errors import UnknownNameError, WrongTypeError
+from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
 from omnireuse.forecasters.base import Forecaster, Memory
 from omnireuse.forecasters.blend import Blend
 from omnireuse.forecasters.hold import Hold
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.signals import SIGNALS
-from omnireuse.policies.base import Policy, check_reserved_names
+from omnireuse.policies.base import Policy, check_reserved_names, unasked
 from omnireuse.policies.spread import SHORT_RUN, SPREAD, Spread
 
 __all__ = ["AXES", "PREDICTION_TARGETS", "REGIONS", "Region", "Strategy", "WholeRegion"]
@@ -105,8 +106,9 @@ class Strategy:
     Raises:
         UnknownNameError: a name that does not exist.
         ConfigError: a prediction target or signal that the region does not have; a policy that measures, without a
-            signal; numbers of blocks out of range or in another region than "tail"; `shared_cfg_decision` in region
-            "step"; a dtype that holds no fractions; a policy with a field that hides a part of `Policy`.
+            signal, or that decides by what it has not asked to be measured; numbers of blocks out of range or in
+            another region than "tail"; `shared_cfg_decision` in region "step"; a dtype that holds no fractions; a
+            policy with a field that hides a part of `Policy`.
     """
 
     policy: Policy
@@ -168,6 +170,9 @@ class Strategy:
             raise field_error(
                 self, "signal", f"not be 'none' with a policy that measures ({type(self.policy).__name__})"
             )
+        unmeasured = [*(["drift"] if self.chosen_signal == "none" else []), *([] if self.measure_errors else ["error"])]
+        if (missing := unasked(self.policy, unmeasured)) is not None:
+            raise ConfigError(f"Strategy(policy={self.policy!r}): {missing}")
         if self.max_consecutive is not None:
             check_at_least(self, "max_consecutive", 1)
         if self.shared_cfg_decision and self.region == "step":
@@ -196,12 +201,16 @@ class Strategy:
         schedule, target = self.policy.schedule(total, noises) if total else None, self.chosen_target
         if total is None or schedule is None:
             return RunPlan(noises, None, self.forecaster, target)
-        if self.is_free and any(level.is_bounded for level in known):
+        # Solvers that call the model twice at a noise level step along its outputs.
+        is_twice = noises is not None and any(a == b for a, b in pairwise(noises))
+        if self.is_free and (is_twice or any(level.is_bounded for level in known)):
             target = "output"
         places = noises if self.axis == "noise" else None
         if places is not None and self.follows_path and all(level.flow_scale is not None for level in known):
             target = "velocity"
-        forecaster = self.forecaster.for_run(total, tuple(sorted(schedule)), places, target)
+        is_corrected = self.region == "step" and any(level.step is not None for level in known)
+        forecaster = self.forecaster if is_corrected else self.forecaster.uncorrected()
+        forecaster = forecaster.for_run(total, tuple(sorted(schedule)), places, target)
         return RunPlan(noises, schedule, forecaster, target)
 
     @classmethod

@@ -156,11 +156,9 @@ class _Attached:
         kept = config.Fn_compute_blocks + config.Bn_compute_blocks
         for blocks in library.BlockAdapter.flatten([adapter.blocks]):
             if kept > len(blocks):
-                raise ConfigError(
-                    f"DiffusionCacheConfig(Fn_compute_blocks={config.Fn_compute_blocks}, "
-                    f"Bn_compute_blocks={config.Bn_compute_blocks}): together they must be at most the {len(blocks)} "
-                    f"blocks of each block list of {name}, which cache-dit takes one by one, got {kept}"
-                )
+                given = {each: f"{getattr(config, each)}" for each in ("Fn_compute_blocks", "Bn_compute_blocks")}
+                most = f"the {len(blocks)} blocks of each block list of {name}, which cache-dit takes one by one"
+                raise ConfigError.of_fields("DiffusionCacheConfig", given, f"be at most {most}", f"{kept}")
         with _Changes(denoiser) as self._changes:
             library.enable_cache(denoiser, cache_config=library.DBCacheConfig(enable_separate_cfg=False))
         marked: Any = denoiser

@@ -269,8 +269,8 @@ def _told_of_enable(names: Mapping[str, str], options: Mapping[str, Any]) -> Ite
     except ConfigError as error:
         if error.about is None:
             raise
-        field = error.about[1]
-        raise error.told_of("enable", names, as_number(field, options.get(field)).removeprefix("; ")) from error
+        hints = (as_number(field, options.get(field)).removeprefix("; ") for field in error.about[1])
+        raise error.told_of("enable", names, next(filter(None, hints), "")) from error
 
 
 def _check_serves(name: str, pipeline: Any) -> None:

@@ -23,7 +23,7 @@ from omnireuse.hooks.denoisers import device_of, dtype_of
 __all__ = ["Source", "function_named"]
 
 DTYPES = ("bfloat16", "float16", "float32")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +80,20 @@ class Source:
         return not (self.is_path or is_function)
 
     @property
-    def _is_place(self) -> bool:
+    def is_place(self) -> bool:
+        """Whether a folder or a hub id was given."""
         return self.is_path and not _is_function_name(str(self.given))
 
     def check(self) -> None:
         """Refuse, without loading anything, what cannot be loaded."""
-        if self._is_place:
+        if self.is_place:
             _check_place(str(self.given), self.where)
         elif self.is_path:
             function_named(str(self.given), f"{self.where}(pipeline")
 
     def name(self, pipeline: Any) -> str:
         """The name for records: the last part of the folder or id, else the class of the loaded pipeline."""
-        return Path(self.given).resolve().name if self._is_place else type(pipeline).__name__
+        return Path(self.given).resolve().name if self.is_place else type(pipeline).__name__
 
     def load(self) -> Any:
         """The pipeline, ready to be called.
@@ -102,7 +103,7 @@ class Source:
         """
         if self.is_loaded:
             return self.given
-        if self._is_place:
+        if self.is_place:
             return self._from_pretrained(str(self.given))
         make = function_named(str(self.given), f"{self.where}(pipeline") if self.is_path else self.given
         return self._moved(make())
@@ -136,7 +137,7 @@ class Source:
             with quiet_loading():
                 pipeline = diffusers.DiffusionPipeline.from_pretrained(name, **{key: self._dtype(device)})
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.where}({name!r}): {why_refused(error)}") from error
+            raise ConfigError(f"{self.where}({name!r}): {why_refused(error, name)}") from error
         pipeline.to(device)
         pipeline.set_progress_bar_config(disable=True)
         return pipeline

@@ -39,11 +39,14 @@ class WeightFit:
         computed: the steps that compute.
         total: steps of a run.
         kept: number of outputs of each branch in a sum.
+
+    Attributes:
+        is_done: whether further runs follow the weights and change them no more, which judges them.
     """
 
     def __init__(self, computed: Sequence[int], total: int, *, kept: int = KEPT) -> None:
         self._computed = frozenset(computed)
-        self._kept = kept
+        self._kept, self.is_done = kept, False
         self._sums: list[list[_Sums]] = [[] for _ in range(total)]
         self._weights: list[tuple[tuple[float, ...], ...]] = [() for _ in range(total)]
         self._branches = 1
@@ -100,8 +103,9 @@ class LedRun:
                 return output
         self._after_gap = not computes
         by_branch = list(zip(*self._known, strict=True))
-        fit._sums[here] += _sums(by_branch, target())
-        fit._weights[here] = _solve(fit._sums[here], len(by_branch))
+        if not fit.is_done:
+            fit._sums[here] += _sums(by_branch, target())
+            fit._weights[here] = _solve(fit._sums[here], len(by_branch))
         return torch.stack(
             [combine(weights, each) for weights, each in zip(fit._weights[here], by_branch, strict=True)]
         ).sum(0)

@@ -7,12 +7,13 @@ alike. The generation applies the guards that all policies share, and tells the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from omnireuse.errors import ConfigError
+from omnireuse.errors import ConfigError, OmniReuseError
 
-__all__ = ["SAME_NOISE", "Limit", "Policy", "StepView", "ThresholdPolicy", "check_reserved_names"]
+__all__ = ["SAME_NOISE", "Limit", "Policy", "StepView", "ThresholdPolicy", "check_reserved_names", "unasked"]
 
 SAME_NOISE = 1e-3
 """Shares of noise that differ by less are taken for the same."""
@@ -131,6 +132,54 @@ def check_reserved_names(policy: Policy) -> None:
     )
     if taken is not None:
         raise ConfigError(f"{name}.{taken}: a field must not hide Policy.{taken}; give the field another name")
+
+
+_PROBE = 12
+"""Steps of a made-up run."""
+
+
+def unasked(policy: Policy, figures: Sequence[str] = ("drift", "error")) -> str | None:
+    """A figure that a policy decides by and has not asked for, in words; None if there is none.
+
+    A made-up run is decided twice, with the figure unknown and with it known, and both must be decided alike.
+
+    Args:
+        figures: to look for: "drift", "error" or both.
+    """
+    try:
+        if policy.schedule(_PROBE) is not None:
+            return None
+    except OmniReuseError:  # a schedule that a run of so many steps cannot follow
+        return None
+    for figure in figures:
+        flag = f"needs_{figure}"
+        if getattr(policy, flag) or (figure == "drift" and policy.signal is not None):
+            continue
+        without, again, *known = (_decided(policy, figure, value) for value in (None, None, 0.0, 9.0))
+        if without == again and any(isinstance(each, list) and each != without for each in known):
+            return (
+                f"{type(policy).__name__} decides by view.{figure}, which is None unless {flag} is True; write "
+                f"{flag} = True in the class"
+            )
+    return None
+
+
+def _decided(policy: Policy, figure: str, value: float | None) -> list[bool] | str:
+    """The decisions of a made-up run in which one figure has this value; the error of a policy that cannot decide."""
+    noises = tuple(1 - step / _PROBE for step in range(_PROBE))
+    answers: list[bool] = []
+    try:
+        state = policy.start()
+        for step, noise in enumerate(noises):
+            known = {name: 0.1 if getattr(policy, f"needs_{name}") else None for name in ("drift", "error")}
+            drift, missed = ({**known, figure: value} if step else known).values()
+            place: Any = {"sigma": noise, "noise": noise, "noises": noises, "coordinate": noise}
+            view = StepView(index=step, total=_PROBE, drift=drift, error=missed, order=1, **place)
+            answers.append(policy.wants_reuse(state, view))
+            state = policy.after(state, view, answers[-1] and step > 0)
+    except Exception as error:  # whatever a policy raises; it raises it again in a run
+        return repr(error)
+    return answers
 
 
 class ThresholdPolicy(Policy):

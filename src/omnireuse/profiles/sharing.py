@@ -13,7 +13,7 @@ __all__ = ["check_place", "found"]
 
 FILE = "profile.json"
 """Name of the profile in a folder or repository. Nothing else of it is read."""
-_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+_ID = re.compile(r"(?P<id>\w[\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
 def check_place(place: str | os.PathLike[str]) -> None:
@@ -65,4 +65,4 @@ def found(place: str | os.PathLike[str], revision: str | None = None) -> Path:
         # The client's errors are OSErrors and ValueErrors; those of the connection depend on its version.
         return Path(hf_hub_download(match["id"], FILE, revision=revision or match["revision"]))
     except (OSError, ValueError, HfHubHTTPError) as error:
-        raise ConfigError(f"profile {str(place)!r}: {why_refused(error)}") from error
+        raise ConfigError(f"profile {str(place)!r}: {why_refused(error, str(place))}") from error

@@ -78,6 +78,7 @@ class Stats:
             return record
 
     def _settle(self, record: RunRecord, is_whole: bool) -> None:
+        record.end_step()
         is_apart = record.is_broken or not is_whole
         self._runs += 1
         self._broken += record.is_broken
@@ -131,8 +132,11 @@ class Stats:
             if len(self._records) == CONCURRENT_RUNS:
                 self._settle(self._records.pop(next(iter(self._records))), is_whole=True)
             record = self._records[decision.run] = RunRecord(total=decision.total)
-        record.tally.steps += record.step != decision.step
-        record.step = decision.step
+        if record.step != decision.step:
+            record.end_step()
+            record.tally.steps += 1
+            record.step = decision.step
+        record.decided[decision_in_words(decision)] += 1
         record.tally.count(decision)
         if decision.reused:
             record.has_reused = True
@@ -165,13 +169,16 @@ class Stats:
         with self._lock:
             self._count()
             whole, every = Tally(), Tally()
-            for tally in (self._ended, *(record.tally for record in self._records.values())):
-                whole.add(tally)
+            whole.add(self._ended)
+            for record in self._records.values():
+                whole.add(record.tally)
+                whole.share(record.decided)
             for tally in (whole, self._apart):
                 every.add(tally)
             runs = self._runs + len(self._records)
-            calls, decided = every.computed + every.reused, whole.computed + whole.reused
-            mean_steps = whole.steps / max(runs - self._aborted - self._broken, 1)
+            calls, ended = every.computed + every.reused, max(runs - self._aborted - self._broken, 1)
+            mean_steps = whole.steps / ended
+            computed = sum(share for words, share in whole.steps_by_reason.items() if words.startswith("computed"))
             compared, errors, worst = whole.errors
             return Summary(
                 name=self._name,
@@ -180,9 +187,10 @@ class Stats:
                 calls=calls,
                 computed_calls=every.computed,
                 reused_calls=every.reused,
-                computed_steps=mean_steps * whole.computed / decided if decided else 0.0,
-                step_ratio=decided / whole.computed if whole.computed else 1.0,
+                computed_steps=computed / ended,
+                step_ratio=whole.steps / computed if computed else 1.0,
                 reasons=dict(every.reasons),
+                steps_by_reason=dict(every.steps_by_reason),
                 mean_error=errors / compared if compared else None,
                 worst_error=worst if compared else None,
                 promise=self._promise,
@@ -219,6 +227,7 @@ class Tally:
     Attributes:
         steps, computed, reused: steps with a decision, and decisions by their kind.
         reasons: how often each reason decided, computing and reusing apart.
+        steps_by_reason: the same in steps. A step whose calls were decided apart counts by their shares.
         errors: of the forecasts that could be compared: their number, sum and largest.
         host_seconds: of all decisions together.
     """
@@ -227,6 +236,7 @@ class Tally:
     computed: int = 0
     reused: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    steps_by_reason: dict[str, float] = field(default_factory=dict)
     errors: tuple[int, float, float] = (0, 0.0, 0.0)
     host_seconds: float = 0.0
 
@@ -234,11 +244,16 @@ class Tally:
         """Add one decision, but for its step."""
         self.computed += not decision.reused
         self.reused += decision.reused
-        self.reasons[f"{'reused' if decision.reused else 'computed'} ({decision.reason})"] += 1
+        self.reasons[decision_in_words(decision)] += 1
         self.host_seconds += decision.host_seconds
         if decision.error is not None:
             number, total, worst = self.errors
             self.errors = number + 1, total + decision.error, max(worst, decision.error)
+
+    def share(self, decided: Mapping[str, int]) -> None:
+        """Add a step with so many decisions of each kind."""
+        for words, number in decided.items():
+            self.steps_by_reason[words] = self.steps_by_reason.get(words, 0.0) + number / sum(decided.values())
 
     def add(self, other: Tally) -> None:
         """Add another's counts."""
@@ -246,6 +261,8 @@ class Tally:
         self.computed += other.computed
         self.reused += other.reused
         self.reasons += other.reasons
+        for words, share in other.steps_by_reason.items():
+            self.steps_by_reason[words] = self.steps_by_reason.get(words, 0.0) + share
         self.host_seconds += other.host_seconds
         (number, total, worst), (more, sum_of_more, worst_of_more) = self.errors, other.errors
         self.errors = number + more, total + sum_of_more, max(worst, worst_of_more)
@@ -263,6 +280,7 @@ class RunRecord:
         smallest: the smallest value that the policy compared with its threshold; None where it measured none.
         is_broken: whether its latents ended NaN or infinite.
         is_unlike: whether its steps or noise levels are not those of the profile.
+        decided: the decisions of the latest step, by their kind.
         tally: of its decisions.
     """
 
@@ -273,4 +291,15 @@ class RunRecord:
     smallest: float | None = None
     is_broken: bool = False
     is_unlike: bool = False
+    decided: Counter[str] = field(default_factory=Counter)
     tally: Tally = field(default_factory=Tally)
+
+    def end_step(self) -> None:
+        """Count the latest step by its decisions."""
+        self.tally.share(self.decided)
+        self.decided.clear()
+
+
+def decision_in_words(decision: Decision) -> str:
+    """Its kind: "computed (first)"."""
+    return f"{'reused' if decision.reused else 'computed'} ({decision.reason})"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -109,8 +110,9 @@ class Summary:
         computed_calls, reused_calls: how they were decided.
         computed_steps: denoising steps computed in a mean run; fractions where branches decided differently.
         mean_steps: denoising steps of a mean run.
-        step_ratio: decisions divided by computed ones. It is no speed-up: time falls by the denoiser's share of it.
+        step_ratio: steps divided by computed ones. It is no speed-up: time falls by the denoiser's share of it.
         reasons: how often each reason decided, computing and reusing apart.
+        steps_by_reason: the same in steps. A step whose calls were decided apart counts by their shares.
         mean_error: mean relative L1 distance, at computed steps, between the forecast for the step and what was
             computed and used; None where none could be compared. Not the error of the result.
         worst_error: the largest of them, as a rule at an early step, where x0 is hardly known yet.
@@ -139,6 +141,7 @@ class Summary:
     computed_steps: float
     step_ratio: float
     reasons: dict[str, int] = field(default_factory=dict)
+    steps_by_reason: dict[str, float] = field(default_factory=dict)
     mean_error: float | None = None
     worst_error: float | None = None
     promise: Promise | None = None
@@ -161,8 +164,9 @@ class Summary:
         return self.step_ratio > 1 and self.mean_error is not None and self.mean_error > BEYOND
 
     def __str__(self) -> str:
-        """A few lines for a person."""
-        return f"{self.name}: " + "\n  ".join(summary_lines(self))
+        """A few lines for a person; the second is a strip of the steps of the latest run."""
+        first, *others = summary_lines(self)
+        return f"{self.name}: " + "\n  ".join((first, *_strip(self.last_run), *others))
 
     def __repr__(self) -> str:
         share = share_of_steps(self) if self.mean_steps else "no whole run"
@@ -210,12 +214,6 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         f"a decision and its forecast took {summary.host_seconds * 1e3:.3f} ms; values kept for forecasts took "
         f"{summary.kept_bytes / 2**20:.2f} MiB at most"
     )
-    if summary.mean_error is not None:
-        yield (
-            "computed steps show how far forecasts for them would have been off: "
-            f"{summary.mean_error:.1%} on average\n"
-            "    (the computed values were used, so this is not the error of the result)"
-        )
     if summary.is_beyond:
         yield (
             "this budget is beyond what forecasts can do here: expect little more than "
@@ -238,12 +236,32 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         yield str(summary.promise)
 
 
+LONGEST_STRIP = 120
+"""Steps of the longest run that a line of text shows."""
+_BOXES = {"computed": "█#", "partly computed": "▒+", "forecast": "░.", "nothing decided": "·_"}
+"""What a step was, and the character for it: first that of a terminal, then one that every stream can show."""
+
+
+def _strip(shares: Sequence[float | None]) -> Iterator[str]:
+    """The steps of a run as a line of one character each, with a legend; none for a run without steps or too long."""
+    if not 0 < len(shares) <= LONGEST_STRIP:
+        return
+    words: dict[float | None, str] = {None: "nothing decided", 0: "forecast", 1: "computed"}
+    kinds = [words.get(share, "partly computed") for share in shares]
+    try:
+        "█▒░·".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+        place = 0
+    except (UnicodeEncodeError, LookupError):
+        place = 1
+    legend = ", ".join(f"{box[place]} {kind}" for kind, box in _BOXES.items() if kind in kinds)
+    yield f"latest run: {''.join(_BOXES[kind][place] for kind in kinds)} ({legend})"
+
+
 def _reasons(summary: Summary, action: str) -> Iterator[str]:
-    """How many steps were decided so, and why. A step whose branches were decided apart counts by their shares."""
-    share = summary.steps / summary.calls
+    """How many steps were decided so, and why."""
     counts = {
-        words.removeprefix(f"{action} (")[:-1]: number * share
-        for words, number in sorted(summary.reasons.items(), key=lambda each: -each[1])
+        words.removeprefix(f"{action} (")[:-1]: number
+        for words, number in sorted(summary.steps_by_reason.items(), key=lambda each: -each[1])
         if words.startswith(action)
     }
     parts = [f"{_short(number)} {_REASONS.get(reason, f'for {reason!r}')}" for reason, number in counts.items()]

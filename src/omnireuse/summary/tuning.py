@@ -28,6 +28,7 @@ class Tuning:
         path: file that keeps the plan; None where it is in memory only.
         computes_all: whether every step computes where the state is "off" or "failed", as for a quality.
         reason: why the state is as it is, in a sentence.
+        near: other arguments that have a plan already, while these are measured, in words; empty without any.
     """
 
     state: Literal["off", "measuring", "ready", "failed"]
@@ -38,6 +39,7 @@ class Tuning:
     path: str | None = None
     computes_all: bool = False
     reason: str = ""
+    near: str = ""
 
     def __str__(self) -> str:
         if self.state == "measuring":
@@ -47,7 +49,7 @@ class Tuning:
             if is_next and self.reason != BEGINS:
                 serves = "every step computes" if self.computes_all else "the untuned default serves"
                 return f"measuring: {computed}; {serves} until plans are tried: {self.reason}"
-            return f"measuring: {computed}; reuse begins with the {begins}"
+            return f"measuring: {computed}; reuse begins with the {begins}{self.near and f' ({self.near})'}"
         if self.state == "off":
             return f"tuning is off{', and every step computes' if self.computes_all else ''}: {self.reason}"
         if self.state == "failed":

@@ -43,12 +43,12 @@ def check_adapter(stack: BlockStack, denoiser: torch.nn.Module, call: Callable[[
             hook.remove()
     places = [next(place for place, block in enumerate(blocks) if block is ran) for ran in order]
     assert places == list(range(len(blocks))), f"{name}: blocks must run once each in the order of lists, got {places}"
-    (args, kwargs), first = first_call[0], blocks[0]
+    args, kwargs = first_call[0]
     given = declared[0].arguments(args, kwargs)
     tensors = [value for value in given.values() if isinstance(value, torch.Tensor)]
     before = [value.clone() for value in tensors]
     with torch.no_grad():
-        signal, again = stack.signal(first, given), stack.signal(first, given)
+        signal, again = (declared[0].watched(stack.signal, given) for _ in range(2))
     assert isinstance(signal, torch.Tensor), f"{name}: signal must return a tensor, got {type(signal).__name__}"
     rows = given[stack.streams[stack.main_stream]].shape[0]
     assert signal.is_floating_point(), f"{name}: signal must be a tensor of floats, got {signal.dtype}"

@@ -11,7 +11,7 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass
 from typing import Any, TypeVar
 
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.policies.base import Policy, StepView, check_reserved_names
+from omnireuse.policies.base import Policy, StepView, check_reserved_names, unasked
 
 __all__ = ["check_policy", "unpickled"]
 
@@ -38,8 +38,9 @@ def check_policy(policy: Policy, *, totals: tuple[int, ...] = TOTALS) -> None:
 
     Checked: it is a frozen dataclass that is equal to its copy and survives pickle, and no field hides a part of
     `Policy`; `wants_reuse` answers the same when it is asked twice and changes neither policy nor state; a state is
-    carried from step to step; any drift and error, also None and non-finite ones, gets an answer; equal runs get equal
-    answers; a schedule is the steps that are computed.
+    carried from step to step; any drift and error, also None and non-finite ones, gets an answer; a policy that decides
+    by one of them has asked for it (`needs_drift`, `needs_error`); equal runs get equal answers; a schedule is the
+    steps that are computed.
 
     Args:
         totals: numbers of steps of the runs.
@@ -54,6 +55,7 @@ def check_policy(policy: Policy, *, totals: tuple[int, ...] = TOTALS) -> None:
     _check_frozen(policy)
     assert copy.deepcopy(policy) == policy, f"{name}: a deep copy must be equal"
     assert unpickled(policy) == policy, f"{name}: what comes back from pickle must be equal"
+    assert (missing := unasked(policy)) is None, missing
     for total in totals:
         answers = [_run(policy, total, seed=total) for _ in range(2)]
         assert answers[0] == answers[1], f"{name}: two equal runs of {total} steps must get equal answers"

@@ -12,11 +12,18 @@ from omnireuse.policies import ErrorControl
 from omnireuse.policies.base import Policy
 from omnireuse.policies.spread import SPREAD, Spread
 from omnireuse.profiles.plan import Plan
+from omnireuse.tuning.ledger import FROM, FROM_FOR_AIMS
 
-__all__ = ["Budget", "budget_for"]
+__all__ = ["JUDGED", "SHORT_ERROR", "Budget", "budget_for"]
 
 SHORTEST = 4
 """Steps of the shortest run that is tuned."""
+JUDGED = 6
+"""Pictures that are measured at least where something is asked of them: some judge what was fitted to the others."""
+
+SHORT_ERROR = 0.05
+"""Largest error that a plan may leave in a measured picture where the untuned default computes every step."""
+_WITHIN = f"leaves at most {SHORT_ERROR:.0%} error in the final latents of each measured picture"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +64,33 @@ class Budget:
         return {} if self.rule is None else {"tolerance": self.rule.tolerance}
 
     @property
+    def settled(self) -> int:
+        """The picture from which on the price of tuning holds."""
+        return FROM_FOR_AIMS if self.aim else FROM
+
+    def pictures(self, most: int) -> int:
+        """How many pictures are measured where `most` may be: what is asked of pictures needs `JUDGED`."""
+        return max(most, JUDGED) if self.aim else most
+
+    @property
     def words(self) -> str:
         """What follows the measured pictures."""
         kept = ", ".join(f"{name}={value:g}" for name, value in self.aim.items())
-        return f"as few steps compute as keep {kept}" if kept else f"{len(self.steps)} steps compute"
+        if kept:
+            return f"as few steps compute as keep {kept}"
+        few = f"{len(self.steps)} steps compute"
+        return few if self.reuses else f"{few} if a plan {_WITHIN}, and else every step"
 
     @property
     def none_found(self) -> str:
         """What stays without a plan, and why."""
+        if not self.aim and not self.reuses:
+            return f"every step computes, as in runs so short without a plan; no plan {_WITHIN}"
         if not self.aim:
             return "the untuned default stays; no plan was clearly closer"
         stays = "the untuned default stays" if self.quality is None else "every step computes"
-        return f"{stays}; no plan of fewer steps was seen to keep the {next(iter(self.aim))}"
+        kept = f"no plan of fewer steps was seen to keep the {next(iter(self.aim))} in nine of ten pictures"
+        return f"{stays}; {kept}, and omnireuse.calibrate, which sees more of them, may find one"
 
     def plan_of(self, plans: Mapping[int, Plan]) -> Plan | None:
         """The plan that was kept for this budget."""

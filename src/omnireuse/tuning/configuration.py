@@ -69,6 +69,12 @@ class Configuration(Record, frozen=True, kw_only=True):
         content: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return content
 
+    @property
+    def words(self) -> str:
+        """The arguments that a plan is for."""
+        call = {**self.call, "num_inference_steps": str(len(self.noises))}
+        return ", ".join(f"{name}={text:.40}" for name, text in call.items() if text != "None")
+
     def profile(
         self,
         plans: Mapping[int, Plan],

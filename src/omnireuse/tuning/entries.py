@@ -19,12 +19,12 @@ from omnireuse.planning.path import OutputProducts
 from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.profile import Profile
 from omnireuse.summary.tuning import BEGINS, Tuning
-from omnireuse.tuning.budget import Budget
+from omnireuse.tuning.budget import JUDGED, Budget
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.fewest import FewestSteps
 from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.ledger import FROM, PRICE, Ledger, work_of
+from omnireuse.tuning.ledger import Ledger, work_of
 from omnireuse.tuning.recording import Keeper
 from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import MOST_WORK, MeasuredCall, Pausing, Shadows, Trials, finished
@@ -45,7 +45,6 @@ MOST_BUDGETS = 2
 """Numbers of computed steps for one configuration, from which on a new one is measured from its second picture on."""
 SLOW = 120.0
 """Seconds of a measured picture, from which on shadows are made one at a time, each after another picture."""
-WAITS = f"all work stays within {PRICE:g} times that without reuse from picture {FROM} on"
 
 
 class _Found(NamedTuple):
@@ -95,18 +94,19 @@ class Entries:
         beside `MOST_UNFINISHED` that are measured in part, or of a number of computed steps beside `MOST_BUDGETS`.
         """
         if budget.aim:
-            aim = {name: repr(value) for name, value in budget.aim.items()}
+            aim = {name: repr(value) for name, value in (*budget.aim.items(), ("judged", JUDGED))}
             configuration = msgspec.structs.replace(configuration, call={**configuration.call, **aim})
         key = (configuration.digest, len(budget.steps))
         entry = self._entries.get(key) or self._new(key, configuration, budget)
         entry.budget, entry.last = budget, next(self._numbers)
         if entry.tuning.state == "measuring" and not (entry.is_busy or entry.is_whole or self._may_measure(entry)):
-            return self._passed_by(entry, f"{WAITS}; it is measured once reuse has saved enough")
+            return self._passed_by(entry, f"{entry.waits}; it is measured once reuse has saved enough")
         return entry
 
     def _new(self, key: tuple[str, int], configuration: Configuration, budget: Budget) -> Entry:
         computes_all = budget.quality is not None
-        tuning = Tuning(state="measuring", wanted=self.pictures, computes_all=computes_all, reason=BEGINS)
+        wanted = budget.pictures(self.pictures)
+        tuning = Tuning(state="measuring", wanted=wanted, computes_all=computes_all, reason=BEGINS)
         entry = Entry(configuration, budget, tuning, pace=self._ledger.pace)
         found = self._agreement.of_first(lambda: self._found(entry))
         if found.passed_by:
@@ -117,6 +117,7 @@ class Entries:
             self._take(entry, found.profile, found.plan, str(self._store.file(configuration.digest)))
         else:
             entry.earlier, entry.budgets = found.earlier, found.budgets | {len(budget.steps)}
+            entry.tuning = replace(tuning, near=self._store.near(configuration))
             self._note(entry)
         return entry
 
@@ -138,7 +139,9 @@ class Entries:
     def _allows(self, entry: Entry, runs: float, full: int = 0) -> bool:
         if self._measures_all:
             return True
-        return self._ledger.allows(runs * entry.work, entry.work, entry.expected_share, full=full)
+        return self._ledger.allows(
+            runs * entry.work, entry.work, entry.expected_share, full=full, by=entry.budget.settled
+        )
 
     def _found(self, entry: Entry) -> _Found:
         """What the store has for an entry, whose lock is taken where it has no plan."""
@@ -184,7 +187,7 @@ class Entries:
         entry.is_busy, entry.begun = True, time.monotonic()
         if entry.calls or entry.failures:
             return
-        missing = self.pictures - entry.tuning.pictures
+        missing = entry.tuning.wanted - entry.tuning.pictures
         logger.info(
             "tuning %s for runs of %d steps: the %s, then %s",
             "goes on" if entry.earlier else "begins",
@@ -192,6 +195,8 @@ class Entries:
             "next picture is computed in full" if missing == 1 else f"next {missing} pictures are computed in full",
             entry.budget.words,
         )
+        if entry.tuning.near:
+            logger.info("%s", entry.tuning.near)
 
     def learn(self, entry: Entry, kept: Keeper, full_run: Callable[[], FullRun], replay: Any) -> bool:
         """Note a measured call, or why that failed. The calls of few configurations are kept with this one.
@@ -252,7 +257,7 @@ class Entries:
             trials = entry.trials
             while not waits and (due := trials.due(entry.calls, is_whole=entry.is_whole)) is not None:
                 if not self._allows(entry, due.cost):
-                    waits = WAITS
+                    waits = entry.waits
                     break
                 shadows.announce(f"omnireuse tries {due.words}, for the pictures after this one")
                 before = trials.runs
@@ -275,7 +280,7 @@ class Entries:
             self.failed(entry, decided, is_permanent=True)
             return
         self._take(entry, *decided)
-        logger.info("tuning has ended: %s", entry.tuning)
+        logger.info("tuning has ended for calls with %s: %s", entry.configuration.words, entry.tuning)
         entry.drop()
         entry.release()
 
@@ -371,12 +376,12 @@ class Entries:
                 text += f"{expected:.2%} error of the final latents expected"
             if evidence.untuned:
                 text += f" ({sum(evidence.untuned) / len(evidence.untuned):.2%} untuned)"
-        if evidence is not None:
-            text += f", on {counted(len(evidence.errors), 'measured picture')}"
+        pictures = profile.num_prompts[0]
+        text += f", on {counted(pictures, 'measured picture')}"
         entry.tuning = replace(
             entry.tuning,
             state="ready",
-            pictures=len(evidence.errors) if evidence is not None else 0,
+            pictures=pictures,
             runs=0.0 if evidence is None else evidence.runs,
             expected=expected,
             path=path,
@@ -388,7 +393,8 @@ class Entries:
         return len(entry.calls) + (0.0 if entry.trials is None else entry.trials.runs)
 
     def _note(self, entry: Entry) -> None:
-        # Shadows need a call of this process, so one picture at least is still to be measured.
-        earlier = min(sum(len(each.products) for each in entry.earlier), self.pictures - 1)
+        # Shadows need a call of this process: one picture at least is still to be measured, and what is asked of
+        # pictures is judged by all of them.
+        earlier = 0 if entry.budget.aim else min(sum(len(each.products) for each in entry.earlier), self.pictures - 1)
         pictures = earlier + sum(call.full.pictures for call in entry.calls)
         entry.tuning = replace(entry.tuning, pictures=pictures, runs=round(self._runs(entry), 2))

@@ -11,7 +11,7 @@ from omnireuse.profiles.profile import Profile
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.ledger import Work, work_of
+from omnireuse.tuning.ledger import PRICE, Work, work_of
 from omnireuse.tuning.trials import MeasuredCall, Trying
 
 __all__ = ["Entry"]
@@ -73,9 +73,15 @@ class Entry:
         return min(self.share, self.budget.expected_share)
 
     @property
+    def waits(self) -> str:
+        """Why measuring waits where the ledger does not allow more."""
+        return f"all work stays within {PRICE:g} times that without reuse from picture {self.budget.settled} on"
+
+    @property
     def is_whole(self) -> bool:
-        """Whether all pictures are measured, and nothing is decided."""
-        return self.tuning.state == "measuring" and self.tuning.pictures >= self.tuning.wanted
+        """Whether all pictures are measured, and nothing is decided. Pictures of one call do not judge each other."""
+        is_judged = not self.budget.aim or len(self.calls) > 1
+        return self.tuning.state == "measuring" and self.tuning.pictures >= self.tuning.wanted and is_judged
 
     def drop(self) -> None:
         """Drop the values that were measured."""

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-import statistics
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.forecasters import Blend
 from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.path import OutputProducts
+from omnireuse.profiles.coverage import bound_of_few
 from omnireuse.profiles.plan import Plan
-from omnireuse.tuning.budget import Budget
+from omnireuse.tuning.budget import JUDGED, Budget
 from omnireuse.tuning.full_run import relative_errors
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadows, Trial, Try, Trying, whole
 
-__all__ = ["FewestSteps", "bounds", "count_for", "excess", "shortfall"]
+__all__ = ["FewestSteps", "bounds", "count_for"]
 
 GROWTHS = {"tolerance": 0.0, "quality": 2.0}
 """What plans assume of errors on their way (`Planner`): a tolerance is of the final latents, a quality of pictures."""
@@ -28,21 +30,19 @@ FURTHER = {"tolerance": 1, "quality": 2}
 """Least number of steps more after a miss: without a plan a quality computes every step, and tries are few."""
 ALWAYS = 2
 """First steps that the untuned rule computes in any case: it knows no error before."""
-SLOPE = 24.0
-"""Fall of the error in dB where the number of computed steps doubles, before two trials have shown it."""
-LEAST_SPREAD = 4.0
-"""Least standard deviation of the errors between pictures, in dB: a few pictures may be alike by chance."""
-UNSEEN = 7.0
-"""By how many dB the errors of other pictures exceed those of the pictures that weights were fitted on, with care."""
-MARGIN = 11.0
-"""By how many dB nine of ten pictures stay below the middle one of many (``python -m bench quality``)."""
+FITTED_TO = 3
+"""Pictures that plans and weights are made from; those after them judge."""
+SLOPE, TAIL_SLOPE = 24.0, 12.0
+"""Fall of the error in dB where the number of computed steps doubles, before two trials have shown it; and the least
+that is expected of the worst pictures, after a miss."""
 
 
 class FewestSteps(Trying):
     """The plans that are tried for one tolerance or quality. None computes as many steps as the untuned rule does.
 
-    It is a regula falsi over the logarithm of the number of computed steps, with the error in dB that nine of ten
-    pictures are expected to stay within: of the final latents for a tolerance, of the pictures for a quality.
+    A plan keeps it where `bound_of_few` does, of what the plan leaves in pictures that nothing was fitted to: of the
+    error of their final latents for a tolerance, of their PSNR for a quality. The numbers of steps come from a regula
+    falsi over their logarithm.
 
     Args:
         budget: with a tolerance or a quality.
@@ -59,20 +59,25 @@ class FewestSteps(Trying):
         self._tried: dict[int, Trial] = {}
         self._trial: Trial | None = None
         """The one that is being tried."""
+        self._looked = 0
+        """Calls that were known when the next one was looked for."""
 
     def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
-        """First how many steps compute without a plan. Once all pictures are measured, plans as long as all shadows
-        take no more work than the full runs."""
+        """First how many steps compute without a plan. The first plan follows the pictures as they come, unless it
+        misses in those that it was fitted to; once all are measured, others do. All shadows take no more work than the
+        full runs."""
         if self._rule is not None and not self._untuned:
             return Try("the untuned default", 1.0, partial(self._follow_rule, calls[0]))
         if self._quality is not None and len(self._pictures) < len(calls):
             return Try("no plan", 0.0, partial(self._look, calls))
-        if not is_whole:
-            return None
-        if self._trial is None or self._trial.calls == len(calls):
+        is_missed = self._trial is not None and self._misses_fitted(self._trial)
+        if self._trial is None or self._trial.calls == len(calls) or is_missed:
+            is_planned = sum(call.full.pictures for call in calls) >= FITTED_TO
+            if not is_whole and not (is_missed or (self._trial is None and is_planned)):
+                return None
             if self._trial is not None:
                 self._tried[len(self._trial.steps)] = self._trial
-            self._trial = self._next(calls)
+            self._trial, self._looked = self._next(calls), len(calls)
         if self._trial is None:
             return None
         words = f"a plan of {len(self._trial.steps)} computed steps"
@@ -85,9 +90,11 @@ class FewestSteps(Trying):
         count = min(max(wanted, fewest), most)
         if fewest > count or count in self._tried:
             return None
-        steps, fits = self._planned(calls, count, self._growth), all(call.full.unfit is None for call in calls)
-        trial = Trial.of_fit(steps, self._total) if fits else Trial(steps=steps, total=self._total)
-        return None if self.runs + len(calls) * trial.cost(calls) > len(calls) else trial
+        steps = self._planned(_fitted_to(calls), count, self._growth)
+        fits = all(call.full.unfit is None for call in calls)
+        trial = Trial.of_fit(steps, self._total, FITTED_TO) if fits else Trial(steps=steps, total=self._total)
+        runs = max(len(calls), -(-JUDGED // calls[0].full.pictures), 2)
+        return None if self.runs + runs * trial.cost(calls) > runs else trial
 
     def _follow_rule(self, call: MeasuredCall, shadows: Shadows) -> Pausing[None]:
         assert self._rule is not None, "a tolerance is asked for"
@@ -112,9 +119,23 @@ class FewestSteps(Trying):
         yield from ()
 
     def _excesses(self) -> dict[int, float]:
-        if self._quality is None:
-            return {count: excess(trial.errors, self._value) for count, trial in self._tried.items()}
-        return {count: shortfall(trial.closeness, self._value) for count, trial in self._tried.items()}
+        return {count: self._excess(trial) for count, trial in self._tried.items()}
+
+    def _excess(self, trial: Trial) -> float:
+        """By how many dB nine of ten other pictures are expected to miss it; negative where they exceed it."""
+        if self._quality is not None:
+            return self._quality - bound_of_few(trial.closeness[trial.fitted :] or trial.closeness)
+        errors = [-_decibels(error) for error in trial.errors[trial.fitted :] or trial.errors]
+        return -_decibels(self._value) - bound_of_few(errors)
+
+    def _misses_fitted(self, trial: Trial) -> bool:
+        """Whether a plan is missed in the very pictures that it was fitted to, so that others need not judge it."""
+        return FITTED_TO <= trial.fitted == len(trial.errors) and self._excess(trial) > 0
+
+    @property
+    def tried(self) -> int:
+        """As `Trying.tried`."""
+        return self._looked if self._trial is None else self._trial.calls
 
     def plan(self) -> Plan | None:
         """That of the smallest number which keeps it as all larger ones do that were tried; None without."""
@@ -122,35 +143,17 @@ class FewestSteps(Trying):
         if kept is None:
             return None
         trial = self._tried[kept]
-        return trial.plan() if self._quality is None else trial.plan(closeness=tuple(trial.closeness))
+        return trial.plan() if self._quality is None else trial.plan(closeness=tuple(trial.closeness[trial.fitted :]))
 
 
-def excess(errors: Sequence[float], tolerance: float) -> float:
-    """By how many dB the error that nine of ten other pictures are expected to stay within exceeds a tolerance.
-
-    Errors are taken to be log-normal. Their mean is as uncertain as their number makes it, and a few errors say little
-    about their spread.
-
-    Args:
-        errors: of the pictures that weights were fitted on.
-        tolerance: above 0.
-    """
-    decibels = [20 * math.log10(min(max(error, 1e-9), 1e3)) for error in errors]
-    spread = max(statistics.stdev(decibels) if len(decibels) > 1 else 0.0, LEAST_SPREAD)
-    margin = UNSEEN + statistics.NormalDist().inv_cdf(0.9) * spread * math.sqrt(1 + 1 / len(decibels))
-    return statistics.fmean(decibels) + margin - 20 * math.log10(tolerance)
+def _fitted_to(calls: Sequence[MeasuredCall]) -> Sequence[MeasuredCall]:
+    """The first calls, with as many pictures as plans and weights are made from."""
+    pictures = list(accumulate(call.full.pictures for call in calls))
+    return calls[: bisect_left(pictures, FITTED_TO) + 1]
 
 
-def shortfall(closeness: Sequence[float], quality: float) -> float:
-    """By how many dB nine of ten other pictures are expected to miss a quality; negative where they exceed it.
-
-    The middle one counts: one of three may be the one in ten that misses it, and says little about the others.
-
-    Args:
-        closeness: PSNR in dB of the pictures that weights were fitted on.
-        quality: in dB.
-    """
-    return quality - statistics.median(closeness) + MARGIN * math.sqrt(1 + 1 / len(closeness))
+def _decibels(error: float) -> float:
+    return 20 * math.log10(min(max(error, 1e-9), 1e3))
 
 
 def bounds(excesses: Mapping[int, float]) -> tuple[int | None, int | None]:
@@ -173,5 +176,6 @@ def count_for(excesses: Mapping[int, float], further: int = 1) -> int:
     nearest = kept if kept is not None else missed
     assert nearest is not None, "one was tried"
     # Far enough, and no further than to double or to halve.
-    found = math.ceil(nearest * math.pow(2.0, min(max(excesses[nearest] / SLOPE, -1.0), 1.0)))
+    slope = SLOPE if missed is None else TAIL_SLOPE
+    found = math.ceil(nearest * math.pow(2.0, min(max(excesses[nearest] / slope, -1.0), 1.0)))
     return found if missed is None else max(found, missed + further)

@@ -7,10 +7,12 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FROM", "PRICE", "Ledger", "Work", "work_of"]
+__all__ = ["FROM", "FROM_FOR_AIMS", "PRICE", "Ledger", "Work", "work_of"]
 
 FROM = 10
 """The picture from which on the price holds: the first ones are measured."""
+FROM_FOR_AIMS = 16
+"""The same where something is asked of the pictures, so that more of them are measured to judge it."""
 PRICE = 1.1
 """Most work of all pictures so far, as a multiple of that of computing every step."""
 
@@ -49,18 +51,19 @@ class Ledger:
         with self._lock:
             self._spent = self._spent + work
 
-    def allows(self, work: Work, picture: Work, share: float, *, full: int = 0) -> bool:
+    def allows(self, work: Work, picture: Work, share: float, *, full: int = 0, by: int = FROM) -> bool:
         """Whether the price still holds after so much work beside the pictures.
 
         Args:
             work: to be spent.
-            picture: work of a picture like the present one if every step computes. As many as are missing to `FROM`
-                are taken to follow.
+            picture: work of a picture like the present one if every step computes. As many as are missing to `by` are
+                taken to follow.
             share: of their steps that compute.
             full: pictures to come before them that compute every step.
+            by: the picture from which on the price holds.
         """
         with self._lock:
-            ahead = max(FROM - self._pictures - full, 0)
+            ahead = max(by - self._pictures - full, 0)
             spent = self._spent + work + (full + share * ahead) * picture
             plain = self._plain + (full + ahead) * picture
             return bool((spent <= PRICE * plain + 1e-6).all())

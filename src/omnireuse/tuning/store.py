@@ -25,7 +25,7 @@ from omnireuse.profiles.profile import HEAD, Profile
 from omnireuse.stores.redis import RedisTier
 from omnireuse.tuning.configuration import Configuration
 
-__all__ = ["DIRECTORY", "SHARED", "Store", "folder", "read_plans"]
+__all__ = ["DIRECTORY", "SHARED", "Store", "folder", "read_kept", "read_plans"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -106,7 +106,12 @@ def _kept(
 
 
 def read_plans(data: bytes | str, digest: str, place: str) -> Profile:
-    """The plans in a file's content.
+    """The plans in a file's content; arguments and errors are those of `read_kept`."""
+    return read_kept(data, digest, place)[0]
+
+
+def read_kept(data: bytes | str, digest: str, place: str) -> tuple[Profile, Configuration]:
+    """The plans in a file's content, and the runs that they are for.
 
     Args:
         digest: of the configuration that they must belong to.
@@ -127,7 +132,7 @@ def read_plans(data: bytes | str, digest: str, place: str) -> Profile:
             plan.strategy(profile.coordinates)
         except ConfigError as error:
             raise ConfigError(f"{place}: plans[{count}] cannot be followed ({error}); {UNUSED}") from error
-    return profile
+    return profile, configuration
 
 
 def folder() -> Path:
@@ -262,6 +267,27 @@ class Store:
     def files(self) -> list[Path]:
         """The files of all plans, by name."""
         return sorted(self.path.glob("*.json")) if self.path.is_dir() else []
+
+    def near(self, configuration: Configuration) -> str:
+        """For which arguments of the same pipeline a plan is kept where this configuration has others, in words; of the
+        plans with the fewest such differences. Empty where there are none."""
+        own, found = (
+            {**configuration.call, "num_inference_steps": str(len(configuration.noises))},
+            list[dict[str, str]](),
+        )
+        for file in self.files():
+            try:
+                other = msgspec.convert(msgspec.json.decode(file.read_bytes())["configuration"], Configuration)
+            except (OSError, LookupError, TypeError, msgspec.MsgspecError):
+                continue  # what is damaged is said where it is used
+            if other.conditions == configuration.conditions:
+                call = {**other.call, "num_inference_steps": str(len(other.noises))}
+                found.append({name: call.get(name, "nothing") for name in own if call.get(name) != own[name]})
+        unlike = min(filter(None, found), key=len, default=None)
+        if unlike is None:
+            return ""
+        kept, here = (", ".join(f"{name}={each[name]}" for name in unlike) for each in (unlike, own))
+        return f"a plan is kept for {kept}, and this call has {here}"
 
     def clear(self) -> int:
         """Delete all plans; return how many there were."""

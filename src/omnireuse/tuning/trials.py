@@ -21,7 +21,7 @@ from omnireuse.planning.path import OutputProducts
 from omnireuse.planning.planner import Planner
 from omnireuse.policies import Steps
 from omnireuse.profiles.plan import FITTED, Evidence, Plan
-from omnireuse.tuning.budget import Budget
+from omnireuse.tuning.budget import SHORT_ERROR, Budget
 from omnireuse.tuning.full_run import FullRun, decibels, relative_errors
 
 __all__ = [
@@ -46,8 +46,6 @@ LEAST_GAIN = 5.0
 pictures that it was fitted on. On other pictures it loses up to 5 dB of its gain there (``python -m bench tune``)."""
 MOST_WORK = 1.0
 """Work of the shadows of one measured call, in full runs."""
-SHORT_ERROR = 0.05
-"""Largest error that a plan may leave in a measured picture where the untuned default computes every step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +147,9 @@ class Trial:
         errors: relative L1 error of the final latents of each picture.
         closeness: PSNR of each picture to the full run's in dB; of its final latents where no pictures are known.
         calls: how many of the measured calls it has followed.
+        fits: how many pictures weights are fitted to, or a few more of the same call; the others judge them. None for
+            all.
+        fitted: how many of the first pictures they were fitted to.
     """
 
     steps: tuple[int, ...]
@@ -158,11 +159,13 @@ class Trial:
     errors: list[float] = field(default_factory=list)
     closeness: list[float] = field(default_factory=list)
     calls: int = 0
+    fits: int | None = None
+    fitted: int = 0
 
     @classmethod
-    def of_fit(cls, steps: tuple[int, ...], total: int) -> Trial:
+    def of_fit(cls, steps: tuple[int, ...], total: int, fits: int | None = None) -> Trial:
         """A schedule whose weights are fitted."""
-        return cls(steps=steps, total=total, forecaster=FITTED, fit=WeightFit(steps, total))
+        return cls(steps=steps, total=total, forecaster=FITTED, fit=WeightFit(steps, total), fits=fits)
 
     @property
     def steps_before_gap(self) -> int:
@@ -206,7 +209,9 @@ class Trial:
         for call in calls[self.calls :][:most]:
             # Branches that one call could not tell apart are not told apart at all.
             full = call.full if tells_branches else replace(call.full, path=replace(call.full.path, shares=(1.0,)))
+            self.fit.is_done = self.fits is not None and self.fitted >= self.fits
             made = yield from whole(leader.lead(replace(call, full=full), self.fit, self.policy))
+            self.fitted += 0 if self.fit.is_done else call.full.pictures
             work += self._note(made, call, pictures) / self.total
         return work
 
@@ -355,8 +360,11 @@ class Trials(Trying):
 
     def plan(self) -> Plan | None:
         """The plan that evidence is for; None where the untuned default stays."""
-        self._untuned = [] if self.untuned is None else self.untuned.errors
         best = clearly_closest(self.others, self.untuned)
+        if self.untuned is not None:
+            self._untuned = self.untuned.errors
+        elif best is None:  # every step computes
+            self._untuned = [0.0 for trial in self.others[:1] for _ in trial.errors]
         return None if best is None else best.plan(untuned=tuple(self._untuned))
 
 

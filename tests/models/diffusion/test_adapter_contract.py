@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from omnireuse.errors import UnknownNameError
 from omnireuse.models import BLOCK_STACKS
 from omnireuse.testing import check_adapter
 from tests.models.diffusion.denoisers.registry import DENOISERS
@@ -35,3 +36,9 @@ def test_broken_declarations_are_found() -> None:
         check_adapter(replace(stack, signal=lambda *_: torch.zeros(7)), denoiser.model, run)
     with pytest.raises(AssertionError, match="must not write to its arguments"):
         check_adapter(replace(stack, signal=lambda _, given: given["hidden_states"].zero_()), denoiser.model, run)
+    asks = replace(stack, signal=lambda _, given: given["hidden_stats"])
+    with pytest.raises(UnknownNameError, match=r"unknown argument of .*'hidden_stats'; did you mean 'hidden_states'"):
+        check_adapter(asks, denoiser.model, run)
+    fails = replace(stack, signal=lambda _, given: {"none": given}[next(iter(given))])
+    with pytest.raises(KeyError):
+        check_adapter(fails, denoiser.model, run)

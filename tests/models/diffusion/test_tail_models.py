@@ -48,5 +48,5 @@ def test_every_declared_model_is_served_at_any_split(name: str) -> None:
 
 def test_last_blocks_that_would_read_skipped_ones_are_refused() -> None:
     pipeline = Pipeline(DENOISERS["HunyuanDiT2DModel"]())
-    with pytest.raises(ConfigError, match="last_blocks must be at most first_blocks"):
+    with pytest.raises(ConfigError, match="together they must be no more last blocks than first ones"):
         omnireuse.enable(pipeline, strategy_of(policy="fixed", region="tail", first_blocks=1, last_blocks=2))

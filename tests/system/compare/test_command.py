@@ -29,6 +29,7 @@ from reference.load import SAMPLING, find_image_pipeline
 from reference.pictures import read_frames
 from tests import TOP
 from tests.helpers.comparisons import peers
+from tests.helpers.comparisons import point as made_up
 
 CALL = json.dumps({"height": 64, "width": 64, "max_sequence_length": 20})
 PROMPT = "a large red circle in the top left on a plain gray background"
@@ -105,6 +106,15 @@ def test_the_table_is_whole_at_eighty_columns() -> None:
     bare = printed(replace(made, full=full, points=(replace(made.points[0], scores={}, speedup=None),)))
     assert "attributes" not in bare
     assert "speed-up" not in bare
+
+
+def test_the_table_says_how_many_settings_it_leaves_out() -> None:
+    made = peers().cases[0]
+    caption = "as another setting of the method is as good with as few steps; the page named below shows all"
+    assert caption not in " ".join(printed(made).split())
+    worse = made_up("fewer steps", "baseline", 14, 26.0)
+    text = printed(replace(made, points=(*made.points, worse, worse)))
+    assert f"not shown: 2, {caption}" in " ".join(text.split())
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(
@@ -213,7 +223,27 @@ def test_a_method_of_ones_own_is_an_object_and_need_not_disable(
     assert main([*command, "--method", "my_methods:FAULTY"]) == 3
     assert "faulty(): ValueError: no such setting" in " ".join(capsys.readouterr().err.split())
     assert main([*command, "--method", "my_methods:grid"]) == 2
-    assert "must name a Method, got function" in " ".join(capsys.readouterr().err.split())
+    assert "must name a Method or a Forecaster, got function" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", ["omnireuse:Blend", "my_forecasters:MINE"])
+def test_a_forecaster_takes_the_default_s_place_and_nothing_else_of_it(
+    given: str, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_forecasters.py").write_text("import omnireuse\n\nMINE = omnireuse.Hold()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_forecasters", raising=False)
+    assert main([*asked, "--only", "speedup", "--method", given]) == 0
+    points = read_comparison(tmp_path / "out" / "compare.json").cases[0].points
+    known = {each.settings["speedup"]: each for each in points if "forecaster" not in each.settings}
+    own = {each.settings["speedup"]: each for each in points if "forecaster" in each.settings}
+    assert own.keys() == {2.0, *known}
+    for speedup, default in known.items():
+        assert own[speedup].computed_steps == default.computed_steps
+        # The default's forecaster is Blend, so in its place it is the default.
+        assert (own[speedup].each == default.each) == (given == "omnireuse:Blend" or default.computed_steps == 6)
+    assert "Strategy.default(speedup=2.0), forecaster=" in own[2.0].call
 
 
 @pytest.mark.slow

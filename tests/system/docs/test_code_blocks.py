@@ -26,16 +26,18 @@ def test_every_block_names_its_language(name: str) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", WITH_PYTHON)
-def test_the_blocks_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blocks_of_a_page_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     # As at the top of a clone, but what a block writes is written elsewhere.
     for folder in ("models", "bench", "examples"):
         (tmp_path / folder).symlink_to(TOP / folder)
     monkeypatch.chdir(tmp_path)
-    if name.endswith(("tuning.md", "step-reuse-options.md")):
-        monkeypatch.setenv("OMNIREUSE_TUNE", "1")
-    for variable in ("OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_WAN"):
+    # As a reader has it: tuning is on, and its plans lie in the folder of this test (tests/conftest.py).
+    for variable in ("OMNIREUSE_TUNE", "OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_WAN"):
         monkeypatch.delenv(variable, raising=False)
     assert run(TOP / name) == sum(language == "python" for _, language, _ in blocks(TOP / name))
+    assert "(none reused)" not in capsys.readouterr().out, f"{name} shows a reader a summary of nothing"
     gc.collect()
 
 

@@ -111,6 +111,8 @@ def test_an_error_inside_of_the_module_is_its_own(monkeypatch: pytest.MonkeyPatc
     [
         ("not a pipeline", "there is no such folder"),
         ("/nowhere", "there is no such folder"),
+        ("./nowhere", "there is no such folder"),
+        ("../nowhere", "there is no such folder"),
         (HERE, "has no model_index.json; give package:function"),
     ],
 )
@@ -152,20 +154,25 @@ def test_a_repository_that_is_not_here_is_explained_in_one_sentence(monkeypatch:
     with pytest.raises(ConfigError) as caught:
         Source(given="nobody/nothing-of-this-name").load()
     said = str(caught.value)
-    assert said.startswith("calibrate('nobody/nothing-of-this-name'): ")
+    assert said.startswith("calibrate('nobody/nothing-of-this-name'): there is no such folder, and the hub ")
     assert "unset HF_HUB_OFFLINE" in said
     assert "\n" not in said
 
 
 def test_a_broken_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text("{")
-    with pytest.raises(ConfigError, match="check the name"):
+    with pytest.raises(ConfigError, match=r"damaged or not whole: .*; copy or download it again"):
         Source(given=tmp_path).load()
 
 
 def test_an_error_of_the_hub_is_one_line_of_bounded_length() -> None:
-    assert why_refused(OSError("404 Client Error.\n\nRepository Not Found.")).startswith(
-        "404 Client Error. Repository Not Found; check the name and the network"
+    page = (
+        "404 Client Error. (Request ID: Root=1-2;3-4)\n\nRepository Not Found for url: https://hub/api/models/a/b.\n"
+        "Please make sure you specified the correct `repo_id`.\nIf you are trying to access a private repo, …"
     )
-    assert why_refused(ConnectionError()).startswith("ConnectionError; ")
-    assert len(why_refused(OSError("x" * 9_000))) < LONGEST + 300
+    assert why_refused(OSError(page), "a/b").startswith(
+        "there is no such folder, and the hub did not answer to it as an id: 404 Client Error. Repository Not Found "
+        "for url: https://hub/api/models/a/b; check the name and the network"
+    )
+    assert "as an id: ConnectionError; " in why_refused(ConnectionError(), "a/b")
+    assert len(why_refused(OSError("x" * 9_000), "a/b")) < LONGEST + 300

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from omnireuse.profiles.coverage import FACTORS, FEWEST, FEWEST_FOR_ORDER, lower_bound
+from omnireuse.profiles.coverage import FACTORS, FEWEST, FEWEST_FOR_ORDER, bound_of_few, lower_bound
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,33 @@ def test_the_bound_holds_for_nineteen_of_twenty_samples_and_for_three_of_four_sm
     generator = np.random.default_rng(number)
     held = [lower_bound(sample(generator, number).tolist()) <= TENTHS[sample] for _ in range(2000)]
     assert np.mean(held) >= (0.94 if sample is normal or number >= FEWEST_FOR_ORDER else 0.75)
+
+
+few = some.lists(some.floats(0, 100), min_size=1, max_size=8)
+
+
+@given(few, some.floats(-20, 20))
+def test_the_bound_of_a_few_moves_with_them_and_is_below_their_mean(values: list[float], shift: float) -> None:
+    found = bound_of_few(values)
+    assert found < sum(values) / len(values)
+    assert bound_of_few([value + shift for value in values]) == pytest.approx(found + shift, abs=1e-6)
+
+
+def test_the_bound_of_a_few_needs_less_where_pictures_are_more_or_more_alike() -> None:
+    assert bound_of_few([]) == -math.inf
+    margins = [50 - bound_of_few([50.0] * count) for count in range(1, 9)]
+    assert margins == sorted(margins, reverse=True)
+    margins = [50 - bound_of_few([50 - apart, 50.0, 50 + apart]) for apart in range(0, 30, 5)]
+    assert margins == sorted(margins)
+    # Three that are alike by chance do not say that all are.
+    assert margins[0] > 10
+
+
+@pytest.mark.parametrize("spread", [3.0, 5.0, 7.0, 9.0])
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_the_bound_of_a_few_holds_where_pictures_differ_as_on_known_models(number: int, spread: float) -> None:
+    generator = np.random.default_rng(number)
+    tenth = 40 - 1.2816 * spread
+    held = [bound_of_few(generator.normal(40, spread, number).tolist()) <= tenth for _ in range(2000)]
+    assert np.mean(held) > 0.8
+    assert spread > 6 or np.mean(held) > 0.95

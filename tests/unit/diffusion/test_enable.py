@@ -176,8 +176,8 @@ def test_who_passes_another_part_is_told_to_pass_the_pipeline(flux: Tiny) -> Non
         ([], {"policy": Never}, WrongTypeError, "policy must be a policy"),
         ([], {"policy": 7}, WrongTypeError, "policy must be a policy"),
         ([], {"policy": "fixed", "forecaster": Never()}, WrongTypeError, "forecaster must be a forecaster"),
-        ([], {"forecaster": "hold"}, ConfigError, "a policy or a backend must be given"),
-        ([], {"region": "step"}, ConfigError, "a policy or a backend must be given"),
+        ([], {"forecaster": "hold"}, ConfigError, r"replace\(Strategy.default\(speedup=2\), forecaster=…\)\)$"),
+        ([], {"region": "step"}, ConfigError, r"write enable\(pipeline, speedup=2, region='step'\)$"),
     ],
 )
 def test_bad_choices_are_refused_before_anything_happens(

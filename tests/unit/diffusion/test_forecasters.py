@@ -108,11 +108,12 @@ def observed(*values: torch.Tensor) -> torch.Tensor:
 
 
 @given(first=vectors, second=vectors, third=vectors)
-def test_a_value_that_the_line_missed_by_as_much_as_the_value_is_held(
+def test_a_value_that_line_or_holding_missed_by_as_much_as_the_value_is_held(
     first: list[float], second: list[float], third: list[float]
 ) -> None:
     values = [torch.tensor([each], dtype=torch.float64) for each in (first, second, third)]
-    missed, size = (2 * values[1] - values[0] - values[2]).norm(), values[2].norm()
+    line, held, size = (2 * values[1] - values[0] - values[2]).norm(), (values[1] - values[2]).norm(), values[2].norm()
+    missed = max(line, held)
     assume(missed > 0.01 and abs(missed - size) > 1e-4 * size and abs(missed - size / 2) > 1e-4 * size)
     forecast = observed(*values)
     if missed > size:
@@ -135,6 +136,16 @@ def test_a_run_that_corrects_believes_the_worse_of_the_last_two_weights_and_none
         memory.observe(at, torch.tensor([value]))
         weight = {0.8: 0.0, 0.7: 0.5, 0.6: 1.0}[at]
         assert memory.predict(at - 0.1).item() == pytest.approx(value + 0.5 * weight)
+
+
+def test_a_miss_counts_four_fifths_at_each_further_value() -> None:
+    memory = Blend(holds_misses=True).start()
+    # The line of the first two foretold 2, and missed by twice the value; then the path is straight.
+    for place, value in enumerate((0.0, 1.0, -2.0, -2.3, -2.6, -2.9, -3.2, -3.5)):
+        memory.observe(1 - place / 20, torch.tensor([value]))
+        foretold = memory.predict(0.95 - place / 20).item() - value
+        # 2 · 0.8³ is still a whole value, 2 · 0.8⁴ is not.
+        assert foretold == pytest.approx(-0.3 if place > 5 else 0.0, abs=1e-5)
 
 
 def test_a_blend_that_holds_misses_keeps_the_contract_of_a_forecaster() -> None:

@@ -310,6 +310,7 @@ def test_error_control_sees_the_relative_error_of_x0(
 
     monkeypatch.setattr(type(scheduler), "step", note)
     with omnireuse.enable(flux.pipe, policy=ErrorControl(), forecaster=Hold(), region=region, prediction_target=target):
+        seen.clear()
         flux.run(steps=4, guided=False)
     sigmas = scheduler.sigmas
     x0 = [sample - sigma * output for (output, sample), sigma in zip(handed, sigmas, strict=False)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -84,11 +86,10 @@ def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
     text = str(summary_of(False, True, False, True, error=1.2))
     assert text.splitlines() == [
         "my strategy: 2 of 4 steps computed (2.00x fewer) in 1 run",
+        "  latest run: █░█░ (█ computed, ░ forecast)",
         "  reused 2 steps: as the policy chose",
         "  computed 2 steps: 1 at the first step, 1 as the policy chose",
         "  a decision and its forecast took 1.000 ms; values kept for forecasts took 1.00 MiB at most",
-        "  computed steps show how far forecasts for them would have been off: 120.0% on average",
-        "    (the computed values were used, so this is not the error of the result)",
         "  this budget is beyond what forecasts can do here: expect little more than 2 plain steps give, or the last "
         "output held",
     ]
@@ -98,11 +99,32 @@ def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
 
 
 def test_a_summary_counts_in_steps_however_many_calls_each_has() -> None:
-    first, reused, computed, *_ = str(summary_of(False, True, False, True, branches=2)).splitlines()
+    first, strip, reused, computed, *_ = str(summary_of(False, True, False, True, branches=2)).splitlines()
     assert first == "my strategy: 3 of 4 steps computed (1.33x fewer) in 1 run"
+    assert strip == "  latest run: █▒█▒ (█ computed, ▒ partly computed)"
     assert reused == "  reused 1 step: as the policy chose"
     assert computed == "  computed 3 steps: 2 as the policy chose, 1 at the first step"
     assert "  reused 0.5 steps: as the policy chose" in str(summary_of(False, True, branches=2)).splitlines()
+
+
+def test_the_strip_shows_what_a_step_was_and_explains_only_what_it_shows() -> None:
+    summary = summary_of(False, True)
+
+    def strip(*shares: float | None) -> str:
+        return str(replace(summary, last_run=shares)).splitlines()[1].strip()
+
+    assert strip(1, 0, 0.5, None) == ("latest run: █░▒· (█ computed, ▒ partly computed, ░ forecast, · nothing decided)")
+    assert strip(1, 1.0) == "latest run: ██ (█ computed)"
+    assert strip(*[1] * 200).startswith("reused")  # a line of a terminal does not hold it
+    assert strip().startswith("reused")
+
+
+def test_a_stream_that_cannot_show_the_strip_gets_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    print(summary_of(False, True, True))
+    stream.seek(0)
+    assert "latest run: #.. (# computed, . forecast)" in stream.read()
 
 
 def test_short_forms_fit_a_line(flux: Tiny) -> None:

@@ -106,6 +106,70 @@ class _Hiding(Policy):
         return (view.noise or 0) < self.limit
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Unasked(Policy):
+    """Compares a figure that nobody measures for it."""
+
+    most: float = 0.3
+
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        return view.index > 2 and view.drift < self.most  # type: ignore[operator]  # the mistake
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Silent(Policy):
+    """Never reuses, because its figure is never there."""
+
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        return view.error is not None and view.error < 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spends(Policy):
+    """Its state needs the figure."""
+
+    def start(self) -> float:
+        return 0.0
+
+    def wants_reuse(self, state: float, view: StepView) -> bool:
+        return state < 0.3
+
+    def after(self, state: float, view: StepView, reused: bool) -> float:
+        return state + (view.drift or 0.0) if reused else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fails(Policy):
+    """Fails for a reason of its own, whatever is measured."""
+
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        raise TypeError("not yet written")
+
+
+UNASKED = [
+    (_Unasked(), r"_Unasked decides by view\.drift, .* write needs_drift = True in the class"),
+    (_Silent(), r"_Silent decides by view\.error, .* write needs_error = True in the class"),
+    (_Spends(), r"_Spends decides by view\.drift, .* write needs_drift = True in the class"),
+]
+
+
+@pytest.mark.parametrize(("policy", "message"), UNASKED, ids=lambda each: type(each).__name__)
+def test_a_policy_that_decides_by_what_it_has_not_asked_for_is_told(policy: Policy, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_policy(policy)
+    with pytest.raises(ConfigError, match=message):
+        Strategy(policy=policy)
+
+
+def test_what_the_strategy_measures_need_not_be_asked_for() -> None:
+    assert Strategy(policy=_Unasked(), signal="latents").chosen_signal == "latents"
+    assert Strategy(policy=_Silent(), measure_errors=True).measure_errors
+
+
+def test_a_policy_that_fails_for_another_reason_is_not_told_of_figures() -> None:
+    assert Strategy(policy=_Fails()).policy == _Fails()
+
+
 def test_a_policy_with_a_field_of_a_reserved_name_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"_Hiding\.limit: a field must not hide Policy\.limit; give the field another"

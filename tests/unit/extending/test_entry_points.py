@@ -92,7 +92,7 @@ from omnireuse.cli import main
 from omnireuse.models import block_stack_for
 from omnireuse.forecasters import FORECASTERS
 from omnireuse.arguments.targets import strategy_of
-from omnireuse_lab.compare.methods import METHODS
+from omnireuse_lab.compare.methods import METHODS, own_methods
 from omnireuse.errors import OmniReuseError, UnknownNameError
 from omnireuse.testing import check_forecaster, check_policy
 
@@ -102,6 +102,12 @@ check_policy(strategy.policy)
 check_forecaster(strategy.forecaster)
 assert block_stack_for("MyFlux").model == "MyFlux"
 assert METHODS["mine"].name == "mine"
+try:
+    own_methods([METHODS["mine"]])
+except OmniReuseError as error:
+    assert "has registered it as 'mine' (entry points 'omnireuse.methods'); leave it out" in str(error), error
+else:
+    raise AssertionError("a method that is registered already is told")
 assert "last" in set(FORECASTERS)
 try:
     strategy_of("third")

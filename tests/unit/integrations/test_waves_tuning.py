@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,9 +16,13 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from omnireuse import Profile, Strategy
+from omnireuse.engines.loops import LoopTuner
+from omnireuse.engines.request import RequestReuse
 from omnireuse.engines.settings import KEY, RequestPlan
 from omnireuse.engines.vllm_omni.tuning import WaveTuner
+from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.configuration import Configuration
+from omnireuse.tuning.entries import Entries
 from omnireuse.tuning.store import Store
 from tests.helpers.waves import Engine, State, request
 
@@ -104,6 +109,7 @@ def test_three_requests_are_computed_in_full_and_a_plan_serves_the_others() -> N
         state = tuned.serve(seed)
         assert torch.equal(state.latents, full_of(seed))
         assert state.stage_durations["omnireuse_tuned"] == 0.0
+        assert state.stage_durations["omnireuse_pictures_measured"] == seed + 1
         assert is_full(state)
     assert tuned.shadows == [*[0] * (3 * STEPS - 1), 1], "shadows begin with the wave that ends the third"
     tuned.until_ready()
@@ -116,6 +122,15 @@ def test_three_requests_are_computed_in_full_and_a_plan_serves_the_others() -> N
     later = Tuned()
     assert torch.equal(later.serve(7).latents, state.latents), "the next process follows it at once"
     assert not any(later.shadows)
+
+
+@pytest.mark.parametrize(("state", "tuned"), [("measuring", 0.0), ("ready", 1.0)])
+def test_the_figures_of_tuning_stay_where_the_untuned_default_does(state: Any, tuned: float) -> None:
+    entry: Any = SimpleNamespace(strategy=None, tuning=Tuning(state=state, pictures=3))
+    plan = LoopTuner(Entries(pictures=3, store=Store(), command="a test")).tuned(UNTUNED, entry)
+    assert (plan.strategy, plan.name) == (UNTUNED.strategy, UNTUNED.name)
+    figures = RequestReuse(plan).figures()
+    assert (figures["omnireuse_tuned"], figures["omnireuse_pictures_measured"]) == (tuned, 3.0)
 
 
 def test_shadows_make_one_call_a_wave_and_cost_no_more_than_six_runs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 import random
@@ -9,13 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 import omnireuse
 from omnireuse.base.records import sealed
+from omnireuse.cli import main
 from omnireuse.errors import ConfigError
 from omnireuse.tuning import store
+from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.store import Store, read_plans
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import flux as tiny_flux
@@ -106,6 +110,35 @@ def test_a_whole_file_is_read(plans: tuple[str, Document]) -> None:
     digest, document = plans
     assert [*read_plans(json.dumps(document), digest, "here").plans] == [COMPUTED]
     assert [*read_plans(json.dumps(document, indent=3), digest, "here").plans] == [COMPUTED]
+
+
+@pytest.mark.parametrize(
+    ("call", "shown"),
+    [
+        ({"height": "512", "width": "768", "guidance_scale": "3.5"}, "512 × 768, guidance 3.5"),
+        (
+            {"height": "64", "width": "64", "num_frames": "9", "true_cfg_scale": "1.0"},
+            "64 × 64 × 9 frames, no guidance",
+        ),
+        ({"guidance_scale": "3.5", "true_cfg_scale": "4.0"}, "latents of 4 × 16, guidance 3.5 and 4"),
+        ({"height": "None", "width": "None"}, "latents of 4 × 16, no guidance"),
+    ],
+)
+def test_the_list_shows_what_a_plan_is_for(
+    plans: tuple[str, Document], cache: Path, capsys: pytest.CaptureFixture[str], call: dict[str, str], shown: str
+) -> None:
+    document = copied(plans[1])
+    document["configuration"] |= {"call": call, "shape": [4, 16]}
+    digest = msgspec.convert(document["configuration"], Configuration).digest
+    (cache / "tuned").mkdir(parents=True)
+    (cache / "tuned" / f"{digest}.json").write_text(json.dumps(sealed(document)))
+    assert main(["cache", "list"]) == 0
+    line, total = capsys.readouterr().out.splitlines()
+    day = datetime.date.today().isoformat()
+    steps = len(document["configuration"]["noises"])
+    assert line.startswith(f"{day}  FluxTransformer2DModel, {shown}, {COMPUTED} of {steps} steps, ")
+    assert line.endswith(f"  {digest}.json")
+    assert total.startswith("1 file in ")
 
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())

@@ -12,6 +12,7 @@ from diffusers import HeunDiscreteScheduler
 import omnireuse
 from omnireuse.errors import ConfigError
 from omnireuse.pipelines.pictures import psnr
+from omnireuse.tuning.budget import JUDGED
 from tests.helpers import tiny
 from tests.helpers.tiny import Tiny
 
@@ -41,29 +42,29 @@ def computed(handle: omnireuse.Handle) -> list[int]:
 
 
 def test_a_quality_is_tuned_and_then_kept_with_a_fixed_schedule(flux: Tiny) -> None:
-    full, schedules = pictures(flux, 6), []
+    full, schedules = pictures(flux, JUDGED + 3), []
     with omnireuse.enable(flux.pipe, quality=QUALITY) as handle:
-        for seed in range(3):
+        for seed in range(JUDGED):
             assert torch.equal(flux.run(steps=STEPS, seed=seed), full[seed])
         assert handle.tuning.state == "ready"
-        assert handle.tuning.pictures == 3
+        assert handle.tuning.pictures == JUDGED
         assert f"of {STEPS} steps computed, 25 dB expected of nine of ten pictures" in handle.tuning.reason
         assert "promise" not in str(handle.summary())
         # The shadows together take no more work than the pictures.
-        assert 3 < handle.tuning.runs <= 6
-        for seed in range(3, 6):
+        assert JUDGED < handle.tuning.runs <= 2 * JUDGED
+        for seed in range(JUDGED, JUDGED + 3):
             assert closeness(flux.run(steps=STEPS, seed=seed), full[seed]) >= QUALITY
             schedules.append(computed(handle))
     assert schedules[0] == schedules[1] == schedules[2]
     assert 1 < len(schedules[0]) < STEPS
-    assert torch.equal(flux.run(steps=STEPS, seed=5), full[5])
+    assert torch.equal(flux.run(steps=STEPS, seed=JUDGED), full[JUDGED])
 
 
 def test_another_process_finds_the_plan_of_its_quality_alone(flux: Tiny) -> None:
     found = []
-    for count in (4, 1):
+    for count in (JUDGED + 1, 1):
         with omnireuse.enable(flux.pipe, quality=QUALITY) as handle:
-            for seed in range(4 - count, 4):
+            for seed in range(JUDGED + 1 - count, JUDGED + 1):
                 last = flux.run(steps=STEPS, seed=seed)
             found.append((handle.tuning.reason, handle.tuning.path, last))
     # The second handle measures nothing, and makes the same picture.
@@ -79,20 +80,20 @@ def test_a_higher_quality_computes_no_fewer_steps(flux: Tiny) -> None:
     counts = []
     for quality in (15, 25, 50):
         with omnireuse.enable(flux.pipe, quality=quality) as handle:
-            pictures(flux, 4)
+            pictures(flux, JUDGED + 1)
             counts.append(len(computed(handle)))
     assert counts == sorted(counts)
     assert counts[0] < counts[-1]
 
 
 def test_a_quality_that_no_plan_keeps_computes_every_step_here_and_in_the_next_process(flux: Tiny) -> None:
-    full = pictures(flux, 4)
-    for measured in (4, 0):
+    full = pictures(flux, JUDGED + 1)
+    for measured in (JUDGED + 1, 0):
         with omnireuse.enable(flux.pipe, quality=100) as handle:
             for made, true in zip(pictures(flux, max(measured, 1)), full, strict=False):
                 assert torch.equal(made, true)
             assert handle.tuning.state == "ready"
-            assert handle.tuning.pictures == 3
+            assert handle.tuning.pictures == JUDGED
             assert handle.tuning.expected is None
             assert "every step computes; no plan of fewer steps was seen to keep the quality" in str(handle.summary())
 
@@ -122,9 +123,9 @@ def test_a_solver_that_is_not_tuned_computes_every_step_and_says_so(caplog: pyte
 
 def test_a_quality_of_latents_alone_is_not_tuned(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
     latents = Tiny(flux.pipe, lambda **call: flux.inputs(**call) | {"output_type": "latent"})
-    full = pictures(latents, 4)
+    full = pictures(latents, JUDGED + 1)
     with caplog.at_level(logging.WARNING, "omnireuse"), omnireuse.enable(flux.pipe, quality=QUALITY) as handle:
-        assert all(torch.equal(*pair) for pair in zip(pictures(latents, 4), full, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(pictures(latents, JUDGED + 1), full, strict=True))
         assert handle.tuning.state == "failed"
     assert "a quality is one of pictures, and the call returns none" in caplog.text
     assert caplog.text.count("not tuned, every step computes") == 1
@@ -154,9 +155,9 @@ def test_a_quality_with_a_profile_is_not_tuned(flux: Tiny) -> None:
         pictures(flux, 3)
         profile = handle.tuned_profile
     with pytest.raises(ConfigError, match="a promise takes at least 5 held-out prompts"):
-        omnireuse.enable(flux.pipe, profile=profile, quality=1)
+        omnireuse.enable(flux.pipe, profile=profile, quality=20)
     with pytest.raises(ConfigError, match=r"quality= and tolerance=, and profile has chosen one"):
-        omnireuse.enable(flux.pipe, profile=profile, quality=1, tune=True)
+        omnireuse.enable(flux.pipe, profile=profile, quality=20, tune=True)
 
 
 def test_a_quality_is_tuned_ahead_of_time(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,14 +170,32 @@ def test_a_quality_is_tuned_ahead_of_time(flux: Tiny, monkeypatch: pytest.Monkey
             return super().__call__(num_inference_steps=num_inference_steps, generator=generator, **embeds, **more)
 
     flux.pipe.__class__ = Prompted
-    profile = omnireuse.tune(flux.pipe, ["a", "b", "c"], quality=QUALITY, progress=False, **call)
+    profile = omnireuse.tune(flux.pipe, list("abcdef")[:JUDGED], quality=QUALITY, progress=False, **call)
     (count,) = profile.plans
     with omnireuse.enable(flux.pipe, quality=QUALITY) as handle:
         flux.pipe("d", generator=torch.Generator().manual_seed(5), **call)
         assert handle.tuning.state == "ready"
         assert len(computed(handle)) == count < STEPS
+    for aim in ({"quality": 40}, {"tolerance": 0.1}):
+        with pytest.raises(ConfigError, match=f"at least {JUDGED} for a quality or a tolerance, got 3"):
+            omnireuse.tune(flux.pipe, ["a", "b", "c"], progress=False, **aim, **call)
     with pytest.raises(ConfigError, match="give one of speedup and quality, not both"):
         omnireuse.tune(flux.pipe, ["a"], speedup=2, quality=30, **call)
     monkeypatch.setenv("OMNIREUSE_TUNE", "0")
     with pytest.raises(ConfigError, match="OMNIREUSE_TUNE turns it off"):
         omnireuse.tune(flux.pipe, ["a"], quality=30, **call)
+
+
+@pytest.mark.parametrize("given", [0.9, 0.0, 14.9, 101])
+def test_a_quality_that_is_no_psnr_of_a_close_picture_is_refused(flux: Tiny, given: float) -> None:
+    with pytest.raises(ConfigError, match="quality must be a PSNR in dB of at least 15 and at most 100") as caught:
+        omnireuse.enable(flux.pipe, quality=given)
+    assert ("SSIM" in str(caught.value)) == (given == 0.9)
+
+
+def test_pictures_of_one_call_do_not_judge_each_other(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe, quality=QUALITY) as handle:
+        flux.run(steps=STEPS, batch=JUDGED)
+        assert handle.tuning.state == "measuring"
+        flux.run(steps=STEPS, batch=JUDGED, seed=1)
+        assert handle.tuning.state == "ready"

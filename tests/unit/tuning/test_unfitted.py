@@ -11,6 +11,7 @@ from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler
 
 import omnireuse
 from omnireuse import Profile
+from omnireuse.tuning.budget import JUDGED
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import stable_diffusion as tiny_sd
 
@@ -67,6 +68,6 @@ def test_a_plan_without_weights_is_kept_and_followed(cache: Path) -> None:
 def test_a_tolerance_is_tuned_for_them() -> None:
     tiny = bounded(lambda: DDIMScheduler(clip_sample=True, clip_sample_range=2.0))
     with omnireuse.enable(tiny.pipe, tolerance=0.3) as handle:
-        for seed in range(3):
+        for seed in range(JUDGED):
             tiny.run(steps=STEPS, seed=seed)
         assert handle.tuning.state == "ready", handle.tuning

@@ -60,7 +60,10 @@ def run(
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(metavar="PACKAGE:OBJECT...", help="Methods of your own, beside those of --only."),
+        typer.Option(
+            metavar="PACKAGE:OBJECT...",
+            help="Methods of your own, or forecasters, each in the default's place; beside those of --only.",
+        ),
     ] = None,
     calibration_prompts: Annotated[
         Path | None,

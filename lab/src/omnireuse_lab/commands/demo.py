@@ -12,14 +12,22 @@ from omnireuse.cli.options import Call, Device, Dtype, Model, Pipeline, Quiet, V
 __all__ = ["EXAMPLES", "run"]
 
 EXAMPLES = """Examples:
-$ omnireuse demo models/shapes-flux --call '{"height": 64, "width": 64, "max_sequence_length": 20}'
+$ omnireuse demo models/shapes-flux
+$ omnireuse demo MODEL --call '{"height": 512, "width": 512}'
 $ omnireuse demo MODEL --prompt "a red fox in the snow" --speedup 2.5"""
 
 
 def run(
     model: Model = None,
-    prompt: Annotated[str, typer.Option(help="What to draw.")] = "a large red circle on a plain gray background",
-    steps: Annotated[int, typer.Option(min=2, help="Denoising steps of the full run.")] = 28,
+    prompt: Annotated[
+        str | None, typer.Option(help="What to draw (default: as the model's card shows).", show_default=False)
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Denoising steps of the full run (default: of the model's card, or 28).", show_default=False
+        ),
+    ] = None,
     speedup: Annotated[float, typer.Option(help="All steps over computed steps.")] = 2.0,
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("out/demo"),
@@ -32,8 +40,10 @@ def run(
 ) -> int:
     """Draw one prompt in full, with reuse, and with as few plain steps.
 
-    The three pictures go to a folder. "omnireuse compare" measures many
-    prompts, and other caches too.
+    The three pictures go to a folder. The prompt, the steps and the arguments
+    of the call come from the model's card (README.md: widget, inference) if
+    you leave them out. "omnireuse compare" measures many prompts, and other
+    caches too.
     """
     given = pipeline_source("demo", model, pipeline)
     from omnireuse.pipelines import Source

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from tqdm.auto import tqdm
 
+import omnireuse
 from omnireuse.base.records import check_writable
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.hooks.denoisers import describe, device_of, dtype_of
@@ -103,7 +104,7 @@ def compare_pipeline(
     guidance: float | Sequence[float] = (),
     profiles: Iterable[str | os.PathLike[str]] = (),
     only: Iterable[str] = (),
-    methods: Iterable[Method] = (),
+    methods: Iterable[Method | omnireuse.Forecaster] = (),
     calibration_prompts: Sequence[str] = (),
     seed: int = 0,
     timed: int = 0,
@@ -132,7 +133,8 @@ def compare_pipeline(
         profiles: as `Profile.from_pretrained` takes them; each serves the cases that it was searched at.
         only: methods, families "ours", "peer" and "baseline", or names of backends as `enable` takes them; empty for
             all but the latter.
-        methods: further methods of your own; `only` may name them, so that no others are compared.
+        methods: further methods of your own; `only` may name them, so that no others are compared. A forecaster is
+            compared in the default's place: in `Strategy.default` at several speed-ups.
         calibration_prompts: prompts for methods that calibrate themselves, none of `prompts`; 24 are enough. Without
             any, those methods are left out, and the results say so.
         seed: of the first prompt's noise; the others count on from it.

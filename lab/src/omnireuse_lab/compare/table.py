@@ -20,9 +20,13 @@ def case_table(case: Case) -> Table:
     points, best = list(_shown(case)), leading(case)
     timed = any(point.speedup for point in points)
     table = Table(title=f"{case.name}: {len(case.prompts)} prompts", title_justify="left", box=None, expand=True)
+    beaten = len(case.points) - len(points)
     table.caption = "means, with the interval of 95 % of the PSNR; * the best at its cost" + (
         "; speed-ups: median of the timed prompts (lowest–highest), each the fastest of 3 repeats" if timed else ""
     )
+    if beaten:
+        why = "as another setting of the method is as good with as few steps"
+        table.caption += f"; not shown: {beaten}, {why}; the page named below shows all"
     table.add_column("", width=1)
     table.add_column("method and settings", ratio=1, overflow="fold")
     for heading in ("steps", "PSNR, dB", "SSIM", *case.full.scores, *(["speed-up"] if timed else []), "kept, KiB"):

@@ -195,7 +195,9 @@ class OmniPrefixCacheManager:
         slots_S, num_rows_R = self._slots_to_read(batch, slots.numpy())
         outputs = {name: output for name, (output, _) in rows.items()}
         step = _Step(batch, outputs, slots_S, num_rows_R, len(self._hits), uncached, ready)
-        self._count_uncached(step)
+        for key, value in uncached.items() if self._hits else ():
+            if has_token_rows(value, num_tokens):
+                self._pool.note_uncached(key, len(self._hits))
         self._hits = {}
         number = next(self._numbers)
         if num_tokens:
@@ -252,11 +254,6 @@ class OmniPrefixCacheManager:
         slots_S[is_hit_S] = (blocks_N[:, None] * size + np.arange(size)).reshape(-1)
         return slots_S, num_hit_R + batch.counts_R
 
-    def _count_uncached(self, step: _Step) -> None:
-        for key, value in step.uncached.items() if step.num_hits else ():
-            if has_token_rows(value, step.batch.num_tokens):
-                self._pool.note_uncached(key, step.num_hits)
-
     def _write(self, number: int, slots: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> None:
         with self._rows:
             self._settle(before=number)
@@ -288,14 +285,14 @@ class OmniPrefixCacheManager:
         """
         step = self._take(step_id)
         try:
+            if step.written is not None:
+                self._note_failure(step.written)  # waits for it
             self._check()
             if unknown := sorted(set(req_ids) - set(step.batch.req_ids)):
                 raise StateError(
                     f"prefix cache(step={step_id}): requests outside the save snapshot: {unknown[:8]}; ask for those "
                     "of the step, not of the batch as it is now"
                 )
-            if step.written is not None:
-                step.written.result()
             if step.ready is not None:
                 step.ready.synchronize()
             with self._rows:

@@ -87,11 +87,7 @@ class RowPool:
             self.counters["padding_rows"] += len(slots_K) - int(is_token_K.sum())
             slots_K = slots_K[is_token_K]
             raw_by_name = {name: rows_K[is_token_K] for name, rows_K in raw_by_name.items()}
-            if (slot := _outside(slots_K, self.num_blocks * self.block_size)) is not None:
-                raise StateError(
-                    f"prefix cache: slot_mapping must lie in [0, {self.num_blocks * self.block_size}) or be −1 for "
-                    f"padding, got {slot}; num_blocks and block_size must be the KV cache's"
-                )
+            self.check_slots(slots_K)
         for name, rows_K in raw_by_name.items():
             self.stores[name].write(slots_K, rows_K, step)
             self.counters["rows_written"] += len(rows_K)
@@ -153,8 +149,8 @@ class RowPool:
         """Raise unless all slots lie in the pool."""
         if (slot := _outside(slots_K, self.num_blocks * self.block_size)) is not None:
             raise StateError(
-                f"prefix cache: a slot must lie in [0, {self.num_blocks * self.block_size}), got {slot}; num_blocks "
-                "and block_size must be the KV cache's"
+                f"prefix cache: a slot must lie in [0, {self.num_blocks * self.block_size}) (or be −1, for padding), "
+                f"got {slot}; num_blocks and block_size must be the KV cache's"
             )
 
     def note_uncached(self, key: str, num_hits: int) -> None:

@@ -25,13 +25,13 @@ def start_host_copies(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tenso
 
     Returns:
         The host tensors, and the event to wait for before they are read; without a device tensor, the very tensors
-        that were given and None.
+        that were given and None. A device other than CUDA is waited for.
 
     Cost: no host synchronisation; one device-to-device copy on the current stream.
     """
     devices = {tensor.device for tensor in tensors if tensor.is_cuda}
     if not devices:
-        return list(tensors), None
+        return [tensor.cpu() for tensor in tensors], None
     (device,) = devices
     current, side = torch.cuda.current_stream(device), _side_stream(device)
     host = [tensor.detach().clone() for tensor in tensors]

@@ -78,7 +78,7 @@ class BlocksRegion(Region):
             block = blocks[0]
 
             def read(current: StackPass, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-                current.signal = stack.signal(block.module, block.arguments(args, kwargs))
+                current.signal = block.watched(stack.signal, block.arguments(args, kwargs))
                 return proceed(*args, **kwargs)
 
             self._intercept(block, read)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from omnireuse.errors import StateError
+from omnireuse.errors import StateError, UnknownNameError
 from omnireuse.hooks.regions.cuts import decide_as_one, has_rows
 from omnireuse.hooks.regions.rows import row_of
 from omnireuse.hooks.run import DenoiserCall
@@ -49,6 +49,20 @@ class Block:
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         """The call's arguments, by name."""
         return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+
+    def watched(self, signal: Callable[[Any, Arguments], torch.Tensor], arguments: Arguments) -> torch.Tensor:
+        """The tensor that a declared signal reads here.
+
+        Raises:
+            UnknownNameError: the signal asks for an argument that the block is not called with.
+        """
+        try:
+            return signal(self.module, arguments)
+        except KeyError as error:
+            if not error.args or error.args[0] in arguments:
+                raise
+            kind, hint = f"argument of {type(self.module).__name__}", "the declaration's signal asks for it"
+            raise UnknownNameError(kind, error.args[0], arguments, hint=hint) from error
 
     def entering(self, arguments: Arguments) -> list[torch.Tensor]:
         """Its streams as they come in: this rank's tokens, where diffusers' context parallelism splits them here."""

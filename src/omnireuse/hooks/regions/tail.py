@@ -42,17 +42,13 @@ class TailRegion(BlocksRegion):
         # Blocks that only feed others (the control blocks of VACE) run at every step, as the last blocks read them.
         blocks = [block for block in stack.blocks_of(denoiser) if block.bypass is None]
         first, last = self._strategy.kept_blocks
-        name = type(denoiser).__name__
+        name, given = type(denoiser).__name__, {"first_blocks": f"{first}", "last_blocks": f"{last}"}
         if first + last > len(blocks):
-            raise ConfigError(
-                f"Strategy(first_blocks={first}, last_blocks={last}): together they must be at most the "
-                f"{len(blocks)} blocks of {name}, got {first + last}"
-            )
+            most = f"be at most the {len(blocks)} blocks of {name}"
+            raise ConfigError.of_fields("Strategy", given, most, f"{first + last}")
         if stack.has_long_skips and last > first:
-            raise ConfigError(
-                f"Strategy(first_blocks={first}, last_blocks={last}): last_blocks must be at most first_blocks, "
-                f"because the last blocks of {name} read skip connections from its first blocks"
-            )
+            why = f"the last blocks of {name} read skip connections from its first blocks"
+            raise ConfigError.of_fields("Strategy", given, "be no more last blocks than first ones", f"{last}", do=why)
         middle = blocks[first : len(blocks) - last]
         if not middle:
             logger.warning("%s: all %d blocks always run, so nothing is reused", name, len(blocks))

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import omnireuse
 from omnireuse.base.extras import check_extra, has_extra
 from omnireuse.base.registry import Registry
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
@@ -18,7 +19,7 @@ from omnireuse_lab.compare.methods.base import Method
 from omnireuse_lab.compare.methods.baselines import BASELINES
 from omnireuse_lab.compare.methods.cache_dit import CACHE_DIT
 from omnireuse_lab.compare.methods.diffusers import DIFFUSERS
-from omnireuse_lab.compare.methods.ours import NAMED, OURS, profile_method
+from omnireuse_lab.compare.methods.ours import NAMED, OURS, forecaster_method, profile_method
 from omnireuse_lab.compare.methods.tuned import TUNED
 
 __all__ = ["METHODS", "chosen_methods", "method_named", "own_methods"]
@@ -63,33 +64,43 @@ def chosen_methods(
     return [*chosen, *own]
 
 
-def own_methods(methods: Iterable[Method]) -> list[Method]:
-    """These methods. Their figures are measured again where the file of the method has changed."""
-    taken, found = {method.name for method in METHODS.values()}, []
-    for method in methods:
+def own_methods(methods: Iterable[Method | omnireuse.Forecaster]) -> list[Method]:
+    """These methods, and a method for each forecaster, which runs in the default's place. Their figures are measured
+    again if the file of the method or of the forecaster's class has changed."""
+    taken, found = {method.name: key for key, method in METHODS.items()}, []
+    for given in methods:
+        method = forecaster_method(given) if isinstance(given, omnireuse.Forecaster) else given
         if not isinstance(method, Method):
             raise WrongTypeError(
-                f"compare(methods=…): methods must hold objects of omnireuse_lab.Method, got {type(method).__name__}"
+                "compare(methods=…): methods must hold objects of omnireuse_lab.Method or forecasters, got "
+                f"{type(method).__name__}"
             )
         if method.name in taken:
+            key = taken[method.name]
+            is_registered = key in METHODS and key not in METHODS.builtin
+            done = f"an installed package has registered it as {key!r} (entry points {METHODS.group!r})"
             raise ConfigError(
-                f"compare(methods=…): the name {method.name!r} must be new; there is such a method already"
+                f"compare(methods=…): the name {method.name!r} must be new; "
+                + (f"{done}; leave it out here" if is_registered else "there is such a method already")
             )
-        taken.add(method.name)
-        found.append(replace(method, version=_version_of(method)))
+        taken[method.name] = method.key
+        found.append(replace(method, version=_version_of(type(given) if given is not method else method.grid)))
     return found
 
 
-def method_named(name: str) -> Method:
-    """The method that ``package:object`` names."""
+def method_named(name: str) -> Method | omnireuse.Forecaster:
+    """The method or forecaster that ``package:object`` names; a forecaster's class stands for one with its defaults."""
     found = object_named(name, "compare(--method")
-    if not isinstance(found, Method):
-        raise ConfigError(f"compare(--method={name!r}): must name a Method, got {type(found).__name__}")
+    if isinstance(found, type) and issubclass(found, omnireuse.Forecaster):
+        return found()
+    if not isinstance(found, (Method, omnireuse.Forecaster)):
+        raise ConfigError(f"compare(--method={name!r}): must name a Method or a Forecaster, got {type(found).__name__}")
     return found
 
 
-def _version_of(method: Method) -> str:
+def _version_of(made: object) -> str:
+    """A digest of the file that a grid or class is written in."""
     try:
-        return hashlib.sha256(inspect.getsource(inspect.getmodule(method.grid)).encode()).hexdigest()  # type: ignore[arg-type]  # refuses None itself
+        return hashlib.sha256(inspect.getsource(inspect.getmodule(made)).encode()).hexdigest()  # type: ignore[arg-type]  # refuses None itself
     except (OSError, TypeError):
         return uuid.uuid4().hex  # no file, as in a console: measured anew each time

@@ -15,9 +15,13 @@ import omnireuse
 from omnireuse_lab.compare.methods.base import Method, Setting, Subject, call_text, reuse
 from omnireuse_lab.compare.workload import GUIDANCE, Workload
 
-__all__ = ["NAMED", "OURS", "profile_method"]
+__all__ = ["NAMED", "OURS", "forecaster_method", "profile_method"]
 
 logger = logging.getLogger("omnireuse")
+
+
+SPEEDUPS = (1.4, 1.6, 2.5, 3.0, 4.0)
+"""Of the default, beside 2."""
 
 
 def _setting(options: dict[str, Any], **settings: Any) -> Setting:
@@ -36,7 +40,7 @@ _GRIDS: dict[str, tuple[str, Callable[[Subject], Iterable[Setting]]]] = {
     ),
     "speedup": (
         ", speedup=…",
-        lambda _: [_setting({"speedup": n, "tune": False}, speedup=n) for n in (1.4, 1.6, 2.5, 3.0, 4.0)],
+        lambda _: [_setting({"speedup": n, "tune": False}, speedup=n) for n in SPEEDUPS],
     ),
     "error-control": (
         " ErrorControl",
@@ -54,6 +58,21 @@ _GRIDS: dict[str, tuple[str, Callable[[Subject], Iterable[Setting]]]] = {
     ),
 }
 OURS = tuple(Method(key=key, name=f"omnireuse{name}", family="ours", grid=grid) for key, (name, grid) in _GRIDS.items())
+
+
+def forecaster_method(forecaster: omnireuse.Forecaster) -> Method:
+    """A forecaster in the default's place: the default's schedule at every speed-up of the methods "default" and
+    "speedup", so that the forecasters alone differ."""
+    name = type(forecaster).__name__
+
+    def grid(_: Subject) -> Iterator[Setting]:
+        for speedup in (2.0, *SPEEDUPS):
+            default = omnireuse.Strategy.default(speedup=speedup)
+            call = f"omnireuse.enable(pipe, replace(Strategy.default(speedup={speedup}), forecaster={forecaster!r}))"
+            strategy = replace(default, forecaster=forecaster)
+            yield reuse("", {"backend": strategy}, call=call, speedup=speedup, forecaster=repr(forecaster))
+
+    return Method(key=name, name=f"{forecaster!r} in the default's place", family="ours", grid=grid)
 
 
 def profile_method(places: Sequence[str | os.PathLike[str]]) -> Method:
