@@ -26,7 +26,7 @@ class Tuning:
         expected: relative L1 error of the final latents that the plan in use left in the measured pictures, on average;
             None where nothing was measured, and for the untuned default.
         path: file that keeps the plan; None where it is in memory only.
-        computes_all: whether every step computes where the state is "off" or "failed", as for a quality.
+        computes_all: whether every step is computed where the state is "off" or "failed", as for a quality.
         reason: why the state is as it is, in a sentence.
         near: other arguments that have a plan already, while these are measured, in words; empty without any.
     """
@@ -47,13 +47,13 @@ class Tuning:
             begins = "next" if is_next else _ordinal(self.wanted + 1)
             computed = f"{self.pictures} of {counted(self.wanted, 'picture')} computed in full"
             if is_next and self.reason != BEGINS:
-                serves = "every step computes" if self.computes_all else "the untuned default serves"
+                serves = "every step is computed" if self.computes_all else "the untuned default is used"
                 return f"measuring: {computed}; {serves} until plans are tried: {self.reason}"
             return f"measuring: {computed}; reuse begins with the {begins}{self.near and f' ({self.near})'}"
         if self.state == "off":
-            return f"tuning is off{', and every step computes' if self.computes_all else ''}: {self.reason}"
+            return f"tuning is off{', and every step is computed' if self.computes_all else ''}: {self.reason}"
         if self.state == "failed":
-            serves = "every step computes" if self.computes_all else "the untuned default serves"
+            serves = "every step is computed" if self.computes_all else "the untuned default is used"
             return f"not tuned, {serves}: {self.reason}"
         kept = f"; kept in {self.path}" if self.path is not None else "; kept in memory only"
         return f"tuned: {self.reason}{kept}"

@@ -40,7 +40,7 @@ class _Attempt:
         self.recording: Recording | None = None
         self.bars: list[Any] = []
         self.is_full = False
-        """Whether every step computes because the picture is measured, here or by another thread."""
+        """Whether every step is computed because the picture is measured, here or by another thread."""
 
     def describe(self, words: str) -> None:
         """Say on the bars of the run what it is."""
