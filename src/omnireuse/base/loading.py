@@ -63,6 +63,7 @@ def why_refused(error: BaseException, place: str) -> str:
     if Path(place).exists():
         return f"it is damaged or not whole: {shown}; copy or download it again"
     return (
-        f"there is no such folder, and the hub did not answer to it as an id: {shown}; check the name and the network, "
-        "unset HF_HUB_OFFLINE, and for a private or gated repository accept its terms and log in with `hf auth login`"
+        f"there is no such folder, and nothing was loaded from the hub under this id: {shown}; check the name "
+        "and the network, unset HF_HUB_OFFLINE, and for a private or gated repository accept its terms and log in with "
+        "`hf auth login`"
     )

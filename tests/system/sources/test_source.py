@@ -154,7 +154,7 @@ def test_a_repository_that_is_not_here_is_explained_in_one_sentence(monkeypatch:
     with pytest.raises(ConfigError) as caught:
         Source(given="nobody/nothing-of-this-name").load()
     said = str(caught.value)
-    assert said.startswith("calibrate('nobody/nothing-of-this-name'): there is no such folder, and the hub ")
+    assert said.startswith("calibrate('nobody/nothing-of-this-name'): there is no such folder, and nothing was loaded ")
     assert "unset HF_HUB_OFFLINE" in said
     assert "\n" not in said
 
@@ -171,8 +171,8 @@ def test_an_error_of_the_hub_is_one_line_of_bounded_length() -> None:
         "Please make sure you specified the correct `repo_id`.\nIf you are trying to access a private repo, …"
     )
     assert why_refused(OSError(page), "a/b").startswith(
-        "there is no such folder, and the hub did not answer to it as an id: 404 Client Error. Repository Not Found "
-        "for url: https://hub/api/models/a/b; check the name and the network"
+        "there is no such folder, and nothing was loaded from the hub under this id: 404 Client Error. "
+        "Repository Not Found for url: https://hub/api/models/a/b; check the name and the network"
     )
-    assert "as an id: ConnectionError; " in why_refused(ConnectionError(), "a/b")
+    assert "under this id: ConnectionError; " in why_refused(ConnectionError(), "a/b")
     assert len(why_refused(OSError("x" * 9_000), "a/b")) < LONGEST + 300

@@ -229,6 +229,18 @@ def test_a_failed_picture_drops_what_earlier_processes_measured(flux: Tiny, cach
         assert handle.tuning.pictures == 1
 
 
+def test_a_plan_for_other_arguments_is_said_where_these_are_measured(
+    flux: Tiny, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "omnireuse"), omnireuse.enable(flux.pipe, tune=1) as handle:
+        pictures(flux, 2)
+        assert handle.tuning.state == "ready"
+        assert "tuning has ended for calls with " in caplog.text
+        flux.run(steps=STEPS, true_cfg_scale=7.5)
+        assert "a plan is kept for true_cfg_scale=" in str(handle.tuning)
+        assert "and this call has true_cfg_scale=7.5" in caplog.text
+
+
 def test_other_weights_never_follow_the_plan(flux: Tiny) -> None:
     with omnireuse.enable(flux.pipe):
         pictures(flux, 3)
