@@ -10,7 +10,6 @@ from bench._cases import Tuning
 from omnireuse import Blend, EasyCache, ErrorControl, Hold, Polynomial, SeaCache, Spread
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.policies import MagCache, ResidualDiff, StepMask, TeaCache
-from omnireuse.policies.spread import POWER
 
 Choice = dict[str, Any]
 """What `omnireuse.enable` is called with beside the pipeline: axes, or `backend` with its options."""
@@ -45,9 +44,11 @@ class Strategy:
 #: holding x0 is holding the output, so the second is tried there, and with EasyCache, which watches what is held.
 STRATEGIES: dict[str, Strategy] = {
     "fixed, even": Strategy(
-        dial=SHARES, at=lambda share, _: {"policy": Spread(speedup=1 / share)}, forecasters=FORECASTERS
+        dial=SHARES,
+        at=lambda share, _: {"policy": Spread(speedup=1 / share, by_noise=False, power=1.0)},
+        forecasters=FORECASTERS,
     ),
-    "fixed, as default": Strategy(dial=SHARES, at=lambda share, _: {"policy": Spread(speedup=1 / share, power=POWER)}),
+    "by number": Strategy(dial=SHARES, at=lambda share, _: {"policy": Spread(speedup=1 / share, by_noise=False)}),
     "scm": Strategy(dial=("slow", "medium", "fast", "ultra"), at=lambda mask, _: {"policy": StepMask(mask=mask)}),
     "error_control": Strategy(
         dial=(0.01, 0.03, 0.07, 0.2), at=lambda tolerance, _: {"policy": ErrorControl(tolerance=tolerance)}

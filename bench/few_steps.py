@@ -31,7 +31,6 @@ from bench._common import no_warnings, write_record
 from bench._few_steps_figures import draw, show
 from omnireuse import Spread, Steps
 from omnireuse.pipelines.pictures import psnr
-from omnireuse.policies.spread import SPREAD
 from omnireuse_lab.record import environment
 from reference.case import CLIPS, IMAGES, Case
 from reference.drawing import Array
@@ -133,10 +132,10 @@ class Player:
             held, _ = self._reusing(steps, policy, "hold")
             row["default"]["hold"] = self.judge(held, steps)
         if steps == FULL_STEPS:
-            by_number = Spread(speedup=2.0, power=SPREAD["power"])
+            by_number = Spread(speedup=2.0, by_noise=False)
             row["default"]["by_number"] = self.judge(self._reusing(steps, by_number, DEFAULT.forecaster)[0], steps)
         if row["default"]["computed"] > steps / 2 + 1:
-            half = Spread(speedup=2.0, **SPREAD)
+            half = Spread(speedup=2.0)
             row["half"] = self._beside_fewer(steps, half)
         return row
 

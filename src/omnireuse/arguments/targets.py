@@ -82,12 +82,11 @@ def check_targets(place: str = "enable", /, **targets: object) -> None:
                 f"{place}({name}={value!r:.60}): {name} must be {must}, got {kind_of(value)}{as_number(name, value)}"
             )
         try:
-            is_right = math.isfinite(value) and is_in_range(float(value))
+            number = float(value)
         except OverflowError:  # a whole number that no float holds
-            is_right = False
-        if not is_right:
-            is_ssim = name == "quality" and isinstance(value, float) and 0 < value <= 1
-            guess = "; an SSIM is another measure, which is not taken" if is_ssim else ""
+            number = math.inf
+        if not (math.isfinite(number) and is_in_range(number)):
+            guess = "; an SSIM is another measure, which is not taken" if name == "quality" and 0 < number <= 1 else ""
             raise ConfigError(f"{place}({name}={value!r:.60}): {name} must be {must}, got {value!r:.60}{guess}")
 
 

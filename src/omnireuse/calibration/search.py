@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from omnireuse.calibration.runner import PipelineRunner, RunInFull
 from omnireuse.planning.path import OutputProducts
 from omnireuse.planning.planner import Planner
-from omnireuse.policies.spread import SPREAD, Spread
+from omnireuse.policies.spread import Spread
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.trials import MeasuredCall, Trial, finished
 
@@ -94,7 +94,7 @@ class Search:
         total, noises = self._runner.steps, self.searched[0].coordinates
         if len(self._products) < len(self._for_search):
             for budget in self._budgets:
-                steps = tuple(sorted(Spread(num_computed=budget, **SPREAD).schedule(total, noises)))
+                steps = tuple(sorted(Spread(num_computed=budget).schedule(total, noises)))
                 self.plans[budget] = Plan(steps=steps, forecaster="blend", psnr=None, held_out=())
             return
         products = OutputProducts.joined(self._products)

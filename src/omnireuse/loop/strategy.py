@@ -18,7 +18,7 @@ from omnireuse.forecasters.hold import Hold
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.signals import SIGNALS
 from omnireuse.policies.base import Policy, check_reserved_names, unasked
-from omnireuse.policies.spread import SHORT_RUN, SPREAD, Spread
+from omnireuse.policies.spread import SHORT_RUN, Spread
 
 __all__ = ["AXES", "PREDICTION_TARGETS", "REGIONS", "Region", "Strategy", "WholeRegion"]
 
@@ -233,7 +233,7 @@ class Strategy:
         given: dict[str, Any] = {"speedup": speedup, "num_computed": computed_steps}
         if speedup is None and computed_steps is None:
             given = {"speedup": 2.0, "min_computed": 12, "min_steps": SHORT_RUN}
-        return cls(policy=Spread(**given, **SPREAD), forecaster=Blend())
+        return cls(policy=Spread(**given), forecaster=Blend())
 
     @classmethod
     def where_it_fits(cls, policy: Policy, forecaster: Forecaster) -> Strategy:

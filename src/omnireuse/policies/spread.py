@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from omnireuse.base.validation import Count, Index, check_fields, field_error, i
 from omnireuse.policies.base import Limit
 from omnireuse.policies.schedule import Schedule, cheapest_path
 
-__all__ = ["POWER", "SHORT_RUN", "SPREAD", "Spread", "check_amount", "nearest", "spread_by_noise"]
+__all__ = ["POWER", "SHORT_RUN", "Spread", "check_amount", "nearest", "spread_by_noise"]
 
 SHORT_RUN = 20
 """Runs of fewer steps gain nothing from reuse: as many computed steps of a shorter run of the same solver are as close
@@ -22,27 +21,25 @@ to the full run (``python -m bench few_steps``)."""
 POWER = 1.7
 """The spread of computed steps by number, in runs of unknown noise (``python -m bench step_reuse``)."""
 
-SPREAD: dict[str, Any] = {"by_noise": True, "power": POWER, "compute_last": False}
-"""The spread of computed steps without a profile (`Spread`)."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Spread(Schedule):
-    """Compute so many steps, with the first and the last, spread over the run. Give `num_computed` or `speedup`.
+    """Compute so many steps, spread over the run as the default spreads them. Give `num_computed` or `speedup`.
 
     Args:
-        num_computed: how many steps compute in all, above `warmup` and at least 2; the first and the last step are
-            among them. A shorter run computes all of its steps.
+        num_computed: how many steps compute in all, above `warmup` and at least 2; the first step is among them. A
+            shorter run computes all of its steps.
         speedup: steps divided by computed steps, ≥ 1. The number of computed steps is rounded to the nearest, halves
             up, and never below what the warm-up and the last step need.
         warmup: steps at the start that always compute, ≥ 0; they count as computed steps.
-        power: spreads the steps by number: the k-th of n gaps ends at (k / n)^power of the way, ≥ 1. 1 spreads them
-            evenly; above 1 they are closest at the beginning.
-        by_noise: spread them by noise instead, as a share of the run's first noise, evenly in (1 − noise)^0.4, or ^0.6
+        by_noise: spread the steps by noise, as a share of the run's first noise, evenly in (1 − noise)^0.4, or ^0.6
             below 0.3 of the steps. Runs whose noise is not known, or does not fall, go by `power`.
+        power: spreads them by number: the k-th of n gaps ends at (k / n)^power of the way, ≥ 1. 1 spreads them evenly;
+            above 1 they are closest at the beginning.
         min_computed: with `speedup`, the least number of steps that compute, ≥ 2.
         min_steps: with `speedup`, the least number of steps of a run that reuses; shorter runs compute everything, ≥ 2.
-        compute_last: whether the last step computes although `by_noise` has a better use for so little noise.
+        compute_last: whether the last step computes although `by_noise` has a better use for so little noise; by number
+            it always computes.
 
     Raises:
         ConfigError: both ways of choosing or none, or a value out of range.
@@ -52,11 +49,11 @@ class Spread(Schedule):
     num_computed: Count | None = None
     speedup: float | None = None
     warmup: Index = 1
-    power: float = 1.0
-    by_noise: bool = False
+    power: float = POWER
+    by_noise: bool = True
     min_computed: int | None = None
     min_steps: int | None = None
-    compute_last: bool = True
+    compute_last: bool = False
 
     def __post_init__(self) -> None:
         if (self.num_computed is None) == (self.speedup is None):
@@ -69,8 +66,6 @@ class Spread(Schedule):
                 raise field_error(self, name, "be a whole number of at least 2, given with speedup")
         if not (is_number(self.power) and self.power >= 1):
             raise field_error(self, "power", "be a finite number of at least 1")
-        if not (self.compute_last or self.by_noise):
-            raise field_error(self, "compute_last", "be True unless by_noise is given")
 
     @property
     def expects_reuse(self) -> bool:

@@ -17,7 +17,7 @@ from omnireuse.errors import ConfigError, StateError, WrongTypeError
 from omnireuse.forecasters.blend import Blend
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import arguments_of, read_argument
-from omnireuse.policies.spread import SPREAD, Spread
+from omnireuse.policies.spread import Spread
 from omnireuse.profiles.conditions import OTHER_WEIGHTS, Conditions, watch_of
 from omnireuse.profiles.guidance import Choice
 from omnireuse.profiles.measurements import Measurements
@@ -200,9 +200,9 @@ class Profile(Record, frozen=True, kw_only=True):
         if not amount:
             plan = self.best(quality=quality)
             count = len(plan.steps)
-            elsewhere = Spread(speedup=total / count, **SPREAD)
+            elsewhere = Spread(speedup=total / count)
         else:
-            elsewhere = Spread(**amount, **SPREAD)
+            elsewhere = Spread(**amount)
             count = len(elsewhere.schedule(total))
             if count not in self.plans:
                 return self._without_plan(count, elsewhere)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from omnireuse.hooks.run import RunStart
 from omnireuse.policies import ErrorControl
 from omnireuse.policies.base import Policy
-from omnireuse.policies.spread import SPREAD, Spread
+from omnireuse.policies.spread import Spread
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.ledger import FROM, FROM_FOR_AIMS
 
@@ -122,7 +122,7 @@ def budget_for(policy: Policy, start: RunStart, quality: float | None = None) ->
         return "steps are chosen within the run"
     steps, is_short = tuple(sorted(schedule)), False
     if len(steps) == total and isinstance(policy, Spread) and policy.min_steps is not None:
-        half = Spread(num_computed=max(-(-total // 2), 2), **SPREAD)
+        half = Spread(num_computed=max(-(-total // 2), 2))
         steps, is_short = tuple(sorted(half.schedule(total, noises))), total >= SHORTEST
     if len(steps) == total or (total < SHORTEST):
         return f"every step of a run of {total} is computed"

@@ -278,8 +278,9 @@ class Store:
         for file in self.files():
             try:
                 other = msgspec.convert(msgspec.json.decode(file.read_bytes())["configuration"], Configuration)
-            except (OSError, LookupError, TypeError, msgspec.MsgspecError):
-                continue  # what is damaged is said where it is used
+            except Exception:  # what is damaged is said where it is used
+                logger.debug("%s is not read", file)
+                continue
             if other.conditions == configuration.conditions:
                 call = {**other.call, "num_inference_steps": str(len(other.noises))}
                 found.append({name: call.get(name, "nothing") for name in own if call.get(name) != own[name]})

@@ -52,7 +52,7 @@ def test_the_planned_steps_are_computed(host: ModuleType, counted: Any, sampler:
 
 @pytest.mark.parametrize("sampler", ["euler", "ddim", "dpmpp_2m", "uni_pc", "deis", "res_multistep"])
 def test_computed_steps_correct_the_gaps_before_them(host: ModuleType, model: Any, shapes: Any, sampler: str) -> None:
-    policy = Spread(speedup=2.0, by_noise=True, compute_last=False)
+    policy = Spread(speedup=2.0)
     corrected, plain = (
         attach(model, RequestPlan(strategy=Strategy(policy=policy, forecaster=forecaster), name="test"))
         for forecaster in (Blend(), Blend(corrects=False))

@@ -68,7 +68,7 @@ def check(made: Modular, region: str) -> omnireuse.Summary:
     with omnireuse.enable(made.pipe, policy="never", region=region) as handle:
         assert torch.equal(made.run(), full)
     assert handle.summary().calls_outside == 0
-    with omnireuse.enable(made.pipe, policy=Spread(num_computed=3), region=region) as handle:
+    with omnireuse.enable(made.pipe, policy=Spread(num_computed=3, by_noise=False, power=1.0), region=region) as handle:
         if getattr(made.pipe, "scheduler", None) is None:
             handle.expect(6)
         reusing = made.run()
@@ -142,7 +142,7 @@ def test_another_transformer_for_references() -> None:
 def test_latents_are_found_among_other_tensors(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """x0 needs them, and so does a signal: positions come before them, and never change."""
     made = PIPELINES[name]()
-    with omnireuse.enable(made.pipe, policy=Spread(num_computed=3), region="call"):
+    with omnireuse.enable(made.pipe, policy=Spread(num_computed=3, by_noise=False, power=1.0), region="call"):
         made.run()
     assert "raw output" not in caplog.text
     with omnireuse.enable(made.pipe, policy="tea_cache", region="step") as handle:
@@ -304,7 +304,7 @@ def test_a_block_with_a_loop_of_its_own(kind: Any, region: str) -> None:
     with omnireuse.enable(pipe, policy="never", region=region) as handle:
         assert torch.equal(pipe(latents=latents, output="latents"), full)
     assert handle.summary().steps == 6
-    with omnireuse.enable(pipe, policy=Spread(num_computed=3), region=region) as handle:
+    with omnireuse.enable(pipe, policy=Spread(num_computed=3, by_noise=False, power=1.0), region=region) as handle:
         reusing = pipe(latents=latents, output="latents")
         assert torch.equal(pipe(latents=latents, output="latents"), reusing)
     assert not torch.equal(reusing, full)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import EveryNth, Generation, Hold, Spread, Steps
+from omnireuse import EveryNth, Generation, Hold, Steps
 from omnireuse.errors import ConfigError
 from omnireuse.forecasters import Fitted
 from omnireuse.hooks.interception import intercept
@@ -188,8 +188,3 @@ def test_weights_that_cannot_be_are_refused(change: dict[str, Any], message: str
 def test_weights_belong_to_whole_outputs(flux: Tiny, choices: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         omnireuse.enable(flux.pipe, **{"policy": "fixed", "forecaster": fitted(HELD), **choices})
-
-
-def test_only_named_steps_can_leave_out_the_last() -> None:
-    with pytest.raises(ConfigError, match="compute_last must be True unless by_noise is given"):
-        Spread(speedup=2.0, compute_last=False)

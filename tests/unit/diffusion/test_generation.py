@@ -281,7 +281,7 @@ def test_no_row_keeps_the_memory_of_the_others() -> None:
         assert each.generation.kept_bytes == 2 * 48 * 4
 
 
-@pytest.mark.parametrize("strategy", [Strategy(policy=Spread(speedup=2, by_noise=True), forecaster=Blend())])
+@pytest.mark.parametrize("strategy", [Strategy(policy=Spread(speedup=2, compute_last=True), forecaster=Blend())])
 def test_a_run_that_begins_in_the_middle_is_a_run_of_the_steps_that_are_left(strategy: Strategy) -> None:
     levels = levels_of(28)
     part, alone = Generation(strategy, levels, at=8), Generation(strategy, levels[8:])

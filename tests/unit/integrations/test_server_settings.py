@@ -45,6 +45,7 @@ def test_options_that_fit_nothing_are_errors(options: dict[str, object], error: 
     [
         ({"speedup": None}, WrongTypeError, "speedup must be a number, got None"),
         ({"computed_steps": 10**400}, ConfigError, "computed_steps must be a whole number"),
+        ({"quality": 10**400}, ConfigError, "quality must be a PSNR"),
         ({"speedup": float("nan")}, ConfigError, "speedup must be"),
         ({"speedup": True}, WrongTypeError, "speedup must be"),
         ({1: 2}, UnknownNameError, "unknown setting"),
