@@ -107,11 +107,11 @@ def enable(
         speedup: all steps divided by computed steps, ≥ 1. It counts steps, not time: time falls by the denoiser's
             share of it.
         computed_steps: how many steps compute, ≥ 1.
-        quality: PSNR in dB to the full run that at least nine of ten pictures reach, from 15 to 100. A
-            profile promises it; without one the first pictures say how many steps compute, and it is expected.
+        quality: PSNR in dB to the full run that at least nine of ten pictures reach, from 15 to 100. With a profile
+            this is a guarantee (95 % confidence); without one, an estimate from your first pictures.
         tolerance: relative L1 error that at least nine of ten final latents stay within, above 0 and below 1: 0.05 is
-            5 %. Needs no profile: the first pictures say how many steps compute, and without `tune` the errors measured
-            on the way do (`ErrorControl`).
+            5 %. Needs no profile: the number of computed steps follows from your first pictures, and without `tune`
+            from the errors measured during each run (`ErrorControl`).
         profile: what `omnireuse.calibrate` found for this pipeline; or its file, its folder, or its id on the Hugging
             Face Hub, ``owner/name`` or ``owner/name@revision``. It computes half of the steps unless `speedup`,
             `computed_steps` or `quality` is given. A number of steps that it has no plan for is computed all the same,

@@ -138,9 +138,8 @@ def picture(encoded: str) -> np.ndarray[Any, Any]:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
 
 
-def documented(heading: str) -> list[tuple[str, dict[str, Any]]]:
-    """The requests of a section of docs/engines.md: each block that begins with ``POST``, with its path and body."""
-    text = (TOP / "docs" / "engines.md").read_text()
-    section = re.split(rf"^## {re.escape(heading)}$", text, flags=re.MULTILINE)[1].split("\n## ")[0]
-    blocks = re.findall(r"```http\nPOST (\S+)\n\n(.*?)```", section, re.DOTALL)
+def documented(engine: str) -> list[tuple[str, dict[str, Any]]]:
+    """The requests on a page of docs/engines: each block that begins with ``POST``, with its path and body."""
+    text = (TOP / "docs" / "engines" / f"{engine}.md").read_text()
+    blocks = re.findall(r"```http\nPOST (\S+)\n\n(.*?)```", text, re.DOTALL)
     return [(path, json.loads(body)) for path, body in blocks]

@@ -33,7 +33,7 @@ class Registry(Mapping[str, T]):
             value: T = point.load()
         except Exception as error:
             raise StateError(
-                f"{name!r} of the entry points {self.group!r} cannot be loaded from {point.value}: {error!r}; mend or "
+                f"{name!r} of the entry points {self.group!r} cannot be loaded from {point.value}: {error!r}; fix or "
                 f"uninstall {_package(point)}"
             ) from error
         return value

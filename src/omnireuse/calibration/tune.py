@@ -36,8 +36,8 @@ def tune(
 ) -> Profile:
     """Measure a pipeline ahead of time, as `omnireuse.enable` does on its first pictures, and keep the plan.
 
-    Every prompt is computed in full, and shadows of these runs fit and choose a plan. Pipelines with the same weights,
-    steps and guidance then reuse from their first picture on, in this process and in later ones.
+    Every prompt is computed in full, and trial runs fit and choose a plan. Pipelines with the same weights and call
+    arguments then reuse from their first picture on, in this process and in later ones.
 
     Args:
         pipeline: a pipeline that makes pictures from prompts, with nothing enabled on it. Or the folder of one, its id

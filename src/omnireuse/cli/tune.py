@@ -63,5 +63,7 @@ def run(
     if not plan.weights:
         typer.echo("no plan was better than the untuned default, which stays")
         return 0
-    typer.echo(f"{len(plan.steps)} of {profile.num_inference_steps} steps compute: {' '.join(map(str, plan.steps))}")
+    typer.echo(
+        f"{len(plan.steps)} of {profile.num_inference_steps} steps are computed: {' '.join(map(str, plan.steps))}"
+    )
     return 0

@@ -73,7 +73,7 @@ def explain(strategy: Strategy, record: RunRecord) -> Explanation | None:
             return _too_few_steps(total)
         warmup = policy.warmup_limit(total)
         if warmup is not None and warmup.value >= total - 1:
-            first = f"the first {warmup.value:g} of {total} steps compute, and the last computes too"
+            first = f"the first {warmup.value:g} of {total} steps are computed, and so is the last"
             advice = f"give a smaller {warmup.name}, or take more steps"
             return Explanation("warm-up", f"{warmup.name} makes {first}", advice)
     limit = policy.limit

@@ -555,7 +555,7 @@ class Session:
 
     def _forecast_calls(self, run: Run, why: SeveralOutputsError) -> Region:
         """Go on in region "call". The run has computed its first call, and remembers nothing yet."""
-        logger.warning("%s: from now on the calls of this pipeline are forecast, and not its steps", why)
+        logger.warning("%s: switching to region 'call' for this pipeline", why)
         self.stats.fell_back("region call")
         strategy = self.strategy = replace(self.strategy, region="call", shared_cfg_decision=True)
         region = self._make_region(strategy, self._parts.denoisers, self._parts)

@@ -120,7 +120,7 @@ def check_amount(owner: object, num_computed: int | None, speedup: float | None,
     if num_computed is not None and num_computed < least:
         first = "step" if least == 2 else f"{warmup} steps (warmup)"
         raise field_error(
-            owner, "num_computed", f"be at least {least}, for the first {first} and the last always compute"
+            owner, "num_computed", f"be at least {least}, because the first {first} and the last are always computed"
         )
     if speedup is not None and not (is_number(speedup) and speedup >= 1):
         raise field_error(owner, "speedup", "be a finite number of at least 1")

@@ -129,7 +129,7 @@ class Summary:
         broken: runs whose final latents were NaN or infinite.
         beside: of what computes beside the denoiser, such as a ControlNet: calls made, and all calls.
         audits: of the latest calls, oldest first; at most 1,000.
-        tuning: what tuning has come to for runs like the latest one; None where it is off.
+        tuning: the state of tuning for runs like the latest one; None if it is off.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What tuning has come to, as a record for users."""
+"""The state of tuning, as a record for users."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ BEGINS = "the first pictures are measured"
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What tuning has come to for runs like the latest one.
+    """The state of tuning for runs like the latest one.
 
     Attributes:
         state: "off"; "measuring" while pictures are computed in full; "ready" once a plan is frozen; "failed" where the
             pipeline cannot be tuned. The untuned default serves where the state is "off" or "failed".
         pictures: measured so far.
         wanted: how many are measured at most.
-        runs: work spent on full runs and shadows, in full runs of one call.
+        runs: work spent on full runs and trial runs, in full runs of one call.
         expected: relative L1 error of the final latents that the plan in use left in the measured pictures, on average;
             None where nothing was measured, and for the untuned default.
         path: file that keeps the plan; None where it is in memory only.
-        computes_all: whether every step computes where the state is "off" or "failed", as for a quality.
+        computes_all: whether every step is computed where the state is "off" or "failed", as for a quality.
         reason: why the state is as it is, in a sentence.
         is_sure: whether a plan will serve once all are measured; else one that is close enough, if there is one.
         near: other arguments that have a plan already, while these are measured, in words; empty without any.
@@ -49,14 +49,14 @@ class Tuning:
             begins = "next" if is_next else _ordinal(self.wanted + 1)
             computed = f"{self.pictures} of {counted(self.wanted, 'picture')} computed in full"
             if is_next and self.reason != BEGINS:
-                serves = "every step computes" if self.computes_all else "the untuned default serves"
+                serves = "every step is computed" if self.computes_all else "the untuned default is used"
                 return f"measuring: {computed}; {serves} until plans are tried: {self.reason}"
             unsure = "" if self.is_sure else " if a plan is close enough"
             return f"measuring: {computed}; reuse begins with the {begins}{unsure}{self.near and f' ({self.near})'}"
         if self.state == "off":
-            return f"tuning is off{', and every step computes' if self.computes_all else ''}: {self.reason}"
+            return f"tuning is off{', and every step is computed' if self.computes_all else ''}: {self.reason}"
         if self.state == "failed":
-            serves = "every step computes" if self.computes_all else "the untuned default serves"
+            serves = "every step is computed" if self.computes_all else "the untuned default is used"
             return f"not tuned, {serves}: {self.reason}"
         kept = f"; kept in {self.path}" if self.path is not None else "; kept in memory only"
         return f"tuned: {self.reason}{kept}"

@@ -77,18 +77,18 @@ class Budget:
         """What follows the measured pictures."""
         kept = ", ".join(f"{name}={value:g}" for name, value in self.aim.items())
         if kept:
-            return f"as few steps compute as keep {kept}"
-        few = f"{len(self.steps)} steps compute"
+            return f"as few steps are computed as keep {kept}"
+        few = f"{len(self.steps)} steps are computed"
         return few if self.reuses else f"{few} if a plan {_WITHIN}, and else every step"
 
     @property
     def none_found(self) -> str:
         """What stays without a plan, and why."""
         if not self.aim and not self.reuses:
-            return f"every step computes, as in runs so short without a plan; no plan {_WITHIN}"
+            return f"every step is computed, as in runs so short without a plan; no plan {_WITHIN}"
         if not self.aim:
             return "the untuned default stays; no plan was clearly closer"
-        stays = "the untuned default stays" if self.quality is None else "every step computes"
+        stays = "the untuned default stays" if self.quality is None else "every step is computed"
         kept = f"no plan of fewer steps was seen to keep the {next(iter(self.aim))} in nine of ten pictures"
         return f"{stays}; {kept}, and omnireuse.calibrate, which sees more of them, may find one"
 
@@ -113,7 +113,7 @@ def budget_for(policy: Policy, start: RunStart, quality: float | None = None) ->
     rule = policy if isinstance(policy, ErrorControl) else None
     if rule is not None or quality is not None:
         if total < SHORTEST:
-            return f"every step of a run of {total} computes"
+            return f"every step of a run of {total} is computed"
         return Budget(
             steps=tuple(range(total)), reuses=False, noises=noises, rule=rule, quality=quality, elements=elements
         )
@@ -125,5 +125,5 @@ def budget_for(policy: Policy, start: RunStart, quality: float | None = None) ->
         half = Spread(num_computed=max(-(-total // 2), 2))
         steps, is_short = tuple(sorted(half.schedule(total, noises))), total >= SHORTEST
     if len(steps) == total or (total < SHORTEST):
-        return f"every step of a run of {total} computes"
+        return f"every step of a run of {total} is computed"
     return Budget(steps=steps, reuses=not is_short, noises=noises, elements=elements)

@@ -314,7 +314,7 @@ class Entries:
             self._note(entry)
 
     def end(self, entry: Entry, state: str, why: str) -> None:
-        """Measure no more; the untuned default serves."""
+        """Measure no more; the untuned default is used."""
         entry.tuning = replace(entry.tuning, state=state, pictures=0, runs=0.0, reason=why)  # type: ignore[arg-type]  # one of the two
         entry.release()
         (logger.warning if state == "failed" else logger.info)("%s", entry.tuning)

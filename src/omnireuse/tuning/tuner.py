@@ -40,7 +40,7 @@ class _Attempt:
         self.recording: Recording | None = None
         self.bars: list[Any] = []
         self.is_full = False
-        """Whether every step computes because the picture is measured, here or by another thread."""
+        """Whether every step is computed because the picture is measured, here or by another thread."""
 
     def describe(self, words: str) -> None:
         """Say on the bars of the run what it is."""
@@ -93,7 +93,7 @@ class Tuner:
 
     @property
     def tuning(self) -> Tuning:
-        """What tuning has come to for the configuration of the latest run."""
+        """The state of tuning for the configuration of the latest run."""
         with self._lock:
             return self._elsewhere if self._latest is None else self._latest.tuning
 
@@ -244,7 +244,7 @@ class Tuner:
             try:
                 self._entries.go_on(entry, SessionShadows(self._session, proceed))
             except BaseException:
-                self._entries.begin_anew(entry, "its shadows were interrupted")
+                self._entries.begin_anew(entry, "its trial runs were interrupted")
                 raise
             finally:
                 entry.is_busy = False

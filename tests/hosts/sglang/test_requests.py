@@ -190,4 +190,4 @@ def test_a_pipeline_with_a_loop_of_its_own_computes_every_step_and_says_so(
     monkeypatch.setattr(DenoisingStage, "_predict_noise_with_cfg", inside)
     for _ in range(2):
         assert native.calls(reuse="on")[1] == 2 * 28
-    assert caplog.text.count("which denoises in a loop of its own: every step computes") == 1
+    assert caplog.text.count("which denoises in its own loop: every step is computed") == 1

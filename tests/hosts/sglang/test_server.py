@@ -82,7 +82,7 @@ def test_the_log_of_the_server_names_the_strategy_once(server: Server) -> None:
 
 
 def test_each_documented_request_reaches_the_plugin(server: Server) -> None:
-    requests = documented("SGLang diffusion")
+    requests = documented("sglang")
     assert [path for path, _ in requests] == [IMAGES]
     for _, example in requests:
         before = steps_counted(server)

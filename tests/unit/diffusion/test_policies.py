@@ -189,9 +189,9 @@ def test_noise_that_does_not_fall_is_not_gone_by() -> None:
 
 
 def test_a_budget_that_warmup_and_last_step_exceed_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"at least 9, for the first 8 steps \(warmup\) and the last always compute"):
+    with pytest.raises(ConfigError, match=r"at least 9, because the first 8 steps \(warmup\) and the last are always"):
         Spread(num_computed=8, warmup=8)
-    with pytest.raises(ConfigError, match="num_computed must be at least 2, for the first step and the last"):
+    with pytest.raises(ConfigError, match="num_computed must be at least 2, because the first step and the last"):
         Spread(num_computed=1)
 
 

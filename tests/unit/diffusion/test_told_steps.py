@@ -162,7 +162,7 @@ def test_the_default_forecasts_calls_where_a_denoiser_has_several_outputs(caplog
         assert torch.equal(sample(), full)
         assert torch.equal(sample(), full)
     assert handle.strategy.region == "call"
-    assert caplog.text.count("from now on the calls of this pipeline are forecast, and not its steps") == 1
+    assert caplog.text.count("switching to region 'call' for this pipeline") == 1
     assert (handle.summary().steps, handle.summary().fallbacks) == (48, {"region call": 1})
     assert "fell back to region call 1 time" in str(handle.summary())
     with (

@@ -199,7 +199,7 @@ def test_shadows_that_fail_end_tuning_with_a_warning_and_no_request(caplog: pyte
     for _ in range(3):
         seed = next(seeds)
         assert torch.equal(tuned.serve(seed).latents, full_of(seed))
-    assert "not tuned, the untuned default serves: MemoryError: no room for a shadow" in caplog.text
+    assert "not tuned, the untuned default is used: MemoryError: no room for a shadow" in caplog.text
     seed = next(seeds)
     assert torch.equal(tuned.serve(seed).latents, untuned_of(seed))
 

@@ -45,8 +45,8 @@ def test_without_reuse_untuned_every_picture_must_be_close() -> None:
 
 def test_runs_without_an_untuned_default_say_what_a_plan_is_compared_with() -> None:
     short, long = (Budget(steps=(0, 2), reuses=reuses, noises=(1.0, 0.7, 0.4, 0.1)) for reuses in (False, True))
-    assert "2 steps compute if a plan leaves at most 5% error" in short.words
-    assert short.none_found.startswith("every step computes")
+    assert "2 steps are computed if a plan leaves at most 5% error" in short.words
+    assert short.none_found.startswith("every step is computed")
     assert "no plan leaves at most 5% error" in short.none_found
-    assert long.words == "2 steps compute"
+    assert long.words == "2 steps are computed"
     assert long.none_found == "the untuned default stays; no plan was clearly closer"

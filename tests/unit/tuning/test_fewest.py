@@ -146,4 +146,4 @@ def test_runs_too_short_to_tune_follow_the_untuned_rule(flux: Tiny) -> None:
     with omnireuse.enable(flux.pipe, tolerance=0.2) as handle:
         flux.run(steps=3)
         assert handle.tuning.state == "off"
-        assert "every step of a run of 3 computes" in handle.tuning.reason
+        assert "every step of a run of 3 is computed" in handle.tuning.reason

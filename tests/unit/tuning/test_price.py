@@ -144,7 +144,7 @@ def test_shadows_of_long_runs_come_one_after_each_picture(
             slow.picture(len(states))
             states.append(handle.tuning.state)
             if len(states) == 3:
-                assert "the untuned default serves until plans are tried: a run takes long" in str(handle.tuning)
+                assert "the untuned default is used until plans are tried: a run takes long" in str(handle.tuning)
         assert handle.tuning.expected == expected, "the same evidence"
     full = 2 * STEPS
     assert slow.spent[0] == full

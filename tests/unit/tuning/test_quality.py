@@ -95,7 +95,7 @@ def test_a_quality_that_no_plan_keeps_computes_every_step_here_and_in_the_next_p
             assert handle.tuning.state == "ready"
             assert handle.tuning.pictures == JUDGED
             assert handle.tuning.expected is None
-            assert "every step computes; no plan of fewer steps was seen to keep the quality" in str(handle.summary())
+            assert "is computed; no plan of fewer steps was seen to keep the quality" in str(handle.summary())
 
 
 def test_runs_that_are_not_tuned_compute_every_step_and_say_so_once(
@@ -105,8 +105,8 @@ def test_runs_that_are_not_tuned_compute_every_step_and_say_so_once(
     with caplog.at_level(logging.WARNING, "omnireuse"), omnireuse.enable(flux.pipe, quality=QUALITY) as handle:
         assert all(torch.equal(flux.run(steps=3, seed=seed), full[seed]) for seed in range(2))
         assert handle.tuning.state == "off"
-        assert "every step computes: every step of a run of 3 computes" in str(handle.summary())
-    assert caplog.text.count("every step of a run of 3 computes") == 1
+        assert "every step is computed: every step of a run of 3 is computed" in str(handle.summary())
+    assert caplog.text.count("every step of a run of 3 is computed") == 1
 
 
 def test_a_solver_that_is_not_tuned_computes_every_step_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,8 +117,8 @@ def test_a_solver_that_is_not_tuned_computes_every_step_and_says_so(caplog: pyte
         for _ in range(3):
             assert torch.equal(made.run(steps=8, output_type="pt"), full)
         assert handle.tuning.state == "off"
-        assert "every step computes: the noise of HeunDiscreteScheduler" in str(handle.tuning)
-    assert caplog.text.count("every step computes") == 1
+        assert "every step is computed: the noise of HeunDiscreteScheduler" in str(handle.tuning)
+    assert caplog.text.count("every step is computed") == 1
 
 
 def test_a_quality_of_latents_alone_is_not_tuned(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
@@ -128,7 +128,7 @@ def test_a_quality_of_latents_alone_is_not_tuned(flux: Tiny, caplog: pytest.LogC
         assert all(torch.equal(*pair) for pair in zip(pictures(latents, JUDGED + 1), full, strict=True))
         assert handle.tuning.state == "failed"
     assert "a quality is one of pictures, and the call returns none" in caplog.text
-    assert caplog.text.count("not tuned, every step computes") == 1
+    assert caplog.text.count("not tuned, every step is computed") == 1
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,6 @@ class SamplerTuner(LoopTuner):
         try:
             self.entries.go_on(entry, LoopShadows(made_again))
         except BaseException as error:
-            self.entries.begin_anew(entry, f"the shadows were interrupted ({type(error).__name__})")
+            self.entries.begin_anew(entry, f"the trial runs were interrupted ({type(error).__name__})")
             if not is_done or type(error).__name__ != INTERRUPT:
                 raise

@@ -225,4 +225,4 @@ class Process:
         name = type(pipeline).__name__
         if name not in self._warned:
             self._warned.add(name)
-            logger.warning("omnireuse cannot serve %s, which denoises in a loop of its own: every step computes", name)
+            logger.warning("omnireuse cannot serve %s, which denoises in its own loop: every step is computed", name)

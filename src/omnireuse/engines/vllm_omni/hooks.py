@@ -117,7 +117,7 @@ def _warn_of_no_backend() -> None:
     know."""
     logger.warning(
         "a request asks for %s, and this server serves none: it was started without --cache-backend %s, or vllm-omni "
-        "serves its pipeline without any cache; every step computes",
+        "serves its pipeline without any cache; every step is computed",
         KEY,
         KEY,
     )

@@ -132,7 +132,7 @@ class WaveTuner(LoopTuner):
             self._under_way = None
         except Exception:  # no request may fail because a shadow does
             self._under_way = None
-            logger.exception("shadows have ended, and the untuned default serves")
+            logger.exception("trial runs have ended, and the untuned default is used")
 
     def _learn(self, measured: _MeasuredRequest) -> None:
         entry = measured.entry

@@ -47,7 +47,7 @@ class TailRegion(BlocksRegion):
             most = f"be at most the {len(blocks)} blocks of {name}"
             raise ConfigError.of_fields("Strategy", given, most, f"{first + last}")
         if stack.has_long_skips and last > first:
-            why = f"the last blocks of {name} read what as many of the first put out"
+            why = f"the last blocks of {name} read skip connections from its first blocks"
             raise ConfigError.of_fields("Strategy", given, "be no more last blocks than first ones", f"{last}", do=why)
         middle = blocks[first : len(blocks) - last]
         if not middle:
