@@ -44,7 +44,7 @@ CLOSURES = {
 }
 ROWS = (
     Row("enable, files", 102, 75),
-    Row("enable, lines", 17_520, 10_000),
+    Row("enable, lines", 17_530, 10_000),
     Row("Generation, files", 17, 20),
     Row("Generation, lines", 2_770, 2_800),
     Row("Session, files", 30, 35),
@@ -57,7 +57,7 @@ ROWS = (
     Row("edges to vllm", 0, 0),
     Row("edges of vllm", 13, 13),
     Row("vllm to denoising", 0, 0),
-    Row("lines of src", 29_630, 20_000),
+    Row("lines of src", 29_640, 20_000),
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
-from omnireuse.errors import StateError
+from omnireuse.errors import ConfigError, StateError
 
 __all__ = ["Registry"]
 
@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 class Registry(Mapping[str, T]):
     """A mapping from names to values. The package's own come first; an entry point is loaded when it is asked for.
+    ``registry["name"] = value`` adds one for this process.
 
     Args:
         group: of the entry points, as in ``[project.entry-points."omnireuse.policies"]``.
@@ -23,7 +24,7 @@ class Registry(Mapping[str, T]):
 
     def __init__(self, group: str, builtin: Mapping[str, T]) -> None:
         self.group = group
-        self.builtin = dict(builtin)
+        self.builtin, self._own = dict(builtin), frozenset(builtin)
 
     def __getitem__(self, name: str) -> T:
         if name in self.builtin:
@@ -37,6 +38,16 @@ class Registry(Mapping[str, T]):
                 f"uninstall {_package(point)}"
             ) from error
         return value
+
+    def __setitem__(self, name: str, value: T) -> None:
+        """Add a value for this process. The same name again takes the place of what was added before.
+
+        Raises:
+            ConfigError: the name is one of the package's own.
+        """
+        if name in self._own:
+            raise ConfigError(f"{name!r} is one of omnireuse's own {self.group!r}; choose another name")
+        self.builtin[name] = value
 
     def __iter__(self) -> Iterator[str]:
         return iter({**self.builtin, **self._points()})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from omnireuse.base.registry import Registry
-from omnireuse.errors import StateError
+from omnireuse.errors import ConfigError, StateError
 
 MODULE = '''
 from dataclasses import dataclass
@@ -151,3 +151,12 @@ def test_the_packages_own_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
         registry["other"]
     with pytest.raises(StateError, match=r"'mine' of the entry points 'omnireuse.policies' cannot be loaded"):
         registry["mine"]
+
+
+def test_a_value_is_added_for_this_process_and_replaces_none_of_the_packages_own() -> None:
+    registry = Registry("omnireuse.policies", {"own": 1})
+    registry["mine"] = 2
+    registry["mine"] = 3
+    assert (registry["mine"], registry["own"], set(registry) >= {"mine", "own"}) == (3, 1, True)
+    with pytest.raises(ConfigError, match="'own' is one of omnireuse's own 'omnireuse.policies'"):
+        registry["own"] = 4
