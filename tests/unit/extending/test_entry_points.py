@@ -158,5 +158,5 @@ def test_a_value_is_added_for_this_process_and_replaces_none_of_the_packages_own
     registry["mine"] = 2
     registry["mine"] = 3
     assert (registry["mine"], registry["own"], set(registry) >= {"mine", "own"}) == (3, 1, True)
-    with pytest.raises(ConfigError, match="'own' is one of omnireuse's own 'omnireuse.policies'"):
+    with pytest.raises(ConfigError, match=r"'own' is one of omnireuse's own 'omnireuse.policies'"):
         registry["own"] = 4
