@@ -17,6 +17,7 @@ from omnireuse.engines.vllm_omni.admission import Admission
 from omnireuse.engines.vllm_omni.settings import OmniSettings
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.loop.generation import Generation
+from omnireuse.noise.schedulers import noise_levels
 from tests.helpers.absurd import absurd
 from tests.helpers.waves import PLANS, Engine, State, break_for, request
 
@@ -47,7 +48,7 @@ def test_a_thousand_random_settings_beside_good_requests(caplog: pytest.LogCaptu
         for seed in (1, 2)
     }
     kept: list[weakref.ref[Any]] = []
-    refused, served, good_done = 0, 0, 0
+    refused, served, good_done, failed = 0, 0, 0, 0
     running: list[tuple[State, tuple[str, int] | None, bool]] = []
     caplog.set_level(logging.ERROR, "omnireuse")  # a thousand warnings take long to write
     while refused + served < 1000 or running:
@@ -69,8 +70,13 @@ def test_a_thousand_random_settings_beside_good_requests(caplog: pytest.LogCaptu
                 assert f"{KEY}_failures" not in state.stage_durations
                 good_done += 1
             elif not is_admitted:
-                assert state.stage_durations[f"{KEY}_steps_reused"] == 0
-                assert state.stage_durations[f"{KEY}_failures"] == 1
+                # More or fewer computed steps than the run has are refused at admission alone; a run makes what it can.
+                if f"{KEY}_failures" in state.stage_durations:
+                    assert state.stage_durations[f"{KEY}_steps_reused"] == 0
+                    assert state.stage_durations[f"{KEY}_failures"] == 1
+                    failed += 1
+                else:
+                    assert state.latents.isfinite().all()
             else:
                 assert f"{KEY}_failures" not in state.stage_durations, state.sampling
             kept.append(weakref.ref(state.extra[KEY]))
@@ -79,7 +85,7 @@ def test_a_thousand_random_settings_beside_good_requests(caplog: pytest.LogCaptu
     assert refused > 300
     assert served > 150
     assert good_done > 40
-    assert engine.waves.failures == refused
+    assert refused >= engine.waves.failures == failed > 200
     assert not [each for each in kept if each() is not None]
 
 
@@ -159,7 +165,7 @@ def test_a_failed_forecast_whose_computation_fails_ends_the_wave_and_mixes_nothi
     break_for(cursed, monkeypatch, reuse=True, since=5)
     strategy = PLANS["half"].strategy
     assert strategy is not None
-    schedule = Generation(strategy, total=20).schedule
+    schedule = Generation(strategy, noise_levels(good.scheduler)).schedule
     assert schedule is not None
     failing = next(step for step in range(5, 20) if step not in schedule)
     while good.step_index < 20:
