@@ -15,12 +15,11 @@ from omnireuse.base.validation import kind_of
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
 from omnireuse.forecasters import FORECASTERS, Forecaster
 from omnireuse.loop.strategy import REGIONS, Strategy
-from omnireuse.named.step_caches import STEP_CACHES
 from omnireuse.policies import POLICIES, EveryNth, MagCache, Spread, Steps
 from omnireuse.policies.base import Policy
 from omnireuse.profiles.profile import Profile
 
-__all__ = ["aim_beside", "check_arguments", "misplaced", "no_backend"]
+__all__ = ["check_arguments"]
 
 
 def check_arguments(
@@ -59,18 +58,14 @@ def check_arguments(
             f"write profile={backend!r}"
         )
     if backend is not None and not isinstance(backend, (str, Strategy)):
-        from omnireuse.arguments.checks import no_backend
-
-        raise no_backend(backend)
+        raise _no_backend(backend)
     if isinstance(region, str) and region not in REGIONS:
         raise UnknownNameError("region", region, REGIONS)
     check_targets(**targets)
     for kind in KINDS:
         _check_name(kind, ways[kind])
     if options and not isinstance(backend, str):
-        from omnireuse.arguments.checks import misplaced
-
-        raise misplaced(*next(iter(options.items())), ways, [*targets, *ways, "profile", "group", "tune", "audit"])
+        raise _misplaced(*next(iter(options.items())), ways, [*targets, *ways, "profile", "group", "tune", "audit"])
     check_tune(tune)
     check_audit(audit)
     given = {name: value for name, value in ways.items() if value is not None}
@@ -101,13 +96,7 @@ KINDS = {"backend": "cache backend", "policy": "policy", "forecaster": "forecast
 def _names_of(kind: str) -> Collection[str]:
     if kind == "backend":
         return get_args(BackendName)
-    if kind == "policy":
-        from omnireuse.policies import POLICIES
-
-        return POLICIES
-    from omnireuse.forecasters import FORECASTERS
-
-    return FORECASTERS
+    return POLICIES if kind == "policy" else FORECASTERS
 
 
 def _check_name(kind: str, value: object) -> None:
@@ -156,9 +145,7 @@ def _check_ways(given: Mapping[str, Any], aims: Mapping[str, Any]) -> None:
         return
     clash, aim = next((name for name in given if name != "region"), None), next(iter(aims))
     if clash is not None:
-        from omnireuse.arguments.checks import aim_beside
-
-        raise aim_beside(clash, aim, aims[aim], policy)
+        raise _aim_beside(clash, aim, aims[aim], policy)
     if given.get("region", "step") not in ("step", "call"):
         raise ConfigError(
             f"enable(region={given['region']!r}): region must be 'step' or 'call' beside a target, "
@@ -174,7 +161,7 @@ _TYPES: dict[str, tuple[Any, ...]] = {
 _ON_STRATEGY = {field.name for field in fields(Strategy)} - StrategyOptions.__annotations__.keys()
 
 
-def no_backend(given: object) -> WrongTypeError:
+def _no_backend(given: object) -> WrongTypeError:
     """The error for a second argument that is neither the name of a backend nor a strategy."""
     remedies = {
         numbers.Real: f"to ask for a number of computed steps write speedup={given!r}",
@@ -195,7 +182,7 @@ def no_backend(given: object) -> WrongTypeError:
     )
 
 
-def aim_beside(clash: str, aim: str, value: object, policy: object) -> ConfigError:
+def _aim_beside(clash: str, aim: str, value: object, policy: object) -> ConfigError:
     """The error for a target beside a backend, or beside a policy or what goes with one."""
     in_schedule = {"speedup": "speedup", "computed_steps": "num_computed"}
     do = f"leave one of the two out; enable(pipeline, {aim}=…) is enough"
@@ -207,7 +194,7 @@ def aim_beside(clash: str, aim: str, value: object, policy: object) -> ConfigErr
     return ConfigError(f"enable({aim}=…): it chooses the whole strategy, so {clash} cannot be given with it; {do}")
 
 
-def misplaced(name: str, value: object, ways: Mapping[str, object], parameters: list[str]) -> OmniReuseError:
+def _misplaced(name: str, value: object, ways: Mapping[str, object], parameters: list[str]) -> OmniReuseError:
     """The error for a keyword that is no parameter of `enable`, without a backend."""
     shown = f"enable({name}={value!r:.60})"
     if name == "num_inference_steps":
@@ -235,6 +222,8 @@ def misplaced(name: str, value: object, ways: Mapping[str, object], parameters: 
                 f"{shown}: {name} is a field of the {kind} {' or '.join(names)}; "
                 f"write {kind}={names[0]}({name}={value!r:.60})"
             )
+    from omnireuse.named.step_caches import STEP_CACHES  # who makes no mistake does not load the named caches
+
     readers = [known for known, cache in STEP_CACHES.items() if name in cache.options]
     if readers:
         return ConfigError(

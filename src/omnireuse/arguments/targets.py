@@ -13,10 +13,12 @@ from typing import Any
 
 from omnireuse.base.validation import as_number, kind_of
 from omnireuse.errors import ConfigError, WrongTypeError
+from omnireuse.forecasters import forecaster_named
 from omnireuse.forecasters.base import Forecaster
 from omnireuse.forecasters.blend import Blend
 from omnireuse.hooks.denoisers import denoisers_of, model_name
 from omnireuse.loop.strategy import Strategy
+from omnireuse.policies import policy_named
 from omnireuse.policies.base import Policy
 from omnireuse.policies.error_control import ErrorControl
 from omnireuse.policies.fixed import Steps
@@ -56,12 +58,8 @@ def strategy_of(policy: Policy | str, forecaster: Forecaster | str = "hold", **c
         UnknownNameError: a name that does not exist.
     """
     if isinstance(policy, str):
-        from omnireuse.policies import policy_named
-
         policy = policy_named(policy)
     if isinstance(forecaster, str):
-        from omnireuse.forecasters import forecaster_named
-
         forecaster = forecaster_named(forecaster)
     return Strategy(policy=policy, forecaster=forecaster, **choices)
 

@@ -1,4 +1,4 @@
-"""Loading models without the messages and progress bars of the libraries that load them."""
+"""Loading models without the messages and progress bars of the libraries, and why a download failed."""
 
 from __future__ import annotations
 

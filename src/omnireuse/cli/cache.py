@@ -10,6 +10,7 @@ import typer
 
 from omnireuse.base.validation import counted
 from omnireuse.cli.options import Quiet, Verbose
+from omnireuse.errors import OmniReuseError
 
 if TYPE_CHECKING:
     from omnireuse.tuning.configuration import Configuration
@@ -38,7 +39,6 @@ def run(
 
     OMNIREUSE_CACHE_DIR names another folder.
     """
-    from omnireuse.errors import OmniReuseError
     from omnireuse.tuning.store import Store, read_kept
 
     store = Store()

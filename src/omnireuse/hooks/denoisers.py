@@ -1,4 +1,4 @@
-"""A pipeline's denoisers: their attributes, their wrappers and their device."""
+"""A pipeline's denoisers: their attributes, their wrappers, their device, and the ranks that share their forward."""
 
 from __future__ import annotations
 

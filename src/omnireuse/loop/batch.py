@@ -64,13 +64,11 @@ def observe_batch(rows: Sequence[Row]) -> list[torch.Tensor]:
         StateError: a row without output, or with one that needs a gradient.
     """
     refuse_gradients(row.computed for row in rows)
-    used = [_or_none(row, "a computed step", _observe) for row in rows]
+    used = [
+        _or_none(row, "a computed step", lambda row: row.generation.observe(row.choice, row.computed, row.sample))
+        for row in rows
+    ]
     return [row.computed if output is None else output for row, output in zip(rows, used, strict=True)]
-
-
-def _observe(row: Row) -> torch.Tensor:
-    row.generation.outputs.settle(row.generation.level, row.sample, row.computed)
-    return row.generation.observe(row.choice, row.computed, row.sample)
 
 
 def _or_none(row: Row, doing: str, does: Callable[[Row], torch.Tensor]) -> torch.Tensor | None:

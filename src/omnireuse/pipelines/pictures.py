@@ -1,4 +1,4 @@
-"""From what a pipeline's call returns to arrays that can be compared."""
+"""From what a pipeline's call returns to arrays, and how close these are to a reference."""
 
 from __future__ import annotations
 

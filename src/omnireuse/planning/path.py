@@ -1,4 +1,4 @@
-"""The path of a full run: its latents, and how alike its outputs are. Fits and plans need no more of it."""
+"""The path of a full run: its latents, how alike its outputs are, and the share of each branch in them."""
 
 from __future__ import annotations
 

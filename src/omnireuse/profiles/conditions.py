@@ -1,4 +1,4 @@
-"""Under which conditions a pipeline computes, and whether they are still the same."""
+"""Under which conditions a pipeline computes, foreign hooks among them, and whether they are still the same."""
 
 from __future__ import annotations
 

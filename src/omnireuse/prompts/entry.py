@@ -1,4 +1,4 @@
-"""One stored result of `encode_prompt`: its own tensors, and where they are kept."""
+"""One stored result of `encode_prompt`: its own tensors, where they are kept, also outside of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counters of a session, built on its events."""
+"""The counters of a session and their sums, built on its events."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from omnireuse.loop.events import Decision
 from omnireuse.summary.summary import Audit, Promise, Summary
-
-if TYPE_CHECKING:
-    from omnireuse.summary.tuning import Tuning
+from omnireuse.summary.tuning import Tuning
 
 __all__ = ["RunRecord", "Stats", "Tally"]
 

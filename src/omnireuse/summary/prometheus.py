@@ -1,4 +1,4 @@
-"""Decisions of the step caches, for Prometheus."""
+"""What Prometheus collectors have in common, and the collector of the decisions of step reuse."""
 
 from __future__ import annotations
 

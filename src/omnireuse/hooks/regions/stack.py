@@ -1,4 +1,4 @@
-"""The description of a model's block stack, and the way of streams into a block and out of it."""
+"""A model's block stack: its description, the way of streams through a block, and one call on its way through all."""
 
 from __future__ import annotations
 
