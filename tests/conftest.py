@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import socket
 import subprocess
@@ -57,6 +58,16 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    # A page tells its reader to show information; the next test must not see it.
+    logger = logging.getLogger("omnireuse")
+    level, handlers = logger.level, logging.root.handlers[:]
+    yield
+    logger.setLevel(level)
+    logging.root.handlers[:] = handlers
 
 
 @pytest.fixture(autouse=True)
