@@ -7,7 +7,8 @@ Random weights in bfloat16 (24, 28 and 41 GB), every second step computed, in ea
 device is waited for after every step, so a step's time includes its host time. Kernel launches are counted by
 torch.profiler in a further run.
 
-What `--minutes` leave no time for is left out, and the page says so.
+What `--minutes` leave no time for is left out, and the page says so. A later call with the same `--out` measures what
+the record there lacks, each model with the steps and repeats of its own call.
 
 Then each model runs compiled, in CUDA graphs, quantised and offloaded, in region "step". Beside the times stand whether
 a run that computes every step, and a run after reuse, are bit-equal to the untouched one, and how often the host waits
@@ -20,6 +21,7 @@ waits are null there.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -61,30 +63,55 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     check(options, device)
-    record: dict[str, Any] = {
-        "command": f"python -m bench gpu --models {' '.join(options.models)} --steps {options.steps}"
-        f" --repeats {options.repeats} --device {options.device}{' --tiny' if options.tiny else ''}",
-        "environment": environment() | {"device": _name(device)},
-        "models": {},
-        "left_out": [],
-    }
     options.out.mkdir(parents=True, exist_ok=True)
     kept, end = options.out / "gpu.json", time.monotonic() + 60 * options.minutes
-    for name in options.models:
-        if time.monotonic() >= end:
-            record["left_out"].append(name)
-            continue
-        row = record["models"][name] = measure(name, options, device) | {"ways": {}}
-        kept.write_text(json.dumps(record, indent=1))
-        for way in options.ways:
-            is_over = time.monotonic() >= end
-            row["ways"][way] = {"error": OVER} if is_over else measure_way(name, way, options, device)
-            kept.write_text(json.dumps(record, indent=1))
+    record = begun(kept, environment() | {"device": _name(device)})
+    record["commands"].append(
+        f"python -m bench gpu --models {' '.join(options.models)} --steps {options.steps}"
+        f" --repeats {options.repeats} --device {options.device}{' --tiny' if options.tiny else ''}"
+    )
+    done = {name: add(name, options, device, end=end, kept=(kept, record)) for name in options.models}
+    record["left_out"] = [name for name in options.models if not done[name]]
     kept.write_text(json.dumps(record, indent=1))
     console = Console(record=True, width=120)
     show(record, console)
     console.save_html(str(options.out / "gpu.html"))
     print(f"wrote {kept} and gpu.html")
+
+
+def begun(kept: Path, where: dict[str, Any]) -> dict[str, Any]:
+    """The record in a file, or a new one.
+
+    Raises:
+        ConfigError: the file was measured on another device or with other versions.
+    """
+    if not kept.exists():
+        return {"commands": [], "environment": where, "models": {}}
+    record: dict[str, Any] = json.loads(kept.read_text())
+    if record["environment"] != where:
+        raise ConfigError(f"bench gpu(--out {kept.parent}): {kept} was measured elsewhere; give another folder")
+    return record
+
+
+def add(
+    name: str, options: argparse.Namespace, device: torch.device, *, end: float, kept: tuple[Path, dict[str, Any]]
+) -> bool:
+    """Measure what the record of a model lacks, writing the record after each part; False if there was no time."""
+    path, record = kept
+    models = record["models"]
+    if name not in models:
+        if time.monotonic() >= end:
+            return False
+        asked = {"steps": options.steps, "repeats": options.repeats}
+        models[name] = asked | measure(name, options, device) | {"ways": {}}
+        path.write_text(json.dumps(record, indent=1))
+    ways = models[name]["ways"]
+    for way in options.ways:
+        if way not in ways or ways[way].get("error") == OVER:
+            is_over = time.monotonic() >= end
+            ways[way] = {"error": OVER} if is_over else measure_way(name, way, options, device)
+            path.write_text(json.dumps(record, indent=1))
+    return True
 
 
 def check(options: argparse.Namespace, device: torch.device) -> None:
@@ -180,6 +207,9 @@ def measure_way(name: str, way: str, options: argparse.Namespace, device: torch.
         return {"error": f"{type(error).__name__}: {error!s:.300}"}
     finally:
         torch._dynamo.reset()
+        gc.collect()  # a compiled model is in circles
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def host_waits(sampler: Sampler, steps: int) -> int | None:
