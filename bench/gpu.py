@@ -67,10 +67,10 @@ def main(arguments: list[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     kept, end = options.out / "gpu.json", time.monotonic() + 60 * options.minutes
     record = begun(kept, environment() | {"device": _name(device)})
-    record["commands"].append(
-        f"python -m bench gpu --models {' '.join(options.models)} --steps {options.steps}"
-        f" --regions {' '.join(options.regions)} --repeats {options.repeats} --device {options.device}{' --tiny' if options.tiny else ''}"
-    )
+    asked = {name: " ".join(map(str, getattr(options, name))) for name in ("models", "regions", "ways")}
+    asked |= {name: getattr(options, name) for name in ("steps", "repeats", "device")}
+    words = " ".join(f"--{name} {value}" for name, value in asked.items())
+    record["commands"].append(f"python -m bench gpu {words}{' --tiny' if options.tiny else ''}")
     done = {name: add(name, options, device, end=end, kept=(kept, record)) for name in options.models}
     record["left_out"] = [name for name in options.models if not done[name]]
     kept.write_text(json.dumps(record, indent=1))
