@@ -28,6 +28,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def begun(kept: Path, where: dict[str, Any]) -> dict[str, Any]:
         ConfigError: the file was measured on another device or with other versions.
     """
     if not kept.exists():
-        return {"commands": [], "environment": where, "models": {}}
+        return {"commands": [], "run": {"day": f"{date.today():%Y-%m-%d}"}, "environment": where, "models": {}}
     record: dict[str, Any] = json.loads(kept.read_text())
     if record["environment"] != where:
         raise ConfigError(f"bench gpu(--out {kept.parent}): {kept} was measured elsewhere; give another folder")
