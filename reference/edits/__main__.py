@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.out = args.out or args.run
     for folder in (args.run, args.out):
         folder.mkdir(parents=True, exist_ok=True)
-    handlers = [logging.StreamHandler(sys.stdout), logging.FileHandler(args.out / "train.log")]
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout), logging.FileHandler(args.out / "train.log")]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=handlers)
     if args.stage == "parts":
         draw_parts(args.run)

@@ -1,7 +1,7 @@
 """Draws people on any device, from the parts that resvg rasterised once.
 
-A picture is linear in the colours of skin, hair, shirt and background. What resvg draws is therefore kept as the weights
-of these colours, several times as large as a picture; colour, zoom, place and the mean over a pixel follow here.
+A picture is linear in the colours of skin, hair, shirt and background. What resvg draws is therefore kept as the
+weights of these colours, several times as large as a picture; colour, zoom, place and the mean over a pixel follow.
 """
 
 from __future__ import annotations

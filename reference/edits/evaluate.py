@@ -159,7 +159,9 @@ def save_sheet(examples: Examples, made: Array, path: Path, *, count: int = 24, 
                 write.multiline_text((left + 8, top + side // 3), "\n".join(lines), fill="black", font_size=20)
                 left += wide - 40
             else:
-                image = Image.fromarray((picture * 255).round().astype(np.uint8)).resize((side, side), Image.LANCZOS)
+                image = Image.fromarray((picture * 255).round().astype(np.uint8)).resize(
+                    (side, side), Image.Resampling.LANCZOS
+                )
                 if picture.any():
                     sheet.paste(image, (left, top))
                 left += side + gap

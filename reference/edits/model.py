@@ -24,7 +24,7 @@ TOKENIZERS = {
 
 
 def _ids(width: int, place: int) -> torch.Tensor:
-    ids = FluxPipeline._prepare_latent_image_ids(1, SIDE, width, "cpu", torch.float32)
+    ids: torch.Tensor = FluxPipeline._prepare_latent_image_ids(1, SIDE, width, "cpu", torch.float32)
     ids[..., 0] = place
     return ids
 

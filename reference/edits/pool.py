@@ -63,7 +63,7 @@ def sample_versions(rng: np.random.Generator, count: int) -> np.ndarray:
 
 @torch.no_grad()
 def encode(vae: Any, pictures: torch.Tensor) -> torch.Tensor:
-    """Normalised latents (B, 8, 16, 16) of pictures (B, 3, 64, 64) in 0..1, as FluxKontextPipeline encodes references."""
+    """Normalised latents (B, 8, 16, 16) of pictures (B, 3, 64, 64) in 0..1, as FluxKontextPipeline has them."""
     latents = vae.encode(pictures * 2 - 1).latent_dist.mode()
     encoded: torch.Tensor = (latents - vae.config.shift_factor) * vae.config.scaling_factor
     return encoded

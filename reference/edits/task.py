@@ -1,7 +1,7 @@
 """What can be changed in a picture of a person, how it is said, and which edits are kept out of training.
 
-A person is a row of looks here, one of each of `ASPECTS`, as numbers. Hair and its colour are one look: a colour belongs
-to some heads only.
+A person is a row of looks here, one of each of `ASPECTS`, as numbers. Hair and its colour are one look: only some
+heads have a colour.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from itertools import permutations, product
 import numpy as np
 
 from reference.faces.people import (
-    ATTRIBUTES,
     BACKGROUND_COLOURS,
     BEARDS,
     COLOURED_HAIR,

@@ -117,7 +117,8 @@ def train_edits(run: Run, pool: Pool) -> None:
     def loss_of(batch: Batch) -> torch.Tensor:
         example = straight_paths(batch.clean)
         said = model(example.noisy, example.level, batch.references, *batch.ids)
-        return (said.float() - example.target).square().mean()
+        loss: torch.Tensor = (said.float() - example.target).square().mean()
+        return loss
 
     _train("flow", run, model, optimizers, pool, loss_of, decay=0.998, warmup=200)
 
@@ -147,7 +148,8 @@ def distil_edits(run: Run, pool: Pool) -> None:
                 velocity = teacher(latents, sigma - substep * length, batch.references, *batch.ids)
                 latents = latents - length * velocity.float()
         said = model(noisy, sigma, batch.references, *batch.ids)
-        return (said.float() - (noisy - latents) * STEPS).square().mean()
+        loss: torch.Tensor = (said.float() - (noisy - latents) * STEPS).square().mean()
+        return loss
 
     _train("distilled", run, model, optimizers, pool, loss_of, decay=0.99, warmup=50)
 
