@@ -84,6 +84,10 @@ class EditModel(nn.Module):
             guidance_embeds=False,
             axes_dims_rope=(4, 14, 14),
         )
+        # Under autocast their inputs are bfloat16 and their weights are not, for which torch has no fused kernel.
+        for module in self.transformer.modules():
+            if isinstance(module, nn.RMSNorm):
+                module.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
         # Two references lie side by side, as one picture of twice the width.
         for number in (1, 2):
             ids = torch.cat([_ids(SIDE, 0), _ids(number * SIDE, 1)])

@@ -141,6 +141,9 @@ class Pool:
         back = torch.rand(count, device=self.device) < 0.5
         from_base, to_base = one & back & (second > 0), one & ~back & (first > 0)
         first, second = torch.where(from_base, 0, first), torch.where(to_base, 0, second)
+        # Two versions may be the same; the person itself differs from each of them.
+        alike = (self.looks[person + first] == self.looks[person + second]).all(1)
+        second = torch.where(alike, 0, second)
         before, after = person + first, person + second
         old, new = self.looks[before], self.looks[after]
         changed = (old != new).int()
