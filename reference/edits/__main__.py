@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from reference.edits.drawing import Drawer, draw_parts
-from reference.edits.evaluate import draw_examples, generate, judge, save_sheet
+from reference.edits.evaluate import draw_examples, generate, judge, reconstruct, save_sheet
 from reference.edits.task import held_out_edits
 from reference.edits.train import Run, distil_edits, export_edits, new_pool, train_edits
 from reference.load import EDIT_SAMPLING, FEW_STEPS_EDIT_SAMPLING, load_edit_pipeline
@@ -31,7 +31,9 @@ def _evaluate(folder: Path, name: str, args: argparse.Namespace) -> None:
     if args.guidance is not None:
         sampling |= {"negative_prompt": "", "true_cfg_scale": args.guidance}
     made = generate(pipeline, examples, sampling)
-    for what, pictures in (("made", made), ("drawn", examples.truths), ("references", examples.references[:, 0])):
+    # What the autoencoder leaves of the truth is the most that a pipeline can reach; copies are the least.
+    best, copies = reconstruct(pipeline, examples.truths), examples.references[:, 0]
+    for what, pictures in (("made", made), ("truth through the autoencoder", best), ("copies", copies)):
         log.info("%s, %d held-out edits, %s: %s", name, args.edits, what, asdict(judge(examples, pictures)))
     save_sheet(examples, made, args.out / f"{name}.png")
 

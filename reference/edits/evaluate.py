@@ -89,6 +89,14 @@ def generate(pipeline: Any, examples: Examples, sampling: dict[str, Any], *, see
     return made
 
 
+@torch.no_grad()
+def reconstruct(pipeline: Any, pictures: Array) -> Array:
+    """``pictures`` (B, 64, 64, 3) after the pipeline's autoencoder."""
+    vae = pipeline.vae
+    latents = vae.encode(torch.from_numpy(pictures).movedim(-1, 1).to(vae.device, vae.dtype) * 2 - 1).latent_dist.mode()
+    return _channels_last((vae.decode(latents).sample / 2 + 0.5).clamp(0, 1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Figures:
     """Shares in 0..1, and the mean PSNR in dB to the drawn truth.
@@ -144,10 +152,11 @@ def save_sheet(examples: Examples, made: Array, path: Path, *, count: int = 24, 
 
     side, gap, wide = 128, 6, 330
     row_width = 4 * (side + gap) + wide
+    count = min(count, len(made))
     rows = -(-count // columns)
     sheet = Image.new("RGB", (columns * row_width, rows * (side + gap)), "white")
     write = ImageDraw.Draw(sheet)
-    for index in range(min(count, len(made))):
+    for index in range(count):
         edit = examples.edits[index]
         left, top = index % columns * row_width, index // columns * (side + gap)
         shown = [*examples.references[index], None, made[index], examples.truths[index]]
