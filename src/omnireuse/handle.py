@@ -19,6 +19,7 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.guidance import Calibrated, CalibratedRuns
+from omnireuse.references import ReferenceAxis, References
 from omnireuse.summary.counters import Stats
 from omnireuse.summary.summary import Promise, Summary, summary_html
 from omnireuse.summary.tuning import Tuning
@@ -48,6 +49,7 @@ class Handle:
         tuner: makes what measures pictures and tunes the strategy; None for none.
         untuned: why nothing is tuned, in words.
         auditor: makes what compares some pictures with full runs; None for none.
+        references: which computed calls are full; None for all, without keeping anything.
         adapts: go on in region "call" where region "step" meets several kinds of latents; without it that is an error.
 
     Raises:
@@ -69,6 +71,7 @@ class Handle:
         tuner: Callable[[Session], Tuner] | None = None,
         untuned: str = "tune=False",
         auditor: Callable[[Session], Auditor] | None = None,
+        references: References | None = None,
         adapts: bool = False,
     ) -> None:
         if (present := handle_of(pipeline)) is not None:
@@ -79,10 +82,14 @@ class Handle:
         self.name: str = name
         self._stats = Stats(name, promise)
         said = set() if promise is None or promise.but is None else {promise.but}
+        self._references = None if references is None else ReferenceAxis(references)
+        if self._references is not None:
+            self._stats.withdraw("lean calls keep keys of references, and the profile was measured without")
+        make = region or make_region
         self._session = Session(
             pipeline,
             strategy,
-            region or make_region,
+            make if self._references is None else self._references.around(make),
             self._stats,
             InertRuns(strategy, self._stats),
             handle=self,
@@ -132,6 +139,7 @@ class Handle:
             calls_outside=self._session.calls_outside,
             tuning=None if self._tuner is None else self._tuner.tuning,
             audits=() if self._auditor is None else self._auditor.audits,
+            references=None if self._references is None else self._references.calls,
         )
 
     def expect(self, num_inference_steps: int | None) -> None:

@@ -65,7 +65,8 @@ def check_arguments(
     for kind in KINDS:
         _check_name(kind, ways[kind])
     if options and not isinstance(backend, str):
-        raise _misplaced(*next(iter(options.items())), ways, [*targets, *ways, "profile", "group", "tune", "audit"])
+        others = ("profile", "group", "tune", "audit", "references")
+        raise _misplaced(*next(iter(options.items())), ways, [*targets, *ways, *others])
     check_tune(tune)
     check_audit(audit)
     given = {name: value for name, value in ways.items() if value is not None}

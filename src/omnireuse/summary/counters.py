@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from omnireuse.loop.events import Decision
-from omnireuse.summary.summary import Audit, Promise, Summary
+from omnireuse.summary.summary import Audit, Promise, ReferenceCalls, Summary
 from omnireuse.summary.tuning import Tuning
 
 __all__ = ["RunRecord", "Stats", "Tally"]
@@ -161,6 +161,7 @@ class Stats:
         calls_outside: int = 0,
         audits: tuple[Audit, ...] = (),
         tuning: Tuning | None = None,
+        references: ReferenceCalls | None = None,
     ) -> Summary:
         """The summary so far, with figures of others."""
         with self._lock:
@@ -203,6 +204,7 @@ class Stats:
                 beside=dict(self._beside),
                 audits=audits,
                 tuning=tuning,
+                references=references,
             )
 
     def _last_run(self) -> tuple[float | None, ...]:

@@ -14,7 +14,7 @@ from omnireuse.policies.base import SAME_NOISE
 from omnireuse.summary.html import COMPUTED, FORECAST, card, step_strip
 from omnireuse.summary.tuning import Tuning
 
-__all__ = ["Audit", "Promise", "Summary", "share_of_steps", "summary_html", "summary_lines"]
+__all__ = ["Audit", "Promise", "ReferenceCalls", "Summary", "share_of_steps", "summary_html", "summary_lines"]
 
 BEYOND = 0.5
 """Mean error of forecasts above which plain fewer steps or holding are about as good (``python -m bench harm``)."""
@@ -97,6 +97,27 @@ class Audit:
         return 0 if self.tolerance is None else sum(error > self.tolerance for error in self.errors)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReferenceCalls:
+    """The computed calls of an editing model that were given references.
+
+    Attributes:
+        full: computed with all tokens.
+        lean: computed without the references' tokens, with keys and values that a full call has left.
+        kept_bytes: most bytes of keys and values that one run kept.
+    """
+
+    full: int = 0
+    lean: int = 0
+    kept_bytes: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"references: {counted(self.full, 'full call')} and {self.lean} lean; kept keys and values took "
+            f"{self.kept_bytes / 2**20:.2f} MiB at most"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Summary:
     """The results of reuse so far.
@@ -130,6 +151,7 @@ class Summary:
         beside: of what computes beside the denoiser, such as a ControlNet: calls made, and all calls.
         audits: of the latest calls, oldest first; at most 1,000.
         tuning: the state of tuning for runs like the latest one; None if it is off.
+        references: full and lean calls; None if lean calls are off.
     """
 
     name: str
@@ -157,6 +179,7 @@ class Summary:
     beside: dict[str, tuple[int, int]] = field(default_factory=dict)
     audits: tuple[Audit, ...] = ()
     tuning: Tuning | None = None
+    references: ReferenceCalls | None = None
 
     @property
     def is_beyond(self) -> bool:
@@ -214,6 +237,8 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         f"a decision and its forecast took {summary.host_seconds * 1e3:.3f} ms; values kept for forecasts took "
         f"{summary.kept_bytes / 2**20:.2f} MiB at most"
     )
+    if summary.references is not None:
+        yield str(summary.references)
     if summary.is_beyond:
         yield (
             "this budget is beyond what forecasts can do here: expect little more than "
