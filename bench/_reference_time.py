@@ -53,7 +53,11 @@ def measure(rows: Rows, options: argparse.Namespace) -> None:
             if time.monotonic() >= end:
                 break
             sampler.take(part["references"])
-            found = (_call if part["part"] == "call" else _run)(sampler, part, options.repeats)
+            try:
+                found = (_call if part["part"] == "call" else _run)(sampler, part, options.repeats)
+            except (StateError, torch.OutOfMemoryError) as error:
+                print(f"{part} is left out: {error!s:.300}", flush=True)
+                continue
             rows.add(about | part | found | {"parameters": parameters})
             print(rows.record["rows"][-1], flush=True)
         del sampler
