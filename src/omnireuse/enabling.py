@@ -24,7 +24,7 @@ from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, forward_group
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Region, Strategy, WholeRegion
-from omnireuse.references import References, check_references, plan_of
+from omnireuse.references import References, plan_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -165,7 +165,7 @@ def enable(
     ways = {"backend": backend, "policy": policy, "forecaster": forecaster, "region": region, **axes}
     check_arguments(pipeline, aims, ways, profile=profile, tune=tune, audit=audit, options=options)
     if isinstance(backend, str):
-        check_references(references, pipeline, None)
+        plan_of(references, pipeline, None)
         from omnireuse.named.step_caches import enable_step_cache
 
         return enable_step_cache(backend, options, pipeline, lambda: _agreement(pipeline, group), profile)
@@ -174,14 +174,14 @@ def enable(
         backend = strategy_of(policy, "hold" if forecaster is None else forecaster, region=region or "step", **axes)
     if backend is not None:
         decides, forecasts = type(backend.policy).__name__, type(backend.forecaster).__name__
-        lean = plan_of(references) if check_references(references, pipeline, backend.region) else None
+        lean = plan_of(references, pipeline, backend.region)
         name = f"{decides} × {forecasts} on {backend.region}"
         return Handle(pipeline, backend, name=name, agreement=agreement, references=lean)
     why = partial(why_untuned, tune)
     chosen = strategy_for(pipeline, profile=profile, region=region, untuned=why, **aims)
     untuned = "a profile" if profile is not None else why(chosen.strategy.region)
     judged = [name for name in ("quality", "tolerance") if aims[name] is not None]
-    lean = plan_of(references) if check_references(references, pipeline, chosen.strategy.region, judged) else None
+    lean = plan_of(references, pipeline, chosen.strategy.region, judged)
     return Handle(
         pipeline,
         chosen.strategy,

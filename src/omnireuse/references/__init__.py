@@ -1,9 +1,8 @@
 """Editing models: keys and values of references are computed at some calls, and kept for those in between."""
 
 from omnireuse.references.axis import ReferenceAxis
-from omnireuse.references.declared import DECLARED, Declaration, Split
-from omnireuse.references.memory import kept_bytes
-from omnireuse.references.plan import References, check_references, plan_of
+from omnireuse.references.declared import DECLARED, Declaration, Split, kept_bytes
+from omnireuse.references.plan import References, plan_of
 
 __all__ = [
     "DECLARED",

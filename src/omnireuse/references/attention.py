@@ -8,6 +8,7 @@ straight through otherwise, as it does in graphs of `torch.compile`.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +20,8 @@ import torch
 
 from omnireuse.errors import StateError
 from omnireuse.references.declared import Split
-from omnireuse.references.memory import free_bytes
 
-__all__ = ["FullPass", "LeanPass", "attending", "lean_pass", "watch"]
+__all__ = ["FullPass", "LeanPass", "attending", "free_bytes", "lean_pass", "watch"]
 
 _NAME = "dispatch_attention_fn"
 _lock = threading.RLock()
@@ -191,6 +191,16 @@ class LeanPass:
         """Raise a StateError if the call has left out an attention."""
         if self._used != len(self._kept):
             raise StateError(f"a lean call has {self._used} attentions, and the full one had {len(self._kept)}")
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that are free on a device, with those that torch holds and does not use; None where nobody tells."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type == "cpu" and "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def _copied(tensor: torch.Tensor, on_host: bool) -> torch.Tensor:

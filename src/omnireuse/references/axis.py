@@ -165,11 +165,7 @@ class LeanRegion(Region):
         arguments = {**dict(zip(parameters_of(type(call.module).forward), args, strict=False)), **kwargs}
         key, step = (call.denoiser, call.branch), call.run.generation.index
         kept = self._kept.get(key)
-        if (
-            kept is not None
-            and not self._plan.is_full(step, kept.lean_calls)
-            and not kept.changed(call.module, arguments)
-        ):
+        if kept is not None and not self._plan.is_full(step, kept.lean_calls) and kept.serves(call.module, arguments):
             try:
                 return self._lean(declared, call, kept, arguments)
             except Exception as error:  # whatever a lean call fails with, the run goes on

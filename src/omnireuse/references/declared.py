@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["DECLARED", "OWN_CACHES", "PIPELINES", "Declaration", "Split", "declaration_of"]
+__all__ = ["DECLARED", "OWN_CACHES", "PIPELINES", "Declaration", "Split", "declaration_of", "kept_bytes"]
 
 Reader = Callable[[Mapping[str, Any], int], "int | str"]
 """The number of the target's tokens, from the arguments of a call and the number of its image tokens; in words why it
@@ -159,3 +159,14 @@ OWN_CACHES = ("Flux2KleinKVPipeline", "QwenImage21Pipeline")
 def declaration_of(module: torch.nn.Module) -> Declaration | None:
     """The declaration of an unwrapped denoiser, or of a class that it is derived from."""
     return next((DECLARED[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in DECLARED), None)
+
+
+def kept_bytes(attentions: int, width: int, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Bytes that are kept for each guidance branch: a key and a value for each token in each attention.
+
+    Args:
+        attentions: of the model (`Declaration.attentions`).
+        width: heads times channels of one.
+        tokens: of all references.
+    """
+    return 2 * attentions * width * tokens * batch * dtype.itemsize

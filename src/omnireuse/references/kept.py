@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from omnireuse.references.declared import Split
 
 __all__ = ["Kept"]
 
-_PLAIN = (numbers.Number, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_PLAIN = (numbers.Number, str, bytes, type(None), torch.dtype, torch.device)
 
 
 class Kept:
@@ -24,8 +24,8 @@ class Kept:
     Args:
         split: its tokens.
         module: the denoiser.
-        arguments: of the call, by name. All but the timestep and the target's rows must be the same, by their content,
-            at the calls that use what is kept.
+        arguments: of the call, by name. All but the timestep and the target's rows must have the same content at the
+            calls that use what is kept.
         keys, values: of each attention.
 
     Attributes:
@@ -42,58 +42,38 @@ class Kept:
     ) -> None:
         self.split, self.keys, self.values = split, tuple(keys), tuple(values)
         self.lean_calls = 0
-        self._conditions = [
-            (name, value.clone() if isinstance(value, torch.Tensor) else value)
-            for name, value in _conditions(split, module, arguments)
-        ]
+        leaves, self._form = _conditions(split, module, arguments)
+        self._leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the keys and values."""
         return sum(each.nbytes for each in (*self.keys, *self.values))
 
-    def changed(self, module: torch.nn.Module, arguments: Mapping[str, Any]) -> str:
-        """The name of what is not as it was at the full call; empty for nothing.
+    def serves(self, module: torch.nn.Module, arguments: Mapping[str, Any]) -> bool:
+        """True if a call is given what the full call was given, but for the timestep and the target.
 
-        Cost: a comparison of the references, the text and what else the call is given, which waits once for the device.
+        Cost: a comparison of the references, the text and what else it is given, which waits once for the device.
         """
-        hidden = arguments.get("hidden_states")
-        if not isinstance(hidden, torch.Tensor) or hidden.ndim != 3:
-            return "hidden_states"
+        hidden: torch.Tensor = arguments["hidden_states"]
         if hidden.shape[1] != self.split.target + self.split.references:
-            return "the number of tokens"
-        now = list(_conditions(self.split, module, arguments))
-        if len(now) != len(self._conditions):
-            return "the arguments"
-        names: list[str] = []
-        differences: list[torch.Tensor] = []
-        for (name, before), (other, value) in zip(self._conditions, now, strict=True):
-            if name != other or not _are_comparable(before, value):
-                return other
-            if isinstance(value, torch.Tensor):
-                names.append(name)
-                differences.append((before != value).any())
-        if differences:
-            is_other = torch.stack([each.to(hidden.device) for each in differences]).tolist()
-            return next((name for name, other in zip(names, is_other, strict=True) if other), "")
-        return ""
+            return False
+        leaves, form = _conditions(self.split, module, arguments)
+        if form != self._form or not all(map(_are_comparable, self._leaves, leaves)):
+            return False
+        pairs = zip(self._leaves, leaves, strict=True)
+        differ = [(a != b).any().to(hidden.device) for a, b in pairs if isinstance(a, torch.Tensor)]
+        return not bool(torch.stack(differ).any())
 
 
-def _conditions(split: Split, module: torch.nn.Module, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What keys of references depend on beside the timestep and the target, by name."""
+def _conditions(split: Split, module: torch.nn.Module, arguments: Mapping[str, Any]) -> tuple[list[Any], object]:
+    """What keys of references depend on beside the timestep and the target: values, and what is compared as it is."""
     hidden = arguments["hidden_states"]
-    yield "the references", hidden[:, split.target :]
+    others = {name: value for name, value in sorted(arguments.items()) if name not in (*NAMES, "hidden_states")}
+    leaves, structure = pytree.tree_flatten((hidden[:, split.target :], others))
     device = hidden.device.type
-    yield "autocast", torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    scales = adapter_scales(module) if "peft_config" in vars(module) else None
-    yield "the scales of adapters", repr(scales)
-    for name in sorted(arguments):
-        if name == "hidden_states" or name in NAMES:
-            continue
-        leaves, structure = pytree.tree_flatten(arguments[name])
-        yield name, repr(structure)
-        for leaf in leaves:
-            yield name, leaf
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return leaves, (structure, autocast, adapter_scales(module) if "peft_config" in vars(module) else None)
 
 
 def _are_comparable(before: Any, now: Any) -> bool:

@@ -11,7 +11,7 @@ from omnireuse.errors import ConfigError, WrongTypeError
 from omnireuse.hooks.denoisers import denoisers_of, forward_group, is_compiled_whole, unwrapped
 from omnireuse.references.declared import OWN_CACHES, PIPELINES, declaration_of
 
-__all__ = ["References", "check_references", "plan_of"]
+__all__ = ["References", "plan_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +52,11 @@ class References:
         return is_due or step in set(self.full_steps)
 
 
-def check_references(references: object, pipeline: Any, region: str | None, aims: Iterable[str] = ()) -> bool:
-    """Whether lean calls are asked for.
+def plan_of(references: object, pipeline: Any, region: str | None, aims: Iterable[str] = ()) -> References | None:
+    """The plan that is asked for; None if all calls are to be full.
 
     Args:
-        references: None, True, False, "host", or a plan (`References`).
+        references: None, True, False, "host", or a plan.
         region: what reuse skips; None where a named cache chooses it.
         aims: targets that are given, too.
 
@@ -66,36 +66,25 @@ def check_references(references: object, pipeline: Any, region: str | None, aims
             given beside it does not go with lean calls.
     """
     if references is None or references is False:
-        return False
+        return None
+    where = f"enable(references={references!r:.60})"
     if references is not True and references != "host" and not isinstance(references, References):
-        raise WrongTypeError(
-            f"enable(references={references!r:.60}): references must be None, True, False or 'host', got "
-            f"{kind_of(references)}"
-        )
-    where, name = f"enable(references={references!r:.60})", type(pipeline).__name__
-    names = [cls.__name__ for cls in type(pipeline).__mro__]
-    denoisers = denoisers_of(pipeline)
-    if any(each in OWN_CACHES for each in names):
-        raise ConfigError(f"{where}: {name} keeps keys and values of its references itself; leave references out")
-    if not any(each in PIPELINES for each in names) or not any(declaration_of(unwrapped(each)) for each in denoisers):
-        raise ConfigError(
-            f"{where}: the denoiser of {name} gets no reference tokens that are declared; leave references out. "
-            f"Declared: {', '.join(PIPELINES)}"
-        )
-    if region not in ("step", "call"):
+        raise WrongTypeError(f"{where}: references must be None, True, False or 'host', got {kind_of(references)}")
+    name, names = type(pipeline).__name__, {cls.__name__ for cls in type(pipeline).__mro__}
+    denoisers, but, what = denoisers_of(pipeline), "", "references"
+    if names & {*OWN_CACHES}:
+        but = f"{name} keeps keys and values of its references itself"
+    elif not names & {*PIPELINES} or not any(declaration_of(unwrapped(each)) for each in denoisers):
+        but = f"the denoiser of {name} gets no reference tokens that are declared (known: {', '.join(PIPELINES)})"
+    elif any(map(is_compiled_whole, denoisers)):
+        but = f"the denoiser of {name} is compiled, and keys are kept by calls that are not"
+    elif forward_group(denoisers) is not None:
+        but = "several ranks share the denoiser's forward"
+    elif region not in ("step", "call"):
         reuse = "a named cache" if region is None else f"region {region!r}"
-        raise ConfigError(
-            f"{where}: lean calls go with regions 'step' and 'call', got {reuse}; leave one of the two out"
-        )
-    for aim in aims:
-        raise ConfigError(f"{where}: nobody has measured {aim} with lean calls; leave one of the two out")
-    if any(map(is_compiled_whole, denoisers)):
-        raise ConfigError(f"{where}: the denoiser of {name} is compiled, and keys are kept by calls that are not")
-    if forward_group(denoisers) is not None:
-        raise ConfigError(f"{where}: several ranks share the denoiser's forward; leave references out")
-    return True
-
-
-def plan_of(references: object) -> References:
-    """The plan that was asked for, without tuning."""
+        but, what = f"lean calls go with regions 'step' and 'call', got {reuse}", "one of the two"
+    elif (aim := next(iter(aims), None)) is not None:
+        but, what = f"nobody has measured {aim} with lean calls", "one of the two"
+    if but:
+        raise ConfigError(f"{where}: {but}; leave {what} out")
     return references if isinstance(references, References) else References(on_host=references == "host")

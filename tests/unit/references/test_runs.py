@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload_with_hook
 from diffusers.models.attention_dispatch import attention_backend
 
 import omnireuse
@@ -160,6 +162,26 @@ def test_an_interrupted_run_leaves_nothing_behind() -> None:
         assert torch.equal(tiny.run(steps=5), first)
         assert handle.summary().aborted == 1
     assert torch.equal(tiny.run(steps=5), expected)
+
+
+def _whole(model: torch.nn.Module) -> None:
+    cpu_offload_with_hook(model, torch.device("cpu"))
+
+
+def _by_groups(model: Any) -> None:
+    model.enable_group_offload(torch.device("cpu"), torch.device("cpu"), offload_type="leaf_level")
+
+
+@pytest.mark.parametrize("offload", [_whole, _by_groups])
+@pytest.mark.parametrize("name", ["kontext", "qwen_edit_plus"])
+def test_weights_may_be_elsewhere_between_calls(name: str, offload: Callable[[Any], None]) -> None:
+    tiny = EDITING[name]()
+    expected, calls = run(tiny, True)
+    offload(tiny.pipe.transformer)
+    latents, offloaded = run(tiny, True)
+    assert torch.equal(latents, expected)
+    assert offloaded == calls
+    assert calls.lean == 6
 
 
 def test_the_summary_tells_calls_and_bytes() -> None:
