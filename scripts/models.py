@@ -28,8 +28,11 @@ told its timesteps. It needs no declaration of your model.
 
 | you want | your model must be in | if it is not |
 |---|---|---|
-| the default, a target such as `speedup=`, a profile (regions `step` and `call`) | no list | [My model is not supported](how-to/unsupported-model.md) |
-| TeaCache, MagCache, DBCache, FirstBlockCache (regions `blocks` and `tail`) | [the table of denoisers](#regions-blocks-and-tail) | [the reason](#models-for-regions-step-and-call-only), or [declare its blocks](extending.md#an-adapter-and-its-signal) |
+| the default, a target such as `speedup=`, a profile (regions `step` and `call`) | no list | \
+[My model is not supported](how-to/unsupported-model.md) |
+| TeaCache, MagCache, DBCache, FirstBlockCache (regions `blocks` and `tail`) | \
+[the table of denoisers](#regions-blocks-and-tail) | [the reason](#models-for-regions-step-and-call-only), \
+or [declare its blocks](extending.md#an-adapter-and-its-signal) |
 
 ## Pipelines that are tested
 

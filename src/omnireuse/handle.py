@@ -48,7 +48,7 @@ class Handle:
         tuner: makes what measures pictures and tunes the strategy; None for none.
         untuned: why nothing is tuned, in words.
         auditor: makes what compares some pictures with full runs; None for none.
-        adapts: go on in region "call" where region "step" meets several kinds of latents; without it that is an error.
+        adapts: go on in region "call" if region "step" meets several kinds of latents; without it that is an error.
 
     Raises:
         StateError: reuse is enabled on this pipeline already.
@@ -113,7 +113,7 @@ class Handle:
 
     @property
     def tuned_profile(self) -> Profile | None:
-        """The profile with the plan in use; None before tuning is ready, and where it is off."""
+        """The profile with the plan in use; None before tuning is ready, and if tuning is off."""
         return None if self._tuner is None else self._tuner.profile
 
     @property
@@ -138,7 +138,7 @@ class Handle:
         """Drop all state and set the step count of the next run, for engines without a diffusers scheduler.
 
         Args:
-            num_inference_steps: number of steps, ≥ 1, else a ConfigError; None where it is not known.
+            num_inference_steps: number of steps, ≥ 1, else a ConfigError; None if it is not known.
         """
         self._session.expect(num_inference_steps)
 
@@ -149,7 +149,7 @@ class Handle:
         forecast goes through the scheduler.
 
         Args:
-            latents: what the next step starts from; needed to forecast x0 where the denoiser takes more channels
+            latents: what the next step starts from; needed to forecast x0 if the denoiser takes more channels
                 than the latents have.
 
         Raises:
@@ -194,13 +194,13 @@ class Handle:
         self._stats.renew()
 
     def suspend(self) -> Tuner | None:
-        """As `disable`, but keep what tuning has measured, for `resume`; None where the handle does not tune."""
+        """Disable reuse, and return what tuning has measured, for `resume`; None if the handle does not tune."""
         tuner, self._tuner = self._tuner, None
         self.disable()
         return tuner
 
     def resume(self, tuner: Tuner) -> None:
-        """Go on tuning where another handle on the same pipeline, with the same strategy, was suspended."""
+        """Continue the tuning of another handle that was suspended, on the same pipeline with the same strategy."""
         if self._tuner is not None:
             self._tuner.close()
         self._tuner = tuner
@@ -238,14 +238,14 @@ class Handle:
 
 
 def handle_of(pipeline: Any) -> Handle | None:
-    """The handle of this pipeline; None where no reuse is enabled on it."""
+    """The handle of this pipeline; None if no reuse is enabled on it."""
     session = session_of(pipeline)
     handle: Handle | None = None if session is None else session.handle
     return handle
 
 
 def disable(pipeline: Any) -> None:
-    """End reuse on this pipeline and restore it exactly. Does nothing where none is enabled.
+    """End reuse on this pipeline and restore it exactly. Does nothing if none is enabled.
 
     Raises:
         UnsupportedModelError: this is no pipeline with a denoiser.

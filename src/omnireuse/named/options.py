@@ -131,7 +131,7 @@ class StepCountOptions:
     """For caches that depend on the number of steps.
 
     Args:
-        num_inference_steps: number of steps where no scheduler tells it, ≥ 1.
+        num_inference_steps: number of steps if no scheduler tells it, ≥ 1.
     """
 
     num_inference_steps: Count | None = None

@@ -92,7 +92,7 @@ class EasyCache(_AccumulatedChange):
     Source: EasyCache, "Less is Enough", arXiv 2507.02860: the rate k = |Δv| / |Δx|, the sum of the expected changes
     k |Δx| / |v| against a threshold, the warm-up and the computed last step. Ours: the rate is that of relative
     changes between computed steps, the value is the one remembered (v itself with prediction target "output"), and the
-    forecaster gives the forecast, where the paper holds v − x.
+    forecaster gives the forecast, while the paper holds v − x.
 
     Args:
         threshold: expected relative L1 change at which a step computes, > 0. Raising it reuses more.
@@ -131,7 +131,7 @@ class SeaCache(_AccumulatedChange):
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualDiff(ThresholdPolicy):
-    """Reuse where mean|R_last − R| / mean|R_last| is below a threshold, with R_last from the last computed step.
+    """Reuse if mean|R_last − R| / mean|R_last| is below a threshold, with R_last from the last computed step.
 
     Nothing is accumulated. In region "tail" R is what the first blocks add to their input; in other regions it is
     their signal.

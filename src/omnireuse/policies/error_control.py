@@ -31,7 +31,7 @@ class ErrorControl(ThresholdPolicy):
     forecaster's order, 2 at most.
 
     The error is that of x0, relative to x0. Latents with a share s of noise move by (x − x0) / s for each unit of s, so
-    the bound is error / s ≤ scale · tolerance ("error per unit step"). Where the scheduler's algebra is not known, the
+    the bound is error / s ≤ scale · tolerance ("error per unit step"). If the scheduler's algebra is not known, the
     error is that of the output, and s is 1.
 
     What the steps of a run leave adds up in the final latents, and computed steps correct most of it. `scale` says how

@@ -22,7 +22,7 @@ class Steps(Schedule):
 
     Args:
         steps: the steps that compute, counted from 0. A negative step counts from the end.
-        made_at: the noise fraction at each step of the run that `steps` were chosen for, or its steps' numbers where
+        made_at: the noise fraction at each step of the run that `steps` were chosen for, or its steps' numbers if
             its noise is not known. None takes `steps` as they are, whatever the run.
         elsewhere: with `made_at`, the schedule of runs of another length, or at other noise levels.
         compute_last: whether the last step computes although `steps` leaves it out. It is worth more than any other,
@@ -139,18 +139,18 @@ _ALWAYS = _Always()
 
 @dataclass(frozen=True, kw_only=True)
 class StepMask(Policy):
-    """Compute where the mask says so. Elsewhere reuse, or let another policy decide. The first and last step compute.
+    """Compute if the mask says so. Elsewhere reuse, or let another policy decide. The first and last step compute.
 
     Args:
         mask: the name of a schedule (`scm_mask`), or for each step 1 to compute and 0 to allow reuse.
-        dynamic: decides where the mask allows reuse, within its own warm-up and limits; None reuses wherever the mask
+        dynamic: decides if the mask allows reuse, within its own warm-up and limits; None reuses wherever the mask
             allows it ("static").
 
     Raises:
         UnknownNameError: a name that is no schedule.
         ConfigError: an explicit mask that is empty or holds anything but 0 and 1.
         WrongTypeError: `dynamic` is no policy.
-        StateError: at the first decision of a run, where an explicit mask is not as long as the run, or the step count
+        StateError: at the first decision of a run, if an explicit mask is not as long as the run, or the step count
             is not known.
     """
 

@@ -43,7 +43,7 @@ class MagCache(ThresholdPolicy):
         threshold: accumulated |1 − ratio| above which a step computes, > 0. Raising it reuses more.
         max_skip_steps: longest run of reused steps, ≥ 1.
         retention_ratio: share of the first steps that always compute, in [0, 1).
-        compute_last: always compute the last step. The published method reuses it where the ratios allow that.
+        compute_last: always compute the last step. The published method reuses it if the ratios allow that.
 
     Raises:
         ConfigError: a value out of range.

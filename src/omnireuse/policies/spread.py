@@ -165,7 +165,7 @@ def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compu
     Args:
         noises: noise fraction at each step, falling.
         compute_last: whether the last step computes. Otherwise the gap from the last computed step to no noise counts
-            too, `END` times: where the last step has little noise left, it is better spent earlier.
+            too, `END` times: if the last step has little noise left, it is better spent earlier.
     """
     exponent, end = (FEW_EXPONENT, FEW_END) if count < FEW * len(noises) else (EXPONENT, END)
     # Rounding may leave a shifted scheduler's first noise fraction above 1.

@@ -43,7 +43,7 @@ class Profile(Record, frozen=True, kw_only=True):
         scheduler: class of the scheduler.
         num_inference_steps: denoising steps of the runs that were searched.
         coordinates: of each step, as forecasters see it ("at" in the file): the noise fraction in the latents, or the
-            step's index where the scheduler's noise is not known.
+            step's index if the scheduler's noise is not known.
         call: what the pipeline was called with beside the prompts, as text.
         prompts_digest: of all prompts.
         num_prompts: how many were searched with, or how many runs were learnt from, and how many held out.
@@ -51,9 +51,9 @@ class Profile(Record, frozen=True, kw_only=True):
         created: date.
         versions: of the libraries.
         cost_in_runs: cost of the search in full runs of one prompt.
-        complete: False where the search was interrupted; each plan is then the best so far.
+        complete: False if the search was interrupted; each plan is then the best so far.
         plans: by number of computed steps.
-        measured: what else the full runs have shown; None where they were not looked at.
+        measured: what else the full runs have shown; None if they were not looked at.
         dtype: what the denoiser computed in, as "bfloat16".
         origin: name, revision and weights of the pipeline, and how it held them.
         autocast, hooks, guider: the further `Conditions` of the runs.
@@ -185,7 +185,7 @@ class Profile(Record, frozen=True, kw_only=True):
     ) -> Choice:
         """The strategy for one target: exactly as many computed steps as are asked for.
 
-        Where no plan has that number, and in runs of another length or at other noise levels, the default's steps
+        If no plan has that number, and in runs of another length or at other noise levels, the default's steps
         compute, `Blend` forecasts, and nothing is promised.
 
         Args:
@@ -216,8 +216,8 @@ class Profile(Record, frozen=True, kw_only=True):
     def _without_plan(self, count: int, policy: Spread) -> Choice:
         total, having = self.num_inference_steps, ", ".join(map(str, sorted(self.plans))) or "none"
         but = (
-            f"the profile has no plan for {count} of {total} steps, but for {having}; they are computed where the "
-            "default computes them, and its blend forecasts the others"
+            f"the profile has no plan for {count} of {total} steps, but for {having}; the run follows the "
+            "default: its steps are computed, and its blend forecasts the others"
         )
         logger.info("%s; nothing is promised", but)
         promise = Promise(tenth=-math.inf, expected=math.nan, prompts=0, coordinates=self.coordinates, but=but)
@@ -241,7 +241,7 @@ class Profile(Record, frozen=True, kw_only=True):
         return arguments_of(pipeline, **{name: read_argument(text) for name, text in self.call.items()})
 
     def unlike(self, pipeline: Any) -> str | None:
-        """How the conditions of the pipeline differ at this moment from those of the profile, in words; None where they
+        """How the conditions of the pipeline differ at this moment from those of the profile, in words; None if they
         do not."""
         found = self.conditions.unlike(watch_of(pipeline).now())
         if found != OTHER_WEIGHTS:

@@ -24,12 +24,12 @@ _REASONS = {
     "together": "as the first branch of the step did",
     "first": "at the first step",
     "last": "at the last step",
-    "layout": "where the shape of the latents or the scale of an adapter changed",
-    "paused": "where a branch came back that an earlier step had left out",
+    "layout": "when the shape of the latents or the scale of an adapter changed",
+    "paused": "when a branch came back that an earlier step had left out",
     "unprimed": "before there was enough to forecast from",
-    "nonfinite": "where the measured change was not finite",
+    "nonfinite": "when the measured change was not finite",
     "longest": "after as many reused steps as max_consecutive allows",
-    "noiseless": "where no noise was left",
+    "noiseless": "when no noise was left",
     "failed": "after something of the generation had failed",
     "measuring": "while the pipeline was measured",
     "cfg++": "as the sampler steps from a part of guidance (CFG++)",
@@ -43,7 +43,7 @@ class Promise:
 
     Attributes:
         tenth: PSNR in dB to the full run that at least nine of ten new pictures reach, by what the held-out prompts
-            have shown; −inf where they were too few to say.
+            have shown; −inf if they were too few to say.
         expected: mean on the held-out prompts; NaN without any.
         prompts: how many those were.
         coordinates: of the steps of the runs that it was measured on, as forecasters see them.
@@ -58,7 +58,7 @@ class Promise:
 
     @property
     def quality(self) -> float:
-        """PSNR in dB that at least nine of ten new pictures reach; −inf where nothing is promised."""
+        """PSNR in dB that at least nine of ten new pictures reach; −inf if nothing is promised."""
         return self.tenth if self.but is None else -math.inf
 
     def covers(self, decision: Decision) -> bool:
@@ -84,7 +84,7 @@ class Audit:
     Attributes:
         call: number of the call on this handle, from 1.
         errors: relative L1 error of the final latents of each picture.
-        tolerance: that was promised; None where none was.
+        tolerance: that was promised; None if none was.
     """
 
     call: int
@@ -108,13 +108,13 @@ class Summary:
         steps: denoising steps of all runs.
         calls: decisions: one a step in region "step", one a denoiser call elsewhere.
         computed_calls, reused_calls: how they were decided.
-        computed_steps: denoising steps computed in a mean run; fractions where branches decided differently.
+        computed_steps: denoising steps computed in a mean run; fractions if branches decided differently.
         mean_steps: denoising steps of a mean run.
         step_ratio: steps divided by computed ones. It is no speed-up: time falls by the denoiser's share of it.
         reasons: how often each reason decided, computing and reusing apart.
         steps_by_reason: the same in steps. A step whose calls were decided apart counts by their shares.
         mean_error: mean relative L1 distance, at computed steps, between the forecast for the step and what was
-            computed and used; None where none could be compared. Not the error of the result.
+            computed and used; None if none could be compared. Not the error of the result.
         worst_error: the largest of them, as a rule at an early step, where x0 is hardly known yet.
         promise: what the profile that gave the plan knows of its quality; None without a profile.
         promise_holds: whether nothing has withdrawn it: the pipeline and all runs so far were like those that it was

@@ -48,7 +48,7 @@ def full_runs(
 
     Returns:
         One tensor for each branch, shape (steps, prompts, …); and the scheduler's noise levels, steps + 1 of them,
-        or none where it lists none.
+        or none if it lists none.
     """
     recorder, every = _Recorder(), omnireuse.EveryNth(every=1)
     options: dict[str, Any] = {"region": region, "prediction_target": "output", "axis": "steps"}
@@ -129,7 +129,7 @@ def searched(
         for count in counts:
             yield reuse(name, make(count), computed=count, prompts=prompts, **shown)
 
-    grid.__module__ = search.__module__  # figures are measured again where that file has changed
+    grid.__module__ = search.__module__  # figures are measured again if that file has changed
     return Method(key=key, name=f"{name}, calibrated", family="peer", grid=grid)
 
 

@@ -5,7 +5,7 @@ code (https://github.com/Alibaba-VELLDEPTH/TC_Pade, FLUX), which has the constan
 solved: with s = exp(−5 |last − before| / magnitude) of each element, the quotient is (2s · last − s · before) over
 (1 − 0.1 s), held near the mean of both. What stands still comes out a tenth larger. Behind a warm-up a step computes
 once in an interval, and where the path of the residuals, forecast ones among them, bends too much. Ours: stages by
-the share of the run, where the code counts 20 steps; every stream of the stack; no way out for values that are not
+the share of the run, while the code counts 20 steps; every stream of the stack; no way out for values that are not
 finite. A prompt runs alone, as one decision serves a batch.
 """
 
