@@ -19,9 +19,8 @@ __all__ = ["Audit", "Promise", "Summary", "share_of_steps", "summary_html", "sum
 BEYOND = 0.5
 """Mean error of forecasts above which plain fewer steps or holding are about as good (``python -m bench harm``)."""
 
-_REASONS = {
+_REASONS = {  # "together", of branches that follow the first one's decision, is the policy's
     "policy": "as the policy chose",
-    "together": "as the first branch of the step did",
     "first": "at the first step",
     "last": "at the last step",
     "layout": "when the shape of the latents or the scale of an adapter changed",
@@ -259,12 +258,14 @@ def _strip(shares: Sequence[float | None]) -> Iterator[str]:
 
 def _reasons(summary: Summary, action: str) -> Iterator[str]:
     """How many steps were decided so, and why."""
-    counts = {
-        words.removeprefix(f"{action} (")[:-1]: number
-        for words, number in sorted(summary.steps_by_reason.items(), key=lambda each: -each[1])
-        if words.startswith(action)
-    }
-    parts = [f"{_short(number)} {_REASONS.get(reason, f'for {reason!r}')}" for reason, number in counts.items()]
+    counts: dict[str, float] = {}
+    for words, number in summary.steps_by_reason.items():
+        if words.startswith(action):
+            reason = words.removeprefix(f"{action} (")[:-1]
+            reason = "policy" if reason == "together" else reason
+            counts[reason] = counts.get(reason, 0.0) + number
+    ordered = sorted(counts.items(), key=lambda each: -each[1])
+    parts = [f"{_short(number)} {_REASONS.get(reason, f'for {reason!r}')}" for reason, number in ordered]
     if len(parts) == 1:
         parts = [parts[0].split(" ", 1)[1]]
     if parts:
