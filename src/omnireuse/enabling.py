@@ -106,7 +106,7 @@ def enable(
         backend: name of a cache backend; `options` are then fields of `DiffusionCacheConfig`. Or a `Strategy`.
         speedup: all steps divided by computed steps, ≥ 1. It counts steps, not time: time falls by the denoiser's
             share of it.
-        computed_steps: how many steps compute, ≥ 1.
+        computed_steps: how many steps are computed, ≥ 1.
         quality: PSNR in dB to the full run that at least nine of ten pictures reach, from 15 to 100. With a profile
             this is a guarantee (95 % confidence); without one, an estimate from your first pictures.
         tolerance: relative L1 error that at least nine of ten final latents stay within, above 0 and below 1: 0.05 is

@@ -35,19 +35,19 @@ class Handle:
     """Reuse on one pipeline. `omnireuse.enable` returns it; as a context manager it disables reuse at the end.
 
     Attributes:
-        name: what the summary calls the strategy.
+        name: name of the strategy in the summary.
 
     Args:
         pipeline: a pipeline with a denoiser.
-        strategy: what is skipped, who decides, and what stands in.
+        strategy: what is skipped, which policy decides, and what replaces a skipped value.
         name: name of the strategy.
         region: builds the region; the strategy's own by default.
         agreement: how ranks agree; by default this rank decides alone.
         promise: what a profile promises of the strategy's quality.
-        like: the runs that the promise was measured on, which each run is compared with.
-        tuner: makes what measures pictures and tunes the strategy; None for none.
+        like: the runs that the promise was measured on; each run is compared with them.
+        tuner: builds the object that measures pictures and tunes the strategy; None if nothing is tuned.
         untuned: why nothing is tuned, in words.
-        auditor: makes what compares some pictures with full runs; None for none.
+        auditor: builds the object that compares some pictures with full runs; None for no audits.
         adapts: go on in region "call" if region "step" meets several kinds of latents; without it that is an error.
 
     Raises:

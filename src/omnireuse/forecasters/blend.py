@@ -49,7 +49,7 @@ class Blend(Forecaster):
         holds_misses: hold the next gap, and correct nothing, if the polynomial or the last value missed the truth by
             as much as the truth itself; the shortfall is divided by what is left to that, from half of the truth on. A
             miss counts four fifths at the next computed step, and so on, until a larger one takes its place. None is
-            True if fewer than two fifths of the steps compute.
+            True if fewer than two fifths of the steps are computed.
         exponent: polynomials and distances are in noise^exponent, in [0.5, 3]. None is 1.5 for x0 in runs whose
             schedule and noise are known, and 1 elsewhere.
 

@@ -37,7 +37,7 @@ class Fitted(Forecaster):
         coordinates: of each step of the runs that the weights were fitted on.
         weights: of each branch, in the order of its calls, and each step; empty if the computed output is used as
             it is. One set serves all branches.
-        computed: the steps that computed in these runs.
+        computed: the steps that were computed in these runs.
 
     Raises:
         ConfigError: different lengths, steps that do not exist, or a step whose outputs are fewer than its weights.
@@ -145,8 +145,8 @@ class _FittedMemory(Memory):
     def _give_up(self) -> None:
         if self._fits:
             logger.warning(
-                "the weights were fitted for runs of %d steps that compute %s; this run takes other steps, so a blend "
-                "forecasts instead",
+                "the weights were fitted for runs of %d steps of which %s are computed; this run takes other steps, "
+                "so a blend forecasts instead",
                 len(self._fit.coordinates),
                 self._fit.computed,
             )

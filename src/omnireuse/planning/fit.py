@@ -36,7 +36,7 @@ class WeightFit:
     a past step with an output that is computed anyway, as UniPC does, arXiv 2302.04867.
 
     Args:
-        computed: the steps that compute.
+        computed: the steps that are computed.
         total: steps of a run.
         kept: number of outputs of each branch in a sum.
 

@@ -58,7 +58,10 @@ class StepView:
 
 
 class Policy(ABC):
-    """Compute or reuse? Only `wants_reuse` must be written; the defaults are those of a policy without a state."""
+    """The rule that decides whether a step is computed or reused.
+
+    Only `wants_reuse` must be written; the other methods are those of a policy without a state.
+    """
 
     needs_drift: ClassVar[bool] = False
     """True if `StepView.drift` is measured: one host synchronisation a decision."""
@@ -85,7 +88,7 @@ class Policy(ABC):
         return None
 
     def warmup_limit(self, total: int | None) -> Limit | None:
-        """The argument that makes the first steps compute, and their number in a run of `total` steps."""
+        """The argument by which the first steps are always computed, and their number in a run of `total` steps."""
         return None
 
     def measured(self, state: Any, view: StepView) -> float | None:
@@ -93,7 +96,7 @@ class Policy(ABC):
         return None
 
     def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int] | None:
-        """The steps that compute in a run of `total` ≥ 1 steps; None if that depends on what is measured.
+        """The steps that are computed in a run of `total` ≥ 1 steps; None if that depends on what is measured.
 
         A policy with a schedule is asked nothing else in such a run. `noises` is the noise fraction at each step.
         """
@@ -188,7 +191,7 @@ class ThresholdPolicy(Policy):
     threshold_name: ClassVar[str]
     """The field with the threshold."""
     warmup_name: ClassVar[str | None] = None
-    """The field with the number of first steps that always compute."""
+    """The field with the number of first steps that are always computed."""
 
     @property
     def limit(self) -> Limit:

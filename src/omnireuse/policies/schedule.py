@@ -18,7 +18,7 @@ class Schedule(Policy):
 
     @abstractmethod
     def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
-        """The steps that compute in a run of `total` ≥ 1 steps with these noise fractions."""
+        """The steps that are computed in a run of `total` ≥ 1 steps with these noise fractions."""
 
     def wants_reuse(self, state: None, view: StepView) -> bool:
         if view.total is None:

@@ -51,7 +51,7 @@ class Plan(Record, frozen=True, kw_only=True):
     """One schedule and its quality.
 
     Attributes:
-        steps: the steps that compute, with the first.
+        steps: the steps that are computed, with the first.
         forecaster: name of the forecaster for the others, or "fitted".
         weights: of a "fitted" one, for each branch of guidance and each step of the run; one set serves all branches.
         psnr: mean PSNR to the full run in dB on the prompts for the search; None after tuning, which compares latents.

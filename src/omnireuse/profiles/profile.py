@@ -165,7 +165,7 @@ class Profile(Record, frozen=True, kw_only=True):
 
         Args:
             speedup: all steps divided by computed steps, ≥ 1; 2 by default.
-            computed_steps: exactly so many steps compute.
+            computed_steps: exactly this number of steps is computed.
             quality: PSNR in dB that at least nine of ten pictures reach.
 
         Raises:

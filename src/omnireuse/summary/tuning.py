@@ -28,7 +28,7 @@ class Tuning:
         path: file that keeps the plan; None if it is in memory only.
         computes_all: whether every step is computed if the state is "off" or "failed", as for a quality.
         reason: why the state is as it is, in a sentence.
-        is_sure: whether a plan will serve once all are measured; else one that is close enough, if there is one.
+        is_sure: whether a plan will be used once all pictures are measured; if False, only if one is close enough.
         near: other arguments that have a plan already, while these are measured, in words; empty without any.
     """
 

@@ -75,7 +75,7 @@ class Trials:
         """Mean of |difference|^power between the pictures of a schedule and those of the full runs.
 
         Args:
-            computed: the steps that compute; the first and the last compute in any case.
+            computed: the steps that are computed; the first and the last are computed in any case.
         """
         key = tuple(sorted({0, self._work.steps - 1, *computed}))
         if key not in self._known:

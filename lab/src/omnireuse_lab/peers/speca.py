@@ -6,7 +6,7 @@ error of the last block's output against τ₀ β^(share of the run), at most ei
 draft is computed in the same step; in the code its step keeps it, and the next one computes. Both are here, and both
 check every draft (the code checks from the third of a row on). Ours: relative L2 errors, as in the paper, while the
 code has the mean of elementwise ratios; the residuals of the stack up to its last block and behind it as features,
-while the code drafts each attention and feed-forward; the last step computes. A prompt runs alone, as one decision
+while the code drafts each attention and feed-forward; the last step is computed. A prompt runs alone, as one decision
 serves a batch.
 """
 
@@ -71,7 +71,7 @@ class Speculation(StackCache[_Branch]):
     Args:
         threshold: τ₀, ≥ 0: the relative error above which a draft would be rejected at the first step.
         order: of the Taylor series, ≥ 0.
-        warmup: first steps that compute, ≥ 1.
+        warmup: first steps that are computed, ≥ 1.
         redo: compute a rejected draft in the same step, and not the next step.
     """
 

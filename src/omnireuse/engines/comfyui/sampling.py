@@ -35,7 +35,7 @@ class SamplingRun:
         call_sigmas: of all calls that the sampler will make; None if each is read from the device.
         number: of the run, for its events.
         emit: takes an event for each decision.
-        always: steps that compute whatever the policy says.
+        always: steps that are computed whatever the policy says.
         first: number of steps that other samplers have made.
         remembered: the state that they left; None if unknown.
     """
