@@ -84,9 +84,7 @@ def check_targets(place: str = "enable", /, **targets: object) -> None:
         except OverflowError:  # a whole number that no float holds
             number = math.inf
         if not (math.isfinite(number) and is_in_range(number)):
-            guess = (
-                "; an SSIM is not accepted" if name == "quality" and 0 < number <= 1 else ""
-            )
+            guess = "; an SSIM is not accepted" if name == "quality" and 0 < number <= 1 else ""
             raise ConfigError(f"{place}({name}={value!r:.60}): {name} must be {must}, got {value!r:.60}{guess}")
 
 
