@@ -126,7 +126,7 @@ class Handle:
         return self._stats.subscribe(observer)
 
     def summary(self) -> Summary:
-        """The effects of reuse so far: a record. Its `str` is a short text; a notebook shows it as figures."""
+        """What was computed and what was reused so far. `print` shows a short text; a notebook shows figures."""
         return self._stats.summary(
             kept_bytes=self._session.peak_kept_bytes,
             calls_outside=self._session.calls_outside,

@@ -28,7 +28,7 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepView:
-    """A policy's knowledge of one decision.
+    """What a policy knows when it decides on a step.
 
     Attributes:
         index: denoising step, counted from 0.
@@ -41,7 +41,7 @@ class StepView:
             algebra is known, else of the remembered value; None before that.
         noise: noise fraction in the latents, σ/(α+σ), in [0, 1]; None if the scheduler's algebra is not known.
         noises: `noise` at every step of this run; None if it is not known.
-        coordinate: place of the step, as forecasters measure distance; the step index if nothing else is known.
+        coordinate: position of the step, as forecasters measure distance; the step index if nothing else is known.
         order: degree of the forecaster's polynomial; 0 if it has none.
     """
 

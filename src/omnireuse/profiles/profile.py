@@ -35,26 +35,26 @@ HEAD = {"format": 6}
 
 
 class Profile(Record, frozen=True, kw_only=True):
-    """The best schedules that were found for a pipeline, one for each number of computed steps, and their use.
+    """The best schedules found for a pipeline, one for each number of computed steps.
 
     Attributes:
         model: class of the denoiser.
-        config_digest: of its configuration and its scheduler's.
+        config_digest: digest of the configurations of denoiser and scheduler.
         scheduler: class of the scheduler.
         num_inference_steps: denoising steps of the runs that were searched.
         coordinates: of each step, as forecasters see it ("at" in the file): the noise fraction in the latents, or the
             step's index if the scheduler's noise is not known.
         call: what the pipeline was called with beside the prompts, as text.
-        prompts_digest: of all prompts.
+        prompts_digest: digest of all prompts.
         num_prompts: how many were searched with, or how many runs were learnt from, and how many held out.
-        seed: of noise and search.
-        created: date.
-        versions: of the libraries.
+        seed: seed of the noise and of the search.
+        created: day on which it was made.
+        versions: versions of the libraries.
         cost_in_runs: cost of the search in full runs of one prompt.
         complete: False if the search was interrupted; each plan is then the best so far.
-        plans: by number of computed steps.
-        measured: what else the full runs have shown; None if they were not looked at.
-        dtype: what the denoiser computed in, as "bfloat16".
+        plans: the plans, by number of computed steps.
+        measured: other measurements of the full runs; None if none were made.
+        dtype: dtype that the denoiser computed in, such as "bfloat16".
         origin: name, revision and weights of the pipeline, and how it held them.
         autocast, hooks, guider: the further `Conditions` of the runs.
         command: the call that made it; None in a file of a version that did not note it.
@@ -95,7 +95,7 @@ class Profile(Record, frozen=True, kw_only=True):
 
     @property
     def conditions(self) -> Conditions:
-        """Under which conditions it was measured."""
+        """The conditions that it was measured under."""
         return Conditions(
             model=self.model,
             config_digest=self.config_digest,
@@ -186,10 +186,10 @@ class Profile(Record, frozen=True, kw_only=True):
         """The strategy for one target: exactly as many computed steps as are asked for.
 
         If no plan has that number, and in runs of another length or at other noise levels, the default's steps
-        compute, `Blend` forecasts, and nothing is promised.
+        are computed, `Blend` forecasts the others, and nothing is promised.
 
         Args:
-            pipeline: that it is compared with; None for no comparison.
+            pipeline: the pipeline to compare it with; None for no comparison.
 
         Raises:
             ConfigError: a quality that no plan promises.
@@ -296,7 +296,7 @@ class Profile(Record, frozen=True, kw_only=True):
         write_text(path, self.as_text())
 
     def as_text(self) -> str:
-        """What `save` writes."""
+        """The JSON text that `save` writes."""
         return as_text(self, HEAD)
 
     @classmethod

@@ -223,7 +223,7 @@ class Tally:
 
     Attributes:
         steps, computed, reused: steps with a decision, and decisions by their kind.
-        reasons: how often each reason decided, computing and reusing apart.
+        reasons: number of decisions for each reason, separately for computed and reused ones.
         steps_by_reason: the same in steps. A step whose calls were decided apart counts by their shares.
         errors: of the forecasts that could be compared: their number, sum and largest.
         host_seconds: of all decisions together.

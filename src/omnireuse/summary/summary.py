@@ -101,33 +101,33 @@ class Summary:
     """The results of reuse so far.
 
     Attributes:
-        name: of the strategy.
+        name: name of the strategy.
         runs: generations with at least one decision. Means and ratios leave out those that `aborted` and `broken`
             count; numbers of steps, calls and reasons do not.
         steps: denoising steps of all runs.
         calls: decisions: one a step in region "step", one a denoiser call elsewhere.
-        computed_calls, reused_calls: how they were decided.
+        computed_calls, reused_calls: how many of them were computed, and how many reused.
         computed_steps: denoising steps computed in a mean run; fractions if branches decided differently.
         mean_steps: denoising steps of a mean run.
-        step_ratio: steps divided by computed ones. It is no speed-up: time falls by the denoiser's share of it.
-        reasons: how often each reason decided, computing and reusing apart.
-        steps_by_reason: the same in steps. A step whose calls were decided apart counts by their shares.
+        step_ratio: all steps divided by computed steps. It is not a ratio of times: time falls by the denoiser's share.
+        reasons: number of decisions for each reason, separately for computed and reused ones.
+        steps_by_reason: the same, counted in steps. If the calls of a step were decided separately, each counts by its share.
         mean_error: mean relative L1 distance, at computed steps, between the forecast for the step and what was
             computed and used; None if none could be compared. Not the error of the result.
         worst_error: the largest of them, as a rule at an early step, where x0 is hardly known yet.
-        promise: what the profile that gave the plan knows of its quality; None without a profile.
-        promise_holds: whether nothing has withdrawn it: the pipeline and all runs so far were like those that it was
+        promise: what the profile says of the plan's quality; None without a profile.
+        promise_holds: whether the promise still holds: the pipeline and all runs so far were like those that it was
             measured on.
         host_seconds: mean host time of a decision with its forecast.
         kept_bytes: most bytes of tensors that one run held.
         calls_outside: denoiser calls that belonged to no run and were passed on.
-        fallbacks: how often reuse went on in another way than was asked for, by what it went on with.
+        fallbacks: how often something else was done than was asked for, by what was done instead.
         last_run: for each step of the latest run, the share of its decisions that computed; None for a step without
             any.
         aborted: runs that ended before their last step.
         broken: runs whose final latents were NaN or infinite.
-        beside: of what computes beside the denoiser, such as a ControlNet: calls made, and all calls.
-        audits: of the latest calls, oldest first; at most 1,000.
+        beside: for models beside the denoiser, such as a ControlNet: the calls that were made, and all calls.
+        audits: the latest audits, oldest first; at most 1,000.
         tuning: the state of tuning for runs like the latest one; None if it is off.
     """
 
@@ -159,7 +159,7 @@ class Summary:
 
     @property
     def is_beyond(self) -> bool:
-        """True if forecasts missed by so much that plain fewer steps, or holding, are about as good or better."""
+        """True if forecasts missed by so much that fewer plain steps, or the last value reused, are about as good or better."""
         return self.step_ratio > 1 and self.mean_error is not None and self.mean_error > BEYOND
 
     def __str__(self) -> str:
