@@ -58,10 +58,7 @@ class StepView:
 
 
 class Policy(ABC):
-    """The rule that decides whether a step is computed or reused.
-
-    Only `wants_reuse` must be written; the other methods are those of a policy without a state.
-    """
+    """The rule that decides whether a step is computed or reused. Only `wants_reuse` must be written."""
 
     needs_drift: ClassVar[bool] = False
     """True if `StepView.drift` is measured: one host synchronisation a decision."""

@@ -42,11 +42,11 @@ class Profile(Record, frozen=True, kw_only=True):
         config_digest: digest of the configurations of denoiser and scheduler.
         scheduler: class of the scheduler.
         num_inference_steps: denoising steps of the runs that were searched.
-        coordinates: of each step, as forecasters see it ("at" in the file): the noise fraction in the latents, or the
-            step's index if the scheduler's noise is not known.
-        call: what the pipeline was called with beside the prompts, as text.
+        coordinates: position of each step, as forecasters see it ("at" in the file): the noise fraction in the
+            latents, or the step's index if the scheduler's noise is not known.
+        call: arguments of the pipeline's call beside the prompts, as text.
         prompts_digest: digest of all prompts.
-        num_prompts: how many were searched with, or how many runs were learnt from, and how many held out.
+        num_prompts: number of prompts that the search used, and number of held-out prompts.
         seed: seed of the noise and of the search.
         created: day on which it was made.
         versions: versions of the libraries.

@@ -111,7 +111,7 @@ class Summary:
         mean_steps: denoising steps of a mean run.
         step_ratio: all steps divided by computed steps. It is not a ratio of times: time falls by the denoiser's share.
         reasons: number of decisions for each reason, separately for computed and reused ones.
-        steps_by_reason: the same, counted in steps. If the calls of a step were decided separately, each counts by its share.
+        steps_by_reason: the same, counted in steps. Calls of a step that were decided separately count by their shares.
         mean_error: mean relative L1 distance, at computed steps, between the forecast for the step and what was
             computed and used; None if none could be compared. Not the error of the result.
         worst_error: the largest of them, as a rule at an early step, where x0 is hardly known yet.
@@ -159,7 +159,7 @@ class Summary:
 
     @property
     def is_beyond(self) -> bool:
-        """True if forecasts missed by so much that fewer plain steps, or the last value reused, are about as good or better."""
+        """True if forecasts missed so much that fewer plain steps, or the last value reused, are as good or better."""
         return self.step_ratio > 1 and self.mean_error is not None and self.mean_error > BEYOND
 
     def __str__(self) -> str:
