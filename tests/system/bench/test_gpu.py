@@ -6,6 +6,7 @@ import torch
 from bench import gpu
 from bench._gpu_ways import WAYS
 from bench._true_size import MODELS
+from omnireuse.errors import ConfigError
 from omnireuse.loop.strategy import REGIONS
 
 
@@ -44,6 +45,20 @@ def test_what_there_is_no_time_for_is_left_out_and_said(tmp_path):
     record = json.loads((tmp_path / "gpu.json").read_text())
     assert (record["models"], record["left_out"]) == ({}, ["flux.1", "qwen-image"])
     assert "qwen-image left out: the minutes are over" in (tmp_path / "gpu.html").read_text()
+    # A later call adds what was left out, and measures nothing twice.
+    gpu.main([*tiny[:-2], "--models", "flux.1", "--ways", "--out", str(tmp_path)])
+    first = json.loads((tmp_path / "gpu.json").read_text())["models"]["flux.1"]
+    gpu.main([*tiny[:-2], "--ways", "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "gpu.json").read_text())
+    assert set(record["models"]) == set(MODELS)
+    assert record["models"]["flux.1"] == first
+    assert len(record["commands"]) == 3
+
+
+def test_a_record_of_another_machine_is_refused(tmp_path):
+    (tmp_path / "gpu.json").write_text(json.dumps({"commands": [], "environment": {"device": "other"}, "models": {}}))
+    with pytest.raises(ConfigError, match="measured elsewhere"):
+        gpu.main(["--tiny", "--device", "cpu", "--out", str(tmp_path)])
 
 
 @pytest.mark.gpu
