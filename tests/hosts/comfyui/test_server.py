@@ -124,7 +124,7 @@ def test_two_targets_are_refused_when_the_node_runs(server: str) -> None:
     prompt = small_graph()
     prompt[REUSE]["inputs"] |= {"speedup": 2.0, "tolerance": 0.1}
     item = done(server, asked(f"{server}/prompt", {"prompt": prompt})["prompt_id"])
-    assert "speedup must be 0 where tolerance is given" in str(item["status"]["messages"])
+    assert "speedup must be 0 if tolerance is given" in str(item["status"]["messages"])
 
 
 def test_a_node_that_is_off_says_that_every_step_was_computed(server: str) -> None:
