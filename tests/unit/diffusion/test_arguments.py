@@ -5,24 +5,17 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
 import omnireuse
 from omnireuse import Blend, EveryNth, Never
-from omnireuse.arguments import choices
-from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
-from omnireuse.forecasters import FORECASTERS
-from omnireuse.loop.strategy import AXES, PREDICTION_TARGETS, REGIONS, Region, Strategy
-from omnireuse.named.step_caches import STEP_CACHES
-from omnireuse.noise.signals import SIGNALS
-from omnireuse.policies import POLICIES
+from omnireuse.loop.strategy import Strategy
 from tests import TOP
 
 
@@ -150,27 +143,6 @@ def test_an_error_of_many_names_lists_few_and_survives_pickle() -> None:
     error = UnknownNameError("option", "speed_up", ["speedup", "sea_thresh"], listed=["speedup"])
     for each in (error, pickle.loads(pickle.dumps(error))):
         assert str(each) == "unknown option 'speed_up'; did you mean 'speedup'?; known: speedup"
-
-
-@pytest.mark.parametrize(
-    ("literal", "registry"),
-    [
-        (choices.BackendName, STEP_CACHES),
-        (choices.PolicyName, POLICIES),
-        (choices.ForecasterName, FORECASTERS),
-        (Region, REGIONS),
-        (choices.PredictionTarget, PREDICTION_TARGETS),
-        (choices.Signal, SIGNALS),
-        (choices.Axis, AXES),
-    ],
-)
-def test_the_types_name_what_the_registries_hold(literal: Any, registry: dict[str, Any]) -> None:
-    assert sorted(get_args(literal)) == sorted(registry)
-
-
-def test_the_options_in_the_types_are_those_of_the_config_and_of_the_strategy() -> None:
-    assert set(choices.CacheOptions.__annotations__) == {field.name for field in fields(DiffusionCacheConfig)}
-    assert set(choices.StrategyOptions.__annotations__) <= {field.name for field in fields(Strategy)}
 
 
 GOOD = """

@@ -5,16 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
-from omnireuse import Blend, EveryNth, Never, Polynomial, Steps, TeaCache
+from omnireuse import Blend, Never, Polynomial, Steps, TeaCache
 from omnireuse.errors import (
     ConfigError,
     OmniReuseError,
@@ -23,7 +21,6 @@ from omnireuse.errors import (
     UnsupportedModelError,
     WrongTypeError,
 )
-from omnireuse.loop.strategy import Strategy
 from tests.helpers.tiny import TINY, Tiny
 
 
@@ -51,20 +48,6 @@ def test_a_speedup_is_granted_on_short_runs_with_a_warning(flux: Tiny, caplog: p
         (told,) = caplog.messages
     assert handle.summary().computed_steps == 4
     assert "compare with a run of 4 steps" in told
-
-
-@pytest.mark.parametrize("shift", [1.0, 3.0, 6.0])
-def test_the_default_computes_where_as_much_noise_is_left_whatever_the_shift(flux: Tiny, shift: float) -> None:
-    flux.pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
-    with omnireuse.enable(flux.pipe) as handle:
-        flux.run(steps=28)
-    computed = sorted({event.step for event in handle.events if not event.reused})
-    noises = [event.noise for event in handle.events]
-    places = [(1 - (noises[step] or 0.0)) ** 0.4 for step in computed]
-    widest = max((1 - (b or 0.0)) ** 0.4 - (1 - (a or 0.0)) ** 0.4 for a, b in pairwise(noises))
-    assert len(computed) == 14
-    # No gap is wider than an even one by more than the widest single step.
-    assert max(b - a for a, b in pairwise(places)) < (places[-1] - places[0]) / 13 + widest
 
 
 def test_a_backend_by_name_equals_its_strategy(flux: Tiny) -> None:
@@ -245,21 +228,6 @@ def test_x0_promised_on_an_unknown_scheduler_raises_and_by_default_falls_back_au
     assert handle.summary().reused_calls > 0
     with omnireuse.enable(flux.pipe, policy="fixed", prediction_target="output"):
         assert torch.equal(flux.run(), fallen)
-
-
-def test_strategies_are_frozen_and_keyword_only() -> None:
-    strategy = Strategy(policy=EveryNth())
-    with pytest.raises(ConfigError, match="max_consecutive must be a whole number"):
-        Strategy(policy=EveryNth(), max_consecutive=0)
-    with pytest.raises(AttributeError):
-        strategy.region = "call"  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        Strategy(Never())  # type: ignore[misc]
-
-
-def test_a_summary_before_any_run_is_readable(flux: Tiny) -> None:
-    with omnireuse.enable(flux.pipe) as handle:
-        assert str(handle.summary()) == "default: nothing was decided yet"
 
 
 @pytest.mark.parametrize("target", [{"speedup": 2}, {"computed_steps": 3}, {"tolerance": 0.99}])
