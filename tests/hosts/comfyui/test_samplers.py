@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from omnireuse import Blend, EveryNth, Spread, Strategy
+from omnireuse import Blend, Spread, Strategy
 from omnireuse.engines.comfyui import attach, plan_for, reuse_of
 from omnireuse.engines.settings import RequestPlan
-from omnireuse.forecasters.blend import BlendMemory
 from omnireuse.loop import branch_state
 from omnireuse.pipelines.pictures import psnr
 from tests.hosts.comfyui.conftest import IN_COMFYUI
@@ -71,25 +70,6 @@ def test_computed_steps_correct_the_gaps_before_them(host: ModuleType, model: An
     assert quality["corrected"] > quality["plain"] + 0.2
 
 
-@pytest.mark.parametrize(
-    ("sampler", "is_known"),
-    [("euler", True), ("dpmpp_2m", True), ("euler_ancestral", False), ("heun", False), ("lms", False)],
-)
-def test_samplers_whose_step_is_not_known_are_not_corrected(
-    host: ModuleType, model: Any, monkeypatch: pytest.MonkeyPatch, sampler: str, is_known: bool
-) -> None:
-    corrections, correct = [], BlendMemory.correct_interval
-
-    def noted(memory: BlendMemory, *args: Any) -> Any:
-        corrections.append(args)
-        return correct(memory, *args)
-
-    monkeypatch.setattr(BlendMemory, "correct_interval", noted)
-    strategy = Strategy(policy=EveryNth(every=2), forecaster=Blend())
-    host.sample(attach(model, RequestPlan(strategy=strategy, name="test")), sampler, cfg=1.0)
-    assert bool(corrections) == is_known
-
-
 @pytest.mark.parametrize("sampler", TWO_CALLS)
 def test_all_calls_of_a_step_share_its_decision(host: ModuleType, counted: Any, sampler: str) -> None:
     model, counter = counted
@@ -105,10 +85,6 @@ def test_all_calls_of_a_step_share_its_decision(host: ModuleType, counted: Any, 
     assert {step for step, share in enumerate(strip(patched)) if share == 1.0} == computed
     assert {step for step, share in enumerate(strip(patched)) if share == 0.0} == set(range(20)) - computed
     assert 0 < relative(reused, full) < 1
-
-
-def test_every_cfg_plus_plus_sampler_of_comfyui_is_tested(host: ModuleType) -> None:
-    assert {name for name in host.comfy.samplers.SAMPLER_NAMES if name.endswith("_cfg_pp")} == set(CFG_PP)
 
 
 @pytest.mark.parametrize("sampler", CFG_PP)
@@ -153,17 +129,6 @@ def test_a_tolerance_is_met_with_more_or_fewer_steps(host: ModuleType, counted: 
         host.sample(attach(model, plan_for(tolerance=tolerance)), sampler, cfg=1.0)
         calls.append(len(counter.sigmas) - before)
     assert calls[0] >= calls[1] > calls[2]
-
-
-def test_the_default_computes_short_runs_whole_and_says_so(
-    host: ModuleType, counted: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    model, counter = counted
-    patched = attach(model, plan_for())
-    for _ in range(2):
-        host.sample(patched, steps=8)
-    assert len(counter.sigmas) == 16
-    assert sum("all 8 steps are computed" in record.message for record in caplog.records) == 1
 
 
 def test_a_batch_of_several_conditions_is_served(host: ModuleType, counted: Any) -> None:
@@ -212,18 +177,6 @@ def test_what_a_mask_keeps_stays_exactly(host: ModuleType, model: Any, sampler: 
     # ComfyUI takes the picture through the model's latent space and back.
     torch.testing.assert_close(reused[..., 8:], picture[..., 8:], rtol=0, atol=1e-5)
     assert not torch.equal(reused[..., :8], full[..., :8])
-
-
-def test_sigmas_that_rise_are_computed_and_said(
-    host: ModuleType, counted: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    model, counter = counted
-    sigmas = torch.tensor([1.0, 0.6, 0.3, 0.7, 0.4, 0.0])
-    patched = attach(model, plan_for(speedup=2.0))
-    host.sample(patched, sigmas=sigmas)
-    assert len(counter.sigmas) == 5
-    assert reuse_of(patched).summary().fallbacks == {"full runs": 1}
-    assert "its sigmas rise" in caplog.text
 
 
 def test_a_profile_for_both_parts_of_guidance_is_followed(host: ModuleType, counted: Any) -> None:

@@ -83,28 +83,6 @@ def test_the_next_process_reuses_from_its_first_request_on(native: Server, tunin
     assert torch.equal(picture, known)
 
 
-def test_what_one_request_has_shown_is_tried_before_the_second(native: Server, tuning: Path) -> None:
-    from omnireuse.engines.sglang.hooks import REUSE
-    from omnireuse.engines.sglang.tuning import RequestTuner
-
-    REUSE._tuner = RequestTuner(1)
-    assert serve(native, 1)[1] == 2 * 28
-    _, calls, figures = serve(native, 2)
-    assert 2 * 14 < calls < 2 * (14 + 28)
-    assert figures["omnireuse_steps_computed"] == 14
-
-
-def test_other_guidance_is_measured_by_itself(native: Server, tuning: Path) -> None:
-    assert serve(native, 1)[2]["omnireuse_pictures_measured"] == 1
-    assert serve(native, 1, true_cfg_scale=4.0)[2]["omnireuse_pictures_measured"] == 1
-    assert serve(native, 2)[2]["omnireuse_pictures_measured"] == 2
-
-
-def test_requests_with_targets_of_their_own_are_not_measured(native: Server, tuning: Path) -> None:
-    assert native.calls(reuse={"speedup": 2})[1] == 2 * 14
-    assert not list(tuning.rglob("*.json"))
-
-
 def test_a_transformer_that_fails_while_it_is_measured_leaves_nothing_behind(
     native: Server, plain: Pictures, tuning: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,10 +125,3 @@ def test_a_shadow_that_fails_does_not_fail_its_request(
         hook.remove()
     assert torch.equal(picture, full)
     assert "measuring begins anew with the next picture: RuntimeError: out of memory" in caplog.text
-
-
-def test_the_environment_turns_it_off(native: Server, tuning: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMNIREUSE_TUNE", "0")
-    _, calls, figures = serve(native)
-    assert calls == 2 * 14
-    assert "omnireuse_pictures_measured" not in figures
