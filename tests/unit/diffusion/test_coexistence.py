@@ -24,7 +24,7 @@ import omnireuse
 from omnireuse import EveryNth, Steps
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.forecasters import FORECASTERS
-from tests.helpers.tiny import TINY, Tiny
+from tests.helpers.tiny import FLUX_CALL, TINY, Tiny
 
 from .test_hooks import FORCED, REGIONS, traces
 
@@ -204,8 +204,7 @@ def test_no_forecast_mixes_scales_of_an_adapter(flux: Tiny, region: str, wrap: b
 @pytest.mark.parametrize("region", REGIONS)
 def test_a_transformer_wrapped_for_data_parallelism_is_served_in_a_loop_of_ones_own(flux: Tiny, region: str) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    given = {"encoder_hidden_states": torch.ones(1, 6, 32), "pooled_projections": torch.ones(1, 32)}
-    given |= {"img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(6, 3), "return_dict": False}
+    given = FLUX_CALL
 
     @torch.no_grad()
     def sample() -> torch.Tensor:
@@ -250,8 +249,7 @@ def unread_steps(flux: Tiny, monkeypatch: pytest.MonkeyPatch, **choice: Any) -> 
     )
     monkeypatch.setattr("omnireuse.hooks.steps.reads_at_once", lambda _tensor: False)
     transformer, scheduler = flux.pipe.transformer, flux.pipe.scheduler
-    given = {"encoder_hidden_states": torch.ones(1, 6, 32), "pooled_projections": torch.ones(1, 32)}
-    given |= {"img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(6, 3), "return_dict": False}
+    given = FLUX_CALL
     with omnireuse.enable(flux.pipe, strategy_of(**choice)) as handle, monkeypatch.context() as patch:
         scheduler.set_timesteps(8)
         scheduler.set_begin_index(0)

@@ -25,7 +25,7 @@ from omnireuse.errors import ConfigError, StateError, UnknownNameError
 from omnireuse.named.measuring import MagnitudeRecorder
 from omnireuse.policies.base import StepView
 from omnireuse.policies.mag_cache import MagCache, MagCacheState, by_branch, resampled
-from tests.helpers.tiny import TINY, Tiny
+from tests.helpers.tiny import FLUX_CALL, TINY, Tiny
 
 
 def play(policy: MagCache, total: int, branch: int = 0) -> list[bool]:
@@ -231,13 +231,7 @@ def test_a_ratio_is_the_mean_over_tokens() -> None:
 
 def test_a_bare_module_is_told_its_step_count_by_the_config(flux: Tiny) -> None:
     transformer = flux.pipe.transformer
-    given = {
-        "encoder_hidden_states": torch.ones(1, 6, 32),
-        "pooled_projections": torch.ones(1, 32),
-        "img_ids": torch.zeros(16, 3),
-        "txt_ids": torch.zeros(6, 3),
-        "return_dict": False,
-    }
+    given = FLUX_CALL
 
     @torch.no_grad()
     def sample() -> torch.Tensor:

@@ -83,32 +83,6 @@ def test_an_exception_in_the_model_leaves_nothing(strategy: dict[str, Any], flux
         assert torch.equal(flux.run(), fresh(strategy))
 
 
-def test_an_exception_in_a_callback_leaves_nothing(strategy: dict[str, Any], flux: Tiny) -> None:
-    def fail(_pipe: Any, index: int, *_: Any) -> dict[str, Any]:
-        if index == 2:
-            raise Broken
-        return {}
-
-    with omnireuse.enable(flux.pipe, **strategy):
-        with pytest.raises(Broken):
-            flux.run(callback_on_step_end=fail)
-        assert torch.equal(flux.run(), fresh(strategy))
-
-
-def test_a_pipeline_copied_in_the_middle_of_a_run_is_plain(flux: Tiny) -> None:
-    copies: list[Any] = []
-    full = flux.run()
-
-    def copy_it(pipe: Any, index: int, *_: Any) -> dict[str, Any]:
-        if index == 2:
-            copies.append(copy.deepcopy(pipe))
-        return {}
-
-    with omnireuse.enable(flux.pipe, **STRATEGIES["blocks"]):
-        flux.run(callback_on_step_end=copy_it)
-        assert torch.equal(Tiny(copies[0], flux.inputs).run(), full)
-
-
 def test_two_pipelines_may_share_a_transformer(strategy: dict[str, Any], flux: Tiny) -> None:
     other = TINY["flux"]()
     other.pipe.transformer = flux.pipe.transformer

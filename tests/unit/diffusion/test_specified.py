@@ -12,7 +12,6 @@ import torch
 import omnireuse
 from omnireuse.diffusion.cache import CacheBackend, TeaCacheBackend, TeaCacheConfig
 from omnireuse.diffusion.cache.base import StepCacheBackend
-from omnireuse.diffusion.cache.cache_dit_backend import CacheDiTBackend
 from omnireuse.diffusion.cache.magcache import MagCacheBackend, MagCacheConfig
 from omnireuse.diffusion.cache.selector import get_cache_backend
 from omnireuse.diffusion.cache.teacache import register_extractor
@@ -185,34 +184,6 @@ def test_without_a_scheduler_an_unknown_step_count_stays_unknown() -> None:
     assert mag.handle is not None
     assert [event.total for event in mag.handle.events] == [8] * 16
     mag.disable(pipeline)
-
-
-def test_any_order_of_taylorseer_reaches_cache_dit(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = pytest.importorskip("cache_dit", reason="the extra cache-dit is not installed")
-    kind, orders = library.TaylorSeerCalibratorConfig, []
-
-    def noted(**fields: Any) -> Any:
-        orders.append(fields["taylorseer_order"])
-        return kind(**fields)
-
-    monkeypatch.setattr(library, "TaylorSeerCalibratorConfig", noted)
-    results = []
-    loose = {"residual_diff_threshold": 1.0, "max_warmup_steps": 6}
-    for options in ({}, {"taylorseer_order": 3}, {"taylorseer_order": 4}):
-        with omnireuse.enable(flux.pipe, "cache_dit", **loose, **options) as handle:
-            results.append(flux.run(steps=16))
-        assert handle.summary().reused_calls > 0
-    assert set(orders) == {1, 3, 4}
-    assert all(torch.isfinite(latents).all() for latents in results)
-    # The order alone turns the forecast on.
-    assert not torch.equal(results[1], results[0])
-    assert not torch.equal(results[2], results[1])
-    with omnireuse.enable(flux.pipe, "cache_dit", **loose, taylorseer_order=4, enable_taylorseer=False):
-        assert torch.equal(flux.run(steps=16), results[0])
-    backend = CacheDiTBackend({**loose, "taylorseer_order": 4, "enable_taylorseer": True})
-    backend.enable(flux.pipe)
-    assert torch.equal(flux.run(steps=16), results[2])
-    backend.disable(flux.pipe)
 
 
 def test_an_order_of_taylorseer_turns_it_on(flux: Tiny) -> None:
