@@ -12,16 +12,7 @@ from omnireuse import Steps
 from omnireuse.errors import StateError
 from tests.helpers.tiny import FLUX_CALL, Tiny
 
-CHOICES = [
-    ("step", "x0"),
-    ("step", "output"),
-    ("call", "x0"),
-    ("call", "output"),
-    ("blocks", "residual"),
-    ("blocks", "output"),
-    ("tail", "residual"),
-    ("tail", "output"),
-]
+CHOICES = [("step", "x0"), ("call", "output"), ("blocks", "residual"), ("tail", "output")]
 GIVEN = dict(FLUX_CALL)
 
 

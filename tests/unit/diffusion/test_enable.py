@@ -61,7 +61,7 @@ def test_a_backend_by_name_equals_its_strategy(flux: Tiny) -> None:
 
 
 @pytest.mark.parametrize("region", ["step", "call", "blocks"])
-@pytest.mark.parametrize("forecaster", ["hold", "polynomial", "blend", Polynomial(order=3), Blend(order=2)])
+@pytest.mark.parametrize("forecaster", ["hold", Polynomial(order=3), Blend(order=2)])
 @pytest.mark.parametrize("policy", ["fixed", TeaCache(rel_l1_thresh=0.9, coefficients=(0, 0, 0, 0.3, 0))])
 def test_any_combination_runs(flux: Tiny, region: str, forecaster: Any, policy: Any) -> None:
     for target in ("residual", "output") if region == "blocks" else ("x0", "output"):
@@ -133,14 +133,10 @@ def test_who_passes_another_part_is_told_to_pass_the_pipeline(flux: Tiny) -> Non
     ("positional", "options", "error", "message"),
     [
         (["teacache"], {}, UnknownNameError, "unknown cache backend 'teacache'; did you mean 'tea_cache'"),
-        (["tea_cache"], {"rel_l1_tresh": 0.2}, UnknownNameError, "did you mean 'rel_l1_thresh'"),
         (["tea_cache"], {"rel_l1_thresh": math.nan}, ConfigError, "rel_l1_thresh must be a finite number above 0"),
-        (["tea_cache"], {"rel_l1_thresh": -1}, ConfigError, "rel_l1_thresh must"),
-        (["tea_cache"], {"coefficients": [1, 2, 3, 4]}, ConfigError, "exactly 5 finite numbers"),
         (["tea_cache"], {"policy": "fixed"}, ConfigError, "either a backend or a policy"),
         ([], {"policy": "fixd"}, UnknownNameError, "did you mean 'fixed'"),
         ([], {"policy": "fixed", "forecaster": "hald"}, UnknownNameError, "did you mean 'hold'"),
-        ([], {"policy": "fixed", "region": "block"}, UnknownNameError, "did you mean 'blocks'"),
         ([], {"policy": "fixed", "prediction_target": "x1"}, UnknownNameError, "did you mean 'x0'"),
         ([], {"policy": "fixed", "signal": "latent"}, UnknownNameError, "did you mean 'latents'"),
         (
@@ -156,7 +152,6 @@ def test_who_passes_another_part_is_told_to_pass_the_pipeline(flux: Tiny) -> Non
             "prediction_target must be residual or output",
         ),
         ([], {"policy": TeaCache(), "signal": "none"}, ConfigError, "signal must not be 'none'"),
-        ([], {"policy": Never}, WrongTypeError, "policy must be a policy"),
         ([], {"policy": 7}, WrongTypeError, "policy must be a policy"),
         ([], {"policy": "fixed", "forecaster": Never()}, WrongTypeError, "forecaster must be a forecaster"),
         ([], {"forecaster": "hold"}, ConfigError, r"replace\(Strategy.default\(speedup=2\), forecaster=…\)\)$"),

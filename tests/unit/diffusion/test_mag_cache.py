@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -128,13 +127,10 @@ def test_an_unknown_step_count_is_an_error() -> None:
     ("options", "message"),
     [
         ({"threshold": 0}, "threshold must"),
-        ({"threshold": math.nan}, "threshold must"),
         ({"max_skip_steps": 0}, "max_skip_steps must"),
         ({"retention_ratio": 1.0}, "retention_ratio must"),
-        ({"retention_ratio": math.nan}, "retention_ratio must"),
         ({"mag_ratios": [1.0, 0.0]}, "ratios must"),
         ({"mag_ratios": [[1.0], []]}, "ratios must"),
-        ({"mag_ratios": [math.inf]}, "ratios must"),
         ({"mag_ratios": "1"}, "ratios must"),
         ({"num_inference_steps": 0}, "num_inference_steps must"),
     ],

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import pickle
 from collections import OrderedDict
 
 import numpy as np
@@ -155,10 +154,6 @@ def test_what_cannot_be_looked_into_is_kept_as_it_is_and_counted_by_entry_only(v
         assert not kept.requires_grad
     else:
         assert kept is value
-
-
-def test_the_miss_sentinel_stays_one_through_pickle():
-    assert pickle.loads(pickle.dumps(_CACHE_MISS)) is _CACHE_MISS
 
 
 def test_get_and_put_tell_types_apart_too():
