@@ -102,10 +102,6 @@ def ask(server: Server, request: dict[str, Any], path: str = IMAGES) -> dict[str
     return dict(answer)
 
 
-def test_the_log_of_the_server_names_the_strategy_once(server: Server) -> None:
-    assert server.said().count("omnireuse serves QwenImagePipeline: default") == 1
-
-
 def test_each_documented_request_reaches_the_plugin(server: Server) -> None:
     requests = documented("vllm-omni")
     assert [path for path, _ in requests] == [IMAGES, CHAT]
