@@ -23,9 +23,8 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import ECConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
-from omnireuse.errors import StateError
 from omnireuse.stores.disk import DiskTier
-from tests.hosts.vllm.engine import ROW, WIDTH, Engine, ec, encode
+from tests.hosts.vllm.engine import Engine, ec, encode
 from tests.hosts.vllm.host import make_config, make_request
 
 pytestmark = pytest.mark.integration
@@ -137,20 +136,6 @@ def test_each_side_has_its_role_and_refuses_the_others_calls(tmp_path: Path, nam
             worker.has_cache_item("a")
 
 
-@pytest.mark.parametrize("role", ["ec_consumer", "ec_producer"])
-@pytest.mark.parametrize("there", ["abc", "b", ""], ids=["all", "some", "none"])
-@pytest.mark.parametrize("name", [OURS, EXAMPLE])
-def test_all_some_or_none_of_three_are_there(tmp_path: Path, name: str, there: str, role: str) -> None:
-    store(tmp_path, {each: THREE[each] for each in there}, name)
-    before = sorted(tmp_path.rglob("*"))
-    scheduler = connect("SCHEDULER", role, tmp_path, name)
-    available(scheduler, ask("r", ("a", 4), ("b", 6), ("c", 8)))
-    assert [scheduler.has_cache_item(each) for each in "abc"] == [each in there for each in "abc"]
-    assert scheduler.has_cache_item("never seen") is False
-    assert sorted(tmp_path.rglob("*")) == before  # to ask leaves nothing behind
-    scheduler.shutdown()
-
-
 @pytest.mark.parametrize("name", [OURS, EXAMPLE])
 def test_a_plan_carries_what_was_allocated_once(tmp_path: Path, name: str) -> None:
     store(tmp_path, THREE, name)
@@ -199,21 +184,6 @@ def test_what_was_saved_is_loaded_bit_for_bit(tmp_path: Path, output: torch.Tens
         half.shutdown()
 
 
-@pytest.mark.parametrize("name", [OURS, EXAMPLE])
-def test_a_consumer_saves_nothing_and_leaves_what_is_there(tmp_path: Path, name: str) -> None:
-    store(tmp_path, THREE, name)
-    scheduler, worker = (connect(side, "ec_consumer", tmp_path, name) for side in ("SCHEDULER", "WORKER"))
-    before, request = sorted(tmp_path.rglob("*")), ask("r", ("a", 4), ("b", 6), ("d", 4))
-    available(scheduler, request)
-    kept = torch.zeros(4, WIDTH)
-    cache = work(worker, plan(scheduler, request, (0, 1), encodes=(2,)), {"d": encode("d", 4)}, {"a": kept})
-    assert cache["a"] is kept
-    assert torch.equal(cache["b"], THREE["b"])
-    for half in (worker, scheduler):
-        half.shutdown()
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_loads_go_to_the_current_device(tmp_path: Path) -> None:
     store(tmp_path, THREE)
     scheduler, worker = (
@@ -225,36 +195,6 @@ def test_loads_go_to_the_current_device(tmp_path: Path) -> None:
     assert work(worker, plan(scheduler, request, allocate=(0,)), {})["a"].device == torch.device("meta")
     for half in (worker, scheduler):
         half.shutdown()
-
-
-@pytest.mark.parametrize("name", [OURS, EXAMPLE])
-def test_what_was_promised_and_is_nowhere_raises(tmp_path: Path, name: str) -> None:
-    """vLLM has planned without an encode: the step cannot go on."""
-    extra = {"host_bytes": 10_000}
-    scheduler, worker, other = (
-        connect(side, "ec_both", tmp_path, name, **extra) for side in ("SCHEDULER", "WORKER", "WORKER")
-    )
-    request = ask("r", ("a", 4))
-    work(worker, plan(scheduler, request, encodes=(0,)), {"a": THREE["a"]})
-    tell(scheduler, worker)
-    available(scheduler, request)
-    promised = plan(scheduler, request, allocate=(0,))
-    if name == EXAMPLE:
-        next(tmp_path.rglob("*.safetensors")).unlink()
-    with pytest.raises(StateError if name == OURS else FileNotFoundError):
-        work(other, promised, {})
-
-
-@pytest.mark.parametrize("name", [OURS, EXAMPLE])
-def test_a_step_without_a_plan_raises(tmp_path: Path, name: str) -> None:
-    scheduler, worker = (connect(side, "ec_both", tmp_path, name) for side in ("SCHEDULER", "WORKER"))
-    with pytest.raises(AssertionError):
-        worker.start_load_caches({})
-    worker.bind_connector_metadata(plan(scheduler))
-    worker.start_load_caches({})
-    worker.clear_connector_metadata()
-    with pytest.raises(AssertionError):
-        worker.start_load_caches({})
 
 
 @pytest.mark.parametrize("name", [OURS, EXAMPLE])
@@ -303,27 +243,6 @@ def test_an_output_is_there_once_every_worker_has_said_so(tmp_path: Path) -> Non
     for worker in workers:
         loaded = work(worker, loads, {})
         assert all(torch.equal(loaded[each], THREE[each]) for each in "ab")
-
-
-def test_what_is_loaded_may_leave_the_host_in_the_same_step(tmp_path: Path) -> None:
-    """The oldest leaves first, loads come before drops, and a loaded tensor does not change any more."""
-    extra = {"host_bytes": 2 * 4 * ROW}
-    scheduler, worker = (connect(side, "ec_both", tmp_path, **extra) for side in ("SCHEDULER", "WORKER"))
-    outputs = {each: encode(each, 4) for each in "abcd"}
-    for each in "ab":
-        work(worker, plan(scheduler, ask(each, (each, 4)), encodes=(0,)), {each: outputs[each]})
-        tell(scheduler, worker)
-    request = ask("r", ("a", 4), ("c", 4), ("d", 4))
-    available(scheduler, request)
-    loaded = work(
-        worker, plan(scheduler, request, allocate=(0,), encodes=(1, 2)), {each: outputs[each] for each in "cd"}
-    )
-    tell(scheduler, worker)
-    available(scheduler, every := ask("all", *((each, 4) for each in "abcd")))
-    assert [scheduler.has_cache_item(each) for each in "abcd"] == [False, False, True, True]
-    assert torch.equal(loaded["a"], outputs["a"])
-    assert scheduler.stats()["host_bytes"] == 2 * 4 * ROW
-    assert work(worker, plan(scheduler, every, allocate=(2, 3)), {}).keys() == {"c", "d"}
 
 
 def test_who_loads_and_who_saves(tmp_path: Path) -> None:

@@ -337,13 +337,6 @@ def test_the_write_of_a_step_is_visible_to_a_hit_in_the_same_step() -> None:
     assert torch.equal(merge_hidden(cache, batch, now, r0=4, r1=2)["r1"], now)
 
 
-def test_a_step_without_any_rows_has_none() -> None:
-    cache, batch = make_cache(absent="miss"), make_batch([0, 4], [[0], [1]])
-    cache.add_prefix_cached_new_req_id("r1")
-    for merged in (merge_hidden(cache, batch, rows(0), r0=0), merge_hidden(cache, batch, rows(2), r1=0)):
-        assert [tuple(each.shape) for each in merged.values()] == [(0, WIDTH)] * 2
-
-
 @pytest.mark.parametrize("which", ["hidden", "mm"])
 def test_results_survive_the_next_step_over_the_same_buffers(which: str) -> None:
     cache, batch, live = make_cache(), make_batch([0], [[0]]), rows(2)
@@ -394,22 +387,6 @@ def test_an_absent_row_raises_by_default() -> None:
     cache, batch = half_written()
     with pytest.raises(StateError, match=r"request='r0', key='hidden_states'.*2 of 8 cached rows"):
         merge_hidden(cache, batch, rows(1), r0=1)
-
-
-def test_an_absent_row_can_be_a_miss() -> None:
-    cache, batch = half_written(absent="miss")
-    assert torch.equal(merge_hidden(cache, batch, rows(1), r0=1)["r0"], rows(1))
-    assert cache.stats()["misses"] == 1
-    assert cache.stats()["absent_rows"] == 2
-
-
-def test_an_absent_row_can_be_zeros_even_where_other_content_lies() -> None:
-    cache, batch = half_written(absent="zeros")
-    cache.hidden_states_cache[1].fill_(9)
-    merged = merge_hidden(cache, batch, rows(1), r0=1)["r0"]
-    assert torch.equal(merged[:4], rows(4))
-    assert not merged[6:8].any()
-    assert cache.stats()["absent_rows"] == 2
 
 
 @pytest.mark.parametrize("hidden_first", [True, False])
@@ -568,19 +545,6 @@ def test_staged_chunks_survive_a_reused_buffer() -> None:
     assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
 
 
-def test_a_late_commit_does_not_overwrite_a_slot_given_to_other_content() -> None:
-    cache, batch = make_cache(), make_batch([8], [[0, 1]])
-    cache.update_omni_tensor_prefix_cache(rows(8), None, 8, torch.arange(8))
-    stage(cache, batch, rows(8, 2))
-    cache.reset_prefix_cached_new_req_ids()
-    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))  # block 0 is another request's now
-    cache.commit_deferred_mm_outputs(["r0"], batch)
-    assert cache.stats()["stale_rows_dropped"] == 4
-    cache.add_prefix_cached_new_req_id("r0")
-    with pytest.raises(StateError, match="4 of 8"):
-        merge_mm(cache, batch, {"codes": rows(1, 2)}, r0=1)
-
-
 def test_discarded_chunks_are_gone_and_the_id_may_be_used_again() -> None:
     cache, batch = make_cache(), make_batch([4], [[0]])
     stage(cache, batch, rows(4, 2, start=50))
@@ -591,26 +555,6 @@ def test_discarded_chunks_are_gone_and_the_id_may_be_used_again() -> None:
     stage(cache, batch, rows(4, 2))
     cache.commit_deferred_mm_outputs(["r0"], batch)
     assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
-
-
-def test_requests_that_left_the_batch_or_never_came_commit_without_an_error() -> None:
-    cache, batch = make_cache(), make_batch([4], [[3]])
-    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, slots_of([3], 0, 4, SIZE))
-    stage(cache, batch, rows(4, 2))
-    cache.commit_deferred_mm_outputs(["unknown", "r0", "r0"], make_batch([], []))
-    assert cache.stats()["deferred_bytes"] == 0
-    cache.add_prefix_cached_new_req_id("r0")
-    assert torch.equal(merge_mm(cache, batch, {"codes": rows(1, 2)}, r0=1)["codes"]["r0"][:4], rows(4, 2))
-    cache.commit_deferred_mm_outputs(["r0"], make_batch([], []))
-    assert cache.stats()["deferred_rows_dropped"] == 0
-
-
-def test_rows_beyond_the_blocks_of_a_request_are_dropped_and_the_others_written() -> None:
-    cache = make_cache()
-    stage(cache, make_batch([8], [[0, 1]]), rows(8, 2))
-    cache.commit_deferred_mm_outputs(["r0"], make_batch([4], [[6]]))
-    assert torch.equal(cache.mm_outputs_cache["codes"][6], rows(4, 2))
-    assert cache.stats()["deferred_rows_dropped"] == 4
 
 
 def test_rows_that_no_longer_fit_their_key_are_dropped() -> None:
@@ -626,16 +570,6 @@ def test_rows_that_no_longer_fit_their_key_are_dropped() -> None:
     stage(other, batch, rows(4, 2))
     with pytest.raises(StateError, match=r"must stay \(2,\) torch.float32, got \(5,\) torch.float32"):
         stage(other, batch, rows(4, 5))
-
-
-def test_a_block_freed_after_the_rows_were_staged_does_not_get_them() -> None:
-    cache, batch = make_cache(), make_batch([8], [[0, 1]])
-    stage(cache, batch, rows(8, 2))
-    cache.free_blocks([1])
-    cache.commit_deferred_mm_outputs(["r0"], batch)
-    assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
-    assert not cache.mm_outputs_cache["codes"][1].any()
-    assert cache.stats()["stale_rows_dropped"] == 4
 
 
 def test_an_output_that_is_none_counts_as_not_given() -> None:

@@ -222,25 +222,6 @@ def test_branches_that_go_together_follow_the_first(flux: Tiny, region: str) -> 
         assert reused[False, "uncond"] != reused[False, "cond"]
 
 
-def test_a_branch_that_sets_in_computes_first(flux: Tiny) -> None:
-    # Reuse needs something remembered, whatever the leading branch does.
-    transformer, scheduler = flux.pipe.transformer, flux.pipe.scheduler
-    given = {"img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(6, 3), "return_dict": False}
-    texts = [
-        {"encoder_hidden_states": torch.full((1, 6, 32), t), "pooled_projections": torch.ones(1, 32)}
-        for t in (0.1, 1.0)
-    ]
-    strategy = {"policy": Steps(steps=(0, 1)), "region": "tail", "shared_cfg_decision": True}
-    with torch.no_grad(), omnireuse.enable(flux.pipe, strategy_of(**strategy)) as handle:
-        scheduler.set_timesteps(6)
-        for step, t in enumerate(scheduler.timesteps):
-            for text in texts if step >= 3 else texts[:1]:
-                output = transformer(hidden_states=torch.ones(1, 16, 16), timestep=t[None] / 1000, **text, **given)[0]
-            scheduler.step(output, t, torch.ones(1, 16, 16))
-    second = [(event.step, event.reused, event.reason) for event in handle.events if event.branch == "1"]
-    assert second == [(3, False, "unprimed"), (4, True, "together"), (5, False, "last")]
-
-
 def test_a_decision_reads_one_figure_from_the_device(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
     ratio = Agreement.ratio

@@ -71,17 +71,6 @@ def test_a_joined_lease_cannot_settle() -> None:
         manager.commit(joined)
 
 
-def test_an_item_that_was_looked_up_cannot_vanish() -> None:
-    manager = make(10)
-    encode(manager, "cat", 6, "a")
-    manager.release("a", 0)
-    assert manager.lookup(key("cat"), "b", 0) is not None
-    assert manager.reserve(key("dog"), "c", 0, 5) is None
-    manager.release("b", 0)
-    assert manager.reserve(key("dog"), "c", 0, 5) is not None
-    assert not manager.is_ready(key("cat"))
-
-
 # --- sharing
 
 
@@ -95,27 +84,6 @@ def test_the_same_item_twice_in_one_request_is_encoded_once_and_held_until_both_
     assert manager.reserve(key("dog"), "b", 0, 6) is None
     manager.release("a", 1)
     assert manager.reserve(key("dog"), "b", 0, 6) is not None
-
-
-def test_when_the_encoder_lets_go_the_next_holder_has_to_encode() -> None:
-    manager = make()
-    first = manager.reserve(key("cat"), "a", 0, 4)
-    manager.reserve(key("cat"), "b", 2, 4)
-    promoted = manager.release("a", 0)
-    assert promoted == Lease(key=key("cat"), request_id="b", position=2, outcome=Outcome.RESERVED)
-    with pytest.raises(StateError):
-        manager.commit(first)
-    manager.commit(promoted)
-    assert manager.is_ready(key("cat"))
-
-
-def test_a_request_that_leaves_promotes_others_and_not_itself() -> None:
-    manager = make()
-    manager.reserve(key("cat"), "a", 0, 4)
-    manager.reserve(key("cat"), "a", 1, 4)
-    manager.reserve(key("cat"), "b", 5, 4)
-    assert [(lease.request_id, lease.position) for lease in manager.release_request("a")] == [("b", 5)]
-    assert manager.release_request("a") == []
 
 
 @pytest.mark.parametrize("part", [{"weights_epoch": 1}, {"adapter": "style"}, {"tenant": "acme"}])
