@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -64,26 +63,3 @@ def test_a_figure_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="float"):
         write_comparison(changed(made(), guidance=math.nan), tmp_path / "r.json")
     assert not (tmp_path / "r.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda document, case: document.update(format=99), "format of a comparison must be 3, got 99"),
-        (lambda document, case: case.update(steps="many"), r"Expected `int`, got `str` - at `\$\.cases\[0\]\.steps`"),
-        (lambda document, case: document.pop("command"), "missing required field `command`"),
-        (lambda document, case: document.update(more=1), "unknown field `more`"),
-        (lambda document, case: case["points"][0].update(family="none"), "family must be"),
-        (lambda document, case: case.update(steps=0), "steps must be at least 1"),
-        (lambda document, case: case["points"][0].update(computed_steps="nan"), "Expected `float"),
-    ],
-)
-def test_a_damaged_file_is_refused_with_the_place(tmp_path: Path, change: Any, message: str) -> None:
-    path = tmp_path / "r.json"
-    write_comparison(made(), path)
-    document = json.loads(path.read_text())
-    change(document, document["cases"][0])
-    path.write_text(json.dumps(document))
-    with pytest.raises(ConfigError, match=message) as caught:
-        read_comparison(path)
-    assert str(path) in str(caught.value)
