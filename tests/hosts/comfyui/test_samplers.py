@@ -7,13 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from omnireuse import Blend, Spread, Strategy
 from omnireuse.engines.comfyui import attach, plan_for, reuse_of
-from omnireuse.engines.settings import RequestPlan
-from omnireuse.loop import branch_state
-from omnireuse.pipelines.pictures import psnr
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 
 pytestmark = IN_COMFYUI
@@ -47,27 +42,6 @@ def test_the_planned_steps_are_computed(host: ModuleType, counted: Any, sampler:
     assert {step for step, share in enumerate(strip(patched)) if share} == COMPUTED
     assert reused.isfinite().all()
     assert 0 < relative(reused, full) < 1
-
-
-@pytest.mark.parametrize("sampler", ["euler", "ddim", "dpmpp_2m", "uni_pc", "deis", "res_multistep"])
-def test_computed_steps_correct_the_gaps_before_them(host: ModuleType, model: Any, shapes: Any, sampler: str) -> None:
-    policy = Spread(speedup=2.0)
-    corrected, plain = (
-        attach(model, RequestPlan(strategy=Strategy(policy=policy, forecaster=forecaster), name="test"))
-        for forecaster in (Blend(), Blend(corrects=False))
-    )
-
-    def picture(given: Any, number: int) -> Any:
-        positive = shapes.encode(shapes.captions(4, seed=78)[number])
-        sampled = host.sample(given, sampler, cfg=1.0, positive=positive, steps=28, seed=900 + number)
-        return shapes.decode(sampled)[0].numpy()
-
-    quality = {"corrected": 0.0, "plain": 0.0}
-    for number in range(4):
-        full = picture(model, number)
-        for name, patched in (("corrected", corrected), ("plain", plain)):
-            quality[name] += psnr(picture(patched, number), full) / 4
-    assert quality["corrected"] > quality["plain"] + 0.2
 
 
 @pytest.mark.parametrize("sampler", TWO_CALLS)
@@ -191,37 +165,3 @@ def test_a_profile_for_both_parts_of_guidance_is_followed(host: ModuleType, coun
     assert len(counter.sigmas) == 28 + 14
     assert relative(reused, full) < 0.5
     assert "not promised" in str(reuse_of(patched).summary())
-
-
-@pytest.mark.parametrize("sampler", ["euler", "heun", "dpm_2", "dpmpp_2s_ancestral", "dpmpp_sde", "seeds_3", "er_sde"])
-def test_no_call_reads_its_sigma_from_the_device(
-    host: ModuleType, model: Any, monkeypatch: pytest.MonkeyPatch, sampler: str
-) -> None:
-    """In the first run too. A device is waited for where a number is read from it."""
-    # On the CPU alone, errors of forecasts are read back.
-    monkeypatch.setattr(branch_state, "measures_errors", lambda *_: False)
-    is_ours = False
-
-    class Refuse(TorchDispatchMode):
-        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            assert not is_ours or "_local_scalar_dense" not in str(operator), "a number was read"
-            return operator(*args, **(kwargs or {}))
-
-    def around(inside: bool) -> Any:
-        def call(executor: Any, *args: Any) -> Any:
-            nonlocal is_ours
-            before, is_ours = is_ours, inside
-            try:
-                return executor(*args)
-            finally:
-                is_ours = before
-
-        return call
-
-    # Wrappers are called in the order in which they came: ours is between these two.
-    model.add_wrapper_with_key("predict_noise", "ours begins", around(True))
-    patched = attach(model, plan_for(speedup=2.0))
-    patched.add_wrapper_with_key("predict_noise", "ours ends", around(False))
-    with Refuse():
-        host.sample(patched, sampler)
-    assert 0.0 in strip(patched)

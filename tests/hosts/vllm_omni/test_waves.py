@@ -160,34 +160,3 @@ def test_named_caches_of_region_step(engine: Any, config: dict[str, Any]) -> Non
     for request, solo in zip(joined, alone, strict=True):
         assert 0 < solo.stage_durations["omnireuse_steps_reused"] < 30
         torch.testing.assert_close(results[request.request_id].output, solo.output, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize(("name", "why"), [("taylorseer", "works in region 'call'"), ("sea_cache", "filters latents")])
-def test_a_named_cache_that_waves_cannot_serve_is_refused(engine: Any, name: str, why: str) -> None:
-    with (
-        other_backend(engine, {"backend": name}),
-        pytest.raises(ValueError, match=f"{why}.*run the server without step execution"),
-    ):
-        run(engine, make_request(0, 24))
-    forget_requests(engine)
-
-
-@pytest.mark.parametrize(
-    ("reuse", "message"),
-    [
-        ({"sped": 2}, "did you mean 'speedup'"),
-        ({"speedup": 0.5}, "speedup must be a number of at least 1"),
-        ({"speedup": 2, "tolerance": 0.1}, "must have one target"),
-        ("half", 'must be "on", "off" or a mapping'),
-        ({"quality": 40}, "a quality can only be promised by a profile"),
-        ({"computed_steps": 1}, "computed_steps must be at least 2"),
-        ({"speedup": None}, "speedup must be a number, got None"),
-    ],
-)
-def test_bad_settings_are_refused_at_admission(engine: Any, reuse: object, message: str) -> None:
-    from vllm_omni.errors import OmniClientError
-
-    with pytest.raises(OmniClientError, match=message) as raised:
-        engine.scheduler.add_request(make_request(0, 24, reuse=reuse))
-    assert raised.value.status_code == 400
-    assert not engine.scheduler.has_requests()
