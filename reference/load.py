@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from omnireuse.errors import ConfigError
 
 if TYPE_CHECKING:
-    from diffusers import FluxPipeline, StableDiffusionPipeline, WanPipeline
+    from diffusers import FluxKontextPipeline, FluxPipeline, StableDiffusionPipeline, WanPipeline
 
 #: Each names a directory with the weights of its pipeline when no path is given.
 PATH_VARIABLE, VIDEO_PATH_VARIABLE = "OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_WAN"
 UNET_PATH_VARIABLE, DISTILLED_PATH_VARIABLE = "OMNIREUSE_SHAPES_SD", "OMNIREUSE_SHAPES_DEV"
 FACES_PATH_VARIABLE = "OMNIREUSE_FACES"
+EDIT_PATH_VARIABLE, FEW_STEPS_EDIT_PATH_VARIABLE = "OMNIREUSE_FACES_EDIT", "OMNIREUSE_FACES_EDIT_8"
 
 #: What the image pipeline is called with. Batches need one negative prompt for each prompt. The guidance is the weakest
 #: that still lets a good cache be told from a bad one: half of the steps stay below 38 dB of all of them.
@@ -67,6 +68,19 @@ FACES_SAMPLING: dict[str, Any] = {
     "true_cfg_scale": 3.0,
 }
 
+#: What the pipeline that edits faces is called with. Without `_auto_resize` and `max_area` it would scale to 1024².
+EDIT_SAMPLING: dict[str, Any] = {
+    "height": 64,
+    "width": 64,
+    "max_area": 64 * 64,
+    "_auto_resize": False,
+    "num_inference_steps": 28,
+    "max_sequence_length": 13,
+}
+
+#: What its distilled variant is called with.
+FEW_STEPS_EDIT_SAMPLING: dict[str, Any] = {**EDIT_SAMPLING, "num_inference_steps": 8}
+
 
 def _find(path: str | Path | None, *, loader: str, variable: str, name: str) -> Path:
     if path is not None:
@@ -110,6 +124,17 @@ def find_distilled_pipeline(path: str | Path | None = None) -> Path:
 def find_faces_pipeline(path: str | Path | None = None) -> Path:
     """As `find_image_pipeline`, for the faces."""
     return _find(path, loader="load_faces_pipeline", variable=FACES_PATH_VARIABLE, name="faces")
+
+
+def find_edit_pipeline(path: str | Path | None = None) -> Path:
+    """As `find_image_pipeline`, for the pipeline that edits faces."""
+    return _find(path, loader="load_edit_pipeline", variable=EDIT_PATH_VARIABLE, name="faces-edit")
+
+
+def find_few_steps_edit_pipeline(path: str | Path | None = None) -> Path:
+    """As `find_image_pipeline`, for the pipeline that edits faces in eight steps."""
+    variable = FEW_STEPS_EDIT_PATH_VARIABLE
+    return _find(path, loader="load_few_steps_edit_pipeline", variable=variable, name="faces-edit-8")
 
 
 def load_image_pipeline(path: str | Path | None = None, **kwargs: Any) -> FluxPipeline:
@@ -186,3 +211,24 @@ def load_faces_pipeline(path: str | Path | None = None, **kwargs: Any) -> FluxPi
         ConfigError: when there are no weights.
     """
     return load_image_pipeline(find_faces_pipeline(path), **kwargs)
+
+
+def load_edit_pipeline(path: str | Path | None = None, **kwargs: Any) -> FluxKontextPipeline:
+    """The reference pipeline that edits faces, in float32 unless told otherwise.
+
+    Args:
+        path: directory of the weights; see `find_edit_pipeline` for the default.
+        kwargs: passed on to ``FluxKontextPipeline.from_pretrained``.
+
+    Raises:
+        ConfigError: when there are no weights.
+    """
+    from diffusers import FluxKontextPipeline
+
+    pipeline: FluxKontextPipeline = FluxKontextPipeline.from_pretrained(find_edit_pipeline(path), **kwargs)
+    return pipeline
+
+
+def load_few_steps_edit_pipeline(path: str | Path | None = None, **kwargs: Any) -> FluxKontextPipeline:
+    """As `load_edit_pipeline`, distilled to eight steps."""
+    return load_edit_pipeline(find_few_steps_edit_pipeline(path), **kwargs)

@@ -129,12 +129,12 @@ def new_scheduler() -> FlowMatchEulerDiscreteScheduler:
     return FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=SAMPLING_SHIFT, use_dynamic_shifting=False)
 
 
-def init_adaptive_norms(model: FlowModel) -> None:
+def init_adaptive_norms(transformer: nn.Module) -> None:
     """Start every block as the identity and the output at zero, as adaptive layer norms train best that way.
 
     Source: "Scalable Diffusion Models with Transformers", arXiv 2212.09748, section 3.2 (adaLN-Zero).
     """
-    for name, module in model.transformer.named_modules():
+    for name, module in transformer.named_modules():
         is_modulation = ".norm" in f".{name}" and name.endswith(".linear")
         if isinstance(module, nn.Linear) and (is_modulation or name == "proj_out"):
             nn.init.zeros_(module.weight)

@@ -96,20 +96,21 @@ def encode_scenes(task: FlowTask, vae: Any, count: int, *, seed: int) -> tuple[l
     return scenes, torch.cat(encoded)
 
 
-def sample_sigmas(count: int) -> torch.Tensor:
+def sample_sigmas(count: int, device: torch.device | None = None) -> torch.Tensor:
     """Noise levels (count,): four fifths logit-normal and one fifth uniform, stratified, then shifted towards noise.
 
     Source: logit-normal weighting from "Scaling Rectified Flow Transformers", arXiv 2403.03206, section 3.1.
     """
-    even = (torch.arange(count) + torch.rand(count)) / count
+    even = (torch.arange(count, device=device) + torch.rand(count, device=device)) / count
     logit_normal = torch.sigmoid(torch.special.ndtri(even.clamp(1e-4, 1 - 1e-4)))
-    sigma = torch.where(torch.rand(count) < 0.8, logit_normal, even[torch.randperm(count)])
+    is_normal = torch.rand(count, device=device) < 0.8
+    sigma = torch.where(is_normal, logit_normal, even[torch.randperm(count, device=device)])
     return TRAINING_SHIFT * sigma / (1 + (TRAINING_SHIFT - 1) * sigma)
 
 
 def straight_paths(clean: torch.Tensor) -> Example:
     """Latents on the straight line to noise, and the velocity along it."""
-    noise, sigma = torch.randn_like(clean), sample_sigmas(len(clean))
+    noise, sigma = torch.randn_like(clean), sample_sigmas(len(clean), clean.device)
     noisy = torch.lerp(clean, noise, sigma.view(-1, *[1] * (clean.ndim - 1)))
     return Example(noisy=noisy, level=sigma, target=noise - clean)
 

@@ -41,7 +41,7 @@ def normalise(vae: AutoencoderKL, latents: torch.Tensor) -> torch.Tensor:
 def _new_flow(folder: Path) -> FlowModel:
     """With text encoders that learnt to read in `train_text`."""
     model = FlowModel()
-    init_adaptive_norms(model)
+    init_adaptive_norms(model.transformer)
     text = torch.load(folder / "text.pt", weights_only=True)
     model.clip.load_state_dict(text["clip"])
     model.t5.load_state_dict(text["t5"])

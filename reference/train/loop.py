@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -56,12 +57,15 @@ class Checkpoint:
     Args:
         path: the file.
         model, average, optimizers: read by `save`, changed by `load`.
+
+    Attributes:
+        seconds: that the steps have taken, as `save` was last told or `load` has found.
     """
 
     def __init__(
         self, path: Path, model: nn.Module, average: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     ) -> None:
-        self.path = path
+        self.path, self.seconds = path, 0.0
         self._parts = {"model": model, "average": average}
         self._optimizers = optimizers
 
@@ -69,7 +73,8 @@ class Checkpoint:
         """Take everything from the file; returns the step to go on with, 0 where there is no file."""
         if not self.path.exists():
             return 0
-        state = torch.load(self.path, weights_only=True)
+        state = torch.load(self.path, weights_only=True, map_location="cpu")
+        self.seconds = float(state.get("seconds", 0.0))
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
@@ -77,10 +82,15 @@ class Checkpoint:
         log.info("%s: goes on from step %d", self.path.stem, state["step"])
         return int(state["step"])
 
-    def save(self, step: int) -> None:
-        """Write everything after ``step`` steps."""
+    def save(self, step: int, seconds: float = 0.0) -> None:
+        """Write everything after ``step`` steps, which have taken ``seconds``."""
+        self.seconds = seconds
         state: dict[str, object] = {name: part.state_dict() for name, part in self._parts.items()}
-        state |= {"step": step, "optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
+        state |= {
+            "step": step,
+            "seconds": seconds,
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+        }
         save_atomically(state, self.path)
 
 
@@ -96,8 +106,14 @@ class Loop:
 
     def __init__(self, name: str, num_steps: int, *, start: int = 0, log_every: int = 100) -> None:
         self.name, self.num_steps, self.start, self.log_every = name, num_steps, start, log_every
-        self._sums: dict[str, float] = {}
+        self._sums: dict[str, torch.Tensor] = {}
         self._count = 0
+
+    def _line(self) -> str:
+        """The means since the last line."""
+        line = " ".join(f"{key} {float(total) / self._count:.5f}" for key, total in self._sums.items())
+        self._sums, self._count = {}, 0
+        return line
 
     def __iter__(self) -> Iterator[int]:
         columns = (
@@ -114,13 +130,63 @@ class Loop:
                 yield step
                 progress.advance(task)
                 if (step + 1) % self.log_every == 0 or step + 1 == self.num_steps:
-                    line = " ".join(f"{key} {total / self._count:.5f}" for key, total in self._sums.items())
+                    line = self._line()
                     progress.update(task, last=line)
                     log.info("%s %d/%d %s", self.name, step + 1, self.num_steps, line)
-                    self._sums, self._count = {}, 0
 
     def note(self, **values: torch.Tensor) -> None:
-        """Add this step's scalars to the next log line's means."""
+        """Add this step's scalars to the next log line's means; read only there, so that no device is waited for."""
         self._count += 1
         for key, value in values.items():
-            self._sums[key] = self._sums.get(key, 0.0) + float(value.detach())
+            scalar = value.detach().float()
+            self._sums[key] = self._sums[key] + scalar if key in self._sums else scalar
+
+
+class TimedLoop(Loop):
+    """Counts steps until ``seconds`` are used up, those before a checkpoint included, or ``num_steps`` are done.
+
+    Args:
+        name: in the log.
+        seconds: of all runs together.
+        num_steps: at most; no bound by default.
+        start: steps done before, and in how many seconds.
+        log_every: seconds between log lines.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seconds: float,
+        *,
+        num_steps: int | None = None,
+        start: tuple[int, float] = (0, 0.0),
+        log_every: float = 10.0,
+    ) -> None:
+        super().__init__(name, num_steps or 0, start=start[0])
+        self.limit, self.seconds_before, self.log_seconds = seconds, start[1], log_every
+        self._begun = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds used up."""
+        return self.seconds_before + time.monotonic() - self._begun
+
+    def share(self, step: int) -> float:
+        """How much of the run is over before ``step``, in 0..1."""
+        by_steps = step / self.num_steps if self.num_steps else 0.0
+        return min(max(self.seconds / self.limit, by_steps), 1.0)
+
+    def __iter__(self) -> Iterator[int]:
+        self._begun = time.monotonic()
+        step, said_at, said_step = self.start, self.seconds, self.start
+        while self.share(step) < 1:
+            yield step
+            step += 1
+            if self.seconds - said_at >= self.log_seconds or self.share(step) >= 1:
+                line = self._line()
+                rate = (step - said_step) / max(self.seconds - said_at, 1e-9)
+                log.info(
+                    "%s step %d, %.0f s of %.0f, %.2f steps/s, %s",
+                    self.name, step, self.seconds, self.limit, rate, line,
+                )  # fmt: skip
+                said_at, said_step = self.seconds, step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch.distributed as dist
 
@@ -24,6 +24,7 @@ from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, forward_group
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Region, Strategy, WholeRegion
+from omnireuse.references import References, plan_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,6 +53,7 @@ def enable(
     group: dist.ProcessGroup | None = None,
     tune: bool | int | None = None,
     audit: float = 0.0,
+    references: bool | Literal["host"] | References | None = None,
 ) -> Handle: ...
 @overload
 def enable(
@@ -71,10 +73,17 @@ def enable(
     forecaster: Forecaster | ForecasterName | None = None,
     region: Region | None = None,
     group: dist.ProcessGroup | None = None,
+    references: bool | Literal["host"] | References | None = None,
     **options: Unpack[StrategyOptions],
 ) -> Handle: ...
 @overload
-def enable(pipeline: Any, backend: Strategy, *, group: dist.ProcessGroup | None = None) -> Handle: ...
+def enable(
+    pipeline: Any,
+    backend: Strategy,
+    *,
+    group: dist.ProcessGroup | None = None,
+    references: bool | Literal["host"] | References | None = None,
+) -> Handle: ...
 def enable(
     pipeline: Any,
     backend: BackendName | Strategy | None = None,
@@ -90,6 +99,7 @@ def enable(
     group: dist.ProcessGroup | None = None,
     tune: bool | int | None = None,
     audit: float = 0.0,
+    references: bool | Literal["host"] | References | None = None,
     **options: Any,
 ) -> Handle:
     """Compute some denoising steps of a pipeline and forecast the others, until `disable`.
@@ -106,7 +116,7 @@ def enable(
         backend: name of a cache backend; `options` are then fields of `DiffusionCacheConfig`. Or a `Strategy`.
         speedup: all steps divided by computed steps, ≥ 1. It counts steps, not time: time falls by the denoiser's
             share of it.
-        computed_steps: how many steps compute, ≥ 1.
+        computed_steps: how many steps are computed, ≥ 1.
         quality: PSNR in dB to the full run that at least nine of ten pictures reach, from 15 to 100. With a profile
             this is a guarantee (95 % confidence); without one, an estimate from your first pictures.
         tolerance: relative L1 error that at least nine of ten final latents stay within, above 0 and below 1: 0.05 is
@@ -118,18 +128,22 @@ def enable(
             without a promise. With the backend "tea_cache" or "mag_cache" it gives the measured coefficients or ratios.
         policy: a policy or its name; `options` may then name the `prediction_target`, the `signal` and the `axis` of
             `Strategy`.
-        forecaster: a forecaster or its name; "hold" where a policy is given without one.
-        region: what is skipped. Without a policy "step" or "call"; by default "step", or "call" where the pipeline or
+        forecaster: a forecaster or its name; "hold" if a policy is given without one.
+        region: what is skipped. Without a policy "step" or "call"; by default "step", or "call" if the pipeline or
             the profile needs it.
         group: the ranks that share the forward's collectives (sequence or tensor parallel) and must decide alike. By
             default those of diffusers' `enable_parallelism` or of the device mesh of the parameters, so make the model
-            parallel first; none where every rank runs its own model.
+            parallel first; none if every rank runs its own model.
         tune: measure the first pictures of each kind, which are computed in full, and go on with the plan that leaves
             the least error in them: True, False, or how many pictures at most (3 by default; a quality or a tolerance
             takes 6 at least, which fewer cannot judge). It goes with the default and the targets. Plans are kept on
             disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it off.
         audit: share of the pipeline's calls, in 0…1, that are made again in full after their pictures are done;
             `summary().audits` holds the error of each. It goes with the default, the targets and a profile.
+        references: of editing models: True keeps keys and values of the references at the first computed call and every
+            fourth after it, and computes the calls in between without the references' tokens; "host" does, too, and
+            keeps them in the memory of the host. Such lean calls are an approximation, and add to the error of reuse.
+            None and False compute all tokens at all computed calls.
         options: fields of `DiffusionCacheConfig` with a backend; with a policy `prediction_target`, `signal`, `axis`.
 
     Returns:
@@ -151,6 +165,7 @@ def enable(
     ways = {"backend": backend, "policy": policy, "forecaster": forecaster, "region": region, **axes}
     check_arguments(pipeline, aims, ways, profile=profile, tune=tune, audit=audit, options=options)
     if isinstance(backend, str):
+        plan_of(references, pipeline, None)
         from omnireuse.named.step_caches import enable_step_cache
 
         return enable_step_cache(backend, options, pipeline, lambda: _agreement(pipeline, group), profile)
@@ -159,10 +174,14 @@ def enable(
         backend = strategy_of(policy, "hold" if forecaster is None else forecaster, region=region or "step", **axes)
     if backend is not None:
         decides, forecasts = type(backend.policy).__name__, type(backend.forecaster).__name__
-        return Handle(pipeline, backend, name=f"{decides} × {forecasts} on {backend.region}", agreement=agreement)
+        lean = plan_of(references, pipeline, backend.region)
+        name = f"{decides} × {forecasts} on {backend.region}"
+        return Handle(pipeline, backend, name=name, agreement=agreement, references=lean)
     why = partial(why_untuned, tune)
     chosen = strategy_for(pipeline, profile=profile, region=region, untuned=why, **aims)
     untuned = "a profile" if profile is not None else why(chosen.strategy.region)
+    judged = [name for name in ("quality", "tolerance") if aims[name] is not None]
+    lean = plan_of(references, pipeline, chosen.strategy.region, judged)
     return Handle(
         pipeline,
         chosen.strategy,
@@ -173,6 +192,7 @@ def enable(
         tuner=None if untuned else _tuner(chosen.strategy, tune, agreement, quality),
         untuned=untuned,
         auditor=_auditor(audit, tolerance) if audit else None,
+        references=lean,
         adapts=region is None,
     )
 

@@ -65,7 +65,8 @@ def check_arguments(
     for kind in KINDS:
         _check_name(kind, ways[kind])
     if options and not isinstance(backend, str):
-        raise _misplaced(*next(iter(options.items())), ways, [*targets, *ways, "profile", "group", "tune", "audit"])
+        others = ("profile", "group", "tune", "audit", "references")
+        raise _misplaced(*next(iter(options.items())), ways, [*targets, *ways, *others])
     check_tune(tune)
     check_audit(audit)
     given = {name: value for name, value in ways.items() if value is not None}
@@ -201,7 +202,7 @@ def _misplaced(name: str, value: object, ways: Mapping[str, object], parameters:
         return ConfigError(f"{shown}: a pipeline is told its number of steps when it is called, not here")
     if name == "steps" and isinstance(value, numbers.Integral) and ways["policy"] is None:
         return ConfigError(
-            f"{shown}: a pipeline is told its number of steps when it is called; to compute so many of them write "
+            f"{shown}: a pipeline is told its number of steps when it is called; to compute that many of them, write "
             f"computed_steps={value!r}"
         )
     if name in _ON_STRATEGY:

@@ -135,7 +135,7 @@ class Run:
     @property
     def kept_bytes(self) -> int:
         """Bytes of tensor storage that this run holds beyond what the pipeline holds itself."""
-        kept = [] if self.region is None else pytree.tree_leaves(vars(self.region))
+        kept = [] if self.region is None else pytree.tree_leaves(dict(self.region.held))
         tensors = [leaf for leaf in kept if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta"]
         return self.generation.kept_bytes + sum(tensor.nbytes for tensor in tensors)
 
@@ -147,6 +147,11 @@ class Run:
 
 class Region(ABC):
     """The part that is skipped. It gets every denoiser call and every scheduler step of a run."""
+
+    @property
+    def held(self) -> Mapping[str, Any]:
+        """The values that it remembers between calls, by name."""
+        return vars(self)
 
     def for_run(self) -> Region:
         """The region of one run: an own one where something of the run is kept, this one for all elsewhere."""

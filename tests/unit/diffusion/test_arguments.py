@@ -28,7 +28,7 @@ from tests import TOP
         ([], {"rel_l1_tresh": 0.2}, UnknownNameError, "did you mean 'rel_l1_thresh'"),
         ([], {"rel_l1_thresh": 0.2}, ConfigError, "write enable(pipeline, 'tea_cache', rel_l1_thresh=0.2)"),
         ([], {"num_inference_steps": 9}, ConfigError, "told its number of steps when it is called"),
-        ([], {"steps": 14}, ConfigError, "when it is called; to compute so many of them write computed_steps=14"),
+        ([], {"steps": 14}, ConfigError, "when it is called; to compute that many of them, write computed_steps=14"),
         ([], {"steps": (0, 3)}, ConfigError, "write policy=Steps(steps=(0, 3))"),
         ([], {"policy": "spread"}, ConfigError, "write policy=omnireuse.Spread(speedup=2.0)"),
         ([], {"policy": "steps"}, ConfigError, "write policy=omnireuse.Steps(steps=(0, 2, 5))"),

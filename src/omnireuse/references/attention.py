@@ -1,0 +1,217 @@
+"""Attentions of full and lean calls: keys and values of references are kept, or put beside those of the other tokens.
+
+The attention processors of a model in diffusers call `dispatch_attention_fn` by the name in their module. While
+anybody watches a model, a function in that place asks whether a full or lean call runs in this context, and calls
+straight through otherwise, as it does in graphs of `torch.compile`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from omnireuse.errors import StateError
+from omnireuse.references.declared import Split
+
+__all__ = ["FullPass", "LeanPass", "attending", "free_bytes", "lean_pass", "watch"]
+
+_NAME = "dispatch_attention_fn"
+_lock = threading.RLock()
+_watched: dict[str, _Watched] = {}
+_pass: ContextVar[FullPass | LeanPass | None] = ContextVar("omnireuse_references", default=None)
+"""The full or lean call under way in this context."""
+
+
+@contextmanager
+def attending(current: FullPass | LeanPass) -> Iterator[None]:
+    """The attentions within belong to this call."""
+    token = _pass.set(current)
+    try:
+        yield
+    finally:
+        _pass.reset(token)
+
+
+def lean_pass() -> LeanPass | None:
+    """The lean call under way in this context."""
+    current = _pass.get()
+    return current if isinstance(current, LeanPass) else None
+
+
+class _Watched:
+    """The function of one module, and how many watch it."""
+
+    def __init__(self, module: Any) -> None:
+        self.module, self.watchers = module, 0
+        original = self.original = getattr(module, _NAME)
+
+        @functools.wraps(original)
+        def dispatch(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
+            current = None if torch.compiler.is_compiling() else _pass.get()
+            if current is None:
+                return original(query, key, value, attn_mask, *args, **kwargs)
+            return current.attend(original, query, key, value, attn_mask, *args, **kwargs)
+
+        self.dispatch = dispatch
+        setattr(module, _NAME, dispatch)
+
+    def leave(self) -> None:
+        # What somebody has put around it stays, and calls straight through.
+        if getattr(self.module, _NAME) is self.dispatch:
+            setattr(self.module, _NAME, self.original)
+
+
+def watch(model: type) -> Callable[[], None]:
+    """Watch the attentions of the module that defines this class. The function returned ends it, once."""
+    name = model.__module__
+    with _lock:
+        watched = _watched.get(name)
+        if watched is None:
+            watched = _watched[name] = _Watched(sys.modules[name])
+        watched.watchers += 1
+    ends = [watched]
+
+    def end() -> None:
+        with _lock:
+            while ends:
+                each = ends.pop()
+                each.watchers -= 1
+                if not each.watchers:
+                    each.leave()
+                    del _watched[name]
+
+    return end
+
+
+class FullPass:
+    """Keeps the references' keys and values of one full call.
+
+    Args:
+        split: its tokens.
+        attentions: how many attentions the references take part in.
+        on_host: keep them in the memory of the host.
+
+    Attributes:
+        keys, values: of each attention so far, (batch, references, heads, channels).
+    """
+
+    def __init__(self, split: Split, attentions: int, *, on_host: bool) -> None:
+        self._split, self._attentions, self._on_host = split, attentions, on_host
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self._sums: list[torch.Tensor] = []
+        self._why = ""
+
+    def attend(
+        self, attend: Callable[..., Any], query: Any, key: Any, value: Any, mask: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """One attention of the call, computed as it is."""
+        if not self._why and query.shape[1] == key.shape[1] == self._split.full:
+            if kwargs.get("parallel_config") is not None:
+                self._drop("several ranks share an attention")
+            else:
+                self._keep(key[:, self._split.lean :].detach(), value[:, self._split.lean :].detach())
+        return attend(query, key, value, mask, *args, **kwargs)
+
+    def _keep(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        if not self.keys:
+            needed = (key.nbytes + value.nbytes) * self._attentions
+            free = free_bytes(torch.device("cpu") if self._on_host else key.device)
+            if free is not None and needed > free:
+                place = "on the host" if self._on_host else f"on {key.device}; references='host' keeps them there"
+                return self._drop(f"{needed / 2**30:.2f} GiB are needed, and {free / 2**30:.2f} GiB are free {place}")
+        try:
+            self.keys.append(_copied(key, self._on_host))
+            self.values.append(_copied(value, self._on_host))
+        except RuntimeError as error:  # no memory, at last
+            return self._drop(f"they cannot be copied: {error!s:.200}")
+        wide = None if key.dtype == torch.float64 else torch.float32
+        self._sums.append(key.sum(dtype=wide) + value.sum(dtype=wide))
+        return None
+
+    def _drop(self, why: str) -> None:
+        self._why = why
+        self.keys.clear()
+        self.values.clear()
+
+    def why_not(self) -> str:
+        """Why nothing is kept of the call, now that it is done; empty if all is. Cost: it waits for the device."""
+        if not self._why and len(self.keys) != self._attentions:
+            seen = f"{len(self.keys)} of {self._attentions}"
+            self._drop(
+                f"{seen} attentions were seen: the model is compiled, has processors of its own or leaves some out"
+            )
+        if not self._why:
+            broken = torch.stack(self._sums).isfinite().logical_not().tolist()
+            if any(broken):
+                self._drop(f"keys or values of attention {broken.index(True)} are NaN or infinite")
+        return self._why
+
+
+class LeanPass:
+    """Puts kept keys and values beside those of a lean call.
+
+    Args:
+        split: tokens of the full call that they were kept of.
+        keys, values: of each attention.
+        shapes: `img_shapes` of the full call.
+    """
+
+    def __init__(
+        self, split: Split, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], shapes: object = None
+    ) -> None:
+        self.split, self.shapes = split, shapes
+        self._kept = list(zip(keys, values, strict=True))
+        self._used = 0
+
+    def attend(
+        self, attend: Callable[..., Any], query: Any, key: Any, value: Any, mask: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """One attention of the call, to the references, too."""
+        if query.shape[1] == key.shape[1] == self.split.lean:
+            if self._used == len(self._kept):
+                raise StateError(f"a lean call has more attentions than the {self._used} of the full one")
+            kept_key, kept_value = self._kept[self._used]
+            self._used += 1
+            key, value = _with(key, kept_key), _with(value, kept_value)
+            if mask is not None and mask.shape[-1] == self.split.lean:
+                visible = mask.new_ones if mask.dtype == torch.bool else mask.new_zeros
+                mask = torch.cat([mask, visible((*mask.shape[:-1], self.split.references))], dim=-1)
+        return attend(query, key, value, mask, *args, **kwargs)
+
+    def check_complete(self) -> None:
+        """Raise a StateError if the call has left out an attention."""
+        if self._used != len(self._kept):
+            raise StateError(f"a lean call has {self._used} attentions, and the full one had {len(self._kept)}")
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that are free on a device, with those that torch holds and does not use; None where nobody tells."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type == "cpu" and "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _copied(tensor: torch.Tensor, on_host: bool) -> torch.Tensor:
+    if not on_host or tensor.device.type == "cpu":
+        return tensor.clone(memory_format=torch.contiguous_format)
+    # From pinned memory copies run beside the computation; both copies are in the order of one stream.
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+    return copy.copy_(tensor, non_blocking=tensor.device.type == "cuda")
+
+
+def _with(own: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    if kept.dtype != own.dtype or kept.shape[0] != own.shape[0] or kept.shape[2:] != own.shape[2:]:
+        raise StateError(f"kept keys {tuple(kept.shape)} of {kept.dtype} do not fit {tuple(own.shape)} of {own.dtype}")
+    return torch.cat([own, kept.to(own.device, non_blocking=True)], dim=1)

@@ -1,0 +1,214 @@
+"""Whole runs with full and lean calls: branches, batches, threads, step reuse, memory and the summary."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from accelerate import cpu_offload_with_hook
+from diffusers.models.attention_dispatch import attention_backend
+
+import omnireuse
+from omnireuse import EveryNth, Steps
+from omnireuse.references import DECLARED, References, kept_bytes
+from omnireuse.summary.summary import ReferenceCalls
+from tests.helpers.editing import EDITING
+from tests.helpers.tiny import TINY, Tiny
+
+ALWAYS = EveryNth(every=1)
+
+
+def run(tiny: Tiny, plan: Any, **call: Any) -> tuple[torch.Tensor, ReferenceCalls]:
+    with omnireuse.enable(tiny.pipe, policy=ALWAYS, references=plan) as handle:
+        latents = tiny.run(steps=5, **call)
+        calls = handle.summary().references
+    assert calls is not None
+    return latents, calls
+
+
+def test_each_branch_has_keys_of_its_own() -> None:
+    tiny = EDITING["kontext"]()
+    _, calls = run(tiny, References(full_every=None))
+    assert (calls.full, calls.lean) == (2, 8)
+    model = tiny.pipe.transformer
+    attentions = DECLARED["FluxTransformer2DModel"].attentions(model)
+    assert attentions == 4
+    # 64 tokens of a picture of 16 by 16 pixels, in two branches.
+    assert calls.kept_bytes == 2 * kept_bytes(attentions, 2 * 16, 64, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["kontext", "qwen_edit", "flux_2"])
+def test_a_batch_has_lean_calls(name: str) -> None:
+    tiny = EDITING[name]()
+    expected = tiny.run(steps=5, batch=2)
+    latents, calls = run(tiny, References(full_every=1), batch=2)
+    assert torch.equal(latents, expected)
+    latents, calls = run(tiny, True, batch=2)
+    assert calls.lean > 0
+    assert latents.shape == expected.shape
+
+
+def test_rows_of_a_batch_that_are_decided_on_apart_stay_right() -> None:
+    tiny = EDITING["kontext"]()
+    policy = omnireuse.ErrorControl(tolerance=0.3)
+    with omnireuse.enable(tiny.pipe, policy=policy, region="call", references=True) as handle:
+        latents = tiny.run(steps=8, batch=2)
+        assert handle.summary().references is not None
+    assert latents.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["kontext", "qwen_edit", "flux_2", "longcat"])
+def test_keys_on_the_host_give_the_same_latents(name: str) -> None:
+    tiny = EDITING[name]()
+    expected, calls = run(tiny, True)
+    latents, on_host = run(tiny, "host")
+    assert torch.equal(latents, expected)
+    assert calls == on_host
+
+
+def test_another_attention_backend_serves_both_kinds_of_calls() -> None:
+    tiny = EDITING["qwen_edit"]()
+    expected, _ = run(tiny, True)
+    with attention_backend("_native_math"):
+        latents, calls = run(tiny, True)
+    assert calls.lean == 6
+    torch.testing.assert_close(latents, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("region", ["step", "call"])
+def test_reused_steps_are_forecast_and_computed_ones_are_full_or_lean(region: Any) -> None:
+    tiny = EDITING["kontext"]()
+    policy = Steps(steps=(0, 2, 4, 6))
+    with omnireuse.enable(tiny.pipe, policy=policy, region=region, references=References(full_every=2)) as handle:
+        tiny.run(steps=8)
+        summary = handle.summary()
+    assert summary.references is not None
+    assert (summary.references.full, summary.references.lean) == (6, 4), "steps 0, 4 and 7; steps 2 and 6"
+    assert summary.reused_calls == (3 if region == "step" else 6)
+    assert not summary.fallbacks
+
+
+def test_region_call_forecasts_the_targets_latents_alone() -> None:
+    tiny = EDITING["kontext"]()
+    policy = Steps(steps=(0, 1, 2, 3, 5, 7))
+    with omnireuse.enable(tiny.pipe, policy=policy, forecaster="polynomial", region="call", references=True) as handle:
+        tiny.run(steps=8)
+        assert handle.summary().mean_error is not None
+        assert not handle.summary().fallbacks
+
+
+def test_pictures_that_are_measured_are_equal_and_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIREUSE_TUNE", "1")
+    tiny = EDITING["kontext"]()
+    expected = tiny.run(steps=20)
+    with omnireuse.enable(tiny.pipe, references=True, tune=1) as handle:
+        assert torch.equal(tiny.run(steps=20), expected)
+        assert handle.summary().references == ReferenceCalls()
+        for _ in range(4):
+            tiny.run(steps=20)
+        assert handle.tuning.state == "ready"
+        calls = handle.summary().references
+    assert calls is not None
+    assert calls.lean > calls.full > 0
+
+
+def test_two_pipelines_of_one_class_do_not_meet() -> None:
+    first, second, other = EDITING["kontext"](), EDITING["kontext"](), TINY["flux"]()
+    plain, of_other, of_first = second.run(steps=5), other.run(steps=5), first.run(steps=5)
+    expected, _ = run(first, True)
+    handle = omnireuse.enable(first.pipe, policy=ALWAYS, references=True)
+    assert torch.equal(second.run(steps=5), plain)
+    assert torch.equal(other.run(steps=5), of_other)
+    lean, _ = run(second, References(full_every=None))
+    assert not torch.equal(lean, plain)
+    assert torch.equal(first.run(steps=5), expected), "the second has ended, the first goes on"
+    handle.disable()
+    assert torch.equal(first.run(steps=5), of_first)
+
+
+def test_threads_have_calls_of_their_own() -> None:
+    tinies = [EDITING["kontext"](), EDITING["kontext"](), EDITING["qwen_edit_plus"]()]
+    expected = [run(tiny, True, seed=seed)[0] for seed, tiny in enumerate(tinies)]
+    results: dict[int, torch.Tensor] = {}
+
+    def work(number: int) -> None:
+        results[number] = run(tinies[number], True, seed=number)[0]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(3):
+        assert torch.equal(results[number], expected[number])
+
+
+def test_an_interrupted_run_leaves_nothing_behind() -> None:
+    tiny = EDITING["kontext"]()
+    expected = tiny.run(steps=5)
+
+    def stop(pipe: Any, step: int, _timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+        if step == 2:
+            raise KeyboardInterrupt
+        return values
+
+    with omnireuse.enable(tiny.pipe, policy=ALWAYS, references=True) as handle:
+        first = tiny.run(steps=5)
+        with pytest.raises(KeyboardInterrupt):
+            tiny.run(steps=5, callback_on_step_end=stop)
+        assert torch.equal(tiny.run(steps=5), first)
+        assert handle.summary().aborted == 1
+    assert torch.equal(tiny.run(steps=5), expected)
+
+
+def _whole(model: torch.nn.Module) -> None:
+    cpu_offload_with_hook(model, torch.device("cpu"))
+
+
+def _by_groups(model: Any) -> None:
+    model.enable_group_offload(torch.device("cpu"), torch.device("cpu"), offload_type="leaf_level")
+
+
+@pytest.mark.parametrize("offload", [_whole, _by_groups])
+@pytest.mark.parametrize("name", ["kontext", "qwen_edit_plus"])
+def test_weights_may_be_elsewhere_between_calls(name: str, offload: Callable[[Any], None]) -> None:
+    tiny = EDITING[name]()
+    expected, calls = run(tiny, True)
+    offload(tiny.pipe.transformer)
+    latents, offloaded = run(tiny, True)
+    assert torch.equal(latents, expected)
+    assert offloaded == calls
+    assert calls.lean == 6
+
+
+def test_the_summary_tells_calls_and_bytes() -> None:
+    tiny = EDITING["kontext"]()
+    with omnireuse.enable(tiny.pipe, policy=ALWAYS, references=True) as handle:
+        tiny.run(steps=5)
+        text = str(handle.summary())
+    assert "references: 4 full calls and 6 lean; kept keys and values took 0.12 MiB at most" in text
+
+
+def test_another_denoiser_is_watched_in_its_place() -> None:
+    tiny, other = EDITING["kontext"](), EDITING["kontext"]()
+    with omnireuse.enable(tiny.pipe, policy=ALWAYS, references=True) as handle:
+        expected = tiny.run(steps=5)
+        tiny.pipe.transformer = other.pipe.transformer
+        assert torch.equal(tiny.run(steps=5), expected)
+        calls = handle.summary().references
+    assert calls is not None
+    assert (calls.full, calls.lean) == (8, 12)
+
+
+def test_a_callback_may_change_the_text() -> None:
+    tiny = EDITING["kontext"]()
+
+    def change(pipe: Any, step: int, _timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
+        return {"prompt_embeds": values["prompt_embeds"] + 1} if step == 1 else {}
+
+    given = {"callback_on_step_end": change, "callback_on_step_end_tensor_inputs": ["prompt_embeds"]}
+    _, calls = run(tiny, References(full_every=None), **given)
+    assert (calls.full, calls.lean) == (3, 7)
