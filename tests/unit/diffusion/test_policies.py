@@ -279,13 +279,10 @@ def test_coefficients_must_be_five_finite_numbers(value: object) -> None:
     ("schedule", "options", "message"),
     [
         (EveryNth, {"every": 0}, "every must be a whole number of at least 1"),
-        (Spread, {"num_computed": 2.5}, "num_computed must"),
         (Spread, {"speedup": math.nan}, "speedup must be a finite number"),
-        (Spread, {"speedup": 0.5}, "speedup must"),
         (Spread, {"speedup": "2"}, "speedup must be a finite number of at least 1, got '2'"),
         (Spread, {"power": "2", "speedup": 2.0}, "power must be a finite number"),
         (Steps, {"steps": 5}, "steps must be a sequence of whole numbers, got 5"),
-        (EveryNth, {"warmup": -1}, "warmup must"),
         (Spread, {"by_noise": 1, "speedup": 2.0}, "by_noise must be True or False"),
         (Spread, {"min_computed": 1, "speedup": 2.0}, "min_computed must be a whole number of at least 2"),
         (
@@ -293,7 +290,6 @@ def test_coefficients_must_be_five_finite_numbers(value: object) -> None:
             {"min_steps": 9, "num_computed": 4},
             "min_steps must be a whole number of at least 2, given with",
         ),
-        (Steps, {"steps": "0,1"}, "steps must be a sequence of whole numbers"),
         (Steps, {"steps": (1.5,)}, "steps must be a sequence of whole numbers"),
         (Spread, {"num_computed": 4, "speedup": 2.0}, "speedup must be given, or num_computed, and not both"),
         (Steps, {"steps": (1,), "made_at": (1.0, 0.5)}, "elsewhere must be given with made_at, and only then"),
