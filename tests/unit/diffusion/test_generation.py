@@ -13,7 +13,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnireuse import Blend, ErrorControl, EveryNth, Fitted, Hold, Polynomial, Spread, Steps, Strategy
+from omnireuse import Blend, ErrorControl, EveryNth, Hold, Polynomial, Spread, Steps, Strategy
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.forecasters import Forecaster
 from omnireuse.loop.batch import Row, observe_batch, predict_batch
@@ -246,30 +246,6 @@ def test_rows_of_a_batch_get_what_they_would_get_alone(data: st.DataObject) -> N
         assert len(joined.handed_on) == len(alone.handed_on)
         for ours, theirs in zip(joined.handed_on, alone.handed_on, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("forecaster", FORECASTERS, ids=repr)
-def test_a_batch_of_one_is_the_solo_call(forecaster: Forecaster) -> None:
-    strategy = Strategy(policy=EVERY_OTHER, forecaster=forecaster)
-    joined = request(strategy, 10, 0)
-    while joined.is_running:
-        step_together([joined])
-    assert torch.equal(joined.latents, run_alone(strategy, 10, 0).latents)
-
-
-def test_corrections_are_made_in_batches() -> None:
-    levels = levels_of(6)
-    weights = ((), (0.8,), (0.9, 0.2), (1.2, -0.2), (1.0, 0.1, -0.1), (0.7, 0.3))
-    fitted = Fitted(coordinates=tuple(level.coordinate for level in levels), weights=(weights,), computed=(0, 2, 4, 5))
-    strategy = Strategy(policy=Steps(steps=(0, 2, 4)), forecaster=fitted)
-    joined = [request(strategy, 6, seed) for seed in range(3)]
-    events: list[Decision] = []
-    joined[0].generation.emit = events.append
-    while joined[0].is_running:
-        step_together(joined)
-    assert [event.step for event in events if event.corrected] == [2, 4, 5]
-    for seed, each in enumerate(joined):
-        assert torch.equal(each.latents, run_alone(strategy, 6, seed).latents)
 
 
 def test_no_row_keeps_the_memory_of_the_others() -> None:
