@@ -336,7 +336,7 @@ def show(record: dict[str, Any], console: Console) -> None:
                 way,
                 *(f"{each:.2f}" for each in figures),
                 *equal,
-                _count(row["host_waits_full"]),
+                _count(row.get("host_waits_full")),
                 _count(row["host_waits"]),
             )
     console.print(table)

@@ -23,12 +23,13 @@ PAGE = TOP / "docs" / "figures.md"
 HEAD = """\
 # Figures
 
-`python scripts/figures.py` writes this page from the records in `bench/results`; each table names the day and, where
-the record has it, the revision of its run. Ratios carry over to other machines, times do not: the machine had two
-shared CPU cores, and a benchmark used one. PSNR is in dB to the full run of the same solver from the same noise.
+All measurements of this project. PSNR is in dB to the full run of the same solver from the same noise: more is closer.
 "Guided" is guidance 6, 4 on shapes-sd and 3 on faces; "none" is no guidance. Images are of shapes-flux, clips of
-shapes-wan; shapes-dev, shapes-sd and faces make images too ([the five pipelines](reference.md)). What was tried without
-gain is in `bench/notes`.
+shapes-wan; shapes-dev, shapes-sd and faces make images too ([the five pipelines](reference.md)). Ratios carry over to
+other machines, times do not: the machine had two shared CPU cores, and a benchmark used one.
+
+Each table names the records that it is made of (`bench/results`), with their day and, if it is known, their revision.
+`python scripts/figures.py` writes this page. What was tried without gain is in `bench/notes`.
 """
 
 _ROOMS, _VLLM = "src/omnireuse/", "vllm/src/omnireuse_vllm/"
@@ -630,7 +631,7 @@ GROUPS: dict[str, tuple[Table, ...]] = {
         Table(
             "Plugins that nobody asks for anything",
             ("idle",),
-            "What an installed plugin adds to a request of 28 steps where no cache is asked for, and the "
+            "What an installed plugin adds to a request of 28 steps if no cache is asked for, and the "
             "time of the whole request",
             ("engine", "calls", "µs added", "request, ms"),
             _idle,

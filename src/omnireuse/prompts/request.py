@@ -139,7 +139,7 @@ def _generators() -> dict[torch.Generator, bytes]:
 
 
 def _have_drawn(before: dict[torch.Generator, bytes]) -> bool:
-    """Whether a default generator has changed; one that the call itself made (it initialized CUDA) starts at its seed."""
+    """Whether a default generator changed. One that the call itself made, by initializing CUDA, starts at its seed."""
     return any(state != (before.get(generator) or _at_seed(generator)) for generator, state in _generators().items())
 
 

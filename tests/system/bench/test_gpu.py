@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from bench import gpu
-from bench._gpu_ways import WAYS
 from bench._true_size import MODELS
 from omnireuse.errors import ConfigError
 from omnireuse.loop.strategy import REGIONS
@@ -22,21 +21,6 @@ def test_the_whole_path_runs_on_tiny_models(tmp_path):
             assert row["steps_over_computed"] == pytest.approx(6 / 4)  # steps 0, 2, 4 and the last
             assert row["kept_bytes"] > 0
             assert row["launches_reused"] is None
-
-
-@pytest.mark.slow
-def test_ways_of_running_leave_results_bit_equal(tmp_path, monkeypatch):
-    ways = ["offloaded by groups", "graphs", "broken"]
-    monkeypatch.setitem(WAYS, "graphs", lambda sampler: sampler.transformer.compile(backend="eager", fullgraph=True))
-    monkeypatch.setitem(WAYS, "broken", lambda sampler: sampler.no_such_thing)
-    tiny = ["--tiny", "--device", "cpu", "--models", "flux.1", "--steps", "6", "--repeats", "1"]
-    gpu.main([*tiny, "--ways", *ways, "--out", str(tmp_path)])
-    found = json.loads((tmp_path / "gpu.json").read_text())["models"]["flux.1"]["ways"]
-    assert "no_such_thing" in found.pop("broken")["error"]
-    for row in found.values():
-        assert row["computing_is_equal"]
-        assert row["removed_is_equal"]
-        assert row["steps_over_computed"] == pytest.approx(6 / 4)
 
 
 def test_what_there_is_no_time_for_is_left_out_and_said(tmp_path):
