@@ -7,11 +7,12 @@ Random weights in bfloat16 (24, 28 and 41 GB), every second step computed, in ea
 device is waited for after every step, so a step's time includes its host time. Kernel launches are counted by
 torch.profiler in a further run.
 
-What `--minutes` leave no time for is left out, and the page says so.
+What `--minutes` leave no time for is left out, and the page says so. A later call with the same `--out` measures what
+the record there lacks, each model with the steps and repeats of its own call.
 
 Then each model runs compiled, in CUDA graphs, quantised and offloaded, in region "step". Beside the times stand whether
 a run that computes every step, and a run after reuse, are bit-equal to the untouched one, and how often the host waits
-for the device in a run with reuse.
+for the device in a full run and in one with reuse.
 
 `--tiny --device cpu` takes the same path with tiny models, to try the code; its times say nothing, and launches and
 waits are null there.
@@ -20,12 +21,14 @@ waits are null there.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run and write ``gpu.json`` and a table."""
     parser = argparse.ArgumentParser(prog="python -m bench gpu", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--regions", nargs="+", choices=list(REGIONS), default=list(REGIONS))
     parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=3)
@@ -61,30 +65,55 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     check(options, device)
-    record: dict[str, Any] = {
-        "command": f"python -m bench gpu --models {' '.join(options.models)} --steps {options.steps}"
-        f" --repeats {options.repeats} --device {options.device}{' --tiny' if options.tiny else ''}",
-        "environment": environment() | {"device": _name(device)},
-        "models": {},
-        "left_out": [],
-    }
     options.out.mkdir(parents=True, exist_ok=True)
     kept, end = options.out / "gpu.json", time.monotonic() + 60 * options.minutes
-    for name in options.models:
-        if time.monotonic() >= end:
-            record["left_out"].append(name)
-            continue
-        row = record["models"][name] = measure(name, options, device) | {"ways": {}}
-        kept.write_text(json.dumps(record, indent=1))
-        for way in options.ways:
-            is_over = time.monotonic() >= end
-            row["ways"][way] = {"error": OVER} if is_over else measure_way(name, way, options, device)
-            kept.write_text(json.dumps(record, indent=1))
+    record = begun(kept, environment() | {"device": _name(device)})
+    asked = {name: " ".join(map(str, getattr(options, name))) for name in ("models", "regions", "ways")}
+    asked |= {name: getattr(options, name) for name in ("steps", "repeats", "device")}
+    words = " ".join(f"--{name} {value}" for name, value in asked.items())
+    record["commands"].append(f"python -m bench gpu {words}{' --tiny' if options.tiny else ''}")
+    done = {name: add(name, options, device, end=end, kept=(kept, record)) for name in options.models}
+    record["left_out"] = [name for name in options.models if not done[name]]
     kept.write_text(json.dumps(record, indent=1))
     console = Console(record=True, width=120)
     show(record, console)
     console.save_html(str(options.out / "gpu.html"))
     print(f"wrote {kept} and gpu.html")
+
+
+def begun(kept: Path, where: dict[str, Any]) -> dict[str, Any]:
+    """The record in a file, or a new one.
+
+    Raises:
+        ConfigError: the file was measured on another device or with other versions.
+    """
+    if not kept.exists():
+        return {"commands": [], "run": {"day": f"{date.today():%Y-%m-%d}"}, "environment": where, "models": {}}
+    record: dict[str, Any] = json.loads(kept.read_text())
+    if record["environment"] != where:
+        raise ConfigError(f"bench gpu(--out {kept.parent}): {kept} was measured elsewhere; give another folder")
+    return record
+
+
+def add(
+    name: str, options: argparse.Namespace, device: torch.device, *, end: float, kept: tuple[Path, dict[str, Any]]
+) -> bool:
+    """Measure what the record of a model lacks, writing the record after each part; False if there was no time."""
+    path, record = kept
+    models = record["models"]
+    if name not in models:
+        if time.monotonic() >= end:
+            return False
+        asked = {"steps": options.steps, "repeats": options.repeats}
+        models[name] = asked | measure(name, options, device) | {"ways": {}}
+        path.write_text(json.dumps(record, indent=1))
+    ways = models[name]["ways"]
+    for way in options.ways:
+        if way not in ways or ways[way].get("error") == OVER:
+            is_over = time.monotonic() >= end
+            ways[way] = {"error": OVER} if is_over else measure_way(name, way, options, device)
+            path.write_text(json.dumps(record, indent=1))
+    return True
 
 
 def check(options: argparse.Namespace, device: torch.device) -> None:
@@ -114,10 +143,10 @@ def measure(name: str, options: argparse.Namespace, device: torch.device) -> dic
     sampler = Sampler(MODELS[name], tiny=options.tiny, device=device, dtype=torch.bfloat16)
     sampler.run(2, lambda _step: nullcontext())  # kernels are chosen and loaded
     full: list[list[float]] = []
-    rows: dict[str, list[dict[str, Any]]] = {region: [] for region in REGIONS}
+    rows: dict[str, list[dict[str, Any]]] = {region: [] for region in options.regions}
     for _ in range(options.repeats):
         full.append(timed(sampler, options.steps))
-        for region in REGIONS:
+        for region in options.regions:
             rows[region].append(measure_region(sampler, region, options.steps, full[-1]))
     return {
         "parameters": sum(weight.numel() for weight in sampler.transformer.parameters()),
@@ -160,6 +189,7 @@ def measure_way(name: str, way: str, options: argparse.Namespace, device: torch.
         # A copy: the next run of a CUDA graph overwrites what the last one returned.
         full = _latents(sampler, options.steps)
         runs = [timed(sampler, options.steps) for _ in range(options.repeats)]
+        waits_full = host_waits(sampler, options.steps)
         with omnireuse.enable(sampler, policy="never") as handle:
             computing = torch.equal(_latents(sampler, options.steps), full)
         reusing: list[list[float]] = []
@@ -174,12 +204,16 @@ def measure_way(name: str, way: str, options: argparse.Namespace, device: torch.
             "steps_over_computed": ratio,
             "computing_is_equal": computing,
             "removed_is_equal": torch.equal(_latents(sampler, options.steps), full),
+            "host_waits_full": waits_full,
             "host_waits": waits,
         }
     except Exception as error:  # a kernel or a library that is not there is a result
         return {"error": f"{type(error).__name__}: {error!s:.300}"}
     finally:
         torch._dynamo.reset()
+        gc.collect()  # a compiled model is in circles
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def host_waits(sampler: Sampler, steps: int) -> int | None:
@@ -277,7 +311,17 @@ def show(record: dict[str, Any], console: Console) -> None:
     for name in record["left_out"]:
         console.print(f"{name} {OVER}")
     table = Table(title="ways of running, region step", box=None, title_justify="left")
-    headings = ("model", "way", "full ms", "speed-up", "steps / computed", "computing equal", "removed equal", "waits")
+    headings = (
+        "model",
+        "way",
+        "full ms",
+        "speed-up",
+        "steps / computed",
+        "computing equal",
+        "removed equal",
+        "waits, full",
+        "waits",
+    )
     for heading in headings:
         table.add_column(heading)
     for name, model in record["models"].items():
@@ -287,7 +331,14 @@ def show(record: dict[str, Any], console: Console) -> None:
                 continue
             figures = (row["full_step_ms"]["median"], row["speedup"], row["steps_over_computed"])
             equal = ("yes" if row[f"{each}_is_equal"] else "NO" for each in ("computing", "removed"))
-            table.add_row(name, way, *(f"{each:.2f}" for each in figures), *equal, _count(row["host_waits"]))
+            table.add_row(
+                name,
+                way,
+                *(f"{each:.2f}" for each in figures),
+                *equal,
+                _count(row.get("host_waits_full")),
+                _count(row["host_waits"]),
+            )
     console.print(table)
 
 

@@ -211,6 +211,7 @@ def draw(rows: list[Row], path: Path) -> None:
     """The gain over the untuned default against the pictures seen, a line for each case and one for their mean."""
     budgets = sorted({(row["steps"], row["computed"]) for row in rows}, reverse=True)
     figure, panels = panels_of(len(budgets), sharey=True)
+    figure.set_size_inches(5.2, 5.4)  # narrow: a phone shows it on its page, and the letters must stay readable
     for panel, (steps, computed) in zip(panels, budgets, strict=True):
         lines = []
         for key in dict.fromkeys(_key(row)[:5] for row in rows if (row["steps"], row["computed"]) == (steps, computed)):
@@ -227,16 +228,16 @@ def draw(rows: list[Row], path: Path) -> None:
             panel.plot(
                 range(PICTURES + 1), np.mean(lines, axis=0), "o-", color="#0f9b87", lw=2, label="mean of all cases"
             )
-            panel.plot([], [], color="0.75", label="one case: model, solver, guidance")
+            panel.plot([], [], color="0.75", label="one model and solver")
         panel.set(title=f"{computed} of {steps} steps", xlabel="pictures seen", xticks=range(PICTURES + 1))
         panel.axhline(0, color="0.4", lw=0.8)
         panel.set_ylim(-2, 15)
-    panels[0].legend(fontsize=9, loc="upper left")
+    panels[0].legend(fontsize=8, loc="upper left", handlelength=1.2)
     figure.supylabel("dB above the untuned default", fontsize=10)
     explain(
-        figure, "What a few full pictures of a model are worth: PSNR to the full run on captions that tuning never saw."
+        figure, "What a few full pictures of a model are worth: PSNR to the full run on prompts that tuning never saw."
     )
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=160)
 
 
 if __name__ == "__main__":

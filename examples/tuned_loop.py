@@ -3,7 +3,7 @@
     python examples/tuned_loop.py
 
 The first three latents are computed in full, bit for bit as without omnireuse. From the fourth on, and from the first
-on in the next process, the plan serves that left the least error in them.
+on in the next process, omnireuse follows the plan that left the least error in them.
 """
 
 from __future__ import annotations

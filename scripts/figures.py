@@ -23,12 +23,13 @@ PAGE = TOP / "docs" / "figures.md"
 HEAD = """\
 # Figures
 
-`python scripts/figures.py` writes this page from the records in `bench/results`; each table names the day and, where
-the record has it, the revision of its run. Ratios carry over to other machines, times do not: the machine had two
-shared CPU cores, and a benchmark used one. PSNR is in dB to the full run of the same solver from the same noise.
+All measurements of this project. PSNR is in dB to the full run of the same solver from the same noise: more is closer.
 "Guided" is guidance 6, 4 on shapes-sd and 3 on faces; "none" is no guidance. Images are of shapes-flux, clips of
-shapes-wan; shapes-dev, shapes-sd and faces make images too ([the five pipelines](reference.md)). What was tried without
-gain is in `bench/notes`.
+shapes-wan; shapes-dev, shapes-sd and faces make images too ([the five pipelines](reference.md)). Ratios carry over to
+other machines, times do not: the machine had two shared CPU cores, and a benchmark used one.
+
+Each table names the records that it is made of (`bench/results`), with their day and, if it is known, their revision.
+`python scripts/figures.py` writes this page. What was tried without gain is in `bench/notes`.
 """
 
 _ROOMS, _VLLM = "src/omnireuse/", "vllm/src/omnireuse_vllm/"
@@ -390,6 +391,38 @@ def _idle(record: Record) -> Rows:
     ]
 
 
+def _gpu(record: Record) -> Rows:
+    rows = []
+    for name, model in record["models"].items():
+        full = f"{model['full_step_ms']['median']:.0f}"
+        for region, row in model["regions"].items():
+            speedup = row["speedup"]
+            rows.append(
+                [
+                    name,
+                    region,
+                    full,
+                    f"{row['reused_step_ms']['median']:.1f}",
+                    f"{model['launches_full']} / {row['launches_reused']}",
+                    f"{row['kept_bytes'] / 2**20:.1f}",
+                    f"{speedup['median']:.2f} ({speedup['lowest']:.2f}–{speedup['highest']:.2f})",
+                    f"{row['steps_over_computed']:.2f}",
+                ]
+            )
+    return rows
+
+
+def _gpu_ways(record: Record) -> Rows:
+    rows = []
+    for name, model in record["models"].items():
+        for way, row in model["ways"].items():
+            if "error" not in row:
+                equal = "yes" if row["computing_is_equal"] and row["removed_is_equal"] else "no"
+                full = f"{row['full_step_ms']['median']:.0f}"
+                rows.append([name, way, full, f"{row['speedup']:.2f}", f"{row['steps_over_computed']:.2f}", equal])
+    return rows
+
+
 GROUPS: dict[str, tuple[Table, ...]] = {
     "Reuse of denoising steps": (
         Table(
@@ -577,9 +610,28 @@ GROUPS: dict[str, tuple[Table, ...]] = {
             (_ROOMS + "core/prefix_cache",),
         ),
         Table(
+            "Models of true size on a GPU",
+            ("gpu",),
+            "Transformers of true size with random weights in bfloat16 on one NVIDIA H200, every second step computed: "
+            "time of a step, kernel launches of a computed and a reused one, what is kept, and the full run's time "
+            "over that with reuse (lowest and highest of the repeats) beside its steps over computed ones",
+            ("model", "region", "computed, ms", "reused, ms", "launches", "MiB kept", "speed-up", "steps / computed"),
+            _gpu,
+            (_ROOMS + "loop", _ROOMS + "hooks"),
+        ),
+        Table(
+            "Compiled, quantised and offloaded on a GPU",
+            ("gpu",),
+            "The same models run in other ways, region `step`; bit-equal says that a run which computes every step, "
+            "and one after reuse was removed, equal the untouched run",
+            ("model", "way", "computed, ms", "speed-up", "steps / computed", "bit-equal"),
+            _gpu_ways,
+            (_ROOMS + "loop", _ROOMS + "hooks"),
+        ),
+        Table(
             "Plugins that nobody asks for anything",
             ("idle",),
-            "What an installed plugin adds to a request of 28 steps where no cache is asked for, and the "
+            "What an installed plugin adds to a request of 28 steps if no cache is asked for, and the "
             "time of the whole request",
             ("engine", "calls", "µs added", "request, ms"),
             _idle,

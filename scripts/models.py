@@ -22,43 +22,58 @@ TRIED = (TOP / "tests/helpers/tiny.py", *sorted((TOP / "tests/models/diffusion/p
 HEAD = """\
 # Supported models
 
-This page lists the supported models and regions, and why others are not supported. `python scripts/models.py` writes
-it, and a test keeps it current.
+`omnireuse.enable(pipe)` works on every diffusers pipeline that has two things: a denoiser named `transformer`,
+`transformer_2`, `transformer_ref`, `unconditional_transformer`, `unet`, `prior` or `decoder`, and a scheduler that is
+told its timesteps. It needs no declaration of your model.
 
-Regions `step` and `call` do not depend on the model. They support every diffusers pipeline whose denoiser is its
-`transformer`, `transformer_2`, `transformer_ref`, `unconditional_transformer`, `unet`, `prior` or `decoder`, and whose
-scheduler receives its timesteps. Tests on tiny versions of these pipelines check that the result is bit-equal where
-everything computes, that half of the work is done where half is reused, and that nothing stays behind:
+| you want | your model must be in | if it is not |
+|---|---|---|
+| the default, a target such as `speedup=`, a profile (regions `step` and `call`) | no list | \
+[My model is not supported](how-to/unsupported-model.md) |
+| TeaCache, MagCache, DBCache, FirstBlockCache (regions `blocks` and `tail`) | \
+[the table of denoisers](#regions-blocks-and-tail) | [the reason](#models-for-regions-step-and-call-only), \
+or [declare its blocks](extending.md#an-adapter-and-its-signal) |
+
+## Pipelines that are tested
+
+These pipelines are tested in regions `step` and `call`, in tiny versions with random weights. The tests check three
+things: the result is bit-equal if every step is computed; half of the work is done if half of the steps are reused;
+and nothing stays behind on the pipeline.
+
 {pipelines}
 
-A denoiser that produces two kinds of latents (LTX-2: frames and sound) needs region `call`, which forecasts
-both; `enable(pipe)` selects it. `region="step"` raises `UnsupportedModelError`: the pipeline passes the sound to
-a private copy of the scheduler, made for each run, and a forecast could not reach it.
+[Families that are not tested](#families-that-are-not-tested) have a table of their own.
 
-Other denoisers that return several kinds of latents are found at the first call of a run. The default and the targets
-of `enable` then go on in region `call`, with a warning and a count in `summary().fallbacks`. A cache that a denoiser
-only hands through, as AnyFlow FAR hands its keys and values, is no output.
+**Frames with sound.** For a denoiser that returns two kinds of latents (LTX-2), `enable(pipe)` selects region `call`,
+which forecasts both. `region="step"` raises `UnsupportedModelError`, because the pipeline passes the sound to a private
+copy of the scheduler.
 
-### Modular pipelines
+**Several kinds of latents elsewhere.** omnireuse finds out at the first call of a run. The default and the targets of
+`enable` then go on in region `call`, with a warning and a count in `summary().fallbacks`. A cache that a denoiser
+returns unchanged (the keys and values of AnyFlow FAR) does not count as latents.
 
-The denoising blocks of all modular pipelines of diffusers 0.42 run in the tests around tiny denoisers, in regions
-`step` and `call` with the same checks, and in region `blocks` where the denoiser is declared below:
+## Modular pipelines
+
+Call `enable` on a modular pipeline as on any other. If it makes sound beside frames (Echo, LTX-2, MiniMax H3), it runs
+in region `call`. Echo has no scheduler: after `enable`, give the number of its steps by `handle.expect(8)`.
+
+**A loop of your own** in a `ModularPipelineBlocks` works if it calls `scheduler.set_timesteps` and `scheduler.step`. If
+it does not, name its steps by `transformer.cache_context(name, step_index=i)`, in regions `call`, `blocks` and `tail`.
+If the scheduler's noise is not known, give it there as well, by `sigma=`.
+
+**Guidance.** Each branch has the name that the guider gives its batch (`pred_cond`, `pred_uncond`, `pred_cond_skip`)
+and a history of its own, so guidance may begin or end during a run. `SkipLayerGuidance` and
+`PerturbedAttentionGuidance` work in all regions.
+
+The denoising blocks of all modular pipelines of diffusers 0.42 are tested around tiny denoisers, with the same checks;
+also in region `blocks` if the denoiser is declared below:
+
 {modular}
 
-Echo, LTX-2 and MiniMax H3 make sound beside frames, and so need region `call`. Echo has no scheduler: after `enable`,
-tell the number of its steps by `handle.expect(8)`.
+## Families that are not tested
 
-Branches have the names that the pipeline's guider gives its batches (`pred_cond`, `pred_uncond`, `pred_cond_skip`), so
-each keeps a history of its own where guidance begins or ends on the way. `SkipLayerGuidance` and
-`PerturbedAttentionGuidance` work in all regions: the skipped layers are skipped inside the branch that skips them. A
-loop in a `ModularPipelineBlocks` of your own needs nothing more than `scheduler.set_timesteps` and `scheduler.step`.
-One that steps by itself, or without a scheduler, tells its steps by `transformer.cache_context(name, step_index=i)`, in
-regions `call`, `blocks` and `tail`; `sigma=` places the forecasts where the noise of the scheduler is not known.
-
-### Families that are not tested
-
-The tests build no pipeline from these packages of `diffusers.pipelines` (deprecated packages are left out). No failure
-is known except where the table says so.
+No test builds a pipeline of these packages of `diffusers.pipelines` (deprecated packages are left out). No failure is
+known except as the table says.
 
 | family | what is different |
 |---|---|
@@ -66,10 +81,13 @@ is known except where the table says so.
 
 ## Regions `blocks` and `tail`
 
-Each model below is tested in both regions: the result is bit-equal to the plain model where it computes, and it is
-the sum of input and residual through the model's own output layers where it reuses. The signal is the one that TeaCache
-watches. Published figures come from their sources (`omnireuse/named/data/*.json`) and are not measured here. Without
-them, the caches are calibrated on the model's own steps.
+Each model below is tested in both regions. If a step is computed, the result is bit-equal to the plain model. If it is
+reused, the result is the sum of input and residual, through the model's own output layers.
+
+The *signal* is what TeaCache watches. The next two columns name the checkpoints with published figures
+(`omnireuse/named/data/*.json` has the sources; they are not measured here). If a cell is empty, measure your own:
+[TeaCache's coefficients](step-reuse-options.md#teacaches-coefficients),
+[MagCache's ratios](step-reuse-options.md#magcaches-ratios).
 
 | denoiser | signal | TeaCache's coefficients for | MagCache's ratios for | note |
 |---|---|---|---|---|
@@ -146,8 +164,9 @@ UNDECLARED = (
 UNSERVED = """
 ## Models for regions `step` and `call` only
 
-Region `blocks` or `tail` raises `UnsupportedModelError` with the reason on these models. A ControlNet changes nothing
-here: Stable Diffusion with one supports regions `step` and `call`, Flux with one all four.
+Use the default or region `call` on these models. Region `blocks` or `tail` raises `UnsupportedModelError` with the
+reason. A ControlNet makes no difference: Stable Diffusion with one supports regions `step` and `call`, Flux with one
+all four.
 
 | denoiser | reason |
 |---|---|
@@ -216,7 +235,7 @@ def page() -> str:
     lines.append(UNSERVED)
     lines += [f"| `{name}` | {why} |\n" for name, why in sorted(UNSUPPORTED.items())]
     names = ", ".join(f"`{name}`" for name in UNDECLARED)
-    text = f"These are not declared yet, so they too support regions `step` and `call` only: {names}."
+    text = f"These are not declared yet, so they support regions `step` and `call` only: {names}."
     lines.append(f"\n{_wrapped(text)}\n")
     return "".join(lines)
 

@@ -116,7 +116,7 @@ def enable(
         backend: name of a cache backend; `options` are then fields of `DiffusionCacheConfig`. Or a `Strategy`.
         speedup: all steps divided by computed steps, ≥ 1. It counts steps, not time: time falls by the denoiser's
             share of it.
-        computed_steps: how many steps compute, ≥ 1.
+        computed_steps: how many steps are computed, ≥ 1.
         quality: PSNR in dB to the full run that at least nine of ten pictures reach, from 15 to 100. With a profile
             this is a guarantee (95 % confidence); without one, an estimate from your first pictures.
         tolerance: relative L1 error that at least nine of ten final latents stay within, above 0 and below 1: 0.05 is
@@ -128,12 +128,12 @@ def enable(
             without a promise. With the backend "tea_cache" or "mag_cache" it gives the measured coefficients or ratios.
         policy: a policy or its name; `options` may then name the `prediction_target`, the `signal` and the `axis` of
             `Strategy`.
-        forecaster: a forecaster or its name; "hold" where a policy is given without one.
-        region: what is skipped. Without a policy "step" or "call"; by default "step", or "call" where the pipeline or
+        forecaster: a forecaster or its name; "hold" if a policy is given without one.
+        region: what is skipped. Without a policy "step" or "call"; by default "step", or "call" if the pipeline or
             the profile needs it.
         group: the ranks that share the forward's collectives (sequence or tensor parallel) and must decide alike. By
             default those of diffusers' `enable_parallelism` or of the device mesh of the parameters, so make the model
-            parallel first; none where every rank runs its own model.
+            parallel first; none if every rank runs its own model.
         tune: measure the first pictures of each kind, which are computed in full, and go on with the plan that leaves
             the least error in them: True, False, or how many pictures at most (3 by default; a quality or a tolerance
             takes 6 at least, which fewer cannot judge). It goes with the default and the targets. Plans are kept on

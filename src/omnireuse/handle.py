@@ -36,21 +36,21 @@ class Handle:
     """Reuse on one pipeline. `omnireuse.enable` returns it; as a context manager it disables reuse at the end.
 
     Attributes:
-        name: what the summary calls the strategy.
+        name: name of the strategy in the summary.
 
     Args:
         pipeline: a pipeline with a denoiser.
-        strategy: what is skipped, who decides, and what stands in.
+        strategy: what is skipped, which policy decides, and what replaces a skipped value.
         name: name of the strategy.
         region: builds the region; the strategy's own by default.
         agreement: how ranks agree; by default this rank decides alone.
         promise: what a profile promises of the strategy's quality.
-        like: the runs that the promise was measured on, which each run is compared with.
-        tuner: makes what measures pictures and tunes the strategy; None for none.
+        like: the runs that the promise was measured on; each run is compared with them.
+        tuner: builds the object that measures pictures and tunes the strategy; None if nothing is tuned.
         untuned: why nothing is tuned, in words.
-        auditor: makes what compares some pictures with full runs; None for none.
+        auditor: builds the object that compares some pictures with full runs; None for no audits.
         references: which computed calls are full; None for all, without keeping anything.
-        adapts: go on in region "call" where region "step" meets several kinds of latents; without it that is an error.
+        adapts: go on in region "call" if region "step" meets several kinds of latents; without it that is an error.
 
     Raises:
         StateError: reuse is enabled on this pipeline already.
@@ -120,7 +120,7 @@ class Handle:
 
     @property
     def tuned_profile(self) -> Profile | None:
-        """The profile with the plan in use; None before tuning is ready, and where it is off."""
+        """The profile with the plan in use; None before tuning is ready, and if tuning is off."""
         return None if self._tuner is None else self._tuner.profile
 
     @property
@@ -133,7 +133,7 @@ class Handle:
         return self._stats.subscribe(observer)
 
     def summary(self) -> Summary:
-        """The effects of reuse so far: a record. Its `str` is a short text; a notebook shows it as figures."""
+        """What was computed and what was reused so far. `print` shows a short text; a notebook shows figures."""
         return self._stats.summary(
             kept_bytes=self._session.peak_kept_bytes,
             calls_outside=self._session.calls_outside,
@@ -146,7 +146,7 @@ class Handle:
         """Drop all state and set the step count of the next run, for engines without a diffusers scheduler.
 
         Args:
-            num_inference_steps: number of steps, ≥ 1, else a ConfigError; None where it is not known.
+            num_inference_steps: number of steps, ≥ 1, else a ConfigError; None if it is not known.
         """
         self._session.expect(num_inference_steps)
 
@@ -157,7 +157,7 @@ class Handle:
         forecast goes through the scheduler.
 
         Args:
-            latents: what the next step starts from; needed to forecast x0 where the denoiser takes more channels
+            latents: what the next step starts from; needed to forecast x0 if the denoiser takes more channels
                 than the latents have.
 
         Raises:
@@ -202,13 +202,13 @@ class Handle:
         self._stats.renew()
 
     def suspend(self) -> Tuner | None:
-        """As `disable`, but keep what tuning has measured, for `resume`; None where the handle does not tune."""
+        """Disable reuse, and return what tuning has measured, for `resume`; None if the handle does not tune."""
         tuner, self._tuner = self._tuner, None
         self.disable()
         return tuner
 
     def resume(self, tuner: Tuner) -> None:
-        """Go on tuning where another handle on the same pipeline, with the same strategy, was suspended."""
+        """Continue the tuning of another handle that was suspended, on the same pipeline with the same strategy."""
         if self._tuner is not None:
             self._tuner.close()
         self._tuner = tuner
@@ -246,14 +246,14 @@ class Handle:
 
 
 def handle_of(pipeline: Any) -> Handle | None:
-    """The handle of this pipeline; None where no reuse is enabled on it."""
+    """The handle of this pipeline; None if no reuse is enabled on it."""
     session = session_of(pipeline)
     handle: Handle | None = None if session is None else session.handle
     return handle
 
 
 def disable(pipeline: Any) -> None:
-    """End reuse on this pipeline and restore it exactly. Does nothing where none is enabled.
+    """End reuse on this pipeline and restore it exactly. Does nothing if none is enabled.
 
     Raises:
         UnsupportedModelError: this is no pipeline with a denoiser.

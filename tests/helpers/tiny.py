@@ -222,6 +222,16 @@ def qwen_image() -> Tiny:
     return _quiet(pipe, inputs)
 
 
+FLUX_CALL = {
+    "encoder_hidden_states": torch.ones(1, 6, 32),
+    "pooled_projections": torch.ones(1, 32),
+    "img_ids": torch.zeros(16, 3),
+    "txt_ids": torch.zeros(6, 3),
+    "return_dict": False,
+}
+"""What a loop of one's own gives to the transformer of `flux` beside latents (1, 16, 16) and timestep."""
+
+
 def _quiet(pipe: Any, inputs: Callable[..., dict[str, Any]]) -> Tiny:
     pipe.set_progress_bar_config(disable=True)
     return Tiny(pipe, inputs)

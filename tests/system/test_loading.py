@@ -44,14 +44,3 @@ def test_nothing_is_hidden_from_who_asks_for_more(caplog: pytest.LogCaptureFixtu
     before = state()
     with caplog.at_level(logging.INFO, logger="omnireuse"), quiet_loading():
         assert state() == before
-
-
-def test_what_was_off_stays_off() -> None:
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        with quiet_loading():
-            pass
-        assert not transformers.utils.logging.is_progress_bar_enabled()
-        assert are_progress_bars_disabled()
-    finally:
-        transformers.utils.logging.enable_progress_bar()

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import io
 import logging
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,21 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import typer
-from rich.console import Console
-from rich.progress import TextColumn
-from typer.main import get_command
 
 import omnireuse
 from omnireuse import cli
-from omnireuse.base.terminal import notes, progress_bar
-from omnireuse.cli.program import Command
+from omnireuse.base.terminal import notes
 from reference import commands
 
 OWN = ("demo",)
 """The command of the repository, which is no part of the package."""
-PROGRAM = ("omnireuse", "python -m reference")
-COMMANDS = ("tune", "calibrate", "compare", "cache", "replay", "engine-demo", *OWN)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -51,19 +42,6 @@ def test_the_module_is_the_command() -> None:
     assert done.stdout == f"omnireuse {omnireuse.__version__}\n"
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
-    shell = f"set -o pipefail; {sys.executable} -m omnireuse calibrate --help | head -n 1"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    out = capsys.readouterr().out
-    assert "calibrate" in out
-    assert "compare" in out
-
-
 def test_a_misspelt_command_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such command 'comapre'. Did you mean 'compare'?; see omnireuse --help" in fails(capsys, "comapre")
 
@@ -74,12 +52,6 @@ def test_a_misspelt_option_gets_the_nearest(capsys: pytest.CaptureFixture[str]) 
     error = fails(capsys, "calibrate", "x", "--prompts", "y", "--fit-promts=3")
     assert "no such option: --fit-promts (Possible options: --fit-prompts" in error
     assert "no such option: -x; see python -m reference demo --help" in fails(capsys, "demo", "-x")
-
-
-def test_a_stray_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "got unexpected extra argument(s) (fast); see python -m reference demo --help" in fails(
-        capsys, "demo", "fast"
-    )
 
 
 @pytest.mark.parametrize(
@@ -103,35 +75,6 @@ def test_mistakes_take_one_line_and_say_where_help_is(
     assert message in error
     assert error.startswith("error: ")
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_is_whole_at_eighty_columns_and_has_examples(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    for option in ("--help", "-h"):
-        assert main([command, option]) == 0
-        shown = capsys.readouterr().out
-        assert max(map(len, shown.splitlines())) <= 80
-        assert "…" not in shown, "no word is cut off"
-        for name in (*(() if command in ("tune", "cache") else ("--out",)), "--quiet", "--verbose"):
-            assert f" {name} " in shown
-    _, examples = shown.split("Examples:")
-    written = [line.strip() for line in examples.splitlines() if line.strip()]
-    assert written
-    assert all(line.startswith(f"$ {PROGRAM[command in OWN]} {command}") for line in written), (
-        "an example takes one line"
-    )
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_examples_of_the_help_can_be_read(command: str) -> None:
-    run = (commands if command in OWN else cli).COMMANDS[command]
-    app = typer.Typer()
-    app.command(cls=Command)(run)
-    for line in sys.modules[run.__module__].EXAMPLES.splitlines()[1:]:
-        get_command(app).make_context(command, shlex.split(line.partition(command)[2]))
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -178,17 +121,6 @@ def test_quiet_and_verbose(
     err = capsys.readouterr().err
     assert "careful" in err
     assert "details" not in err
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_long_work_shows_a_bar_on_terminals_alone(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = io.StringIO()
-    monkeypatch.setattr("omnireuse.base.terminal.notes", Console(file=target, force_terminal=is_terminal))
-    with progress_bar(TextColumn("{task.description}")) as bar:
-        bar.add_task("working")
-        bar.refresh()
-    assert ("working" in target.getvalue()) == is_terminal
-    assert is_terminal or not target.getvalue()
 
 
 def test_several_values_come_with_or_without_the_option_repeated(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -10,26 +9,14 @@ from pathlib import Path
 import pytest
 
 from omnireuse import cli
-from omnireuse.base.extras import MODULES, check_extra
+from omnireuse.base.extras import check_extra
 from omnireuse.errors import MissingExtraError
 from omnireuse_lab.compare.methods import chosen_methods
 from reference import commands
-from tests import TOP
 
 
 def main(arguments: list[str]) -> int:
     return (commands if arguments[0] in commands.COMMANDS else cli).main(arguments)
-
-
-def test_every_extra_of_the_package_is_known() -> None:
-    text = (TOP / "pyproject.toml").read_text(encoding="utf-8")
-    section = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
-    extras = {
-        name: re.findall(r'"([a-z-]+)', rest) for name, rest in re.findall(r"^([a-z-]+) = \[(.*?)\]", section, re.M)
-    }
-    assert {name: len(modules) for name, modules in MODULES.items()} == {
-        name: len(packages) for name, packages in extras.items()
-    }
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Spread(Record, frozen=True, kw_only=True):
 
 
 def ssim(image: Any, reference: Any) -> float:
-    """Structural similarity, 1 where identical, as scikit-image computes it on all channels; of clips the mean.
+    """Structural similarity, 1 if identical, as scikit-image computes it on all channels; of clips the mean.
 
     Source: Wang, Bovik, Sheikh and Simoncelli, "Image Quality Assessment: From Error Visibility to Structural
     Similarity", 2004; their Gaussian window (σ = 1.5) and population covariance.

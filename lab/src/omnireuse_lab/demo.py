@@ -16,7 +16,7 @@ from omnireuse.pipelines import Caller, Signature, Source, capped_psnr, without_
 __all__ = ["Example", "demonstrate", "example_of"]
 
 PROMPT, STEPS = "a large red circle on a plain gray background", 28
-"""Assumed where neither the caller nor the model's card says anything."""
+"""Assumed if neither the caller nor the model's card says anything."""
 
 
 class Example(NamedTuple):

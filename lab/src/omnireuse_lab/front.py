@@ -53,7 +53,7 @@ def nearest_to_half(points: Sequence[Point], steps: int) -> list[int]:
 def psnr_at(points: Sequence[Point], steps: float) -> float | None:
     """PSNR in dB that a front reaches within so many computed steps, on straight lines between its points.
 
-    None where its cheapest point costs more; where its dearest costs less, that one's.
+    None if its cheapest point costs more; if its dearest costs less, that one's.
     """
     if not points or steps < _steps(points[0]) - 1e-9:
         return None

@@ -43,14 +43,14 @@ class Point(Record, frozen=True, kw_only=True):
         each: PSNR of each prompt.
         ssim: structural similarity to the full run.
         scores: those of the workload, by name.
-        speedup: wall-clock of the full run over its own, prompt by prompt; None where it was not timed.
-        seconds: its own wall-clock; None where it was not timed.
+        speedup: wall-clock of the full run over its own, prompt by prompt; None if it was not timed.
+        seconds: its own wall-clock; None if it was not timed.
         peak_bytes: the most that CUDA had allocated while it was timed; None without CUDA.
-        kept_bytes: the most that was kept between steps; None where it is not known.
+        kept_bytes: the most that was kept between steps; None if it is not known.
         call: the call as a person would write it.
-        error: why there are no figures; None where there are.
+        error: why there are no figures; None if there are.
         worst: file name, relative to the record, of the full run's picture beside its own, at the prompt where they
-            differ most; empty where it was not kept.
+            differ most; empty if it was not kept.
     """
 
     method: str
@@ -82,7 +82,7 @@ class FullRun(Record, frozen=True, kw_only=True):
     """The reference of all comparisons.
 
     Attributes:
-        seconds: wall-clock of one generation; None where nothing was timed.
+        seconds: wall-clock of one generation; None if nothing was timed.
         scores: the means of its own, by name.
         peak_bytes: as in `Point`.
     """
@@ -136,7 +136,7 @@ class Comparison(Record, frozen=True, kw_only=True):
         command: its maker.
         created: date and time, ISO 8601.
         environment: versions and hardware.
-        complete: False where it was interrupted.
+        complete: False if it was interrupted.
         cases: at least one.
     """
 

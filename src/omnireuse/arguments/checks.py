@@ -202,7 +202,7 @@ def _misplaced(name: str, value: object, ways: Mapping[str, object], parameters:
         return ConfigError(f"{shown}: a pipeline is told its number of steps when it is called, not here")
     if name == "steps" and isinstance(value, numbers.Integral) and ways["policy"] is None:
         return ConfigError(
-            f"{shown}: a pipeline is told its number of steps when it is called; to compute so many of them write "
+            f"{shown}: a pipeline is told its number of steps when it is called; to compute that many of them, write "
             f"computed_steps={value!r}"
         )
     if name in _ON_STRATEGY:

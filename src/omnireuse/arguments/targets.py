@@ -84,7 +84,7 @@ def check_targets(place: str = "enable", /, **targets: object) -> None:
         except OverflowError:  # a whole number that no float holds
             number = math.inf
         if not (math.isfinite(number) and is_in_range(number)):
-            guess = "; an SSIM is another measure, which is not taken" if name == "quality" and 0 < number <= 1 else ""
+            guess = "; an SSIM is not accepted" if name == "quality" and 0 < number <= 1 else ""
             raise ConfigError(f"{place}({name}={value!r:.60}): {name} must be {must}, got {value!r:.60}{guess}")
 
 
@@ -103,10 +103,10 @@ def strategy_for(
     """The strategy for one target; the default without any.
 
     Args:
-        pipeline: that the strategy is for; None where it is elsewhere: a profile is then not checked against it, and
+        pipeline: that the strategy is for; None if it is elsewhere: a profile is then not checked against it, and
             the strategy keeps its region unless one is given.
         region: "step" or "call"; None for the one that serves the pipeline.
-        untuned: from a region to why pictures are not measured there, in words; empty where they are.
+        untuned: from a region to why pictures are not measured there, in words; empty if they are.
         place: where the target was given, for errors.
 
     Raises:
@@ -162,7 +162,7 @@ def _by_profile(
 
     Args:
         profile: or where it is found.
-        pipeline: that the strategy is for; None where it is elsewhere.
+        pipeline: that the strategy is for; None if it is elsewhere.
         region: "step" or "call"; None for the one that serves the pipeline.
 
     Raises:
@@ -196,7 +196,7 @@ def _looks_at(known: Profile, pipeline: Any) -> Callable[[], str | None]:
 def in_fitting_region(strategy: Strategy, pipeline: Any, region: str | None = None) -> Strategy:
     """A strategy of region "step" in the given region, or else in the one that serves the pipeline's denoisers.
 
-    Region "step" forecasts what the scheduler receives. Where the denoiser produces sound beside frames, that is one of
+    Region "step" forecasts what the scheduler receives. If the denoiser produces sound beside frames, that is one of
     two outputs, so each call is forecast instead, with both.
     """
     if region is not None:

@@ -75,7 +75,7 @@ def is_off_by_environment() -> bool:
 
 
 def why_untuned(tune: object, region: str) -> str:
-    """Why pictures of a strategy in this region are not measured; empty where they are."""
+    """Why pictures of a strategy in this region are not measured; empty if they are."""
     if tune is False:
         return "tune=False"
     if is_off_by_environment():

@@ -16,7 +16,7 @@ __all__ = ["quiet_loading", "why_refused"]
 def quiet_loading() -> Iterator[None]:
     """Hide warnings and progress bars of diffusers and transformers, but neither errors nor the progress of downloads.
 
-    Hides nothing where the logger "omnireuse" shows information (``-v`` on the command line).
+    Hides nothing if the logger "omnireuse" shows information (``-v`` on the command line).
     """
     if logging.getLogger("omnireuse").isEnabledFor(logging.INFO):
         yield

@@ -74,7 +74,7 @@ def record_of(
     Args:
         place: where it comes from, for errors.
         upgrade: changes the content of an older format, head included, into that of the present one.
-        is_sealed: whether it must have a checksum. Where there is one it must be right.
+        is_sealed: whether it must have a checksum. If there is one it must be right.
     """
     try:
         document = msgspec.json.decode(data)

@@ -20,7 +20,7 @@ _STYLES = {logging.INFO: "dim", logging.WARNING: "yellow", logging.ERROR: "bold 
 
 
 class _LogLines(logging.Handler):
-    """Prints each record of the logger as one line, above a progress bar where one is shown."""
+    """Prints each record of the logger as one line, above a progress bar if one is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the record."""
@@ -44,7 +44,7 @@ def log_lines() -> Iterator[None]:
 
 
 def progress_bar(*columns: ProgressColumn) -> Progress:
-    """A progress bar on standard error that is gone at the end; nothing where standard error is no terminal."""
+    """A progress bar on standard error that is gone at the end; nothing if standard error is no terminal."""
     return Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal)
 
 

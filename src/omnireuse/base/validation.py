@@ -107,7 +107,7 @@ def check_fields(config: Any) -> None:
     """Check the fields of a dataclass against their types.
 
     `bool` and `Literal[…]` are checked as they stand; `Annotated[type, check]` calls `check(config, field)`. None
-    passes where the type allows it. Other types are not checked.
+    passes if the type allows it. Other types are not checked.
 
     Raises:
         ConfigError: a field is out of its range.

@@ -72,7 +72,7 @@ Pipeline = Annotated[
     typer.Option(metavar="PACKAGE:FUNCTION", help="Function without arguments that makes any other pipeline."),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="Device, as torch names it (default: cuda or mps where there is one, else cpu).")
+    str | None, typer.Option(help="Device, as torch names it (default: cuda or mps if there is one, else cpu).")
 ]
 Dtype = Annotated[
     str | None,

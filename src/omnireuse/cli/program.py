@@ -37,7 +37,7 @@ class Group(TyperGroup):
     """The commands. Ctrl-C becomes an exit status."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; an interrupt says what was kept, where the command knows."""
+        """Run the command; an interrupt says what was kept, if the command knows."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:

@@ -26,7 +26,7 @@ def run(
     ],
     pictures: Annotated[int, typer.Option(min=1, help="How many prompts are measured.")] = 3,
     speedup: Annotated[float | None, typer.Option(help="All steps over computed steps (default: 2).")] = None,
-    computed: Annotated[int | None, typer.Option(help="How many steps compute, in place of --speedup.")] = None,
+    computed: Annotated[int | None, typer.Option(help="How many steps are computed, in place of --speedup.")] = None,
     quality: Annotated[float | None, typer.Option(help="PSNR in dB of nine of ten pictures.")] = None,
     tolerance: Annotated[float | None, typer.Option(help="Error of nine of ten final latents: 0.05 is 5 %.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,

@@ -48,7 +48,7 @@ class Loop(ABC):
 
     @abstractmethod
     def untunable(self) -> str | None:
-        """The reason against tuning this loop, or None."""
+        """Why this loop cannot be tuned, in words; None if it can."""
 
     @abstractmethod
     def configuration(self, start: RunStart) -> Configuration:
@@ -104,7 +104,7 @@ class LoopTuner:
             return f"the run cannot be told from others ({type(error).__name__}: {error})"
 
     def tuned(self, plan: RequestPlan, entry: Entry) -> RequestPlan:
-        """The plan that was chosen; the given one where the untuned default serves."""
+        """The plan that was chosen; the given one if the untuned default serves."""
         state = entry.tuning.state
         if state in ("measuring", "ready"):
             plan = replace(plan, entry=entry, tuned=state == "ready")
@@ -136,11 +136,11 @@ class LoopTuner:
         return result
 
     def made(self, entry: Entry, *, is_full: bool) -> None:
-        """As `Entries.made`, of a loop: each step has one output."""
+        """Count the loop's work: each step has one output (`Entries.made`)."""
         self.entries.made(entry, len(entry.budget.noises), is_full=is_full)
 
     def learn(self, entry: Entry, loop: Loop, run: MeasuredLoop) -> bool:
-        """As `Entries.learn`."""
+        """Keep what the loop has shown, and tell whether trial runs are due (`Entries.learn`)."""
         return self.entries.learn(entry, run.recording, lambda: FullRun.of(run.recording), loop)
 
     def say(self, text: str) -> None:

@@ -33,7 +33,7 @@ logger = logging.getLogger("ray.serve")
 def rank(prompt: str, names: Iterable[str]) -> list[str]:
     """Order replicas for a prompt: equal prompts give equal orders, and different ones spread evenly.
 
-    Where a replica leaves, only the prompts that had it first move, each to its own second.
+    If a replica leaves, only the prompts that had it first move, each to its own second.
     """
     return sorted(names, key=lambda name: hashlib.blake2b(f"{name}\0{prompt}".encode(), digest_size=16).digest())
 
@@ -66,7 +66,7 @@ class PromptAffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray is not a
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return one replica a rank, most preferred first; all in one rank where there is no prompt."""
+        """Return one replica a rank, most preferred first; all in one rank if there is no prompt."""
         if pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # when all ranks are full

@@ -46,7 +46,7 @@ class RequestReuse:
     Attributes:
         plan: of the request.
         name: of the request, for warnings.
-        generation: its state; None where the request computes every step.
+        generation: its state; None if the request computes every step.
         computed, reused: steps so far.
         chunk: of a streaming request, whose chunks are denoised one after the other.
         first: the step that its generation began with.
@@ -106,7 +106,7 @@ class RequestReuse:
 
 
 def levels_of(scheduler: Any, total: int) -> Sequence[NoiseLevel]:
-    """The noise level of each of a run's steps; empty where the scheduler has another number of steps and does not say
+    """The noise level of each of a run's steps; empty if the scheduler has another number of steps and does not say
     which of them the run makes: steps are counted then."""
     known, begin = len(getattr(scheduler, "timesteps", ())), 0
     if known != total:
@@ -130,7 +130,7 @@ def figures_of(name: str, promise: Promise | None, computed: int | None, reused:
     """A response's figures: the strategy's name, numbers of steps, and the mean PSNR in dB that a profile expects.
 
     Args:
-        computed: None where it is not known.
+        computed: None if it is not known.
     """
     known: dict[str, Any] = {"strategy": name, "steps_computed": computed, "steps_reused": float(reused)}
     known = {name: float(each) if isinstance(each, int) else each for name, each in known.items() if each is not None}
@@ -140,7 +140,7 @@ def figures_of(name: str, promise: Promise | None, computed: int | None, reused:
 
 
 def tuning_figures(tuned: bool, tuning: Tuning) -> dict[str, float]:
-    """A response's figures on tuning: whether it had come to an end, and how many pictures it has measured."""
+    """A response's figures on tuning: whether it was finished, and how many pictures it has measured."""
     return {f"{KEY}_tuned": float(tuned), f"{KEY}_pictures_measured": float(tuning.pictures)}
 
 
@@ -148,7 +148,7 @@ METRICS = {
     f"{KEY}_requests_total": "Finished requests whose steps reuse decided on, by target",
     f"{KEY}_request_steps_total": "Denoising steps of these requests, by target and by action (computed, reused)",
     f"{KEY}_request_failures_total": "Times that something of a request failed, and it went on without reuse",
-    f"{KEY}_prompts_total": "Encodes of prompts, by action (computed, reused, bypassed), where they are cached",
+    f"{KEY}_prompts_total": "Encodes of prompts, by action (computed, reused, bypassed), if they are cached",
 }
 """Every metric by its name in the exposition, with its meaning. The label `target` is "server" for a request without
 targets of its own, "off", or the name of its target: never a value, since clients choose the values."""

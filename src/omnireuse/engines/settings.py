@@ -25,7 +25,7 @@ from omnireuse.summary.summary import Promise
 __all__ = ["KEY", "OFF", "TARGETS", "RequestPlan", "RequestSettings", "ServerSettings"]
 
 KEY = "omnireuse"
-"""Name of a request's settings among its extra arguments, and of the backend where an engine names one."""
+"""Name of a request's settings among its extra arguments, and of the backend if an engine names one."""
 
 CACHE_OPTIONS = tuple(field.name for field in fields(DiffusionCacheConfig))
 """The keys beside ``"backend"``: the options of the named caches."""
@@ -46,13 +46,13 @@ class RequestPlan:
     """The strategy that one request follows.
 
     Attributes:
-        strategy: None where the request computes every step.
+        strategy: None if the request computes every step.
         name: for logs and metrics.
         promise: of its quality, by the profile, if there is one.
-        group: the ranks that decide together; None where each decides alone.
-        entry: what tuning knows of requests like this one (`Entry`); None where they are not tuned.
-        tuned: whether tuning had come to an end when the request began.
-        measured: takes each output of a request that is measured by `note(state, output)`; None where none is.
+        group: the ranks that decide together; None if each decides alone.
+        entry: what tuning knows of requests like this one (`Entry`); None if they are not tuned.
+        tuned: whether tuning was finished when the request began.
+        measured: takes each output of a request that is measured by `note(state, output)`; None if none is.
     """
 
     strategy: Strategy | None
@@ -152,7 +152,7 @@ class ServerSettings:
         """Refuse what the operator does not allow, and what a run of so many steps cannot give.
 
         Args:
-            steps: its number of steps; None where it names none.
+            steps: its number of steps; None if it names none.
         """
         for name, value in request.targets:
             asked = f"{KEY}({name}={value!r})"
@@ -212,7 +212,7 @@ class ServerSettings:
         """The plan of a request. Plans are kept, since many requests ask for the same.
 
         Args:
-            pipeline: that serves it; None where it is elsewhere: a profile is then not checked against it.
+            pipeline: that serves it; None if it is elsewhere: a profile is then not checked against it.
             region: "step" or "call"; None for the one that serves the pipeline.
         """
         if request.off:

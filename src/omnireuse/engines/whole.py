@@ -44,13 +44,13 @@ class WholeRequests:
     def begin(
         self, pipeline: Any, wanted: RequestSettings, *, group: dist.ProcessGroup | None = None, tunes: bool = True
     ) -> None:
-        """Prepare the pipeline for what the next request asks for. Costs nothing where the last one asked for the same.
+        """Prepare the pipeline for what the next request asks for. Costs nothing if the last one asked for the same.
 
         A profile's promise is judged for each request by itself: one that is unlike the profile's runs loses its own.
 
         Args:
             group: the ranks that decide together; None for those that the model itself names.
-            tunes: whether pictures may be measured; not where ranks share a forward pass.
+            tunes: whether pictures may be measured; not if ranks share a forward pass.
         """
         if self._handle is not None and wanted == self._active:
             self._handle.renew_promise()
@@ -78,7 +78,7 @@ class WholeRequests:
             self._handle = None
 
     def figures(self) -> dict[str, Any]:
-        """The figures for the last request's response; empty where it asked for no reuse."""
+        """The figures for the last request's response; empty if it asked for no reuse."""
         if self._handle is None or not (events := self._handle.events):
             return {}
         steps: dict[int, bool] = {}

@@ -62,11 +62,11 @@ class Memory(ABC):
         """The expected value. May be a kept tensor itself: do not write to it."""
 
     def correction(self, coordinate: float) -> torch.Tensor | None:
-        """What replaces the value just observed at `coordinate`; None where that value is used as it is."""
+        """What replaces the value just observed at `coordinate`; None if that value is used as it is."""
         return None
 
     def correct_interval(self, gap: Gap, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
-        """`observe` for the first value after reused steps, where the scheduler's step is known.
+        """`observe` for the first value after reused steps, if the scheduler's step is known.
 
         Args:
             gap: the reused steps.
@@ -128,7 +128,7 @@ class Forecaster(ABC):
 
     @property
     def follows_path(self) -> bool:
-        """True if it remembers velocities in place of x0 where it can, so that it can correct."""
+        """True if it remembers velocities in place of x0 if it can, so that it can correct."""
         return self.corrects is not False
 
     @property
@@ -138,27 +138,27 @@ class Forecaster(ABC):
 
     @property
     def branches(self) -> int:
-        """The number of guidance branches with a memory of their own kind; 1 where all are alike."""
+        """The number of guidance branches with a memory of their own kind; 1 if all are alike."""
         return 1
 
     def for_run(
         self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, target: str
     ) -> Forecaster:
         """The forecaster of `target` for a run of `total` steps that computes these; `noises` is the noise
-        fraction at each step, None where it is not known or not what distance is measured in."""
+        fraction at each step, None if it is not known or not what distance is measured in."""
         return self
 
     def uncorrected(self) -> Forecaster:
-        """The forecaster of runs in which nothing can be corrected, where that was left to the run."""
+        """The forecaster of runs in which nothing can be corrected, if that was left to the run."""
         return self
 
     def after_calls(self, step: int, calls: int) -> Forecaster:
-        """The forecaster of the steps after one with so many calls; another one where it cannot serve as many."""
+        """The forecaster of the steps after one with so many calls; another one if it cannot serve as many."""
         return self
 
     @abstractmethod
     def start(self, branch: int = 0) -> Memory:
-        """An empty memory for the branch that is called in this place of a step, < `branches` where that is above 1."""
+        """An empty memory for the branch that is called in this place of a step, < `branches` if that is above 1."""
 
 
 class PolynomialMemory(Memory):

@@ -15,7 +15,7 @@ from omnireuse.forecasters.gap import Gap
 __all__ = ["Blend", "BlendMemory"]
 
 EXPONENT = 1.5
-"""`Blend.exponent` for x0. Where the output is straight in noise, x0 is straight in noise²; 1.5 is halfway to noise
+"""`Blend.exponent` for x0. If the output is straight in noise, x0 is straight in noise²; 1.5 is halfway to noise
 itself (``python -m bench few_steps``)."""
 DAMPING = 0.75
 """A correction counts as the noise that is left of the gap's to this power: a forecast leaves the latents beside the
@@ -42,14 +42,14 @@ class Blend(Forecaster):
     Args:
         order: degree of the polynomial, 1 to 3.
         corrects: at the first computed step after reused ones, integrate those again with the value interpolated, and
-            move the latents to the result. In region "step", where the schedule, the noise and the scheduler's step are
-            known (`NoiseLevel.step`). Velocities are remembered for it in place of x0 where `NoiseLevel.flow_scale` is
+            move the latents to the result. In region "step", if the schedule, the noise and the scheduler's step are
+            known (`NoiseLevel.step`). Velocities are remembered for it in place of x0 if `NoiseLevel.flow_scale` is
             known and no prediction target was asked for; they are interpolated by the polynomial through all known
-            values, x0 by a line. None is True where it is possible; False remembers x0 in any case.
-        holds_misses: hold the next gap, and correct nothing, where the polynomial or the last value missed the truth by
+            values, x0 by a line. None is True if it is possible; False remembers x0 in any case.
+        holds_misses: hold the next gap, and correct nothing, if the polynomial or the last value missed the truth by
             as much as the truth itself; the shortfall is divided by what is left to that, from half of the truth on. A
             miss counts four fifths at the next computed step, and so on, until a larger one takes its place. None is
-            True where fewer than two fifths of the steps compute.
+            True if fewer than two fifths of the steps are computed.
         exponent: polynomials and distances are in noise^exponent, in [0.5, 3]. None is 1.5 for x0 in runs whose
             schedule and noise are known, and 1 elsewhere.
 
@@ -124,7 +124,7 @@ class BlendMemory(PolynomialMemory):
     def correct_interval(self, gap: Gap, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
         """Correct the latents for a gap: their path with interpolated values, less that of the forecasts.
 
-        The gap is corrected in full where the line was at least as close as the last value, which is a weight of ½.
+        The gap is corrected in full if the line was at least as close as the last value, which is a weight of ½.
         """
         before, forecasts = self._evidence, [self.predict(at).float() for at in gap.coordinates]
         values, nodes = [*self.values, value], [*(node for node, _ in self._nodes), coordinate]
@@ -141,7 +141,7 @@ class BlendMemory(PolynomialMemory):
     def _shortfall(self, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """1 − w of each row, at least 0."""
         slope, change = _rows(forecast - self.last), _rows(value - self.last)
-        # 0/0 where the forecast equals the last value: there is no slope to follow.
+        # 0/0 if the forecast equals the last value: there is no slope to follow.
         fitted = (change * slope).sum(1) / slope.square().sum(1)
         return (1 - torch.nan_to_num(fitted, nan=0.0)).clamp_min(0.0)
 
@@ -171,10 +171,10 @@ class DoubtingMemory(BlendMemory):
 
     def _shortfall(self, forecast: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         both = torch.stack([_rows(value - each).norm(dim=1) for each in (self.last, forecast)])
-        # 0/0 where nothing was, and is.
+        # 0/0 if nothing was, and is.
         missed = torch.nan_to_num(both.amax(0) / _rows(value).norm(dim=1), nan=0.0)
         self._missed = missed if self._missed is None else torch.maximum(missed, FADES * self._missed)
-        # 0/0 where a line that missed everything had the right direction.
+        # 0/0 if a line that missed everything had the right direction.
         trust = (2 - 2 * self._missed).clamp(0, 1)
         return (super()._shortfall(forecast, value) / trust).nan_to_num(nan=MISSED)
 

@@ -30,14 +30,14 @@ class Fitted(Forecaster):
     after a gap shows the error of the forecasts over the gap, and its weights correct that, as the corrector of a
     multistep solver does. Each branch of guidance may have its own set, for region "call". One set for all branches
     commutes with guidance, so regions "step" and "call" then give the same. On a run of another number of steps, or at
-    other noise levels, `Blend` forecasts. So it does, with a warning, where the weights do not fit on the way (other
+    other noise levels, `Blend` forecasts. So it does, with a warning, if the weights do not fit on the way (other
     branches, a step that a guard made compute).
 
     Args:
         coordinates: of each step of the runs that the weights were fitted on.
-        weights: of each branch, in the order of its calls, and each step; empty where the computed output is used as
+        weights: of each branch, in the order of its calls, and each step; empty if the computed output is used as
             it is. One set serves all branches.
-        computed: the steps that computed in these runs.
+        computed: the steps that were computed in these runs.
 
     Raises:
         ConfigError: different lengths, steps that do not exist, or a step whose outputs are fewer than its weights.
@@ -121,7 +121,7 @@ class _FittedMemory(Memory):
         return self._fitted_at(coordinate, computed=True)
 
     def _fitted_at(self, coordinate: float, *, computed: bool) -> torch.Tensor | None:
-        """The weighted sum for this step; None where the weights have none for it, or do not fit this run.
+        """The weighted sum for this step; None if the weights have none for it, or do not fit this run.
 
         The weights of a computed step take its own output, so the forecast for such a step is the blend's.
         """
@@ -145,8 +145,8 @@ class _FittedMemory(Memory):
     def _give_up(self) -> None:
         if self._fits:
             logger.warning(
-                "the weights were fitted for runs of %d steps that compute %s; this run takes other steps, so a blend "
-                "forecasts instead",
+                "the weights were fitted for runs of %d steps of which %s are computed; this run takes other steps, "
+                "so a blend forecasts instead",
                 len(self._fit.coordinates),
                 self._fit.computed,
             )

@@ -32,7 +32,7 @@ class Gap:
     def between(
         cls, target: str, coordinates: Sequence[float], steps: Sequence[tuple[float, float] | None], left: float = 1.0
     ) -> Gap | None:
-        """The gap, from `NoiseLevel.step` or `velocity_step` of each step, the computed one last; None where a step's
+        """The gap, from `NoiseLevel.step` or `velocity_step` of each step, the computed one last; None if a step's
         arithmetic is not known, or nothing of the computed step's latents remains."""
         known = [step for step in steps if step is not None and step[0] and step[1] >= 0]
         if not coordinates or len(known) != len(coordinates) + 1 or not known[-1][1]:

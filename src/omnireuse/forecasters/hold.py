@@ -11,7 +11,7 @@ __all__ = ["Hold"]
 
 @dataclass(frozen=True, kw_only=True)
 class Hold(Forecaster):
-    """Forecast of order 0. On the raw output it makes Euler's method the same method on the computed steps alone."""
+    """Reuse the last computed value. On the raw output, Euler's method then takes the computed steps alone."""
 
     def start(self, branch: int = 0) -> PolynomialMemory:
         return PolynomialMemory(0)

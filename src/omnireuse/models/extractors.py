@@ -81,7 +81,7 @@ class CacheContext:
             self._try_callables()
 
     def computed_streams(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the blocks: the hidden states and the encoder states after them, or None where they return none.
+        """Run the blocks: the hidden states and the encoder states after them, or None if they return none.
 
         Raises:
             StateError: they return anything but hidden, (hidden,) or (hidden, encoder).

@@ -62,7 +62,7 @@ def fit_polynomial(pairs: Sequence[tuple[float, float]]) -> tuple[float, ...]:
 
 
 def share_explained(coefficients: Sequence[float], pairs: Sequence[tuple[float, float]]) -> float | None:
-    """R² of a polynomial on such pairs; None without pairs, or where the output does not vary."""
+    """R² of a polynomial on such pairs; None without pairs, or if the output does not vary."""
     if not pairs:
         return None
     drifts, changes = np.array(pairs).T
@@ -134,7 +134,7 @@ class Seen(NamedTuple):
 
     Attributes:
         changes: of the modulated input and of what the block stack adds, as `changes_of`.
-        ratios: MagCache's for each branch and step; None where a branch was not called at every step.
+        ratios: MagCache's for each branch and step; None if a branch was not called at every step.
     """
 
     changes: Sequence[tuple[float, float]] = ()
@@ -153,7 +153,7 @@ def measured(searched: Sequence[Seen], held_out: Sequence[Seen], blocks_unseen: 
     """Means over all runs, and fits to the runs for the search, judged on the others; at least one of each.
 
     Args:
-        blocks_unseen: why the blocks were not watched, in words; empty where they were.
+        blocks_unseen: why the blocks were not watched, in words; empty if they were.
     """
     runs = [*searched, *held_out]
     unmeasured = {"blocks": blocks_unseen} if blocks_unseen else {}

@@ -69,7 +69,7 @@ class TeaCacheOptions:
     """TeaCache.
 
     Args:
-        rel_l1_thresh: accumulated change at which a step computes, > 0.
+        rel_l1_thresh: accumulated change at which a step is computed, > 0.
         coefficients: five coefficients, highest power first; None takes the published ones for the model.
     """
 
@@ -82,9 +82,9 @@ class MagCacheOptions:
     """MagCache.
 
     Args:
-        mag_threshold: accumulated magnitude error at which a step computes, > 0.
+        mag_threshold: accumulated magnitude error at which a step is computed, > 0.
         mag_max_skip_steps: longest run of reused steps, ≥ 1.
-        mag_retention_ratio: share of the first steps that always compute, in [0, 1).
+        mag_retention_ratio: share of the first steps that are always computed, in [0, 1).
         mag_ratios: one magnitude ratio for each step, the first 1.0, finite and positive: one list for all branches, or
             one for each, as list, tuple, array or tensor; None takes the published ones for the model.
         mag_calibrate: measure the ratios and reuse nothing.
@@ -104,9 +104,9 @@ class DBCacheOptions:
     Args:
         Fn_compute_blocks: first blocks that always run, ≥ 1.
         Bn_compute_blocks: last blocks that always run, ≥ 0.
-        max_warmup_steps: first steps that always compute, ≥ 0.
+        max_warmup_steps: first steps that are always computed, ≥ 0.
         max_cached_steps: most reused steps of a run; -1 for no limit.
-        residual_diff_threshold: relative change of the first blocks' residual at which a step computes, > 0.
+        residual_diff_threshold: relative change of the first blocks' residual at which a step is computed, > 0.
         max_continuous_cached_steps: longest run of reused steps; -1 for no limit.
         enable_taylorseer: forecast the skipped residual instead of holding it.
         taylorseer_order: degree of that forecast, and of TaylorSeer's, ≥ 1.
@@ -131,7 +131,7 @@ class StepCountOptions:
     """For caches that depend on the number of steps.
 
     Args:
-        num_inference_steps: number of steps where no scheduler tells it, ≥ 1.
+        num_inference_steps: number of steps if no scheduler tells it, ≥ 1.
     """
 
     num_inference_steps: Count | None = None
@@ -156,8 +156,8 @@ class TaylorSeerOptions:
 
     Args:
         taylorseer_order: degree of the forecast, 1, 2 or 3.
-        taylorseer_interval: one of so many steps computes, ≥ 1.
-        taylorseer_warmup_steps: first steps that always compute, ≥ 0.
+        taylorseer_interval: every n-th step is computed, n ≥ 1.
+        taylorseer_warmup_steps: first steps that are always computed, ≥ 0.
     """
 
     taylorseer_order: Count = DBCacheOptions.taylorseer_order
@@ -170,8 +170,8 @@ class EasyCacheOptions:
     """EasyCache.
 
     Args:
-        easy_thresh: expected change of the output at which a step computes, > 0.
-        easy_warmup_steps: first steps that always compute, ≥ 1.
+        easy_thresh: expected change of the output at which a step is computed, > 0.
+        easy_warmup_steps: first steps that are always computed, ≥ 1.
     """
 
     easy_thresh: Positive = EasyCache.threshold
@@ -183,8 +183,8 @@ class SeaCacheOptions:
     """SeaCache.
 
     Args:
-        sea_thresh: accumulated change of the filtered latents at which a step computes, > 0.
-        sea_warmup_steps: first steps that always compute, ≥ 1.
+        sea_thresh: accumulated change of the filtered latents at which a step is computed, > 0.
+        sea_warmup_steps: first steps that are always computed, ≥ 1.
     """
 
     sea_thresh: Positive = SeaCache.threshold

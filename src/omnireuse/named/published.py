@@ -67,7 +67,7 @@ def _row(
     Args:
         table: see `published_rows`.
         transformer_type: class name of the denoiser.
-        checkpoint: name or path of the pipeline; empty where it is not known.
+        checkpoint: name or path of the pipeline; empty if it is not known.
         signal: the signal that the row was fitted to; None for any.
         calibrate: how to calibrate, for the error.
 
@@ -92,7 +92,7 @@ def _row(
 
 
 def checkpoint_of(pipeline: Any) -> str:
-    """The name that the pipeline was loaded under; empty where it does not know."""
+    """The name that the pipeline was loaded under; empty if it does not know."""
     return str(getattr(pipeline, "name_or_path", None) or getattr(pipeline, "_name_or_path", None) or "")
 
 

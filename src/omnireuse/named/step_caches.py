@@ -58,7 +58,7 @@ class StepCache:
         strategy: builds the strategy from the config, for a pipeline.
         reads: the dataclasses of its options.
         skips: the region of its strategy.
-        region: builds the region, where another library does the work; by default the strategy's own is taken.
+        region: builds the region, if another library does the work; by default the strategy's own is taken.
     """
 
     strategy: Callable[[DiffusionCacheConfig, Any], Strategy]
@@ -115,7 +115,7 @@ def mag_cache(config: DiffusionCacheConfig, pipeline: Any) -> Strategy:
 def db_cache(config: DiffusionCacheConfig, _pipeline: Any = None) -> Strategy:
     """DBCache with SCM and TaylorSeer.
 
-    With a step mask and `scm_steps_policy="static"` the mask decides alone; with "dynamic" a step is reused where mask,
+    With a step mask and `scm_steps_policy="static"` the mask decides alone; with "dynamic" a step is reused if mask,
     threshold, warm-up and limits all allow it. The branches of a step decide together, which under guidance is closer
     to the full run at as many computed steps.
 

@@ -24,15 +24,15 @@ class NoiseLevel:
     """One step of a schedule.
 
     Attributes:
-        sigma: the noise level in the scheduler's own scale; None where it has none.
+        sigma: the noise level in the scheduler's own scale; None if it has none.
         coordinate: the forecasters' measure of distance: σ/(α+σ), in [0, 1] for every parametrisation and equal to σ
-            for flow matching; the step index where the scheduler's noise is unknown.
-        sample_weight: a of x0 = a · sample + b · output; None where the algebra is unknown.
-        output_weight: b of the same; never 0 where `sample_weight` is known, except at zero noise.
+            for flow matching; the step index if the scheduler's noise is unknown.
+        sample_weight: a of x0 = a · sample + b · output; None if the algebra is unknown.
+        output_weight: b of the same; never 0 if `sample_weight` is known, except at zero noise.
         input_scale: the scheduler's factor on the sample before the denoiser sees it.
-        step: (c, r) where the scheduler goes from x to c · x0 + r · x, as DDIM does, and solvers of higher order but
+        step: (c, r) if the scheduler goes from x to c · x0 + r · x, as DDIM does, and solvers of higher order but
             for what they take from earlier steps; None for solvers that add noise or call the model more than once.
-        flow_scale: 1/(α+σ): latents times this are (1 − t) · clean + t · noise, with t the coordinate. Known where
+        flow_scale: 1/(α+σ): latents times this are (1 − t) · clean + t · noise, with t the coordinate. Known if
             `step` is and velocities can stand in for x0: not under UniPC and DEIS, where that lost with guidance
             (bench/notes/2026-11-23-corrections.md).
         is_bounded: whether a solver without noise of its own bounds x0 in its step (`clip_sample`, `thresholding`): its
@@ -50,12 +50,12 @@ class NoiseLevel:
 
     @property
     def noise(self) -> float | None:
-        """Noise fraction in the latents, in [0, 1]; None where the scheduler's algebra is not known."""
+        """Noise fraction in the latents, in [0, 1]; None if the scheduler's algebra is not known."""
         return None if self.sample_weight is None else self.coordinate
 
     @property
     def velocity_step(self) -> tuple[float, float] | None:
-        """(c, r) where the scheduler goes from x to c · velocity + r · x; None where that is not known."""
+        """(c, r) if the scheduler goes from x to c · velocity + r · x; None if that is not known."""
         if self.step is None or self.flow_scale is None or self.step[0] <= 0 or self.step[1] < 0:
             return None
         return -self.step[0] * self.coordinate, self.step[1] + self.step[0] * self.flow_scale
@@ -106,7 +106,7 @@ class Parametrization:
         """True if the output is remembered in place of what was wanted."""
 
     def settle(self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor) -> None:
-        """Choose it at the first computed output: the wanted one where x0 is defined.
+        """Choose it at the first computed output: the wanted one if x0 is defined.
 
         Raises:
             UnsupportedModelError: x0 is required and is not defined.
@@ -128,7 +128,7 @@ class Parametrization:
             logger.warning("reuse remembers the raw output instead of %s in this run: %s", self._wanted, why)
 
     def value(self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor) -> torch.Tensor | None:
-        """The value to remember of an output; None where it is not defined at this step."""
+        """The value to remember of an output; None if it is not defined at this step."""
         if self.target == "output":
             # A copy: whoever receives the output may write to it.
             return output.clone()
@@ -139,7 +139,7 @@ class Parametrization:
     def values(
         self, level: NoiseLevel, samples: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """The values to remember of several outputs; empty where any is not defined at this step.
+        """The values to remember of several outputs; empty if any is not defined at this step.
 
         Raises:
             UnsupportedModelError: as `settle`.
@@ -170,7 +170,7 @@ class Parametrization:
     def scales(
         self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean magnitudes of the output and of x0, in the units of the value. Where x0 is not defined the output stands
+        """Mean magnitudes of the output and of x0, in the units of the value. If x0 is not defined the output stands
         for it."""
         share = abs(level.output_weight or 1.0)
         if self.target == "x0":
@@ -182,7 +182,7 @@ class Parametrization:
 
 
 def told_level(sigma: float, first: float) -> NoiseLevel:
-    """The noise level of a σ that a pipeline names, where the scheduler's algebra is not known.
+    """The noise level of a σ that a pipeline names, if the scheduler's algebra is not known.
 
     Args:
         sigma: at this step.

@@ -76,7 +76,7 @@ _BOUNDING = _CLIPPING | _FAMILIES["converting"]
 def noise_levels(scheduler: Any) -> list[NoiseLevel]:
     """The noise level of each of the scheduler's timesteps, in order.
 
-    Cost: reads `timesteps` and `sigmas` once a run; where they are on an accelerator, that is one host synchronisation.
+    Cost: reads `timesteps` and `sigmas` once a run; if they are on an accelerator, that is one host synchronisation.
     """
     count = len(scheduler.timesteps)
     # By name along the inheritance chain, so that a user's subclass of a known scheduler is known too.

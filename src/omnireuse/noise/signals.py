@@ -47,14 +47,14 @@ def filtered(latents: torch.Tensor, noise: float | None, grid: tuple[int, ...] |
     G(f) = a |f|^-β / (a² |f|^-β + b²), divided by its own mean, so that distances at different levels compare.
 
     Source: SeaCache, arXiv 2602.18993: the filter, its normalisation (eq. 7) and β = 3 for video, as diffusers 0.42
-    (`hooks/sea_cache.py`) implements them. Ours: |f| is the length of the frequency vector, where diffusers multiplies
+    (`hooks/sea_cache.py`) implements them. Ours: |f| is the length of the frequency vector, while diffusers multiplies
     one filter an axis; β = 2, the spectrum of natural images, for two axes; a and b are those of the noise level,
     whatever the parametrisation.
 
     Args:
         latents: shape (batch, channels, rows, columns), (batch, channels, frames, rows, columns), or
             (batch, tokens, channels) with `grid`.
-        noise: noise fraction in the latents, in [0, 1]; None where it is not known.
+        noise: noise fraction in the latents, in [0, 1]; None if it is not known.
         grid: sizes of the axes that the tokens unfold to; None for latents that show theirs.
 
     Raises:

@@ -32,7 +32,7 @@ class Signature:
 
     Attributes:
         owner: class of the pipeline.
-        defaults: by name; `inspect.Parameter.empty` where there is none.
+        defaults: by name; `inspect.Parameter.empty` if there is none.
         takes_any: whether it has a ``**kwargs``, so that the names it knows cannot be told.
     """
 
@@ -101,7 +101,7 @@ class Caller:
         seed: of the first prompt's noise; the others count on from it.
         batch_size: the most prompts in a call.
         pictures: from what the call returns to one array a prompt, (height, width, channels) in 0…1, a clip with its
-            frames first; None where the result is read as pipelines usually return it.
+            frames first; None if the result is read as pipelines usually return it.
         known: further names that a mistyped argument may have meant.
     """
 

@@ -61,7 +61,7 @@ def scales_of(arguments: Mapping[str, Any]) -> dict[str, float]:
 
 
 def differences(own: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """The arguments that differ, but for guidance that both have, in words; None where none does.
+    """The arguments that differ, but for guidance that both have, in words; None if none does.
 
     Args:
         own: of the runs that a profile was measured on.
@@ -78,7 +78,7 @@ def differences(own: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
 
 
 def read_argument(text: str) -> Any:
-    """The value whose `repr` a profile keeps; the text itself where it is no literal."""
+    """The value whose `repr` a profile keeps; the text itself if it is no literal."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -134,5 +134,5 @@ class Calls:
         return arguments_of(pipeline, *args, **kwargs)
 
     def untunable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-        """The reason against measuring such a call, in words, or None."""
+        """Why such a call cannot be measured, in words; None if it can."""
         return None

@@ -89,10 +89,10 @@ def _picture(row: Any, said: str, *, strict: bool) -> Picture:
 
 
 def _channel_axis(shape: tuple[int, ...], *, last: bool) -> int | None:
-    """The only axis of size 3, or else 1, that can be the channels; None where that is not clear.
+    """The only axis of size 3, or else 1, that can be the channels; None if that is not clear.
 
     Args:
-        last: whether the last axis wins where others are possible too, as in arrays.
+        last: whether the last axis wins if others are possible too, as in arrays.
     """
     if len(shape) not in (3, 4) or 0 in shape:
         return None
@@ -126,11 +126,11 @@ IDENTICAL_DB = 100.0
 
 
 def psnr(image: Any, reference: Any) -> float:
-    """Peak signal-to-noise ratio in dB of `image` against `reference`; inf where they are identical.
+    """Peak signal-to-noise ratio in dB of `image` against `reference`; inf if they are identical.
 
     Args:
         image, reference: (height, width, channels), or a clip's (frames, height, width, channels), which counts as one
-            large image; uint8 or floats in 0..1. Floats are better where images are close: at 59 dB and above the
+            large image; uint8 or floats in 0..1. Floats are better if images are close: at 59 dB and above the
             rounding to 8 bits is larger than the difference.
 
     Raises:
@@ -142,7 +142,7 @@ def psnr(image: Any, reference: Any) -> float:
 
 
 def capped_psnr(image: Any, reference: Any) -> float:
-    """`psnr`, at most `IDENTICAL_DB`; 0 where the image is not finite."""
+    """`psnr`, at most `IDENTICAL_DB`; 0 if the image is not finite."""
     return min(psnr(image, reference), IDENTICAL_DB) if np.isfinite(image).all() else 0.0
 
 

@@ -77,7 +77,7 @@ class Snapshot:
             # The Python object of a storage lives as long as the storage, so this tells of `tensor.data = other`.
             self._storages = [weakref.ref(storage, suspect) for _, storage in stored]
             self._content = [(tensor.dtype, tensor.shape) for tensor in tensors], sampled(tensors)
-            # Where modules are moved by swapping, torch refuses to swap a tensor that has weak references.
+            # If modules are moved by swapping, torch refuses to swap a tensor that has weak references.
             swaps = torch.__future__.get_swap_module_params_on_conversion()
             self._tensors: list[Any] = self._storages if swaps else [weakref.ref(tensor) for tensor in tensors]
             self._places = [] if swaps else [(weakref.ref(tensor), tensor.data_ptr()) for tensor, _ in stored]

@@ -33,9 +33,9 @@ class Source:
     Args:
         given: a folder of a diffusers pipeline, the id of one on a hub, ``package:function``, a function without
             arguments that makes one, or the pipeline itself.
-        device: where it computes, as torch names it; None for CUDA or MPS where there is one, else the CPU.
+        device: where it computes, as torch names it; None for CUDA or MPS if there is one, else the CPU.
         dtype: "bfloat16", "float16", "float32" or the same of torch; None for bfloat16 on CUDA and MPS, else float32.
-            A function decides for itself where neither device nor dtype is given.
+            A function decides for itself if neither device nor dtype is given.
         where: name of the caller, for messages.
 
     Raises:

@@ -29,14 +29,14 @@ class WeightFit:
     The runs that it is fitted on follow the schedule themselves. At each step the target is the output with which the
     scheduler would arrive at the full run's latents. The weights are solved for it by least squares, and the run goes
     on with what they give, so later steps know the errors of earlier ones. Each further run adds its sums. Every sample
-    counts by its relative error, as in PSNR. Branches of guidance have weights of their own where guidance sums them
+    counts by its relative error, as in PSNR. Branches of guidance have weights of their own if guidance sums them
     with the same shares at every step.
 
     Source: fitting a solver's coefficients to its own fine runs, as in "Bespoke Solvers", arXiv 2310.19075; correcting
     a past step with an output that is computed anyway, as UniPC does, arXiv 2302.04867.
 
     Args:
-        computed: the steps that compute.
+        computed: the steps that are computed.
         total: steps of a run.
         kept: number of outputs of each branch in a sum.
 
@@ -53,12 +53,12 @@ class WeightFit:
 
     @property
     def weights(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
-        """For each branch and each step so far, the newest output first; empty where the computed output is used."""
+        """For each branch and each step so far, the newest output first; empty if the computed output is used."""
         return tuple(tuple(sets[branch] if sets else () for sets in self._weights) for branch in range(self._branches))
 
     @property
     def first_gap(self) -> int:
-        """The first step that is not computed; 0 where all are."""
+        """The first step that is not computed; 0 if all are."""
         return next((step for step in range(len(self._weights)) if step not in self._computed), 0)
 
     def begin(self, shares: Sequence[float]) -> LedRun:
@@ -91,8 +91,8 @@ class LedRun:
         """The output for the solver at this step.
 
         Args:
-            made: outputs of the branches, which are changed; None where they are not known, or nothing was computed.
-            output: after guidance; only its shape counts where nothing was computed.
+            made: outputs of the branches, which are changed; None if they are not known, or nothing was computed.
+            output: after guidance; only its shape counts if nothing was computed.
             target: finds the output with which the solver arrives at the full run's latents.
         """
         fit, here, computes = self._fit, self.index, self.computes

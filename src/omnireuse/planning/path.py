@@ -24,7 +24,7 @@ class Path:
 
     Attributes:
         latents: before the first step, then after each step.
-        shares: of each branch of guidance in what the scheduler gets; (1.0,) where they cannot be told apart.
+        shares: of each branch of guidance in what the scheduler gets; (1.0,) if they cannot be told apart.
         calls: for each of the first steps, what the denoisers returned, in the order of the calls.
         outputs: for each of the first steps, what the scheduler got.
     """
@@ -67,7 +67,7 @@ class OutputProducts:
         """The products of one run, and the shares of its branches.
 
         Args:
-            steps: of each step what the scheduler got, and the outputs of its branches; None where they are not known.
+            steps: of each step what the scheduler got, and the outputs of its branches; None if they are not known.
             final: the final latents, one row for each sample.
             effects: as above.
         """
@@ -142,7 +142,7 @@ class Shares:
             self._sums.append((basis.T @ basis, basis.T @ left, float(left.square().sum()), size))
 
     def found(self) -> tuple[float, ...]:
-        """The share of each branch; (1.0,) where they differ from step to step, or there is no such sum."""
+        """The share of each branch; (1.0,) if they differ from step to step, or there is no such sum."""
         if len(self._branches) != 1 or 0 in self._branches:
             return (1.0,)
         products, towards = (torch.stack(each).sum(0) for each in list(zip(*self._sums, strict=True))[:2])

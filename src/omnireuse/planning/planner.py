@@ -106,7 +106,7 @@ class Planner:
         return steps
 
     def expected(self, steps: tuple[int, ...]) -> float:
-        """The expected PSNR of a schedule in dB, up to a constant; -inf where a gap is longer than plans have."""
+        """The expected PSNR of a schedule in dB, up to a constant; -inf if a gap is longer than plans have."""
         return float(-10 * np.log10(self._error(steps) + 1e-12).mean())
 
     def _error(self, steps: tuple[int, ...]) -> Array:

@@ -28,21 +28,21 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepView:
-    """A policy's knowledge of one decision.
+    """What a policy knows when it decides on a step.
 
     Attributes:
         index: denoising step, counted from 0.
-        total: number of steps of this run; None where it is not known.
-        sigma: the scheduler's noise level at this step; None where it has none.
+        total: number of steps of this run; None if it is not known.
+        sigma: the scheduler's noise level at this step; None if it has none.
         drift: relative L1 change of the signal since the previous step, or since the last computed one
             (`Policy.drift_since_computed`); None without a signal or at the first step.
-        branch: order of this call among the step's calls of its denoiser; 0 where one decision covers the step.
-        error: relative L1 error of the last forecast that was compared with the truth: of x0 where the scheduler's
+        branch: order of this call among the step's calls of its denoiser; 0 if one decision covers the step.
+        error: relative L1 error of the last forecast that was compared with the truth: of x0 if the scheduler's
             algebra is known, else of the remembered value; None before that.
-        noise: noise fraction in the latents, σ/(α+σ), in [0, 1]; None where the scheduler's algebra is not known.
-        noises: `noise` at every step of this run; None where it is not known.
-        coordinate: place of the step, as forecasters measure distance; the step index where nothing else is known.
-        order: degree of the forecaster's polynomial; 0 where it has none.
+        noise: noise fraction in the latents, σ/(α+σ), in [0, 1]; None if the scheduler's algebra is not known.
+        noises: `noise` at every step of this run; None if it is not known.
+        coordinate: position of the step, as forecasters measure distance; the step index if nothing else is known.
+        order: degree of the forecaster's polynomial; 0 if it has none.
     """
 
     index: int
@@ -58,7 +58,7 @@ class StepView:
 
 
 class Policy(ABC):
-    """Compute or reuse? Only `wants_reuse` must be written; the defaults are those of a policy without a state."""
+    """The rule that decides whether a step is computed or reused. Only `wants_reuse` must be written."""
 
     needs_drift: ClassVar[bool] = False
     """True if `StepView.drift` is measured: one host synchronisation a decision."""
@@ -81,19 +81,19 @@ class Policy(ABC):
 
     @property
     def limit(self) -> Limit | None:
-        """The argument that `measured` is compared with; None where nothing is measured."""
+        """The argument that `measured` is compared with; None if nothing is measured."""
         return None
 
     def warmup_limit(self, total: int | None) -> Limit | None:
-        """The argument that makes the first steps compute, and their number in a run of `total` steps."""
+        """The argument by which the first steps are always computed, and their number in a run of `total` steps."""
         return None
 
     def measured(self, state: Any, view: StepView) -> float | None:
-        """The value compared with the limit at this step; None where unknown."""
+        """The value compared with the limit at this step; None if unknown."""
         return None
 
     def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int] | None:
-        """The steps that compute in a run of `total` ≥ 1 steps; None where that depends on what is measured.
+        """The steps that are computed in a run of `total` ≥ 1 steps; None if that depends on what is measured.
 
         A policy with a schedule is asked nothing else in such a run. `noises` is the noise fraction at each step.
         """
@@ -188,7 +188,7 @@ class ThresholdPolicy(Policy):
     threshold_name: ClassVar[str]
     """The field with the threshold."""
     warmup_name: ClassVar[str | None] = None
-    """The field with the number of first steps that always compute."""
+    """The field with the number of first steps that are always computed."""
 
     @property
     def limit(self) -> Limit:
@@ -196,7 +196,7 @@ class ThresholdPolicy(Policy):
         return Limit(self.threshold_name, getattr(self, self.threshold_name))
 
     def warmup_limit(self, total: int | None) -> Limit | None:
-        """The warm-up, where there is one."""
+        """The warm-up, if there is one."""
         return None if self.warmup_name is None else Limit(self.warmup_name, getattr(self, self.warmup_name))
 
     def wants_reuse(self, state: Any, view: StepView) -> bool:

@@ -25,7 +25,7 @@ class TeaCache(ThresholdPolicy):
     Source: "Timestep Embedding Tells: It's Time to Cache for Video Diffusion Model", arXiv 2411.19108, section 3.3.
 
     Args:
-        rel_l1_thresh: accumulated relative L1 change at which a step computes, > 0. Raising it reuses more.
+        rel_l1_thresh: accumulated relative L1 change at which a step is computed, > 0. Raising it reuses more.
         coefficients: five coefficients of the degree-4 polynomial from signal change to output change, highest power
             first.
 
@@ -92,11 +92,11 @@ class EasyCache(_AccumulatedChange):
     Source: EasyCache, "Less is Enough", arXiv 2507.02860: the rate k = |Δv| / |Δx|, the sum of the expected changes
     k |Δx| / |v| against a threshold, the warm-up and the computed last step. Ours: the rate is that of relative
     changes between computed steps, the value is the one remembered (v itself with prediction target "output"), and the
-    forecaster gives the forecast, where the paper holds v − x.
+    forecaster gives the forecast, while the paper holds v − x.
 
     Args:
-        threshold: expected relative L1 change at which a step computes, > 0. Raising it reuses more.
-        warmup: steps at the start that always compute, ≥ 1; the second gives the first rate.
+        threshold: expected relative L1 change at which a step is computed, > 0. Raising it reuses more.
+        warmup: steps at the start that are always computed, ≥ 1; the second gives the first rate.
 
     Raises:
         ConfigError: a value out of range.
@@ -116,8 +116,8 @@ class SeaCache(_AccumulatedChange):
     as in diffusers 0.42, which needs no knowledge of the model (`omnireuse.noise.signals.filtered`).
 
     Args:
-        threshold: accumulated relative L1 change at which a step computes, > 0. Raising it reuses more.
-        warmup: steps at the start that always compute, ≥ 1.
+        threshold: accumulated relative L1 change at which a step is computed, > 0. Raising it reuses more.
+        warmup: steps at the start that are always computed, ≥ 1.
 
     Raises:
         ConfigError: a value out of range.
@@ -131,7 +131,7 @@ class SeaCache(_AccumulatedChange):
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualDiff(ThresholdPolicy):
-    """Reuse where mean|R_last − R| / mean|R_last| is below a threshold, with R_last from the last computed step.
+    """Reuse if mean|R_last − R| / mean|R_last| is below a threshold, with R_last from the last computed step.
 
     Nothing is accumulated. In region "tail" R is what the first blocks add to their input; in other regions it is
     their signal.
@@ -140,8 +140,9 @@ class ResidualDiff(ThresholdPolicy):
     (https://github.com/chengzeyi/ParaAttention).
 
     Args:
-        residual_diff_threshold: relative L1 distance at which a step computes, finite and > 0. Raising it reuses more.
-        max_warmup_steps: steps at the start that always compute, ≥ 0.
+        residual_diff_threshold: relative L1 distance at which a step is computed, finite and > 0. Raising it reuses
+            more.
+        max_warmup_steps: steps at the start that are always computed, ≥ 0.
         max_cached_steps: most reused steps of a run; -1 for no limit.
         max_continuous_cached_steps: longest run of reused steps; -1 for no limit.
 

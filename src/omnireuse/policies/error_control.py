@@ -31,11 +31,11 @@ class ErrorControl(ThresholdPolicy):
     forecaster's order, 2 at most.
 
     The error is that of x0, relative to x0. Latents with a share s of noise move by (x − x0) / s for each unit of s, so
-    the bound is error / s ≤ scale · tolerance ("error per unit step"). Where the scheduler's algebra is not known, the
+    the bound is error / s ≤ scale · tolerance ("error per unit step"). If the scheduler's algebra is not known, the
     error is that of the output, and s is 1.
 
-    What the steps of a run leave adds up in the final latents, and computed steps correct most of it. `scale` says how
-    wide the bound on each step is for all of that. It is chosen on the reference cases, in region "step" with `Blend`,
+    The errors of a run's steps add up in the final latents, and computed steps correct most of them. `scale` says how
+    wide the bound on each step may be therefore. It is chosen on the reference cases, in region "step" with `Blend`,
     such that nine of ten final latents are within the tolerance in each case (``python -m bench tolerance``). It is no
     guarantee for a single prompt.
 

@@ -21,11 +21,11 @@ class Steps(Schedule):
     """Compute at these steps, and at the first.
 
     Args:
-        steps: the steps that compute, counted from 0. A negative step counts from the end.
-        made_at: the noise fraction at each step of the run that `steps` were chosen for, or its steps' numbers where
+        steps: the steps that are computed, counted from 0. A negative step counts from the end.
+        made_at: the noise fraction at each step of the run that `steps` were chosen for, or its steps' numbers if
             its noise is not known. None takes `steps` as they are, whatever the run.
         elsewhere: with `made_at`, the schedule of runs of another length, or at other noise levels.
-        compute_last: whether the last step computes although `steps` leaves it out. It is worth more than any other,
+        compute_last: whether the last step is computed although `steps` leaves it out. It is worth more than any other,
             unless weights were fitted to do without it.
 
     Raises:
@@ -81,11 +81,11 @@ def _is_like(made_at: tuple[float, ...], total: int, noises: tuple[float, ...] |
 
 @dataclass(frozen=True, kw_only=True)
 class EveryNth(Schedule):
-    """Compute every so many steps after the warm-up, and the last: 15 of 28 by default.
+    """Compute every n-th step after the warm-up, and the last: 15 of 28 by default.
 
     Args:
         every: distance of computed steps, ≥ 1.
-        warmup: steps at the start that always compute, ≥ 0.
+        warmup: steps at the start that are always computed, ≥ 0.
 
     Raises:
         ConfigError: a value out of range.
@@ -139,18 +139,18 @@ _ALWAYS = _Always()
 
 @dataclass(frozen=True, kw_only=True)
 class StepMask(Policy):
-    """Compute where the mask says so. Elsewhere reuse, or let another policy decide. The first and last step compute.
+    """Compute if the mask says so. Elsewhere reuse, or let another policy decide. The first and last step are computed.
 
     Args:
         mask: the name of a schedule (`scm_mask`), or for each step 1 to compute and 0 to allow reuse.
-        dynamic: decides where the mask allows reuse, within its own warm-up and limits; None reuses wherever the mask
+        dynamic: decides if the mask allows reuse, within its own warm-up and limits; None reuses wherever the mask
             allows it ("static").
 
     Raises:
         UnknownNameError: a name that is no schedule.
         ConfigError: an explicit mask that is empty or holds anything but 0 and 1.
         WrongTypeError: `dynamic` is no policy.
-        StateError: at the first decision of a run, where an explicit mask is not as long as the run, or the step count
+        StateError: at the first decision of a run, if an explicit mask is not as long as the run, or the step count
             is not known.
     """
 
@@ -226,9 +226,9 @@ class StepMask(Policy):
 def scm_mask(name: str, num_inference_steps: int) -> tuple[int, ...]:
     """A named schedule for any step count: 1 computes, 0 may be reused. The first and the last step are 1.
 
-    At 28 steps it is the table's. Elsewhere as many steps compute as come closest to the table's share, two at least.
-    The k-th of them is where the table's curve "k-th computed step ↦ step" is after both axes are stretched. That keeps
-    the density of each phase, and no run of reused steps is longer than the table's longest.
+    At 28 steps it is the table's. Elsewhere as many steps are computed as come closest to the table's share, two at
+    least. The k-th of them is where the table's curve "k-th computed step ↦ step" is after both axes are stretched.
+    That keeps the density of each phase, and no run of reused steps is longer than the table's longest.
 
     Args:
         name: "slow", "medium", "fast" or "ultra".

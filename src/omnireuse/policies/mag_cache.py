@@ -40,10 +40,10 @@ class MagCache(ThresholdPolicy):
             over that of the step before, 1.0 for the first. Finite and positive; lists, tuples, arrays and tensors. A
             flat list serves all branches. Ratios of another step count are resampled. A run with more branches than
             were measured uses the last.
-        threshold: accumulated |1 − ratio| above which a step computes, > 0. Raising it reuses more.
+        threshold: accumulated |1 − ratio| above which a step is computed, > 0. Raising it reuses more.
         max_skip_steps: longest run of reused steps, ≥ 1.
-        retention_ratio: share of the first steps that always compute, in [0, 1).
-        compute_last: always compute the last step. The published method reuses it where the ratios allow that.
+        retention_ratio: share of the first steps that are always computed, in [0, 1).
+        compute_last: always compute the last step. The published method reuses it if the ratios allow that.
 
     Raises:
         ConfigError: a value out of range.

@@ -18,7 +18,7 @@ class Schedule(Policy):
 
     @abstractmethod
     def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
-        """The steps that compute in a run of `total` ≥ 1 steps with these noise fractions."""
+        """The steps that are computed in a run of `total` ≥ 1 steps with these noise fractions."""
 
     def wants_reuse(self, state: None, view: StepView) -> bool:
         if view.total is None:
@@ -43,7 +43,7 @@ def cheapest_path(
     Args:
         origins, targets: (edges,) the nodes of each edge, sorted by target, then by origin.
         costs: (edges,) of each edge.
-        ends: (nodes,) the cost of ending at each node; ∞ where no path may end.
+        ends: (nodes,) the cost of ending at each node; ∞ if no path may end.
     """
     firsts = np.flatnonzero(np.diff(targets, prepend=-1))  # the first edge to each target
     reached, counts = targets[firsts], np.diff(firsts, append=len(targets))

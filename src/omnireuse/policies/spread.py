@@ -24,22 +24,22 @@ POWER = 1.7
 
 @dataclass(frozen=True, kw_only=True)
 class Spread(Schedule):
-    """Compute so many steps, spread over the run as the default spreads them. Give `num_computed` or `speedup`.
+    """A schedule of computed steps, spread over the run as in the default. Give `num_computed` or `speedup`.
 
     Args:
-        num_computed: how many steps compute in all, above `warmup` and at least 2; the first step is among them. A
+        num_computed: how many steps are computed in all, above `warmup` and at least 2; the first step is among them. A
             shorter run computes all of its steps.
         speedup: steps divided by computed steps, ≥ 1. The number of computed steps is rounded to the nearest, halves
             up, and never below what the warm-up and the last step need.
-        warmup: steps at the start that always compute, ≥ 0; they count as computed steps.
+        warmup: steps at the start that are always computed, ≥ 0; they count as computed steps.
         by_noise: spread the steps by noise, as a share of the run's first noise, evenly in (1 − noise)^0.4, or ^0.6
             below 0.3 of the steps. Runs whose noise is not known, or does not fall, go by `power`.
         power: spreads them by number: the k-th of n gaps ends at (k / n)^power of the way, ≥ 1. 1 spreads them evenly;
             above 1 they are closest at the beginning.
-        min_computed: with `speedup`, the least number of steps that compute, ≥ 2.
+        min_computed: with `speedup`, the least number of steps that are computed, ≥ 2.
         min_steps: with `speedup`, the least number of steps of a run that reuses; shorter runs compute everything, ≥ 2.
-        compute_last: whether the last step computes although `by_noise` has a better use for so little noise; by number
-            it always computes.
+        compute_last: whether the last step is computed although `by_noise` has a better use for so little noise; by
+            number it is always computed.
 
     Raises:
         ConfigError: both ways of choosing or none, or a value out of range.
@@ -164,8 +164,8 @@ def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compu
 
     Args:
         noises: noise fraction at each step, falling.
-        compute_last: whether the last step computes. Otherwise the gap from the last computed step to no noise counts
-            too, `END` times: where the last step has little noise left, it is better spent earlier.
+        compute_last: whether the last step is computed. Otherwise the gap from the last computed step to no noise
+            counts too, `END` times: if the last step has little noise left, it is better spent earlier.
     """
     exponent, end = (FEW_EXPONENT, FEW_END) if count < FEW * len(noises) else (EXPONENT, END)
     # Rounding may leave a shifted scheduler's first noise fraction above 1.

@@ -35,12 +35,12 @@ class Conditions(Record, frozen=True, kw_only=True):
         model: class of the denoiser.
         config_digest: of its configuration and of the scheduler's, but for the shift of the noise levels.
         scheduler: class of the scheduler.
-        weights: digest of the denoisers' weights, without adapters; None where they cannot be read, because they are
+        weights: digest of the denoisers' weights, without adapters; None if they cannot be read, because they are
             sharded or not in memory.
         adapters: LoRA adapters in use, each with a digest of its weights and its scale.
         dtype: in which the denoiser computes, as "bfloat16".
         holding: how weights are held: "plain tensors", or the classes and dtypes of quantised ones.
-        autocast: dtype of autocast, as "cuda bfloat16"; None where it is off.
+        autocast: dtype of autocast, as "cuda bfloat16"; None if it is off.
         hooks: forward hooks, replaced forwards and the hooks of diffusers and accelerate that may change numbers.
         guider: of a modular pipeline, with its settings; None for other pipelines.
     """
@@ -58,7 +58,7 @@ class Conditions(Record, frozen=True, kw_only=True):
 
     def foreign(self, other: Conditions) -> str | None:
         """What another pipeline has in place of the denoiser, the scheduler or their configuration, in words; None
-        where they are the same."""
+        if they are the same."""
         for what, own, given in (
             ("denoiser", self.model, other.model),
             ("scheduler", self.scheduler, other.scheduler),
@@ -70,7 +70,7 @@ class Conditions(Record, frozen=True, kw_only=True):
 
     def unlike(self, other: Conditions) -> str | None:
         """How a pipeline under the `other` conditions differs from one that was measured under these, in words; None
-        where nothing differs. Weights that cannot be read differ."""
+        if nothing differs. Weights that cannot be read differ."""
         if (foreign := self.foreign(other)) is not None:
             return foreign
         if self.dtype != other.dtype:
@@ -123,7 +123,7 @@ class Watch:
             StateError: the pipeline is gone.
             UnsupportedModelError: it has no denoiser.
 
-        Cost: where nothing has changed, about 0.2 ms for a thousand weights (``python -m bench promise``), and no work
+        Cost: if nothing has changed, about 0.2 ms for a thousand weights (``python -m bench promise``), and no work
         on their device. Otherwise it reads 64 values of each weight, and waits once for the device.
         """
         pipeline = self._pipeline()
@@ -171,7 +171,7 @@ class _Found:
         """The conditions but for autocast and hooks."""
 
     def is_touched_by(self, event: Sequence[object]) -> bool:
-        """As `Snapshot.is_touched_by`."""
+        """Whether an event of `suspect` may change a denoiser (`Snapshot.is_touched_by`)."""
         return self._snapshot.is_touched_by(event)
 
     def is_still(self, pipeline: Any) -> bool:
@@ -222,7 +222,7 @@ def _guider_text(guider: Any) -> str | None:
 
 
 def _settings(pipeline: Any) -> list[Any]:
-    """Objects that are exchanged where the scheduler, the guider or a configuration changes."""
+    """Objects that are exchanged when the scheduler, the guider or a configuration changes."""
     scheduler, guider = (getattr(pipeline, name, None) for name in ("scheduler", "guider"))
     configured = (scheduler, guider, *denoisers_of(pipeline))
     return [scheduler, guider, *(getattr(each, "config", None) for each in configured)]

@@ -1,7 +1,7 @@
 """What nine of ten new pictures reach, by what a few have shown: lower tolerance bounds.
 
-A bound holds where at least nine of ten pictures of the same kind reach it. It is computed so that it does for 19 of 20
-samples: by order statistics where the sample is large enough, whatever the distribution, and else by the normal
+A bound holds if at least nine of ten pictures of the same kind reach it. It is computed so that it does for 19 of 20
+samples: by order statistics if the sample is large enough, whatever the distribution, and else by the normal
 distribution, but never above the sample's smallest value, because PSNRs have a long lower tail. ``python -m bench
 promise`` shows how often such bounds hold on the reference pipelines, and how tight they are.
 
@@ -40,7 +40,7 @@ root mean square, and the scatter, of those of the 36 samples of ``python -m ben
 
 
 def bound_of_few(values: Sequence[float]) -> float:
-    """As `lower_bound`, in dB, for a few values, whose variance is joined by that of other models; −∞ without any.
+    """A lower bound in dB from a few values, with a variance estimated from them and from other models; −∞ without any.
 
     Source of the factor: Natrella's approximation, NIST/SEMATECH e-Handbook of Statistical Methods, 7.2.6.3, with the
     degrees of freedom of the joint variance.

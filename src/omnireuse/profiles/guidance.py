@@ -24,7 +24,7 @@ class Calibrated:
 
     Attributes:
         arguments: of the pipeline's calls, as `arguments_of` returns them. 1 and below is no guidance.
-        unlike: how the pipeline differs at this moment from the one that was calibrated, in words; None where it does
+        unlike: how the pipeline differs at this moment from the one that was calibrated, in words; None if it does
             not.
         fallback: the strategy for other guidance.
     """

@@ -24,7 +24,7 @@ class Holding(NamedTuple):
 
     Attributes:
         weights: digest of names, shapes and 64 values of each weight, without adapters and the wrappers of
-            torch.compile; None without any, or where one is sharded or not in memory.
+            torch.compile; None without any, or if one is sharded or not in memory.
         adapters: LoRA adapters in use, each with a digest of its weights and its scales, as "style (0f1e2d3c)".
         kinds: `PLAIN`, or the classes and dtypes of weights that are held otherwise.
     """

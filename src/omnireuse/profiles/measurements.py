@@ -31,8 +31,8 @@ class Measurements(Record, frozen=True, kw_only=True):
     """Means over the full runs of a search.
 
     Attributes:
-        tea_cache: None where it could not be fitted.
-        mag_ratios: MagCache's ratios for each branch and step, the first 1.0; None where they could not be measured.
+        tea_cache: None if it could not be fitted.
+        mag_ratios: MagCache's ratios for each branch and step, the first 1.0; None if they could not be measured.
         unmeasured: what the model does not show, and why.
     """
 

@@ -24,10 +24,10 @@ class Origin(Record, frozen=True, kw_only=True):
     """Where a pipeline comes from, and which weights it has.
 
     Attributes:
-        name: id on the hub, or name of the folder, that it was loaded from; "" where it is not known.
-        revision: commit of the repository; None where it is not known.
+        name: id on the hub, or name of the folder, that it was loaded from; "" if it is not known.
+        revision: commit of the repository; None if it is not known.
         weights: digest of values of the denoisers' weights, without adapters, in their own dtype and as they are held;
-            None where they are sharded or not in memory.
+            None if they are sharded or not in memory.
         adapters: LoRA adapters in use, each with a digest of its weights and its scales.
         holding: how weights are held: "plain tensors", or the classes and dtypes of quantised ones.
     """

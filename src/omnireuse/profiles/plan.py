@@ -34,7 +34,7 @@ class Evidence(Record, frozen=True, kw_only=True):
 
     Attributes:
         errors: relative L1 error of the final latents of each measured picture.
-        untuned: the same with the untuned default; empty where that computes every step.
+        untuned: the same with the untuned default; empty if that computes every step.
         runs: work of full runs and shadows, in full runs of one call; 0 after a calibration.
         closeness: PSNR of each picture in dB to the full run's; empty after tuning, unless a quality was asked for.
         stays: whether the untuned default, which the errors are of, was taken.
@@ -51,11 +51,11 @@ class Plan(Record, frozen=True, kw_only=True):
     """One schedule and its quality.
 
     Attributes:
-        steps: the steps that compute, with the first.
+        steps: the steps that are computed, with the first.
         forecaster: name of the forecaster for the others, or "fitted".
         weights: of a "fitted" one, for each branch of guidance and each step of the run; one set serves all branches.
         psnr: mean PSNR to the full run in dB on the prompts for the search; None after tuning, which compares latents.
-        held_out: PSNR of each held-out prompt; empty where an interrupt came before.
+        held_out: PSNR of each held-out prompt; empty if an interrupt came before.
         evidence: of its trials; None without any, and in earlier files of calibrations.
 
     Raises:
@@ -84,7 +84,7 @@ class Plan(Record, frozen=True, kw_only=True):
 
         Args:
             coordinates: those of the profile.
-            elsewhere: the schedule of other runs; None where there are none.
+            elsewhere: the schedule of other runs; None if there are none.
         """
         policy = Steps(
             steps=self.steps,

@@ -35,26 +35,26 @@ HEAD = {"format": 6}
 
 
 class Profile(Record, frozen=True, kw_only=True):
-    """The best schedules that were found for a pipeline, one for each number of computed steps, and their use.
+    """The best schedules found for a pipeline, one for each number of computed steps.
 
     Attributes:
         model: class of the denoiser.
-        config_digest: of its configuration and its scheduler's.
+        config_digest: digest of the configurations of denoiser and scheduler.
         scheduler: class of the scheduler.
         num_inference_steps: denoising steps of the runs that were searched.
-        coordinates: of each step, as forecasters see it ("at" in the file): the noise fraction in the latents, or the
-            step's index where the scheduler's noise is not known.
-        call: what the pipeline was called with beside the prompts, as text.
-        prompts_digest: of all prompts.
-        num_prompts: how many were searched with, or how many runs were learnt from, and how many held out.
-        seed: of noise and search.
-        created: date.
-        versions: of the libraries.
+        coordinates: position of each step, as forecasters see it ("at" in the file): the noise fraction in the
+            latents, or the step's index if the scheduler's noise is not known.
+        call: arguments of the pipeline's call beside the prompts, as text.
+        prompts_digest: digest of all prompts.
+        num_prompts: number of prompts that the search used, and number of held-out prompts.
+        seed: seed of the noise and of the search.
+        created: day on which it was made.
+        versions: versions of the libraries.
         cost_in_runs: cost of the search in full runs of one prompt.
-        complete: False where the search was interrupted; each plan is then the best so far.
-        plans: by number of computed steps.
-        measured: what else the full runs have shown; None where they were not looked at.
-        dtype: what the denoiser computed in, as "bfloat16".
+        complete: False if the search was interrupted; each plan is then the best so far.
+        plans: the plans, by number of computed steps.
+        measured: other measurements of the full runs; None if none were made.
+        dtype: dtype that the denoiser computed in, such as "bfloat16".
         origin: name, revision and weights of the pipeline, and how it held them.
         autocast, hooks, guider: the further `Conditions` of the runs.
         command: the call that made it; None in a file of a version that did not note it.
@@ -95,7 +95,7 @@ class Profile(Record, frozen=True, kw_only=True):
 
     @property
     def conditions(self) -> Conditions:
-        """Under which conditions it was measured."""
+        """The conditions that it was measured under."""
         return Conditions(
             model=self.model,
             config_digest=self.config_digest,
@@ -165,7 +165,7 @@ class Profile(Record, frozen=True, kw_only=True):
 
         Args:
             speedup: all steps divided by computed steps, ≥ 1; 2 by default.
-            computed_steps: exactly so many steps compute.
+            computed_steps: exactly this number of steps is computed.
             quality: PSNR in dB that at least nine of ten pictures reach.
 
         Raises:
@@ -185,11 +185,11 @@ class Profile(Record, frozen=True, kw_only=True):
     ) -> Choice:
         """The strategy for one target: exactly as many computed steps as are asked for.
 
-        Where no plan has that number, and in runs of another length or at other noise levels, the default's steps
-        compute, `Blend` forecasts, and nothing is promised.
+        If no plan has that number, and in runs of another length or at other noise levels, the default's steps
+        are computed, `Blend` forecasts the others, and nothing is promised.
 
         Args:
-            pipeline: that it is compared with; None for no comparison.
+            pipeline: the pipeline to compare it with; None for no comparison.
 
         Raises:
             ConfigError: a quality that no plan promises.
@@ -216,8 +216,8 @@ class Profile(Record, frozen=True, kw_only=True):
     def _without_plan(self, count: int, policy: Spread) -> Choice:
         total, having = self.num_inference_steps, ", ".join(map(str, sorted(self.plans))) or "none"
         but = (
-            f"the profile has no plan for {count} of {total} steps, but for {having}; they are computed where the "
-            "default computes them, and its blend forecasts the others"
+            f"the profile has no plan for {count} of {total} steps, but for {having}; the run follows the "
+            "default: its steps are computed, and its blend forecasts the others"
         )
         logger.info("%s; nothing is promised", but)
         promise = Promise(tenth=-math.inf, expected=math.nan, prompts=0, coordinates=self.coordinates, but=but)
@@ -241,7 +241,7 @@ class Profile(Record, frozen=True, kw_only=True):
         return arguments_of(pipeline, **{name: read_argument(text) for name, text in self.call.items()})
 
     def unlike(self, pipeline: Any) -> str | None:
-        """How the conditions of the pipeline differ at this moment from those of the profile, in words; None where they
+        """How the conditions of the pipeline differ at this moment from those of the profile, in words; None if they
         do not."""
         found = self.conditions.unlike(watch_of(pipeline).now())
         if found != OTHER_WEIGHTS:
@@ -296,7 +296,7 @@ class Profile(Record, frozen=True, kw_only=True):
         write_text(path, self.as_text())
 
     def as_text(self) -> str:
-        """What `save` writes."""
+        """The JSON text that `save` writes."""
         return as_text(self, HEAD)
 
     @classmethod

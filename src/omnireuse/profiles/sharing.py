@@ -39,7 +39,7 @@ def check_place(place: str | os.PathLike[str]) -> None:
 
 
 def found(place: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """The file of the profile in this place; downloaded, or taken from the hub's cache, where it is an id.
+    """The file of the profile in this place; downloaded, or taken from the hub's cache, if it is an id.
 
     Args:
         place: a file, a folder with `FILE`, ``owner/name`` or ``owner/name@revision``.

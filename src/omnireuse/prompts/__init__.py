@@ -5,7 +5,7 @@
 same result, whatever branches, decorators and base classes it has.
 
 **What was read has a state.** A `Survey` of a value compares in microseconds whether all that it holds is as it was.
-Where something differs, the content decides: a digest of weights and one of settings (`Sight`). Modules that ran count
+If something differs, the content decides: a digest of weights and one of settings (`Sight`). Modules that ran count
 whole, also in part; others (a denoiser, for its dtype) with their identity, dtype and configuration.
 
 **The key of a call** holds the state of what such a call was seen to read (`Reading`), its arguments (`keys`), the

@@ -146,7 +146,7 @@ class EncodeCall:
         return PromptKey(parts)
 
     def _target(self, pipeline: Any, bound: dict[str, Any]) -> torch.device | None:
-        """Where this call wants its tensors: its ``device``, else where the pipeline runs; None for its encoder's."""
+        """The device for this call's tensors: its ``device``, else the pipeline's; None for its encoder's."""
         device = bound.get("device")
         if device is None and "device" in bound:
             device = getattr(pipeline, "_execution_device", None)

@@ -104,7 +104,7 @@ def is_on_accelerator(leaf: Any) -> bool:
 
 
 def _to_host(leaf: Any) -> Any:
-    """A copy in host memory, pinned where an accelerator can read it faster so."""
+    """A copy in host memory, pinned if an accelerator can read it faster so."""
     if not is_on_accelerator(leaf):
         return compact_copy(leaf)
     with torch.inference_mode(False), torch.no_grad():
@@ -150,7 +150,7 @@ class Record:
 
 
 class Outside:
-    """The outer store of one pipeline, namespaced by model and library versions. A record is served only where the same
+    """The outer store of one pipeline, namespaced by model and library versions. A record is served only if the same
     names hold the same content."""
 
     def __init__(self, store: Tier | TieredStore, tag: str | None) -> None:

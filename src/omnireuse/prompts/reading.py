@@ -63,7 +63,7 @@ class Sight:
     Attributes:
         modules: those that were found: path, module and survey, by id.
         state: what all of it is.
-        elsewhere: digest that another process has for the same; None where there cannot be one.
+        elsewhere: digest that another process has for the same; None if there cannot be one.
         whole, idle: paths of the modules that count with all that they are, and of the others.
     """
 
@@ -218,7 +218,7 @@ class Reading:
         self.sight: Sight | None = None
 
     def state(self, pipeline: object) -> State:
-        """What is read now. Cost: see `Survey.holds`; where something changed, that of a survey.
+        """What is read now. Cost: see `Survey.holds`; if something changed, that of a survey.
 
         Raises:
             UnkeyableError: something can change unseen.

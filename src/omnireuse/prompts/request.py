@@ -71,7 +71,7 @@ class Request:
 
     def _encode(self) -> Entry | None:
         call, cache, pipeline = self._call, self._cache, self._call.pipeline
-        generators = _generators()
+        before_call = _generators()
         with Recording(Sight(pipeline, call.surveys(), call.idle())) as recording:
             self._own = value = call.function(*self._args, **self._kwargs)
         try:
@@ -79,7 +79,7 @@ class Request:
             reading = call.remember(self._arguments, names, before.whole, recording.strays)
             after = reading.look(pipeline, before.surveys)
             left = _left(recording)
-            if generators != _generators():
+            if _have_drawn(before_call):
                 raise UnkeyableError("training" if after.any_layer("training") else "random", self._label)
         except UnkeyableError as error:
             cache.bypass(error.reason, error.where)
@@ -131,9 +131,19 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, (str, list, tuple))
 
 
-def _generators() -> list[bytes]:
-    """States of torch's default random generators."""
+def _generators() -> dict[torch.Generator, bytes]:
+    """torch's default random generators, and the state of each; those of CUDA once it is initialized."""
     cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     with _disable_current_modes():  # a mode of fake tensors would make one of the state, too
-        states = [torch.get_rng_state(), *[generator.get_state() for generator in cuda]]
-        return [state.numpy().tobytes() for state in states]
+        return {generator: generator.get_state().numpy().tobytes() for generator in (torch.default_generator, *cuda)}
+
+
+def _have_drawn(before: dict[torch.Generator, bytes]) -> bool:
+    """Whether a default generator changed. One that the call itself made, by initializing CUDA, starts at its seed."""
+    return any(state != (before.get(generator) or _at_seed(generator)) for generator, state in _generators().items())
+
+
+def _at_seed(generator: torch.Generator) -> bytes:
+    with _disable_current_modes():
+        fresh = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+        return fresh.get_state().numpy().tobytes()

@@ -65,8 +65,8 @@ class Survey:
         is_idle: of a module, only its identity, dtype and configuration: it was looked up and did not run.
 
     Attributes:
-        here: digest of all but the weights; identity counts where content cannot be known.
-        there: the same for other processes; None where identity decides.
+        here: digest of all but the weights; identity counts if content cannot be known.
+        there: the same for other processes; None if identity decides.
         modules: further modules, with their paths.
         identities: ids of the modules that are surveyed.
         is_whole: False for an idle module.
@@ -113,7 +113,7 @@ class Survey:
         text = "\x1f".join([w if type(w) is str else str(w[1]) for w in words])
         self.there = digest_of(text.encode()) if is_portable else None
         self._sums: dict[int, tuple[Any, ...]] = {}
-        # Where a layer changed, its weights may have, too: PEFT merges adapters through `tensor.data`, uncounted.
+        # If a layer changed, its weights may have, too: PEFT merges adapters through `tensor.data`, uncounted.
         if old is not None and old.here == self.here:
             self._sums = {name: old._sums[name] for name in old._sums.keys() - old._suspects}
 

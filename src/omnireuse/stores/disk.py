@@ -1,7 +1,7 @@
 """A tier on disk: one file for each value, written beside and renamed, within a quota, safe beside other processes.
 
 Why not ``diskcache``: it unpickles rows of its index, so whoever can write to the directory can run code; a damaged
-index loses every value, where here a damaged file loses one; and it would save about 40 lines.
+index loses every value, while here a damaged file loses one; and it would save about 40 lines.
 """
 
 from __future__ import annotations

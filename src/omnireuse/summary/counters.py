@@ -65,7 +65,7 @@ class Stats:
         return unsubscribe
 
     def end_run(self, number: int, *, is_whole: bool = True) -> RunRecord | None:
-        """The record of a run that has ended; None where nothing was decided in it. One that is not whole, or broken,
+        """The record of a run that has ended; None if nothing was decided in it. One that is not whole, or broken,
         is counted apart."""
         with self._lock:
             self._count()
@@ -225,7 +225,7 @@ class Tally:
 
     Attributes:
         steps, computed, reused: steps with a decision, and decisions by their kind.
-        reasons: how often each reason decided, computing and reusing apart.
+        reasons: number of decisions for each reason, separately for computed and reused ones.
         steps_by_reason: the same in steps. A step whose calls were decided apart counts by their shares.
         errors: of the forecasts that could be compared: their number, sum and largest.
         host_seconds: of all decisions together.
@@ -272,11 +272,11 @@ class RunRecord:
     """The decisions of one run.
 
     Attributes:
-        total: steps of the run; None where it is not known.
+        total: steps of the run; None if it is not known.
         step: the latest.
         has_reused: whether anything was reused.
         computed: how often each reason made a call compute.
-        smallest: the smallest value that the policy compared with its threshold; None where it measured none.
+        smallest: the smallest value that the policy compared with its threshold; None if it measured none.
         is_broken: whether its latents ended NaN or infinite.
         is_unlike: whether its steps or noise levels are not those of the profile.
         decided: the decisions of the latest step, by their kind.

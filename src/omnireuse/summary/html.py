@@ -24,7 +24,7 @@ def card(title: str, body: str) -> str:
 
 
 def step_strip(shares: Sequence[float | None]) -> str:
-    """A strip with a box for each step: filled where it was computed, grey where it was forecast.
+    """A strip with a box for each step: filled if it was computed, grey if it was forecast.
 
     Args:
         shares: share of each step's decisions that computed, in [0, 1]; None for a step on which nothing was decided.

@@ -19,17 +19,16 @@ __all__ = ["Audit", "Promise", "ReferenceCalls", "Summary", "share_of_steps", "s
 BEYOND = 0.5
 """Mean error of forecasts above which plain fewer steps or holding are about as good (``python -m bench harm``)."""
 
-_REASONS = {
+_REASONS = {  # "together", of branches that follow the first one's decision, is the policy's
     "policy": "as the policy chose",
-    "together": "as the first branch of the step did",
     "first": "at the first step",
     "last": "at the last step",
-    "layout": "where the shape of the latents or the scale of an adapter changed",
-    "paused": "where a branch came back that an earlier step had left out",
+    "layout": "when the shape of the latents or the scale of an adapter changed",
+    "paused": "when a branch came back that an earlier step had left out",
     "unprimed": "before there was enough to forecast from",
-    "nonfinite": "where the measured change was not finite",
+    "nonfinite": "when the measured change was not finite",
     "longest": "after as many reused steps as max_consecutive allows",
-    "noiseless": "where no noise was left",
+    "noiseless": "when no noise was left",
     "failed": "after something of the generation had failed",
     "measuring": "while the pipeline was measured",
     "cfg++": "as the sampler steps from a part of guidance (CFG++)",
@@ -43,7 +42,7 @@ class Promise:
 
     Attributes:
         tenth: PSNR in dB to the full run that at least nine of ten new pictures reach, by what the held-out prompts
-            have shown; −inf where they were too few to say.
+            have shown; −inf if they were too few to say.
         expected: mean on the held-out prompts; NaN without any.
         prompts: how many those were.
         coordinates: of the steps of the runs that it was measured on, as forecasters see them.
@@ -58,7 +57,7 @@ class Promise:
 
     @property
     def quality(self) -> float:
-        """PSNR in dB that at least nine of ten new pictures reach; −inf where nothing is promised."""
+        """PSNR in dB that at least nine of ten new pictures reach; −inf if nothing is promised."""
         return self.tenth if self.but is None else -math.inf
 
     def covers(self, decision: Decision) -> bool:
@@ -84,7 +83,7 @@ class Audit:
     Attributes:
         call: number of the call on this handle, from 1.
         errors: relative L1 error of the final latents of each picture.
-        tolerance: that was promised; None where none was.
+        tolerance: that was promised; None if none was.
     """
 
     call: int
@@ -123,33 +122,33 @@ class Summary:
     """The results of reuse so far.
 
     Attributes:
-        name: of the strategy.
+        name: name of the strategy.
         runs: generations with at least one decision. Means and ratios leave out those that `aborted` and `broken`
             count; numbers of steps, calls and reasons do not.
         steps: denoising steps of all runs.
         calls: decisions: one a step in region "step", one a denoiser call elsewhere.
-        computed_calls, reused_calls: how they were decided.
-        computed_steps: denoising steps computed in a mean run; fractions where branches decided differently.
+        computed_calls, reused_calls: how many of them were computed, and how many reused.
+        computed_steps: denoising steps computed in a mean run; fractions if branches decided differently.
         mean_steps: denoising steps of a mean run.
-        step_ratio: steps divided by computed ones. It is no speed-up: time falls by the denoiser's share of it.
-        reasons: how often each reason decided, computing and reusing apart.
-        steps_by_reason: the same in steps. A step whose calls were decided apart counts by their shares.
+        step_ratio: all steps divided by computed steps. It is not a ratio of times: time falls by the denoiser's share.
+        reasons: number of decisions for each reason, separately for computed and reused ones.
+        steps_by_reason: the same, counted in steps. Calls of a step that were decided separately count by their shares.
         mean_error: mean relative L1 distance, at computed steps, between the forecast for the step and what was
-            computed and used; None where none could be compared. Not the error of the result.
+            computed and used; None if none could be compared. Not the error of the result.
         worst_error: the largest of them, as a rule at an early step, where x0 is hardly known yet.
-        promise: what the profile that gave the plan knows of its quality; None without a profile.
-        promise_holds: whether nothing has withdrawn it: the pipeline and all runs so far were like those that it was
+        promise: what the profile says of the plan's quality; None without a profile.
+        promise_holds: whether the promise still holds: the pipeline and all runs so far were like those that it was
             measured on.
         host_seconds: mean host time of a decision with its forecast.
         kept_bytes: most bytes of tensors that one run held.
         calls_outside: denoiser calls that belonged to no run and were passed on.
-        fallbacks: how often reuse went on in another way than was asked for, by what it went on with.
+        fallbacks: how often something else was done than was asked for, by what was done instead.
         last_run: for each step of the latest run, the share of its decisions that computed; None for a step without
             any.
         aborted: runs that ended before their last step.
         broken: runs whose final latents were NaN or infinite.
-        beside: of what computes beside the denoiser, such as a ControlNet: calls made, and all calls.
-        audits: of the latest calls, oldest first; at most 1,000.
+        beside: for models beside the denoiser, such as a ControlNet: the calls that were made, and all calls.
+        audits: the latest audits, oldest first; at most 1,000.
         tuning: the state of tuning for runs like the latest one; None if it is off.
         references: full and lean calls; None if lean calls are off.
     """
@@ -183,7 +182,7 @@ class Summary:
 
     @property
     def is_beyond(self) -> bool:
-        """True if forecasts missed by so much that plain fewer steps, or holding, are about as good or better."""
+        """True if forecasts missed so much that fewer plain steps, or the last value reused, are as good or better."""
         return self.step_ratio > 1 and self.mean_error is not None and self.mean_error > BEYOND
 
     def __str__(self) -> str:
@@ -284,12 +283,14 @@ def _strip(shares: Sequence[float | None]) -> Iterator[str]:
 
 def _reasons(summary: Summary, action: str) -> Iterator[str]:
     """How many steps were decided so, and why."""
-    counts = {
-        words.removeprefix(f"{action} (")[:-1]: number
-        for words, number in sorted(summary.steps_by_reason.items(), key=lambda each: -each[1])
-        if words.startswith(action)
-    }
-    parts = [f"{_short(number)} {_REASONS.get(reason, f'for {reason!r}')}" for reason, number in counts.items()]
+    counts: dict[str, float] = {}
+    for words, number in summary.steps_by_reason.items():
+        if words.startswith(action):
+            reason = words.removeprefix(f"{action} (")[:-1]
+            reason = "policy" if reason == "together" else reason
+            counts[reason] = counts.get(reason, 0.0) + number
+    ordered = sorted(counts.items(), key=lambda each: -each[1])
+    parts = [f"{_short(number)} {_REASONS.get(reason, f'for {reason!r}')}" for reason, number in ordered]
     if len(parts) == 1:
         parts = [parts[0].split(" ", 1)[1]]
     if parts:

@@ -18,17 +18,17 @@ class Tuning:
     """The state of tuning for runs like the latest one.
 
     Attributes:
-        state: "off"; "measuring" while pictures are computed in full; "ready" once a plan is frozen; "failed" where the
-            pipeline cannot be tuned. The untuned default serves where the state is "off" or "failed".
+        state: "off"; "measuring" while pictures are computed in full; "ready" once a plan is frozen; "failed" if the
+            pipeline cannot be tuned. The untuned default is used if the state is "off" or "failed".
         pictures: measured so far.
         wanted: how many are measured at most.
         runs: work spent on full runs and trial runs, in full runs of one call.
         expected: relative L1 error of the final latents that the plan in use left in the measured pictures, on average;
-            None where nothing was measured, and for the untuned default.
-        path: file that keeps the plan; None where it is in memory only.
-        computes_all: whether every step is computed where the state is "off" or "failed", as for a quality.
+            None if nothing was measured, and for the untuned default.
+        path: file that keeps the plan; None if it is in memory only.
+        computes_all: whether every step is computed if the state is "off" or "failed", as for a quality.
         reason: why the state is as it is, in a sentence.
-        is_sure: whether a plan will serve once all are measured; else one that is close enough, if there is one.
+        is_sure: whether a plan will be used once all pictures are measured; if False, only if one is close enough.
         near: other arguments that have a plan already, while these are measured, in words; empty without any.
     """
 

@@ -75,7 +75,7 @@ def _check_constant(forecaster: Forecaster, places: Sequence[float], at: float, 
             f"{name} must forecast in the shape and dtype of the values, {tuple(value.shape)} {dtype}, got "
             f"{tuple(forecast.shape)} {forecast.dtype}"
         )
-        _assert_close(forecast, value, f"{name} must be exact where {count} values are equal")
+        _assert_close(forecast, value, f"{name} must be exact if {count} values are equal")
 
 
 def _check_samples(

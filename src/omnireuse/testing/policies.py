@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def unpickled(value: T) -> T:
-    """The value after pickle and back; the value itself where its class was defined inside a function or a page, which
+    """The value after pickle and back; the value itself if its class was defined inside a function or a page, which
     pickle cannot find."""
     cls = type(value)
     found: Any = sys.modules.get(cls.__module__)

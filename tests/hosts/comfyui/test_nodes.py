@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,21 +33,6 @@ def test_the_model_that_a_node_got_stays_as_it_was(host: ModuleType, model: Any,
     assert patched is not model
     assert not torch.equal(host.sample(patched, steps=20), before)
     assert torch.equal(host.sample(model, steps=20), before)
-
-
-def test_two_runs_in_a_row_are_alike(host: ModuleType, model: Any, nodes: dict[str, Any]) -> None:
-    (patched,) = nodes["Omnireuse"]().patch(model, 2.0, 0.0)
-    first, other, again = (host.sample(patched, seed=seed) for seed in (0, 1, 0))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert reuse_of(patched).summary().runs == 3
-
-
-def test_a_run_leaves_no_state(host: ModuleType, model: Any, nodes: dict[str, Any]) -> None:
-    (patched,) = nodes["Omnireuse"]().patch(model, 2.0, 0.0)
-    host.sample(patched)
-    assert generations() == 0
-    assert reuse_of(patched).summary().kept_bytes > 0
 
 
 @pytest.mark.parametrize("kind", ["out of memory", "interrupt"])
@@ -93,16 +77,6 @@ def test_another_change_of_the_model_keeps_the_reuse(host: ModuleType, counted: 
     assert len(counter.sigmas) == 10
     assert not torch.equal(result, host.sample(patched))
     assert reuse_of(changed) is reuse_of(patched)
-
-
-def test_a_model_is_not_kept_by_its_reuse(host: ModuleType, model: Any) -> None:
-    patched = attach(model, plan_for(speedup=2.0))
-    host.sample(patched)
-    reuse, gone = reuse_of(patched), weakref.ref(patched)
-    del patched
-    gc.collect()
-    assert gone() is None
-    assert reuse.summary().runs == 1
 
 
 def test_easy_cache_on_the_same_model_is_refused(host: ModuleType, model: Any, nodes: dict[str, Any]) -> None:
@@ -219,22 +193,6 @@ def test_steps_outside_start_and_end_percent_are_computed(
     assert strip[16:] == (1.0,) * 4
     assert len(counter.sigmas) == sum(strip)
     assert "runs with start_percent or end_percent are not tuned" in str(reuse_of(patched).summary())
-
-
-def test_percents_of_everything_change_nothing(host: ModuleType, model: Any, nodes: dict[str, Any]) -> None:
-    made = [
-        host.sample(nodes["Omnireuse"]().patch(model, 2.0, 0.0, **options)[0])
-        for options in ({}, {"start_percent": 0.0, "end_percent": 1.0})
-    ]
-    assert torch.equal(*made)
-
-
-def test_people_who_know_other_caches_find_the_nodes(nodes: dict[str, Any]) -> None:
-    for name in ("Omnireuse", "OmnireuseProfile"):
-        assert {"cache", "teacache", "easycache"} <= set(nodes[name].SEARCH_ALIASES)
-    inputs = nodes["Omnireuse"].INPUT_TYPES()["required"]
-    for name in ("speedup", "tolerance"):
-        assert "not both" in inputs[name][1]["tooltip"]
 
 
 def test_each_node_has_what_comfyui_asks_of_it(nodes: dict[str, Any]) -> None:

@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from omnireuse import Blend, EveryNth, Spread, Strategy
 from omnireuse.engines.comfyui import attach, plan_for, reuse_of
-from omnireuse.engines.settings import RequestPlan
-from omnireuse.forecasters.blend import BlendMemory
-from omnireuse.loop import branch_state
-from omnireuse.pipelines.pictures import psnr
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 
 pytestmark = IN_COMFYUI
@@ -50,46 +44,6 @@ def test_the_planned_steps_are_computed(host: ModuleType, counted: Any, sampler:
     assert 0 < relative(reused, full) < 1
 
 
-@pytest.mark.parametrize("sampler", ["euler", "ddim", "dpmpp_2m", "uni_pc", "deis", "res_multistep"])
-def test_computed_steps_correct_the_gaps_before_them(host: ModuleType, model: Any, shapes: Any, sampler: str) -> None:
-    policy = Spread(speedup=2.0)
-    corrected, plain = (
-        attach(model, RequestPlan(strategy=Strategy(policy=policy, forecaster=forecaster), name="test"))
-        for forecaster in (Blend(), Blend(corrects=False))
-    )
-
-    def picture(given: Any, number: int) -> Any:
-        positive = shapes.encode(shapes.captions(4, seed=78)[number])
-        sampled = host.sample(given, sampler, cfg=1.0, positive=positive, steps=28, seed=900 + number)
-        return shapes.decode(sampled)[0].numpy()
-
-    quality = {"corrected": 0.0, "plain": 0.0}
-    for number in range(4):
-        full = picture(model, number)
-        for name, patched in (("corrected", corrected), ("plain", plain)):
-            quality[name] += psnr(picture(patched, number), full) / 4
-    assert quality["corrected"] > quality["plain"] + 0.2
-
-
-@pytest.mark.parametrize(
-    ("sampler", "is_known"),
-    [("euler", True), ("dpmpp_2m", True), ("euler_ancestral", False), ("heun", False), ("lms", False)],
-)
-def test_samplers_whose_step_is_not_known_are_not_corrected(
-    host: ModuleType, model: Any, monkeypatch: pytest.MonkeyPatch, sampler: str, is_known: bool
-) -> None:
-    corrections, correct = [], BlendMemory.correct_interval
-
-    def noted(memory: BlendMemory, *args: Any) -> Any:
-        corrections.append(args)
-        return correct(memory, *args)
-
-    monkeypatch.setattr(BlendMemory, "correct_interval", noted)
-    strategy = Strategy(policy=EveryNth(every=2), forecaster=Blend())
-    host.sample(attach(model, RequestPlan(strategy=strategy, name="test")), sampler, cfg=1.0)
-    assert bool(corrections) == is_known
-
-
 @pytest.mark.parametrize("sampler", TWO_CALLS)
 def test_all_calls_of_a_step_share_its_decision(host: ModuleType, counted: Any, sampler: str) -> None:
     model, counter = counted
@@ -105,10 +59,6 @@ def test_all_calls_of_a_step_share_its_decision(host: ModuleType, counted: Any, 
     assert {step for step, share in enumerate(strip(patched)) if share == 1.0} == computed
     assert {step for step, share in enumerate(strip(patched)) if share == 0.0} == set(range(20)) - computed
     assert 0 < relative(reused, full) < 1
-
-
-def test_every_cfg_plus_plus_sampler_of_comfyui_is_tested(host: ModuleType) -> None:
-    assert {name for name in host.comfy.samplers.SAMPLER_NAMES if name.endswith("_cfg_pp")} == set(CFG_PP)
 
 
 @pytest.mark.parametrize("sampler", CFG_PP)
@@ -153,17 +103,6 @@ def test_a_tolerance_is_met_with_more_or_fewer_steps(host: ModuleType, counted: 
         host.sample(attach(model, plan_for(tolerance=tolerance)), sampler, cfg=1.0)
         calls.append(len(counter.sigmas) - before)
     assert calls[0] >= calls[1] > calls[2]
-
-
-def test_the_default_computes_short_runs_whole_and_says_so(
-    host: ModuleType, counted: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    model, counter = counted
-    patched = attach(model, plan_for())
-    for _ in range(2):
-        host.sample(patched, steps=8)
-    assert len(counter.sigmas) == 16
-    assert sum("all 8 steps are computed" in record.message for record in caplog.records) == 1
 
 
 def test_a_batch_of_several_conditions_is_served(host: ModuleType, counted: Any) -> None:
@@ -214,18 +153,6 @@ def test_what_a_mask_keeps_stays_exactly(host: ModuleType, model: Any, sampler: 
     assert not torch.equal(reused[..., :8], full[..., :8])
 
 
-def test_sigmas_that_rise_are_computed_and_said(
-    host: ModuleType, counted: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    model, counter = counted
-    sigmas = torch.tensor([1.0, 0.6, 0.3, 0.7, 0.4, 0.0])
-    patched = attach(model, plan_for(speedup=2.0))
-    host.sample(patched, sigmas=sigmas)
-    assert len(counter.sigmas) == 5
-    assert reuse_of(patched).summary().fallbacks == {"full runs": 1}
-    assert "its sigmas rise" in caplog.text
-
-
 def test_a_profile_for_both_parts_of_guidance_is_followed(host: ModuleType, counted: Any) -> None:
     from omnireuse.engines.comfyui import plan_of_profile
 
@@ -238,37 +165,3 @@ def test_a_profile_for_both_parts_of_guidance_is_followed(host: ModuleType, coun
     assert len(counter.sigmas) == 28 + 14
     assert relative(reused, full) < 0.5
     assert "not promised" in str(reuse_of(patched).summary())
-
-
-@pytest.mark.parametrize("sampler", ["euler", "heun", "dpm_2", "dpmpp_2s_ancestral", "dpmpp_sde", "seeds_3", "er_sde"])
-def test_no_call_reads_its_sigma_from_the_device(
-    host: ModuleType, model: Any, monkeypatch: pytest.MonkeyPatch, sampler: str
-) -> None:
-    """In the first run too. A device is waited for where a number is read from it."""
-    # On the CPU alone, errors of forecasts are read back.
-    monkeypatch.setattr(branch_state, "measures_errors", lambda *_: False)
-    is_ours = False
-
-    class Refuse(TorchDispatchMode):
-        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            assert not is_ours or "_local_scalar_dense" not in str(operator), "a number was read"
-            return operator(*args, **(kwargs or {}))
-
-    def around(inside: bool) -> Any:
-        def call(executor: Any, *args: Any) -> Any:
-            nonlocal is_ours
-            before, is_ours = is_ours, inside
-            try:
-                return executor(*args)
-            finally:
-                is_ours = before
-
-        return call
-
-    # Wrappers are called in the order in which they came: ours is between these two.
-    model.add_wrapper_with_key("predict_noise", "ours begins", around(True))
-    patched = attach(model, plan_for(speedup=2.0))
-    patched.add_wrapper_with_key("predict_noise", "ours ends", around(False))
-    with Refuse():
-        host.sample(patched, sampler)
-    assert 0.0 in strip(patched)

@@ -120,24 +120,6 @@ def test_wrong_numbers_are_refused_before_anything_runs(server: str, inputs: dic
     assert error["extra_info"]["input_name"] == next(iter(inputs))
 
 
-def test_two_targets_are_refused_when_the_node_runs(server: str) -> None:
-    prompt = small_graph()
-    prompt[REUSE]["inputs"] |= {"speedup": 2.0, "tolerance": 0.1}
-    item = done(server, asked(f"{server}/prompt", {"prompt": prompt})["prompt_id"])
-    assert "speedup must be 0 where tolerance is given" in str(item["status"]["messages"])
-
-
-def test_a_node_that_is_off_says_that_every_step_was_computed(server: str) -> None:
-    prompt = small_graph()
-    prompt[REUSE]["inputs"]["enabled"] = False
-    item = done(server, asked(f"{server}/prompt", {"prompt": prompt})["prompt_id"])
-    assert item["outputs"][SUMMARY]["text"] == ["off: all 28 steps were computed"]
-    with urllib.request.urlopen(view_of(server, item), timeout=60) as answer:
-        colours = Image.open(io.BytesIO(answer.read())).convert("RGB").getcolors()
-    assert colours is not None
-    assert len(colours) == 2  # computed, and what is between the boxes
-
-
 def test_an_item_that_fails_leaves_those_before_and_behind_it(server: str) -> None:
     """Wrong only once it runs, and in the queue between two that are right."""
     numbers = []
@@ -151,11 +133,6 @@ def test_an_item_that_fails_leaves_those_before_and_behind_it(server: str) -> No
     for item in (first, last):
         assert item["status"]["status_str"] == "success"
         assert item["outputs"][SUMMARY]["text"][0].startswith("default: 14 of 28 steps computed (2.00x fewer) in 1 run")
-
-
-def test_the_nodes_are_found_by_the_words_of_other_caches_and_have_a_template(server: str) -> None:
-    assert "teacache" in asked(f"{server}/object_info/Omnireuse")["Omnireuse"]["search_aliases"]
-    assert sorted(asked(f"{server}/workflow_templates")["omnireuse"]) == ["omnireuse"]
 
 
 @pytest.fixture(scope="module")
@@ -181,25 +158,3 @@ def test_the_workflow_of_the_browser_is_the_posted_one(page: Any) -> None:
     assert {name: (each["class_type"], each["inputs"]) for name, each in made.items()} == {
         name: (each["class_type"], each["inputs"]) for name, each in graph().items()
     }
-
-
-def test_the_browser_shows_text_and_picture_of_a_summary(page: Any) -> None:
-    prompt = small_graph()
-    prompt[SAMPLER]["inputs"]["seed"] = 1
-    page.evaluate("async (prompt) => { await window.app.loadApiJson(prompt, 'omnireuse'); }", prompt)
-    page.evaluate("async () => { await window.app.queuePrompt(0); }")
-    node = f"window.app.graph.getNodeById({SUMMARY})"
-    # Pictures of nodes out of sight are not loaded.
-    page.evaluate(f"window.app.canvas.centerOnNode({node})")
-    page.wait_for_function(f"{node}.imgs?.length === 1 && {node}.widgets?.some((each) => each.name === 'told')")
-    text = page.evaluate(f"{node}.widgets.find((each) => each.name === 'told').value")
-    assert text.startswith("default: 14 of 28 steps computed")
-    box = f"{node}.widgets.find((each) => each.name === 'told').element"
-    is_whole = f"{box}.clientHeight > 0 && {box}.scrollHeight <= {box}.clientHeight"
-    page.wait_for_function(is_whole)
-    high = page.evaluate(f"{node}.size[1]")
-    page.evaluate(f"(text) => {node}.onExecuted({{ text: [text] }})", f"{text}\n  tuned: {'a long line ' * 20}\n" * 4)
-    page.wait_for_function(f"{node}.size[1] > {high} && {is_whole}")
-    assert page.evaluate(f"{node}.size[1]") < high + 1000
-    # What is shown is no input of the next run.
-    assert page.evaluate("async () => (await window.app.graphToPrompt()).output")[SUMMARY] == prompt[SUMMARY]

@@ -51,21 +51,6 @@ def test_every_request_of_a_server_that_is_on_reuses(start: Callable[..., Any], 
     assert server.calls()[1] == 2 * 10
 
 
-def test_an_operator_limits_what_requests_may_ask_for_and_what_the_others_get(
-    start: Callable[..., Any], server: Server
-) -> None:
-    start('{"default": "off", "speedup": 4, "max_speedup": 5, "request_targets": ["speedup"]}')
-    assert server.calls()[1] == 2 * 28
-    assert server.calls(reuse="on")[1] == 2 * 7
-    assert server.calls(reuse={"speedup": 2})[1] == 2 * 14
-    for reuse, message in (
-        ({"speedup": 1e9}, r"omnireuse\(speedup=1000000000.0\): the speed-up must be at most 5 on this server"),
-        ({"tolerance": 0.1}, "omnireuse must be speedup on this server"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            server.request(reuse=reuse).sampling_params._validate_with_pipeline_config(server.args.pipeline_config)
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -84,21 +69,6 @@ def test_a_wrong_setting_stops_the_server_from_starting(start: Callable[..., Any
 def test_cache_dit_for_the_whole_server_is_refused(start: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="the server uses cache-dit, too"):
         start("on", **DIFFUSERS, cache_dit_config={"cache_config": {}})
-
-
-def test_an_untested_release_is_refused_to_who_asks(
-    start: Callable[..., Any], native: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from omnireuse.engines import host
-
-    monkeypatch.setattr(host, "version", lambda _: "0.99.1")
-    message = r"sglang 0\.99\.1 is not supported.*tested with 0\.5\.23"
-    with pytest.raises(ValueError, match=message):
-        start("on")
-    start("off")
-    assert native.calls(steps=4)[1] == 2 * 4
-    with pytest.raises(ValueError, match=message):
-        native.calls(steps=4, reuse="on")
 
 
 def test_a_hook_that_was_not_applied_is_named(
@@ -121,14 +91,6 @@ def test_a_policy_that_measures_is_refused_beside_data_parallelism(start: Callab
     with pytest.raises(ValueError, match="one of 2 replicas are no group of their own"):
         REUSE.start(SimpleNamespace(dp_size=2), cache_dit=False)
     start("off")
-
-
-def test_the_log_says_once_what_is_served(start: Callable[..., Any], log: list[str]) -> None:
-    from sglang.multimodal_gen.runtime.pipelines_core import build_pipeline
-
-    args = start('{"speedup": 3}', **DIFFUSERS)
-    build_pipeline(args)
-    assert log == ["omnireuse serves every request of DiffusersPipeline: speedup=3"]
 
 
 def test_a_profile_is_refused_on_a_native_pipeline(start: Callable[..., Any]) -> None:

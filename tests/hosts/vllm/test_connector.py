@@ -22,7 +22,6 @@ from vllm.v1.request import Request, RequestStatus
 
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from omnireuse.stores.disk import DiskTier
-from omnireuse_vllm.outputs import EncoderOutput, EncoderOutputStore
 from tests.hosts.vllm.engine import ROW, Engine, ec
 from tests.hosts.vllm.host import make_config, make_request
 
@@ -150,22 +149,6 @@ def test_a_producer_encodes_for_a_consumer_that_has_no_media(monkeypatch: pytest
     consumer.close()
 
 
-def test_a_truncated_file_is_encoded_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    options = {"disk": str(tmp_path), "disk_bytes": 1 << 24, "weights": "0" * 64, "fetch_seconds": 30.0}
-    first = Engine(monkeypatch, ec(**options))
-    first.serve(requests(2, 6))
-    first.close()
-    files = sorted(tmp_path.glob("*.orv"))
-    files[0].write_bytes(files[0].read_bytes()[:-9])
-    files[1].write_bytes(b"")
-    files[2].unlink()
-    second = Engine(monkeypatch, ec(**options))
-    assert len(second.serve(requests(2, 6))) == 6
-    assert second.num_encodes == 3
-    assert second.stats["disk_corrupt"] == 2
-    second.close()
-
-
 def test_a_full_disk_and_a_dead_redis_cost_no_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(**_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -216,22 +199,6 @@ def test_an_aborted_request_leaves_its_read_behind(monkeypatch: pytest.MonkeyPat
     assert second.serve([]) == {"r3"}
     assert second.num_encodes == 0
     second.close()
-
-
-def test_a_worker_that_cannot_keep_an_output_makes_all_drop_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(monkeypatch, ec(), num_workers=2)
-    compact = EncoderOutputStore.compact
-
-    def no_memory(self: EncoderOutputStore, output: object, num_embeds: int) -> EncoderOutput:
-        if ec_transfer_state.get_ec_transfer() is engine.connectors[1]:
-            raise MemoryError("no more")
-        return compact(self, output, num_embeds)
-
-    monkeypatch.setattr(EncoderOutputStore, "compact", no_memory)
-    assert len(engine.serve(requests(2, 6))) == 6
-    assert engine.stats["not_kept"] == engine.num_encodes
-    assert engine.stats["host_entries"] == 0
-    engine.close()
 
 
 @pytest.mark.parametrize(

@@ -1,62 +1,4 @@
-"""What vLLM 0.33's own tests ask of an encoder-cache connector, asked of ours. Run it: scripts/vllm_venv.sh.
-
-The left column is `tests/v1` of vLLM 0.33.0. "Ours" says where `EncoderOutputConnector` differs on purpose.
-
-ec_connector/unit/test_ec_example_connector.py
-    initialization_*, role_assignment                         test_each_side_has_its_role_and_refuses_the_others_calls
-    has_cache_item_*                                          test_all_some_or_none_of_three_are_there
-    update_state_*, build_connector_meta_*, state_cleared_*   test_a_plan_carries_what_was_allocated_once
-    save_caches_producer_*, start_load_caches_consumer_*      test_what_was_saved_is_loaded_bit_for_bit
-    save_caches_consumer_skips, ..._skip_existing             test_a_consumer_saves_nothing_and_leaves_what_is_there
-    start_load_caches_pins_device_*, non_cuda_*               test_loads_go_to_the_current_device
-    save_empty_cache                                          test_what_was_saved_is_loaded_bit_for_bit[empty]
-    load_nonexistent_cache                                    test_what_was_promised_and_is_nowhere_raises
-    bind_*, clear_*, get_connector_metadata*                  test_a_step_without_a_plan_raises
-    metadata_preserves_repeated_*, audio_metadata_*           test_a_producer_names_its_items
-    generate_filename*                                        none: the example's own file names
-ec_connector/unit/cpu/scheduler/test_scheduler.py
-    offload_reuse_cycle, multiple_mm_items_per_request        test_an_output_is_there_once_every_worker_has_said_so
-    load_needs_every_participant_before_unpin                 the same
-    connector_keys_on_identifier_not_mm_hash                  the same
-    cpu_region_fifo_eviction, load_pin_*, late_report_*       test_what_is_loaded_may_leave_the_host_in_the_same_step
-    loads_only_serves_*, repeated_reload_*, not_emitted_*     test_a_plan_carries_what_was_allocated_once
-    region_full_skips_save_and_never_blocks                   test_a_full_host_tier_skips_a_save
-    producer_only_*, consumer_only_*, save_not_emitted_*      test_who_loads_and_who_saves
-    has_cache_item_false_when_not_consumer                    ours: true for what disk or Redis has; see
-                                                              test_neither_role_encodes_what_is_there
-    update_connector_output_ignores_*                         test_a_report_of_something_else_changes_nothing
-    has_pending_push_work_*                                   test_nothing_is_pending_after_a_step. Ours: a save is
-                                                              confirmed by its own step, so no further one is needed
-    shutdown_*                                                test_after_shutdown_nothing_is_there
-ec_connector/unit/cpu/worker/test_worker.py
-    save_caches_noop_when_not_in_saves, *_for_non_save_rank   test_who_loads_and_who_saves
-    start_load_caches_works_on_all_ranks, *_round_trips_*     test_an_output_is_there_once_every_worker_has_said_so
-    save_survives_*_free_*, load_buffer_survives_eviction_*   test_what_was_saved_is_loaded_bit_for_bit, and
-                                                              test_what_is_loaded_may_leave_the_host_in_the_same_step
-    blocks, pinning and descriptors                           none: the memory region of vLLM's connector
-ec_connector/unit/cpu/test_connector.py
-    *_role_builds_only_*, request_finished_forwards_*         test_each_side_has_its_role_..., names_its_items
-    v1_model_runner_is_rejected                               ours: both runners; `Engine(runner=...)`
-    factory_registered, test_ec_connector_factory.py          every test: the factory finds it by its module's path
-ec_connector/unit/test_ec_connector_metrics.py, cpu/test_metrics.py
-    all that is of the connector                              test_counts_are_told_once_and_add_up
-ec_connector/unit/test_ec_output_aggregator.py, test_worker_ec_connector.py
-    all                                                       vLLM's own classes, around ours in every `Engine`
-ec_connector/unit/test_ec_transfer_params.py
-    free_request_calls_ec_connector_*                         test_a_producer_names_its_items
-core/test_scheduler.py
-    ec_connector_text_only_request                            test_text_alone_carries_nothing
-    cache_hit_external_load, cache_miss_*, multiple_requests  test_local_before_connector_before_encoder
-    with_partial_cache_hit_multi_round                        test_local_before_connector_before_encoder
-    unable_to_allocate, allocate_encoder_tokens_with_*        test_a_load_waits_for_room
-    priority_*_ec_connector_preemption_and_resumption         test_a_preempted_request_comes_back_to_its_outputs
-    ensure_cache_available_defers_*, waits_for_embeddings_*   test_a_request_waits_for_a_read_and_others_run
-    defers_running_request_*, pending_prefetch_only_*         test_only_what_is_still_to_come_is_read
-    encoder_input_skipped_when_connector_already_has_*        test_neither_role_encodes_what_is_there
-    unavailable_encoder_input_fails_*                         test_vllm_connector.py, a producer encodes for a consumer
-    scheduler_ec_connector_stats, update_connector_output_*   test_counts_are_told_once_and_add_up
-    free_encoder_inputs_notifies_*                            none: ours keeps nothing for an item of a request
-"""
+"""What vLLM's own tests (`tests/v1` of 0.33.0) ask of an encoder-cache connector, asked of ours."""
 
 from __future__ import annotations
 
@@ -81,9 +23,8 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import ECConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
-from omnireuse.errors import ConfigError, StateError
 from omnireuse.stores.disk import DiskTier
-from tests.hosts.vllm.engine import ROW, WIDTH, Engine, ec, encode
+from tests.hosts.vllm.engine import Engine, ec, encode
 from tests.hosts.vllm.host import make_config, make_request
 
 pytestmark = pytest.mark.integration
@@ -195,26 +136,6 @@ def test_each_side_has_its_role_and_refuses_the_others_calls(tmp_path: Path, nam
             worker.has_cache_item("a")
 
 
-@pytest.mark.parametrize("role", ["ec_producer", "ec_consumer"])
-def test_a_role_of_its_own_needs_a_place_to_meet(tmp_path: Path, role: str) -> None:
-    with pytest.raises(ConfigError, match=f"ec_role='{role}'.: field must be 'ec_both' without disk and Redis"):
-        connect("SCHEDULER", role, tmp_path, host_bytes=1000)
-
-
-@pytest.mark.parametrize("role", ["ec_consumer", "ec_producer"])
-@pytest.mark.parametrize("there", ["abc", "b", ""], ids=["all", "some", "none"])
-@pytest.mark.parametrize("name", [OURS, EXAMPLE])
-def test_all_some_or_none_of_three_are_there(tmp_path: Path, name: str, there: str, role: str) -> None:
-    store(tmp_path, {each: THREE[each] for each in there}, name)
-    before = sorted(tmp_path.rglob("*"))
-    scheduler = connect("SCHEDULER", role, tmp_path, name)
-    available(scheduler, ask("r", ("a", 4), ("b", 6), ("c", 8)))
-    assert [scheduler.has_cache_item(each) for each in "abc"] == [each in there for each in "abc"]
-    assert scheduler.has_cache_item("never seen") is False
-    assert sorted(tmp_path.rglob("*")) == before  # to ask leaves nothing behind
-    scheduler.shutdown()
-
-
 @pytest.mark.parametrize("name", [OURS, EXAMPLE])
 def test_a_plan_carries_what_was_allocated_once(tmp_path: Path, name: str) -> None:
     store(tmp_path, THREE, name)
@@ -263,21 +184,6 @@ def test_what_was_saved_is_loaded_bit_for_bit(tmp_path: Path, output: torch.Tens
         half.shutdown()
 
 
-@pytest.mark.parametrize("name", [OURS, EXAMPLE])
-def test_a_consumer_saves_nothing_and_leaves_what_is_there(tmp_path: Path, name: str) -> None:
-    store(tmp_path, THREE, name)
-    scheduler, worker = (connect(side, "ec_consumer", tmp_path, name) for side in ("SCHEDULER", "WORKER"))
-    before, request = sorted(tmp_path.rglob("*")), ask("r", ("a", 4), ("b", 6), ("d", 4))
-    available(scheduler, request)
-    kept = torch.zeros(4, WIDTH)
-    cache = work(worker, plan(scheduler, request, (0, 1), encodes=(2,)), {"d": encode("d", 4)}, {"a": kept})
-    assert cache["a"] is kept
-    assert torch.equal(cache["b"], THREE["b"])
-    for half in (worker, scheduler):
-        half.shutdown()
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_loads_go_to_the_current_device(tmp_path: Path) -> None:
     store(tmp_path, THREE)
     scheduler, worker = (
@@ -289,36 +195,6 @@ def test_loads_go_to_the_current_device(tmp_path: Path) -> None:
     assert work(worker, plan(scheduler, request, allocate=(0,)), {})["a"].device == torch.device("meta")
     for half in (worker, scheduler):
         half.shutdown()
-
-
-@pytest.mark.parametrize("name", [OURS, EXAMPLE])
-def test_what_was_promised_and_is_nowhere_raises(tmp_path: Path, name: str) -> None:
-    """vLLM has planned without an encode: the step cannot go on."""
-    extra = {"host_bytes": 10_000}
-    scheduler, worker, other = (
-        connect(side, "ec_both", tmp_path, name, **extra) for side in ("SCHEDULER", "WORKER", "WORKER")
-    )
-    request = ask("r", ("a", 4))
-    work(worker, plan(scheduler, request, encodes=(0,)), {"a": THREE["a"]})
-    tell(scheduler, worker)
-    available(scheduler, request)
-    promised = plan(scheduler, request, allocate=(0,))
-    if name == EXAMPLE:
-        next(tmp_path.rglob("*.safetensors")).unlink()
-    with pytest.raises(StateError if name == OURS else FileNotFoundError):
-        work(other, promised, {})
-
-
-@pytest.mark.parametrize("name", [OURS, EXAMPLE])
-def test_a_step_without_a_plan_raises(tmp_path: Path, name: str) -> None:
-    scheduler, worker = (connect(side, "ec_both", tmp_path, name) for side in ("SCHEDULER", "WORKER"))
-    with pytest.raises(AssertionError):
-        worker.start_load_caches({})
-    worker.bind_connector_metadata(plan(scheduler))
-    worker.start_load_caches({})
-    worker.clear_connector_metadata()
-    with pytest.raises(AssertionError):
-        worker.start_load_caches({})
 
 
 @pytest.mark.parametrize("name", [OURS, EXAMPLE])
@@ -369,42 +245,6 @@ def test_an_output_is_there_once_every_worker_has_said_so(tmp_path: Path) -> Non
         assert all(torch.equal(loaded[each], THREE[each]) for each in "ab")
 
 
-def test_what_is_loaded_may_leave_the_host_in_the_same_step(tmp_path: Path) -> None:
-    """The oldest leaves first, loads come before drops, and a loaded tensor does not change any more."""
-    extra = {"host_bytes": 2 * 4 * ROW}
-    scheduler, worker = (connect(side, "ec_both", tmp_path, **extra) for side in ("SCHEDULER", "WORKER"))
-    outputs = {each: encode(each, 4) for each in "abcd"}
-    for each in "ab":
-        work(worker, plan(scheduler, ask(each, (each, 4)), encodes=(0,)), {each: outputs[each]})
-        tell(scheduler, worker)
-    request = ask("r", ("a", 4), ("c", 4), ("d", 4))
-    available(scheduler, request)
-    loaded = work(
-        worker, plan(scheduler, request, allocate=(0,), encodes=(1, 2)), {each: outputs[each] for each in "cd"}
-    )
-    tell(scheduler, worker)
-    available(scheduler, every := ask("all", *((each, 4) for each in "abcd")))
-    assert [scheduler.has_cache_item(each) for each in "abcd"] == [False, False, True, True]
-    assert torch.equal(loaded["a"], outputs["a"])
-    assert scheduler.stats()["host_bytes"] == 2 * 4 * ROW
-    assert work(worker, plan(scheduler, every, allocate=(2, 3)), {}).keys() == {"c", "d"}
-
-
-def test_a_full_host_tier_skips_a_save(tmp_path: Path) -> None:
-    extra = {"host_bytes": 4 * ROW}
-    scheduler, worker = (connect(side, "ec_both", tmp_path, **extra) for side in ("SCHEDULER", "WORKER"))
-    work(worker, plan(scheduler, ask("r", ("a", 4)), encodes=(0,)), {"a": THREE["a"]})
-    tell(scheduler, worker)
-    first = plan(scheduler, ask("s", ("b", 4)), encodes=(0,))  # planned, and not yet reported
-    second = ask("t", ("c", 4))
-    assert scheduler.ensure_cache_available(second, 0)
-    plan(scheduler, second, encodes=(0,))
-    assert scheduler.stats()["no_room"] == 1
-    work(worker, first, {"b": encode("b", 4)})
-    tell(scheduler, worker)
-    assert scheduler.stats()["host_bytes"] == 4 * ROW
-
-
 def test_who_loads_and_who_saves(tmp_path: Path) -> None:
     """Only what the plan names, each output once, and one worker of several writes."""
     scheduler = connect("SCHEDULER", "ec_both", tmp_path)
@@ -423,42 +263,6 @@ def test_who_loads_and_who_saves(tmp_path: Path) -> None:
     assert plan(producer, ask("s", ("d", 4)), encodes=(0,)).keeps == set()
     consumer = connect("SCHEDULER", "ec_consumer", tmp_path)
     assert plan(consumer, ask("s", ("d", 4)), encodes=(0,)).keeps == set()
-
-
-def test_a_report_of_something_else_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    extra = {"host_bytes": 10_000}
-    scheduler, worker = (connect(side, "ec_both", tmp_path, **extra) for side in ("SCHEDULER", "WORKER"))
-    request = ask("r", ("a", 4))
-    work(worker, plan(scheduler, request, encodes=(0,)), {"a": THREE["a"]})
-    report = worker.build_connector_worker_meta()
-    for meta in (object(), None, report, report):  # the last one twice
-        scheduler.update_connector_output(ECConnectorOutput(ec_connector_worker_meta=meta))
-    available(scheduler, request)
-    assert scheduler.has_cache_item("a")
-    assert scheduler.stats()["reports_unknown"] == 1
-    assert "were not asked to keep" in caplog.text
-
-
-def test_nothing_is_pending_after_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(monkeypatch, ec())
-    engine.scheduler.add_request(ask("r", ("a", 24), ("b", 24)))
-    while engine.scheduler.has_unfinished_requests():
-        engine.step()
-        assert engine.stats["saving"] == 0
-        assert not engine.scheduler.get_ec_connector().has_pending_push_work()
-    engine.close()
-
-
-def test_after_shutdown_nothing_is_there(tmp_path: Path) -> None:
-    scheduler, worker = (connect(side, "ec_both", tmp_path) for side in ("SCHEDULER", "WORKER"))
-    request = ask("r", ("a", 4))
-    work(worker, plan(scheduler, request, encodes=(0,)), {"a": THREE["a"]})
-    tell(scheduler, worker)
-    available(scheduler, request)
-    assert scheduler.has_cache_item("a")
-    for half in (scheduler, worker, scheduler, worker):  # twice is once
-        half.shutdown()
-    assert not scheduler.has_cache_item("a")
 
 
 def test_counts_are_told_once_and_add_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -480,18 +284,6 @@ def test_counts_are_told_once_and_add_up(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 # -- in vLLM's scheduler ---------------------------------------------------------------------------------------------
-
-
-def test_text_alone_carries_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    engine = Engine(monkeypatch, ec("ec_consumer", **disk(tmp_path)))
-    empty = engine.scheduler.get_ec_connector().build_connector_meta(engine.scheduler.schedule())
-    engine.scheduler.add_request(ask("r"))
-    engine.step()
-    assert engine.plan.num_scheduled_tokens == {"r": 4}
-    assert engine.plan.ec_connector_metadata == empty
-    assert engine.plan.scheduled_encoder_inputs == {}
-    assert "fetches" not in engine.stats
-    engine.close()
 
 
 @pytest.mark.parametrize("runner", [1, 2])
@@ -620,27 +412,3 @@ def test_neither_role_encodes_what_is_there(
     assert engine.serve([ask("r", ("a", 4), ("b", 6), ("c", 8))]) == {"r"}
     assert (engine.num_encodes, engine.stats["loads_outer"]) == (0, 3)
     engine.close()
-
-
-@pytest.mark.parametrize("runner", [1, 2])
-def test_a_producer_writes_again_what_was_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runner: int) -> None:
-    """vLLM does not encode what its device has, so the connector would never be handed it."""
-    engine = Engine(monkeypatch, ec("ec_producer", **disk(tmp_path)), runner=runner)
-    engine.serve([ask("r", ("a", 4))])
-    wait_for_files(tmp_path, 1)
-    for file in tmp_path.glob("*.orv"):
-        file.unlink()
-    engine.serve([ask("s", ("a", 4))])
-    wait_for_files(tmp_path, 1)
-    assert engine.num_encodes == 1
-    engine.close()
-    consumer = Engine(monkeypatch, ec("ec_consumer", **disk(tmp_path)))
-    assert consumer.serve([ask("t", ("a", 4), has_media=False)]) == {"t"}
-    consumer.close()
-
-
-def wait_for_files(folder: Path, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(list(folder.glob("*.orv"))) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)

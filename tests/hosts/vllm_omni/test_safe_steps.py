@@ -8,7 +8,6 @@ import functools
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,18 +114,3 @@ def _values(state: Any) -> dict[str, Any]:
         for name, each in vars(state).items()
         if isinstance(each, (torch.Tensor, int, float, str, dict, type(None))) and name != "sampling"
     }
-
-
-def test_the_scheduler_of_minimax_h3_wants_more_than_the_output() -> None:
-    module = import_module(stepping()["MiniMaxH3Pipeline"])
-    state = SimpleNamespace(extra={}, latents=torch.zeros(4, 8), request_id="a")
-    with pytest.raises(KeyError, match="audio"):
-        module.MiniMaxH3Pipeline.step_scheduler(object.__new__(module.MiniMaxH3Pipeline), state, torch.zeros(4, 8))
-
-
-def test_the_output_of_omnivoice_is_tokens() -> None:
-    module = import_module(stepping()["OmniVoicePipeline"])
-    state = SimpleNamespace(latents=torch.zeros(4, 8, dtype=torch.long), step_index=0)
-    tokens = torch.arange(32).view(4, 8)
-    module.OmniVoicePipeline.step_scheduler(object.__new__(module.OmniVoicePipeline), state, tokens)
-    assert state.latents is tokens

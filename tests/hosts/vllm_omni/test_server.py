@@ -102,10 +102,6 @@ def ask(server: Server, request: dict[str, Any], path: str = IMAGES) -> dict[str
     return dict(answer)
 
 
-def test_the_log_of_the_server_names_the_strategy_once(server: Server) -> None:
-    assert server.said().count("omnireuse serves QwenImagePipeline: default") == 1
-
-
 def test_each_documented_request_reaches_the_plugin(server: Server) -> None:
     requests = documented("vllm-omni")
     assert [path for path, _ in requests] == [IMAGES, CHAT]
@@ -113,13 +109,6 @@ def test_each_documented_request_reaches_the_plugin(server: Server) -> None:
         size = {"size": "64x64"} if path == IMAGES else {"height": 64, "width": 64}
         answer = ask(server, {**example, **size, "num_inference_steps": 24, "seed": 1}, path)
         assert figures(answer) == {"steps_computed": 8, "steps_reused": 16}, path
-
-
-def test_settings_under_another_name_reach_nobody(server: Server) -> None:
-    dropped = ask(server, body(extra_args={"omnireuse": "off"}))
-    assert figures(dropped) == {"steps_computed": 12, "steps_reused": 12}
-    taken = ask(server, chat_body(extra_params={"omnireuse": "off"}), CHAT)
-    assert figures(taken) == {"steps_computed": 24, "steps_reused": 0}
 
 
 def test_images_and_chat_make_the_same_picture(server: Server) -> None:
@@ -138,26 +127,6 @@ def test_wrong_settings_are_answered_with_400_and_the_sentence(server: Server, r
     ):
         status, answer = server.post(path, request)
         assert (status, message.replace("\\", "") in str(answer)) == (400, True), (path, answer)
-
-
-def test_a_slip_of_the_pen_in_our_name_is_answered_with_400(server: Server) -> None:
-    status, answer = server.post(IMAGES, body(extra_params={"Omnireuse": "off"}))
-    assert (status, "did you mean 'omnireuse'" in str(answer)) == (400, True), answer
-    assert figures(ask(server, body(extra_params={"reuse_of_another": "off"})))["steps_reused"] == 12
-
-
-def test_a_refused_request_costs_no_traceback_in_the_log(server: Server) -> None:
-    before = len(server.said())
-    server.post(IMAGES, body(reuse={"sped": 2}))
-    said = server.said()[before:]
-    assert "did you mean 'speedup'" in said
-    assert "Traceback" not in said
-
-
-def test_detailed_metrics_name_the_strategy(server: Server) -> None:
-    answer = ask(server, body(reuse={"speedup": 3}, return_stage_metrics=True))
-    metrics = answer["metrics"]
-    assert (metrics["omnireuse_strategy"], metrics["omnireuse_steps_computed"]) == ("3x fewer steps", 8)
 
 
 def test_the_server_counts_steps_among_its_own_metrics(server: Server) -> None:
@@ -218,14 +187,6 @@ def kept(server: Server) -> dict[str, float]:
     every step: the engine tells its worker of a finished request with the next wave."""
     ask(server, body(0, 4, reuse="off"))
     return server.samples("test_")
-
-
-def test_the_warm_up_of_the_engine_is_no_news(server: Server, of_whole_requests: Server) -> None:
-    for each in (server, of_whole_requests):
-        started = each.said().partition("Application startup complete")[0]
-        assert "omnireuse serves QwenImagePipeline: default" in started
-        assert "of 2 steps" not in started
-        assert "tuning is off: every step of a run of 2" not in started
 
 
 def test_off_is_told_from_a_server_without_the_plugin_in_both_modes(server: Server, of_whole_requests: Server) -> None:

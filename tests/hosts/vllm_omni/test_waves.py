@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,12 +79,6 @@ def test_off_by_default_serves_those_who_ask(
             assert result.stage_durations["omnireuse_steps_computed"] == computed
 
 
-def test_half_of_the_steps_compute(engine: Any, plain: dict[int, torch.Tensor]) -> None:
-    result = run(engine, make_request(0, 24))
-    assert result.stage_durations["omnireuse_steps_computed"] == result.stage_durations["omnireuse_steps_reused"] == 12
-    assert not torch.equal(result.output, plain[0])
-
-
 @pytest.mark.parametrize("wave", [1, 2, 5])
 def test_requests_that_join_equal_their_solo_runs(engine: Any, wave: int) -> None:
     solo = [run(engine, make_request(0, 24)).output, run(engine, make_request(1, 30, reuse={"speedup": 3})).output]
@@ -93,20 +86,6 @@ def test_requests_that_join_equal_their_solo_runs(engine: Any, wave: int) -> Non
     results = drive(engine, {0: [joined[0]], wave: [joined[1]]})
     for request, alone in zip(joined, solo, strict=True):
         torch.testing.assert_close(results[request.request_id].output, alone, atol=1e-4, rtol=0)
-
-
-def test_only_rows_that_compute_reach_the_transformer(engine: Any) -> None:
-    rows: list[int] = []
-    transformer = pipeline_of(engine).transformer
-    hook = transformer.register_forward_pre_hook(
-        lambda module, args, kwargs: rows.append(kwargs["hidden_states"].shape[0]), with_kwargs=True
-    )
-    try:
-        drive(engine, {0: [make_request(0, 24)], 3: [make_request(1, 24)]})
-    finally:
-        hook.remove()
-    # Guidance calls the transformer twice a step.
-    assert sum(rows) == 2 * (12 + 12)
 
 
 def test_an_abort_in_mid_run_frees_its_state_and_leaves_the_others(engine: Any) -> None:
@@ -181,78 +160,3 @@ def test_named_caches_of_region_step(engine: Any, config: dict[str, Any]) -> Non
     for request, solo in zip(joined, alone, strict=True):
         assert 0 < solo.stage_durations["omnireuse_steps_reused"] < 30
         torch.testing.assert_close(results[request.request_id].output, solo.output, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize(("name", "why"), [("taylorseer", "works in region 'call'"), ("sea_cache", "filters latents")])
-def test_a_named_cache_that_waves_cannot_serve_is_refused(engine: Any, name: str, why: str) -> None:
-    with (
-        other_backend(engine, {"backend": name}),
-        pytest.raises(ValueError, match=f"{why}.*run the server without step execution"),
-    ):
-        run(engine, make_request(0, 24))
-    forget_requests(engine)
-
-
-@pytest.mark.parametrize(
-    ("reuse", "message"),
-    [
-        ({"sped": 2}, "did you mean 'speedup'"),
-        ({"speedup": 0.5}, "speedup must be a number of at least 1"),
-        ({"speedup": 2, "tolerance": 0.1}, "must have one target"),
-        ("half", 'must be "on", "off" or a mapping'),
-        ({"quality": 40}, "a quality can only be promised by a profile"),
-        ({"computed_steps": 1}, "computed_steps must be at least 2"),
-        ({"speedup": None}, "speedup must be a number, got None"),
-    ],
-)
-def test_bad_settings_are_refused_at_admission(engine: Any, reuse: object, message: str) -> None:
-    from vllm_omni.errors import OmniClientError
-
-    with pytest.raises(OmniClientError, match=message) as raised:
-        engine.scheduler.add_request(make_request(0, 24, reuse=reuse))
-    assert raised.value.status_code == 400
-    assert not engine.scheduler.has_requests()
-
-
-def test_the_largest_speed_up_of_a_run_is_served_and_one_beyond_it_refused(engine: Any) -> None:
-    result = run(engine, make_request(0, 24, reuse={"speedup": 16}))
-    assert result.stage_durations["omnireuse_steps_computed"] == 2
-    with pytest.raises(ValueError, match="ask for at most 16"):
-        engine.scheduler.add_request(make_request(0, 24, reuse={"speedup": 16.1}))
-
-
-def test_absurd_settings_beside_good_requests(engine: Any) -> None:
-    alone, rng = run(engine, make_request(0, 24)).output, random.Random(0)
-    values = (None, True, 0, 1, 2, 3, -1, 1e9, 10**400, float("nan"), "2", [], {})
-    waves, refused, good = runner_of(engine).cache_backend.waves, 0, []
-    for number in range(60):
-        if number % 20 == 0:
-            good.append(make_request(0, 24))
-            engine.scheduler.add_request(good[-1])
-        asked = {rng.choice(("speedup", "computed_steps", "quality", "tolerance", "x")): rng.choice(values)}
-        try:
-            engine.scheduler.add_request(make_request(1, 4, reuse=asked))
-        except ValueError:
-            refused += 1
-    results = drive(engine, {})
-    for request in good:
-        torch.testing.assert_close(results[request.request_id].output, alone, atol=1e-4, rtol=0)
-    assert len(results) == 63 - refused
-    assert 30 < refused < 60
-    assert all(result.error is None for result in results.values())
-    assert waves.failures == 0
-
-
-def test_what_admission_would_miss_computes_in_full_and_leaves_the_others(engine: Any) -> None:
-    alone = run(engine, make_request(0, 24)).output
-    waves, good, bad = runner_of(engine).cache_backend.waves, make_request(0, 24), make_request(1, 24)
-    before = waves.failures
-    engine.scheduler.add_request(bad)
-    bad.sampling_params.extra_args = {KEY: {"quality": 40}}
-    results = drive(engine, {0: [good]})
-    torch.testing.assert_close(results[good.request_id].output, alone, atol=1e-4, rtol=0)
-    figures = results[bad.request_id].stage_durations
-    assert (figures["omnireuse_failures"], figures["omnireuse_steps_computed"]) == (1, 24)
-    assert waves.failures == before + 1
-    run(engine, make_request(2, 4))
-    assert not set(runner_of(engine).state_cache) & {good.request_id, bad.request_id}

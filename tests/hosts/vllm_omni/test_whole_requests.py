@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from omnireuse.engines.vllm_omni.admission import refuse_mixed_precision
-from omnireuse.errors import ConfigError
 from tests.hosts.vllm_omni.conftest import (
     IN_VLLM_OMNI,
     SHAPES_FLUX,
@@ -231,24 +228,6 @@ def test_a_wrong_cache_config_stops_the_server_from_starting(
         pass
 
 
-def test_an_untested_release_is_refused_by_name(tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from omnireuse.engines import host
-
-    monkeypatch.setattr(host, "version", lambda _: "0.99.1")
-    with (
-        pytest.raises(ValueError, match=r"vllm-omni 0\.99\.1 is not supported.*tested with 0\.30"),
-        running_engine(tiny_qwen, enforce_eager=True, cache_backend=KEY),
-    ):
-        pass
-
-
-def test_the_pipelines_that_vllm_omni_serves_without_caches_are_those_of_the_docs(platform: None) -> None:
-    from vllm_omni.diffusion.registry import _NO_CACHE_ACCELERATION
-
-    named = {"NextStep11Pipeline", "AnimaPipeline", "Pi0Pipeline", "Pi05Pipeline", "LingBotWorldCausalDMDPipeline"}
-    assert named == _NO_CACHE_ACCELERATION
-
-
 def test_a_server_whose_pipeline_waves_cannot_serve_does_not_start(
     tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,19 +239,3 @@ def test_a_server_whose_pipeline_waves_cannot_serve_does_not_start(
         running_engine(tiny_qwen, enforce_eager=True, step_execution=True, cache_backend=KEY),
     ):
         pass
-
-
-def test_steps_of_two_precisions_are_refused_as_the_engine_configures_them(tiny_qwen: Path) -> None:
-    # By its configuration alone: no attention of a CPU is quantised, and Cosmos 3 is large.
-    from vllm_omni.diffusion.data import OmniDiffusionConfig
-    from vllm_omni.diffusion.models.cosmos3.mixed_precision.config import Cosmos3MixedPrecisionConfig
-    from vllm_omni.diffusion.models.cosmos3.mixed_precision.runtime import Cosmos3MixedPrecisionRuntime
-
-    skipped = {"diffusion_kv_cache_dtype": "fp8", "diffusion_kv_cache_skip_steps": "0-1"}
-    config = OmniDiffusionConfig.from_kwargs(model=str(tiny_qwen), **skipped)
-    with pytest.raises(ConfigError, match="diffusion_kv_cache_skip_steps computes some steps in another precision"):
-        refuse_mixed_precision(SimpleNamespace(od_config=config), place="--cache-config")
-    runtime = Cosmos3MixedPrecisionRuntime(Cosmos3MixedPrecisionConfig())
-    cosmos = SimpleNamespace(transformer=SimpleNamespace(mixed_precision_runtime=runtime))
-    with pytest.raises(ConfigError, match="cosmos3_mixed_precision computes some steps in another precision"):
-        refuse_mixed_precision(cosmos, place="--cache-config")

@@ -101,10 +101,3 @@ def test_results_of_other_inputs_are_not_mixed(runs: list[Any], tmp_path: Path) 
     (tmp_path / "out" / "results.jsonl").write_text("not a journal, whatever its name says\n" * 40)
     with pytest.raises(ConfigError, match="not a journal"):
         drawbench.main(asked(tmp_path, "out"))
-
-
-def test_a_csv_file_without_a_column_of_prompts_is_refused(tmp_path: Path) -> None:
-    command = asked(tmp_path, "out")
-    (tmp_path / "prompts.csv").write_text("text\na circle\n")
-    with pytest.raises(ConfigError, match="must have a column named prompt or prompts"):
-        drawbench.main(command)

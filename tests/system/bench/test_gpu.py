@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bench import gpu
-from bench._gpu_ways import WAYS
 from bench._true_size import MODELS
+from omnireuse.errors import ConfigError
 from omnireuse.loop.strategy import REGIONS
 
 
@@ -23,27 +23,26 @@ def test_the_whole_path_runs_on_tiny_models(tmp_path):
             assert row["launches_reused"] is None
 
 
-@pytest.mark.slow
-def test_ways_of_running_leave_results_bit_equal(tmp_path, monkeypatch):
-    ways = ["offloaded by groups", "graphs", "broken"]
-    monkeypatch.setitem(WAYS, "graphs", lambda sampler: sampler.transformer.compile(backend="eager", fullgraph=True))
-    monkeypatch.setitem(WAYS, "broken", lambda sampler: sampler.no_such_thing)
-    tiny = ["--tiny", "--device", "cpu", "--models", "flux.1", "--steps", "6", "--repeats", "1"]
-    gpu.main([*tiny, "--ways", *ways, "--out", str(tmp_path)])
-    found = json.loads((tmp_path / "gpu.json").read_text())["models"]["flux.1"]["ways"]
-    assert "no_such_thing" in found.pop("broken")["error"]
-    for row in found.values():
-        assert row["computing_is_equal"]
-        assert row["removed_is_equal"]
-        assert row["steps_over_computed"] == pytest.approx(6 / 4)
-
-
 def test_what_there_is_no_time_for_is_left_out_and_said(tmp_path):
     tiny = ["--tiny", "--device", "cpu", "--steps", "6", "--repeats", "1", "--minutes", "0"]
     gpu.main([*tiny, "--models", "flux.1", "qwen-image", "--out", str(tmp_path)])
     record = json.loads((tmp_path / "gpu.json").read_text())
     assert (record["models"], record["left_out"]) == ({}, ["flux.1", "qwen-image"])
     assert "qwen-image left out: the minutes are over" in (tmp_path / "gpu.html").read_text()
+    # A later call adds what was left out, and measures nothing twice.
+    gpu.main([*tiny[:-2], "--models", "flux.1", "--ways", "--out", str(tmp_path)])
+    first = json.loads((tmp_path / "gpu.json").read_text())["models"]["flux.1"]
+    gpu.main([*tiny[:-2], "--ways", "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "gpu.json").read_text())
+    assert set(record["models"]) == set(MODELS)
+    assert record["models"]["flux.1"] == first
+    assert len(record["commands"]) == 3
+
+
+def test_a_record_of_another_machine_is_refused(tmp_path):
+    (tmp_path / "gpu.json").write_text(json.dumps({"commands": [], "environment": {"device": "other"}, "models": {}}))
+    with pytest.raises(ConfigError, match="measured elsewhere"):
+        gpu.main(["--tiny", "--device", "cpu", "--out", str(tmp_path)])
 
 
 @pytest.mark.gpu

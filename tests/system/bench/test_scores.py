@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,36 +16,6 @@ from reference.load import find_image_pipeline
 
 PICTURE = np.random.default_rng(0).random((32, 32, 3)).astype(np.float32)
 FULL = np.full((32, 32, 3), 0.5, np.float32)
-
-
-class MeanDistance:
-    """In the place of LPIPS: pictures in −1…1, channels first, one distance for each."""
-
-    def __init__(self, **options: object) -> None:
-        assert options == {"net": "alex", "verbose": False}
-
-    def __call__(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        assert first.shape[1] == 3
-        return (first - second).abs().mean((1, 2, 3), keepdim=True)
-
-
-def test_lpips_is_given_pictures_between_minus_one_and_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lpips", SimpleNamespace(LPIPS=MeanDistance))
-    score = scores.SCORES["lpips"]()
-    assert score(PICTURE, FULL, "") == pytest.approx(2 * float(np.abs(PICTURE - FULL).mean()), rel=1e-5)
-    clip = np.stack([PICTURE, FULL])
-    assert score(clip, np.stack([FULL, FULL]), "") == pytest.approx(score(PICTURE, FULL, "") / 2, rel=1e-5)
-    assert score(np.full_like(FULL, np.nan), FULL, "") == pytest.approx(1.0)  # black
-
-
-def test_image_reward_is_given_the_prompt_and_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(name: str, device: str) -> SimpleNamespace:
-        assert (name, device) == ("ImageReward-v1.0", "cpu")
-        return SimpleNamespace(score=lambda prompt, image: len(prompt) + image.getpixel((0, 0))[0] / 255)
-
-    monkeypatch.setitem(sys.modules, "ImageReward", SimpleNamespace(load=load))
-    score = scores.SCORES["image_reward"]()
-    assert score(FULL, FULL, "circle") == pytest.approx(6.5, abs=0.01)
 
 
 def test_the_clip_score_is_a_hundred_times_the_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

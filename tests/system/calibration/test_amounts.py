@@ -40,7 +40,7 @@ def test_exactly_what_was_asked_for_computes(
         computed, summary = made(profile=profile, **target)
     without, _ = made(**target)
     assert len(computed) == len(without) == count
-    said = f"the profile has no plan for {count} of 20 steps, but for 5, 8, 10; they are computed where the default"
+    said = f"the profile has no plan for {count} of 20 steps, but for 5, 8, 10; the run follows the default"
     if count in profile.plans:
         assert computed == list(profile.plans[count].steps)
         assert summary.name == f"profile: {count} of 20 steps"

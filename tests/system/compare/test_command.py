@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import sys
 from collections.abc import Callable
@@ -10,26 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
-from rich.console import Console
 
 import omnireuse
-from omnireuse.base.extras import has_extra
 from omnireuse.cli import main
-from omnireuse.named.step_caches import STEP_CACHES
 from omnireuse.pipelines.pictures import capped_psnr
-from omnireuse_lab.closeness import Spread
 from omnireuse_lab.compare.harness import Harness
 from omnireuse_lab.compare.methods import chosen_methods
 from omnireuse_lab.compare.run import settings_of
-from omnireuse_lab.compare.table import case_table
 from omnireuse_lab.compare.workload import Workload
-from omnireuse_lab.record import Case, read_comparison
+from omnireuse_lab.record import read_comparison
 from reference.load import SAMPLING, find_image_pipeline
 from reference.pictures import read_frames
-from tests import TOP
-from tests.helpers.comparisons import peers
-from tests.helpers.comparisons import point as made_up
 
 CALL = json.dumps({"height": 64, "width": 64, "max_sequence_length": 20})
 PROMPT = "a large red circle in the top left on a plain gray background"
@@ -67,54 +57,6 @@ def test_a_comparison_writes_record_table_and_picture(
     assert "dB above the best without a cache, 2x fewer steps" in shown
     assert "omnireuse, default by call" in shown
     assert "fewer uniform steps" in shown
-
-
-def printed(made: Case, width: int = 80) -> str:
-    target = io.StringIO()
-    Console(file=target, width=width).print(case_table(made))
-    return target.getvalue()
-
-
-def test_the_table_is_whole_at_eighty_columns() -> None:
-    made = peers().cases[0]
-    settings = {"residual_diff_threshold": 0.24, "max_continuous_cached_steps": 12, "steps": " ".join("0123456789")}
-    long = replace(made.points[0], method="cache-dit DBCache + TaylorSeer", settings=settings)
-    text = printed(replace(made, points=(*made.points, long)))
-    assert max(map(len, text.splitlines())) <= 80
-    assert "…" not in text
-    assert "noise" not in text
-    fast = replace(made.points[0], speedup=Spread(median=30.0, low=29.0, high=31.0))
-    assert "noise: faster than its computed steps allow" in printed(replace(made, points=(fast, *made.points[1:])), 200)
-    words = text.split()
-    for word in [
-        "steps",
-        "PSNR,",
-        "SSIM",
-        "speed-up",
-        "KiB",
-        "51.0",
-        "49.0–53.0",
-        "0.900",
-        "1.50×",
-        "1.40–1.70",
-        "3072",
-    ]:
-        assert word in words
-    assert "no such block" in text
-    # What nobody measured takes no column.
-    full = replace(made.full, scores={})
-    bare = printed(replace(made, full=full, points=(replace(made.points[0], scores={}, speedup=None),)))
-    assert "attributes" not in bare
-    assert "speed-up" not in bare
-
-
-def test_the_table_says_how_many_settings_it_leaves_out() -> None:
-    made = peers().cases[0]
-    caption = "as another setting of the method is as good with as few steps; the page named below shows all"
-    assert caption not in " ".join(printed(made).split())
-    worse = made_up("fewer steps", "baseline", 14, 26.0)
-    text = printed(replace(made, points=(*made.points, worse, worse)))
-    assert f"not shown: 2, {caption}" in " ".join(text.split())
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(
@@ -226,38 +168,6 @@ def test_a_method_of_ones_own_is_an_object_and_need_not_disable(
     assert "must name a Method or a Forecaster, got function" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("given", ["omnireuse:Blend", "my_forecasters:MINE"])
-def test_a_forecaster_takes_the_default_s_place_and_nothing_else_of_it(
-    given: str, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_forecasters.py").write_text("import omnireuse\n\nMINE = omnireuse.Hold()\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_forecasters", raising=False)
-    assert main([*asked, "--only", "speedup", "--method", given]) == 0
-    points = read_comparison(tmp_path / "out" / "compare.json").cases[0].points
-    known = {each.settings["speedup"]: each for each in points if "forecaster" not in each.settings}
-    own = {each.settings["speedup"]: each for each in points if "forecaster" in each.settings}
-    assert own.keys() == {2.0, *known}
-    for speedup, default in known.items():
-        assert own[speedup].computed_steps == default.computed_steps
-        # The default's forecaster is Blend, so in its place it is the default.
-        assert (own[speedup].each == default.each) == (given == "omnireuse:Blend" or default.computed_steps == 6)
-    assert "Strategy.default(speedup=2.0), forecaster=" in own[2.0].call
-
-
-@pytest.mark.slow
-def test_a_peer_of_the_benchmarks_comes_in_as_a_user_s_method_does(
-    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(TOP)
-    assert main([*asked, "--only", "spectrum", "--method", "omnireuse_lab.peers:SPECTRUM"]) == 0
-    points = read_comparison(tmp_path / "out" / "compare.json").cases[0].points
-    assert {(point.method, point.error) for point in points} == {("Spectrum", None)}
-    assert main([*asked, "--only", "spectrum"]) == 2
-    assert "unknown method 'spectrum'" in " ".join(capsys.readouterr().err.split())
-
-
 def test_pictures_below_what_is_asked_for_end_with_a_status(
     asked: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,15 +177,6 @@ def test_pictures_below_what_is_asked_for_end_with_a_status(
     said = " ".join(capsys.readouterr().err.split())
     assert "nine of ten pictures must reach 99.0 dB: shapes-flux, 6 steps, no guidance: omnireuse.enable" in said
     assert "0 of 1 pictures" in said
-
-
-def test_every_name_that_enable_takes_is_a_method() -> None:
-    for name in STEP_CACHES:
-        if name != "cache_dit" or has_extra("cache-dit"):
-            assert name in [method.key for method in chosen_methods(only=[name])]
-    every = [method.key for method in chosen_methods()]
-    assert len(every) == len(set(every))
-    assert "tea_cache" not in every
 
 
 def test_a_backend_is_compared_by_its_name(asked: list[str], tmp_path: Path) -> None:
@@ -299,14 +200,6 @@ def test_mistakes_are_told(
     options = [each for name, value in change.items() for each in (name, value)]
     assert main([*asked, *options]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_an_empty_file_of_prompts_is_refused(
-    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "prompts.txt").write_text(" \n\n")
-    assert main(asked) == 2
-    assert "must hold one prompt a line, got none" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_pipeline_and_no_folder_at_all(

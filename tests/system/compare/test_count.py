@@ -11,8 +11,7 @@ from diffusers import FirstBlockCacheConfig
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
 
 import omnireuse
-from omnireuse.profiles.conditions import watch_of
-from omnireuse_lab.compare.count import Work, blocks_of
+from omnireuse_lab.compare.count import Work
 from omnireuse_lab.compare.workload import Workload
 
 KINDS = (FluxTransformerBlock, FluxSingleTransformerBlock)
@@ -89,37 +88,3 @@ def test_our_own_schedule_counts_as_the_steps_it_computes(images: Callable[..., 
         assert work.flops / full == pytest.approx(3 / 6)
     finally:
         work.close()
-
-
-def test_a_batch_weighs_what_its_samples_weigh(images: Callable[..., Workload]) -> None:
-    workload = images(guidance=1.0)
-    work = Work(workload.pipeline)
-    try:
-        workload.pictures([0], 2)
-        one = work.flops
-        workload.pictures([0, 1], 2)
-        assert work.flops == pytest.approx(3 * one)
-        assert work.calls == 4
-    finally:
-        work.close()
-
-
-def test_lists_of_lists_and_lone_blocks_are_found() -> None:
-    class Odd(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = torch.nn.Linear(2, 2)
-            self.down_blocks = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())])
-            self.mid_block = torch.nn.Linear(2, 2)
-
-    odd = Odd()
-    assert blocks_of(odd) == [*odd.down_blocks, odd.mid_block]
-    plain = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
-    assert blocks_of(plain) == list(plain)
-
-
-def test_counting_is_no_condition_of_a_plan(images: Callable[..., Workload]) -> None:
-    pipeline = images().pipeline
-    before, work = watch_of(pipeline).now(), Work(pipeline)
-    assert watch_of(pipeline).now() == before
-    work.close()

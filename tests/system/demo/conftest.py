@@ -16,15 +16,3 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("models") / "untrained"
     export_images(new_autoencoder(), FlowModel().eval(), target)
     return target
-
-
-@pytest.fixture(scope="session")
-def video_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same for the video pipeline."""
-    from reference.train.video import export_clips
-    from reference.video.models import VideoFlowModel, new_autoencoder
-
-    torch.manual_seed(0)
-    target = tmp_path_factory.mktemp("models") / "untrained-clips"
-    export_clips(new_autoencoder(), VideoFlowModel().eval(), target)
-    return target

@@ -9,8 +9,6 @@ import pytest
 from reference.commands import main
 from reference.demo import command
 from reference.demo.record import read_demo
-from reference.load import VIDEO_SAMPLING
-from reference.pictures import read_frames
 
 pytestmark = pytest.mark.integration
 
@@ -54,23 +52,6 @@ def test_a_demo_writes_its_record_and_page(
     assert len(read_demo(out / "report.json").case.prompts) == 1
     assert not [name for name in of_the_second_prompt if (out / name).exists()]
     assert all(path.read_text() == "keep me" for path in others)
-
-
-@pytest.mark.slow
-def test_a_demo_of_clips(video_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("skimage")
-    out = tmp_path / "out"
-    arguments = ["--video", "--model", str(video_model), "--out", str(out), "--steps", "20", "--prompts", "1"]
-    assert main(["demo", *arguments]) == 0
-    assert "untrained-clips: 20 steps" in capsys.readouterr().out
-    made = read_demo(out / "report.json")
-    assert made.case.guidance == VIDEO_SAMPLING["guidance_scale"]
-    assert (made.case.points[0].computed_steps or 20) < 20
-    assert set(made.full[0].attributes) >= {"shape", "direction", "speed"}
-    # The clips are animated files of their own, and play on the page without anything beside it.
-    assert len(read_frames(out / made.full[0].image)) == VIDEO_SAMPLING["num_frames"]
-    page = (out / "report.html").read_text()
-    assert page.count('<div class="frame clip"><img src="data:image/webp') == 1 + len(made.samples)
 
 
 def test_results_of_something_else_are_not_overwritten(

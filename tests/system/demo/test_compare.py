@@ -12,7 +12,6 @@ from omnireuse_lab.record import Comparison
 from reference.case import IMAGES
 from reference.demo.compare import Cache, compare_caches
 from reference.demo.record import Demo
-from reference.pictures import read_frames
 from reference.workload import load_quietly, reference_workload
 
 STEPS = 8
@@ -50,18 +49,3 @@ def test_caches_that_compute_as_many_steps_share_a_run_of_fewer(compared: tuple[
     assert most.psnr.mean > half.psnr.mean
     shown = {sample.image for row in (demo.full, *demo.samples) for sample in row}
     assert {f"images/{path.name}" for path in (folder / "images").iterdir()} == shown
-
-
-def test_decisions_attributes_and_pictures_are_kept(compared: tuple[Demo, Path, list[str]]) -> None:
-    demo, folder, _ = compared
-    half, sample = demo.case.points[0], demo.samples[0][1]
-    assert sum(not each.reused for each in sample.decisions) == 4
-    assert {each.step for each in sample.decisions} == set(range(STEPS))
-    assert sample.attributes
-    assert (half.kept_bytes or 0) > 0
-    assert len(read_frames(folder / sample.image)) == 1
-    assert half.call.startswith("omnireuse.enable(pipeline, policy=Spread(")
-    assert all(not each.decisions for each in (*demo.full, *demo.samples[1]))
-    assert {each.psnr for each in demo.full} == {100.0}
-    assert half.speedup is not None
-    assert half.speedup.low > 0

@@ -9,7 +9,6 @@ import pytest
 
 from .pages import NAMES, TOP, blocks, run
 
-LANGUAGES = {"toml", "python", "sh", "json", "http", "text"}
 LONG = {"docs/calibration.md", "docs/reference.md", "docs/step-reuse-options.md", "docs/tuning.md", "docs/tutorial.md"}
 """Pages whose blocks take as long as all others together."""
 WITH_PYTHON = [
@@ -17,11 +16,6 @@ WITH_PYTHON = [
     for name in NAMES
     if any(language == "python" for _, language, _ in blocks(TOP / name))
 ]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_block_names_its_language(name: str) -> None:
-    assert not [(line, language) for line, language, _ in blocks(TOP / name) if language not in LANGUAGES]
 
 
 @pytest.mark.integration
@@ -45,26 +39,3 @@ def page(folder: Path, text: str) -> Path:
     path = folder / "page.md"
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def test_a_later_block_uses_the_names_of_earlier_ones(tmp_path: Path) -> None:
-    assert run(page(tmp_path, "```python\na = 1\n```\n\nThen:\n\n```python\nassert a == 1\n```\n")) == 2
-    with pytest.raises(NameError):
-        run(page(tmp_path, "```python\nassert a == 1\n```\n"))
-
-
-def test_a_failure_names_the_line_of_the_page(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError) as caught:
-        run(page(tmp_path, "# Title\n\n```python\nx = 1\nx / 0\n```\n"))
-    assert caught.traceback[-1].lineno + 1 == 5
-
-
-def test_a_marked_block_is_compiled_and_not_run(tmp_path: Path) -> None:
-    mark = "<!-- compiled only: needs a GPU -->\n"
-    assert run(page(tmp_path, f"{mark}```python\nraise RuntimeError\n```\n")) == 1
-    with pytest.raises(SyntaxError):
-        run(page(tmp_path, f"{mark}```python\nf(\n```\n"))
-    with pytest.raises(RuntimeError):
-        run(page(tmp_path, f"{mark}\nText between.\n\n```python\nraise RuntimeError\n```\n"))
-    with pytest.raises(AssertionError, match="reason"):
-        run(page(tmp_path, mark.replace("a GPU", "luck") + "```python\npass\n```\n"))

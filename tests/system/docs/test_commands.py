@@ -40,32 +40,3 @@ def test_the_examples_of_the_help_are_commands(run: Callable[..., int], monkeypa
     assert shown_there
     for command in shown_there:
         check(command, monkeypatch)
-
-
-def test_commands_are_found_in_blocks_and_in_text(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("Say `omnireuse\ncache`, or `handle`:\n\n```sh\nmake test  # all\n```\n\n```text\nmake it\n```\n")
-    assert shown(page) == [(5, "make test  # all"), (1, "omnireuse cache")]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "omnireuse comapre",
-        "omnireuse dance",
-        "omnireuse --install",
-        "python -m reference demo --stepps 4",
-        "python -m reference demo --steps four",
-        "python -m bench step_reused",
-        "python -m bench step_reuse --promts 3",
-        "python -m reference.train everything",
-        "python scripts/none.py",
-        "make everything",
-        "make test WORDS=1",
-        "pip install omnireuse",
-        "pip install '.[reports]'",
-    ],
-)
-def test_a_wrong_command_is_found(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises((AssertionError, ImportError)):
-        check(command, monkeypatch)

@@ -37,9 +37,3 @@ def dead_links(page: Path) -> list[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_links_lead_somewhere(name: str) -> None:
     assert dead_links(TOP / name) == []
-
-
-def test_a_dead_link_is_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# What `it` is: 1\n\n[a](#what-it-is-1) [b](#none) [c](none.md) [d](page.md#what-it-is-1)\n")
-    assert dead_links(page) == ["#none", "none.md"]

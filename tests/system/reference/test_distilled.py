@@ -1,7 +1,6 @@
 """The reference pipeline with distilled guidance, from training to export."""
 
 import pytest
-import torch
 
 from omnireuse.pipelines.pictures import psnr
 from omnireuse_lab.compare.workload import guided_call, is_distilled
@@ -9,42 +8,8 @@ from reference import DISTILLED_SAMPLING, SAMPLING, load_distilled_pipeline, loa
 from reference.captions import held_out_scenes
 from reference.case import DISTILLED_IMAGES, IMAGES
 from reference.evaluate import score
-from reference.train.distilled import new_student
 
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-
-
-@pytest.fixture(scope="module")
-def exported(train):
-    return train("shapes-dev", "--flow-steps=2", flow={"batch_size": 2})[1]
-
-
-def test_an_untrained_student_says_what_its_teacher_says_whatever_the_guidance():
-    teacher = load_image_pipeline().transformer.eval()
-    student = new_student(teacher).eval()
-    ids, tokens = torch.zeros(20, 3), torch.zeros(64, 3)
-    call = {
-        "hidden_states": torch.randn(1, 64, 32),
-        "encoder_hidden_states": torch.randn(1, 20, 128),
-        "pooled_projections": torch.randn(1, 128),
-        "timestep": torch.tensor([0.5]),
-        "txt_ids": ids,
-        "img_ids": tokens,
-        "return_dict": False,
-    }
-    with torch.no_grad():
-        expected = teacher(**call)[0]
-        for guidance in (1.0, 6.0):
-            torch.testing.assert_close(student(**call, guidance=torch.tensor([guidance]))[0], expected)
-
-
-@pytest.mark.sweep
-def test_the_export_embeds_guidance_and_draws(exported):
-    pipeline = load_distilled_pipeline(exported)
-    assert pipeline.transformer.config.guidance_embeds
-    pipeline.set_progress_bar_config(disable=True)
-    images = pipeline("a red circle", **DISTILLED_SAMPLING | {"num_inference_steps": 2}).images
-    assert [image.size for image in images] == [(64, 64)]
 
 
 def test_guidance_of_a_distilled_model_is_the_argument_that_costs_no_second_branch():

@@ -1,17 +1,14 @@
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from diffusers import FluxPipeline
 
 from omnireuse.errors import ConfigError
 from reference import SAMPLING, load_image_pipeline
-from reference.captions import caption, held_out_scenes, vocabulary
+from reference.captions import caption, held_out_scenes
 from reference.load import PATH_VARIABLE, find_image_pipeline
-from reference.models import TRAINING_SHIFT
-from reference.tokenizers import MAX_SEQUENCE_LENGTH, load_tokenizer, save_tokenizer
-from reference.train.flow import sample_sigmas, train_flow
+from reference.train.flow import train_flow
 from reference.train.image import FLOW
 from tests import TOP
 
@@ -41,24 +38,6 @@ def run_folder(trained):
 @pytest.fixture(scope="module")
 def exported(trained):
     return trained[1]
-
-
-def test_every_word_has_a_token_and_the_longest_caption_fits(tmp_path):
-    save_tokenizer(tmp_path, starts=True)
-    tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer.unk_token_id not in tokenizer(" ".join(vocabulary())).input_ids
-    rng = np.random.default_rng(0)
-    longest = max((caption(scene, rng) for scene in held_out_scenes(300)), key=lambda text: len(text.split()))
-    assert len(tokenizer(longest).input_ids) <= MAX_SEQUENCE_LENGTH
-    assert SAMPLING["max_sequence_length"] == MAX_SEQUENCE_LENGTH
-
-
-def test_sigmas_are_shifted_and_fill_the_range():
-    torch.manual_seed(0)
-    sigma = sample_sigmas(4000)
-    assert 0.0 <= sigma.min() < 0.05
-    assert 0.98 < sigma.max() <= 1.0
-    assert sigma.median() == pytest.approx(TRAINING_SHIFT * 0.5 / (1 + (TRAINING_SHIFT - 1) * 0.5), abs=0.02)
 
 
 def test_a_stopped_run_goes_on_from_its_checkpoint(run_folder, tmp_path):

@@ -10,23 +10,15 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
-from tests.helpers.comparisons import STEPS
 from tests.helpers.sweep import sweep
 
 from .window import Window, place
 
 pytestmark = pytest.mark.browser
 
-PHONE = {"width": 390, "height": 844}
-
 
 def at(page: Page) -> float:
     return float(page.evaluate("document.querySelector('.slider input').value"))
-
-
-def explained(page: Page, plot: int = 0) -> str:
-    """What the card beside a plot shows, in one line."""
-    return " ".join(page.evaluate(f"document.querySelectorAll('.chosen-row')[{plot}].innerText").split())
 
 
 @pytest.mark.parametrize("kind", ["report", "methods"])
@@ -42,26 +34,6 @@ def test_it_opens_without_network_error_or_sideways_scrolling(
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (max(map(int, paper[4:-1].split(","))) < 60) is dark
-
-
-@pytest.mark.parametrize(("kind", "sliders"), [("report", 4), ("clips", 3)])
-def test_every_picture_and_control_has_a_name(
-    window: Window, kind: str, sliders: int, request: pytest.FixtureRequest
-) -> None:
-    page = window.open(request.getfixturevalue(kind))
-    tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
-    nameless = [
-        node["role"]["value"]
-        for node in tree
-        if not node["ignored"]
-        and node["role"]["value"] in ("button", "slider", "image", "img", "link")
-        and not node["name"]["value"]
-    ]
-    assert nameless == []
-    assert sum(node.get("role", {}).get("value") == "slider" for node in tree) == sliders
-    names = {node["name"]["value"] for node in tree if node.get("role", {}).get("value") == "button"}
-    assert "omnireuse, 12 steps · 44.0 dB; hold it against full" in names
-    assert "fewer steps (12), 12 steps · 34.0 dB, not as asked: colour; hold it against full" in names
 
 
 def test_the_keyboard_alone_reaches_every_control(window: Window, report: Path) -> None:
@@ -103,75 +75,6 @@ def test_dragging_the_slider_uncovers_the_other_image(window: Window, report: Pa
 
 ALL_RUNS = "article:not(.front)"
 """The article that shows every run of the first prompt; the first screen's article comes before it."""
-
-
-def test_the_first_screen_holds_the_best_run_and_fewer_steps_against_the_full_run(window: Window, report: Path) -> None:
-    page = window.open(report, folded=True)
-    assert page.evaluate("[...document.querySelectorAll('.front figure')].map(e => e.dataset.name)") == [
-        "full",
-        "omnireuse",
-        "fewer steps (12)",
-    ]
-    right = "document.querySelector('.front [data-side=right]')"
-    best = page.evaluate(f"{right}.src")
-    assert best.startswith("data:image/png;base64,")
-    assert best == page.evaluate(f"document.querySelector('{ALL_RUNS} figure.best img').src")
-    page.click(".front figure:nth-of-type(3)")
-    assert page.evaluate(f"{right}.alt").startswith("fewer steps (12): ")
-    assert page.evaluate("[...document.querySelectorAll('details')].every(e => !e.open)")
-
-
-def test_pressing_a_picture_holds_it_against_the_full_run(window: Window, report: Path) -> None:
-    page = window.open(report)
-    right = f"document.querySelector('{ALL_RUNS} .slider [data-side=right]')"
-    assert page.evaluate(f"{right}.src === document.querySelector('{ALL_RUNS} figure.best img').src")
-    page.click(f"{ALL_RUNS} >> figure:nth-of-type(3) >> nth=0")
-    assert page.evaluate(f"{right}.src === document.querySelector('{ALL_RUNS} figure:nth-of-type(3) img').src")
-    assert page.evaluate(f"{right}.alt").startswith("TeaCache 0.2: ")
-    assert page.evaluate(f"document.querySelector('{ALL_RUNS} .slider .right').textContent") == "TeaCache 0.2"
-    page.evaluate(f"document.querySelector('{ALL_RUNS} figure:nth-of-type(4)').focus()")
-    page.keyboard.press("Enter")
-    assert page.evaluate(f"document.querySelector('{ALL_RUNS} .slider input').ariaLabel") == (
-        "full on the left, fewer steps (15) on the right"
-    )
-
-
-def test_pointing_at_a_dot_explains_it_and_pressing_keeps_it(window: Window, report: Path) -> None:
-    page = window.open(report)
-    assert explained(page).startswith("omnireuse"), "what the report is about is explained first"
-    teacache, other = '[data-row="gallery-1"] path', '[data-row="gallery-3"] path'
-    page.mouse.move(*place(page, teacache))
-    text = explained(page)
-    assert text.startswith("TeaCache 0.2 threshold = 0.2")
-    for words in ("computed steps 15.0", "over fewer steps, dB −1.4", "kept between steps 96 KiB", "speed-up 1.8"):
-        assert words in text
-    assert "omnireuse.enable(pipeline, 'TeaCache 0.2')" in text
-    page.click(teacache)
-    page.mouse.move(*place(page, other))
-    assert explained(page) == text, "pressed, it stays while the pointer goes to the button beside it"
-    page.keyboard.press("Escape")
-    page.mouse.move(*place(page, other))
-    assert explained(page).startswith("fewer steps")
-
-
-def test_the_call_is_copied(window: Window, report: Path) -> None:
-    page = window.open(report)
-    page.click("header .copy")
-    expect(page.locator("header .copy")).to_have_text("Copied")
-    assert page.evaluate("navigator.clipboard.readText()") == "omnireuse.enable(pipeline, 'omnireuse')"
-
-
-def test_pointing_at_a_step_tells_what_was_decided_and_why(window: Window, report: Path) -> None:
-    page = window.open(report)
-    page.mouse.move(*place(page, ".strip", 4.5 / STEPS))
-    read = page.evaluate("document.querySelector('.readout').innerText")
-    assert "TeaCache 0.2 cond, step 5: computed (policy), drift 0.04, forecast error 0.12" in read
-    assert "omnireuse cond, step 5: reused (policy), drift 0.04" in read
-    page.evaluate("document.querySelector('.runs').focus()")
-    page.keyboard.press("ArrowRight")
-    assert "step 6: " in page.evaluate("document.querySelector('.readout').innerText")
-    page.keyboard.press("End")
-    assert f"step {STEPS}: computed (last)" in page.evaluate("document.querySelector('.readout').innerText")
 
 
 def shown(page: Page) -> list[int]:

@@ -24,19 +24,6 @@ def test_the_index_lists_every_page_and_nothing_else() -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(("width", "columns"), [(420, 1), (1400, 3)])
-def test_the_index_lies_well_in_a_window(window: Window, width: int, columns: int) -> None:
-    page = window.open(GALLERY / "index.html", width=width)
-    assert window.errors == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate("[...document.images].every(e => e.complete && e.naturalWidth > 0)")
-    tops = page.evaluate("[...document.querySelectorAll('li')].map(e => e.offsetTop)")
-    assert len(tops) == len(PAGES)
-    assert tops.count(tops[0]) == columns
-    assert page.evaluate("document.querySelector('img').getBoundingClientRect().bottom") <= 900
-
-
-@pytest.mark.browser
 @pytest.mark.parametrize("width", sweep([420, 1400], quick=[420]))
 @pytest.mark.parametrize("file", PAGES, ids=lambda page: page.stem)
 def test_a_committed_page_is_as_it_is_made_now(window: Window, file: Path, width: int) -> None:

@@ -108,11 +108,6 @@ class Nothing(Bare):
         return {"seconds": 1.0}
 
 
-class TooFew(Bare):
-    def _result(self, images: torch.Tensor) -> Any:
-        return images[:1]
-
-
 @pytest.mark.parametrize(
     ("kind", "complaint"),
     [
@@ -123,11 +118,6 @@ class TooFew(Bare):
 def test_results_that_are_no_pictures_are_refused(kind: type[Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         calibrated(kind())
-
-
-def test_another_number_of_pictures_than_prompts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="which is 1 pictures for 2 prompts"):
-        calibrated(TooFew(), batch_size=2)
 
 
 def test_a_pictures_function_that_returns_something_else_is_told() -> None:
@@ -163,20 +153,6 @@ def test_a_modular_pipeline_is_calibrated_and_compared(
         calibrated(modular, hight=64)
 
 
-def test_guidance_of_a_pipeline_that_takes_none_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Bare takes neither true_cfg_scale nor guidance_scale; leave guidance out"):
-        compared(Bare(), tmp_path, guidance=3.0)
-
-
-def test_a_pipelines_own_bar_is_as_before_afterwards() -> None:
-    pipeline = Bare()
-    calibrated(pipeline, computed_steps=[3])
-    assert not hasattr(pipeline, "_progress_bar_config")
-    pipeline.set_progress_bar_config(desc="mine")
-    calibrated(pipeline, computed_steps=[3])
-    assert pipeline._progress_bar_config == {"desc": "mine"}
-
-
 @pytest.mark.parametrize("name", ["num_inference_steps", "callback_on_step_end", "generator", "output_type", "prompt"])
 def test_what_a_comparison_sets_itself_is_refused_by_name(name: str, tmp_path: Path) -> None:
     with pytest.raises((ConfigError, TypeError), match=name):
@@ -190,13 +166,3 @@ def test_a_full_run_that_is_not_finite_is_told_whatever_the_pipeline_returns() -
 
     with pytest.raises(StateError, match="the full run of 'a circle' is not finite"):
         calibrated(Broken())
-
-
-def test_the_bar_says_what_is_done_and_can_be_left_out(capfd: pytest.CaptureFixture[str]) -> None:
-    calibrated(Bare(), progress=False)
-    assert capfd.readouterr().err == ""
-    calibrated(Bare(), progress=True)
-    shown = capfd.readouterr()
-    assert "Bare on cpu in float32; 6 steps, 3 prompts searched with, 1 held out" in shown.err
-    assert "held-out prompts: 100%" in shown.err
-    assert shown.out == ""

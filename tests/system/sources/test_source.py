@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse.base.loading import LONGEST, why_refused
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.hooks.denoisers import describe, device_of, dtype_of
 from omnireuse.pipelines.source import Source
@@ -99,13 +98,6 @@ def test_a_function_that_is_not_there_is_told(importable: None, name: str, compl
         Source(given=name).check()
 
 
-def test_an_error_inside_of_the_module_is_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "broken_module.py").write_text("import nowhere_at_all_either\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="nowhere_at_all_either"):
-        Source(given="broken_module:make").load()
-
-
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
@@ -163,16 +155,3 @@ def test_a_broken_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text("{")
     with pytest.raises(ConfigError, match=r"damaged or not whole: .*; copy or download it again"):
         Source(given=tmp_path).load()
-
-
-def test_an_error_of_the_hub_is_one_line_of_bounded_length() -> None:
-    page = (
-        "404 Client Error. (Request ID: Root=1-2;3-4)\n\nRepository Not Found for url: https://hub/api/models/a/b.\n"
-        "Please make sure you specified the correct `repo_id`.\nIf you are trying to access a private repo, …"
-    )
-    assert why_refused(OSError(page), "a/b").startswith(
-        "there is no such folder, and nothing was loaded from the hub under this id: 404 Client Error. "
-        "Repository Not Found for url: https://hub/api/models/a/b; check the name and the network"
-    )
-    assert "under this id: ConnectionError; " in why_refused(ConnectionError(), "a/b")
-    assert len(why_refused(OSError("x" * 9_000), "a/b")) < LONGEST + 300

@@ -5,12 +5,10 @@ import re
 import sys
 import threading
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from omnireuse.core import prefix_cache
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache, PrefixCacheOptions, writer
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, UnsupportedModelError, WrongTypeError
 
@@ -291,15 +289,6 @@ def test_a_hit_gets_its_cached_rows_and_then_this_steps_rows() -> None:
     assert torch.equal(merged_mm["a"]["r1"], new[3:, :2].long())
 
 
-def test_hits_last_for_the_step() -> None:
-    cache = make_cache()
-    assert not cache.has_prefix_cached_new_req_ids()
-    cache.add_prefix_cached_new_req_id("r0")
-    assert cache.has_prefix_cached_new_req_ids()
-    cache.reset_prefix_cached_new_req_ids()
-    assert not cache.has_prefix_cached_new_req_ids()
-
-
 @pytest.mark.parametrize("computed", [1, 3, 4, 5, 7, 8])
 def test_a_start_in_the_middle_of_a_block_gets_the_rows_of_the_begun_block(computed: int) -> None:
     cache, blocks, data = make_cache(), [6, 1], rows(8)
@@ -339,17 +328,6 @@ def test_rows_of_the_begun_block_that_are_not_there_are_absent_rows(
     assert f"answered as absent={absent!r} says" in said
 
 
-def test_deferred_rows_of_a_begun_block_are_merged_like_others() -> None:
-    cache, data, blocks = make_cache(mm_keys={"codes": (2, torch.float32)}), rows(6, 2), [2, 6]
-    cache.update_omni_tensor_prefix_cache(rows(6), None, 6, slots_of(blocks, 0, 6, SIZE))
-    stage(cache, make_batch([6], [blocks]), data)
-    cache.commit_deferred_mm_outputs(["r0"], make_batch([6], [blocks]))
-    cache.reset_prefix_cached_new_req_ids()
-    cache.add_prefix_cached_new_req_id("r0", block_ids=blocks)
-    merged = merge_mm(cache, make_batch([6], [blocks]), {"codes": rows(1, 2)}, r0=1)["codes"]["r0"]
-    assert torch.equal(merged, torch.cat([data, rows(1, 2)]))
-
-
 def test_the_write_of_a_step_is_visible_to_a_hit_in_the_same_step() -> None:
     cache, batch = make_cache(), make_batch([0, 4], [[3], [3, 6]])
     cache.reset_prefix_cached_new_req_ids()
@@ -357,18 +335,6 @@ def test_the_write_of_a_step_is_visible_to_a_hit_in_the_same_step() -> None:
     now = rows(6)
     cache.update_omni_tensor_prefix_cache(now, None, 6, torch.tensor([12, 13, 14, 15, 24, 25]))
     assert torch.equal(merge_hidden(cache, batch, now, r0=4, r1=2)["r1"], now)
-
-
-def test_a_request_that_is_not_scheduled_has_no_rows() -> None:
-    merged = merge_hidden(make_cache(), make_batch([0, 0], [[0], [1]]), rows(2), r0=2)
-    assert merged["r1"].shape == (0, WIDTH)
-
-
-def test_a_step_without_any_rows_has_none() -> None:
-    cache, batch = make_cache(absent="miss"), make_batch([0, 4], [[0], [1]])
-    cache.add_prefix_cached_new_req_id("r1")
-    for merged in (merge_hidden(cache, batch, rows(0), r0=0), merge_hidden(cache, batch, rows(2), r1=0)):
-        assert [tuple(each.shape) for each in merged.values()] == [(0, WIDTH)] * 2
 
 
 @pytest.mark.parametrize("which", ["hidden", "mm"])
@@ -394,25 +360,6 @@ def test_results_that_are_kept_survive_later_steps_and_memory_of_dropped_ones_is
         del merged
     assert torch.equal(kept, rows(2)[1:])
     assert cache.stats()["merge_buffer_bytes"] == 2 * 6 * WIDTH * 4
-
-
-def test_memory_of_each_key_is_kept_for_the_next_step_and_never_shared_while_in_use() -> None:
-    cache, batch, names = make_cache(), make_batch([0], [[0]]), ("a", "b", "c")
-    cache.maybe_init_missing_mm_cache_keys({key: rows(2, 2 + k) for k, key in enumerate(names)}, 2)
-    for start in (100, 200, 300):
-        given = {key: rows(2, 2 + k, start=start * k) for k, key in enumerate(names)}
-        merged = merge_mm(cache, batch, given, r0=2)
-        assert all(torch.equal(merged[key]["r0"], given[key]) for key in names)
-        del merged
-    merge_mm(cache, batch, {"a": given["a"]}, r0=2)
-    assert cache.stats()["merge_buffer_bytes"] == 2 * (2 + 3 + 4) * 4
-    merge_mm(cache, batch, {"c": rows(3, 4)}, r0=3)  # larger than all: these make way
-    assert cache.stats()["merge_buffer_bytes"] == 3 * 4 * 4
-
-
-def test_merged_rows_are_aligned_to_cache_lines() -> None:
-    merged = merge_hidden(make_cache(), make_batch([0], [[0]]), rows(4), r0=4)["r0"]
-    assert merged.data_ptr() % 64 == 0
 
 
 def test_a_view_of_a_view_keeps_its_memory_from_being_used_again() -> None:
@@ -442,43 +389,6 @@ def test_an_absent_row_raises_by_default() -> None:
         merge_hidden(cache, batch, rows(1), r0=1)
 
 
-def test_an_absent_row_can_be_a_miss() -> None:
-    cache, batch = half_written(absent="miss")
-    assert torch.equal(merge_hidden(cache, batch, rows(1), r0=1)["r0"], rows(1))
-    assert cache.stats()["misses"] == 1
-    assert cache.stats()["absent_rows"] == 2
-
-
-def test_an_absent_row_can_be_zeros_even_where_other_content_lies() -> None:
-    cache, batch = half_written(absent="zeros")
-    cache.hidden_states_cache[1].fill_(9)
-    merged = merge_hidden(cache, batch, rows(1), r0=1)["r0"]
-    assert torch.equal(merged[:4], rows(4))
-    assert not merged[6:8].any()
-    assert cache.stats()["absent_rows"] == 2
-
-
-def test_presence_is_told_per_key() -> None:
-    cache = make_cache()
-    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))
-    cache.maybe_init_missing_mm_cache_keys({"a": rows(4, 2)}, 4)
-    cache.add_prefix_cached_new_req_id("r0")
-    batch = make_batch([4], [[0]])
-    assert merge_hidden(cache, batch, rows(1), r0=1)["r0"].shape == (5, WIDTH)
-    with pytest.raises(StateError, match="'a'"):
-        merge_mm(cache, batch, {"a": rows(1, 2)}, r0=1)
-
-
-def test_new_content_in_a_slot_makes_the_old_rows_of_other_keys_absent() -> None:
-    cache, batch = make_cache(), make_batch([4], [[0]])
-    cache.update_omni_tensor_prefix_cache(rows(4), {"a": rows(4, 2)}, 4, torch.arange(4))
-    cache.reset_prefix_cached_new_req_ids()
-    cache.update_omni_tensor_prefix_cache(rows(4), {"a": rows(4, 2)}, 4, torch.arange(4), skip_mm_cache_keys={"a"})
-    cache.add_prefix_cached_new_req_id("r0")
-    with pytest.raises(StateError, match="never written for what their slots now hold"):
-        merge_mm(cache, batch, {"a": rows(1, 2)}, r0=1)
-
-
 @pytest.mark.parametrize("hidden_first", [True, False])
 def test_the_parts_of_a_step_may_be_written_in_any_order(hidden_first: bool) -> None:
     cache, batch = make_cache(), make_batch([4], [[0]])
@@ -487,15 +397,6 @@ def test_the_parts_of_a_step_may_be_written_in_any_order(hidden_first: bool) -> 
         cache.update_omni_tensor_prefix_cache(hidden, outputs, 4, torch.arange(4))
     cache.add_prefix_cached_new_req_id("r0")
     assert torch.equal(merge_mm(cache, batch, {"a": rows(1, 2)}, r0=1)["a"]["r0"][:4], rows(4, 2))
-
-
-def test_a_freed_block_is_absent() -> None:
-    cache, batch = make_cache(), make_batch([4], [[0]])
-    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))
-    cache.free_blocks([0])
-    cache.add_prefix_cached_new_req_id("r0")
-    with pytest.raises(StateError, match="4 of 4"):
-        merge_hidden(cache, batch, rows(1), r0=1)
 
 
 @pytest.mark.parametrize("absent", ["raise", "miss", "zeros"])
@@ -644,40 +545,6 @@ def test_staged_chunks_survive_a_reused_buffer() -> None:
     assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
 
 
-def test_a_preempted_request_keeps_what_it_computed_last() -> None:
-    cache = make_cache()
-    stage(cache, make_batch([4], [[0, 1]]), rows(4, 2, start=100))
-    stage(cache, make_batch([6], [[0, 1]]), rows(6, 2))
-    cache.commit_deferred_mm_outputs(["r0"], make_batch([6], [[0, 1]]))
-    assert torch.equal(cache.mm_outputs_cache["codes"].view(-1, 2)[:6], rows(6, 2))
-
-
-def test_a_late_commit_does_not_overwrite_a_slot_given_to_other_content() -> None:
-    cache, batch = make_cache(), make_batch([8], [[0, 1]])
-    cache.update_omni_tensor_prefix_cache(rows(8), None, 8, torch.arange(8))
-    stage(cache, batch, rows(8, 2))
-    cache.reset_prefix_cached_new_req_ids()
-    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))  # block 0 is another request's now
-    cache.commit_deferred_mm_outputs(["r0"], batch)
-    assert cache.stats()["stale_rows_dropped"] == 4
-    cache.add_prefix_cached_new_req_id("r0")
-    with pytest.raises(StateError, match="4 of 8"):
-        merge_mm(cache, batch, {"codes": rows(1, 2)}, r0=1)
-
-
-def test_new_content_after_a_commit_makes_the_committed_rows_absent() -> None:
-    """Finished requests commit at the start of the step in which their blocks are already given away."""
-    cache, batch = make_cache(), make_batch([4], [[0]])
-    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))
-    stage(cache, batch, rows(4, 2))
-    cache.reset_prefix_cached_new_req_ids()
-    cache.commit_deferred_mm_outputs(["r0"], batch)
-    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))
-    cache.add_prefix_cached_new_req_id("r0")
-    with pytest.raises(StateError, match="4 of 4"):
-        merge_mm(cache, batch, {"codes": rows(1, 2)}, r0=1)
-
-
 def test_discarded_chunks_are_gone_and_the_id_may_be_used_again() -> None:
     cache, batch = make_cache(), make_batch([4], [[0]])
     stage(cache, batch, rows(4, 2, start=50))
@@ -688,39 +555,6 @@ def test_discarded_chunks_are_gone_and_the_id_may_be_used_again() -> None:
     stage(cache, batch, rows(4, 2))
     cache.commit_deferred_mm_outputs(["r0"], batch)
     assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
-
-
-def test_requests_that_left_the_batch_or_never_came_commit_without_an_error() -> None:
-    cache, batch = make_cache(), make_batch([4], [[3]])
-    cache.update_omni_tensor_prefix_cache(rows(4), None, 4, slots_of([3], 0, 4, SIZE))
-    stage(cache, batch, rows(4, 2))
-    cache.commit_deferred_mm_outputs(["unknown", "r0", "r0"], make_batch([], []))
-    assert cache.stats()["deferred_bytes"] == 0
-    cache.add_prefix_cached_new_req_id("r0")
-    assert torch.equal(merge_mm(cache, batch, {"codes": rows(1, 2)}, r0=1)["codes"]["r0"][:4], rows(4, 2))
-    cache.commit_deferred_mm_outputs(["r0"], make_batch([], []))
-    assert cache.stats()["deferred_rows_dropped"] == 0
-
-
-def test_rows_of_a_request_that_left_are_dropped_where_its_slots_are_not_known(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    cache, batch = make_cache(), make_batch([4], [[3]])
-    del batch.block_table
-    stage(cache, batch, rows(4, 2))
-    with caplog.at_level(logging.INFO, logger="omnireuse.core.prefix_cache"):
-        cache.commit_deferred_mm_outputs(["r0"], make_batch([], []))
-    assert "4 deferred rows of request 'r0' dropped: the slots of these rows of 'codes' are not known" in caplog.text
-    assert cache.mm_cache_keys == set()
-    assert (cache.stats()["deferred_rows_dropped"], cache.stats()["deferred_bytes"]) == (4, 0)
-
-
-def test_rows_beyond_the_blocks_of_a_request_are_dropped_and_the_others_written() -> None:
-    cache = make_cache()
-    stage(cache, make_batch([8], [[0, 1]]), rows(8, 2))
-    cache.commit_deferred_mm_outputs(["r0"], make_batch([4], [[6]]))
-    assert torch.equal(cache.mm_outputs_cache["codes"][6], rows(4, 2))
-    assert cache.stats()["deferred_rows_dropped"] == 4
 
 
 def test_rows_that_no_longer_fit_their_key_are_dropped() -> None:
@@ -738,32 +572,6 @@ def test_rows_that_no_longer_fit_their_key_are_dropped() -> None:
         stage(other, batch, rows(4, 5))
 
 
-def test_a_block_freed_after_the_rows_were_staged_does_not_get_them() -> None:
-    cache, batch = make_cache(), make_batch([8], [[0, 1]])
-    stage(cache, batch, rows(8, 2))
-    cache.free_blocks([1])
-    cache.commit_deferred_mm_outputs(["r0"], batch)
-    assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
-    assert not cache.mm_outputs_cache["codes"][1].any()
-    assert cache.stats()["stale_rows_dropped"] == 4
-
-
-def test_a_late_commit_does_not_overwrite_newer_rows_of_its_own_key() -> None:
-    cache, batch = make_cache(), make_batch([4], [[0]])
-    stage(cache, batch, rows(4, 2, start=100))
-    cache.reset_prefix_cached_new_req_ids()
-    cache.stage_deferred_mm_outputs(
-        [0, 4],
-        SimpleNamespace(**{**vars(batch), "req_id_to_index": {"r1": 0}}),
-        {"codes": rows(4, 2)},
-        {"r1": 4},
-        {"codes"},
-    )
-    cache.commit_deferred_mm_outputs(["r1", "r0"], make_batch([], []))
-    assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
-    assert cache.stats()["stale_rows_dropped"] == 4
-
-
 def test_an_output_that_is_none_counts_as_not_given() -> None:
     cache, batch = make_cache(), make_batch([4], [[0]])
     cache.update_omni_tensor_prefix_cache(rows(4), {"codes": rows(4, 2)}, 4, torch.arange(4))
@@ -774,13 +582,6 @@ def test_an_output_that_is_none_counts_as_not_given() -> None:
     assert cache.stats()["deferred_bytes"] == 0
     cache.add_prefix_cached_new_req_id("r0")
     assert merge_mm(cache, batch, {"codes": None, "text": None}, r0=3) == {}
-
-
-def test_the_package_has_the_logger_of_its_modules(caplog: pytest.LogCaptureFixture) -> None:
-    assert prefix_cache.logger.name == "omnireuse.core.prefix_cache"
-    with caplog.at_level(logging.INFO, logger=prefix_cache.logger.name):
-        make_cache().maybe_init_missing_mm_cache_keys({"a": rows(4)}, 4)
-    assert [record.name for record in caplog.records] == [prefix_cache.logger.name]
 
 
 @pytest.mark.parametrize("value", [[1, 2, 3, 4], torch.ones(4)], ids=["list", "flat"])

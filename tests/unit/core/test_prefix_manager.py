@@ -104,22 +104,6 @@ def test_a_hit_has_its_prefix_before_this_steps_rows() -> None:
     assert torch.equal(out.hidden_states["c"], states(0, 2))
 
 
-def test_a_request_can_start_on_blocks_that_another_fills_in_the_same_step() -> None:
-    engine = Engine()
-    engine.manager.discard_step(engine.step({"old": ([5], 0, 4)}, 100.0))
-    number = engine.step({"a": ([5], 0, 4), "b": ([5, 6], 4, 1)}, hits=["b"], finished=["old"])
-    assert torch.equal(engine.hidden(number, "b"), states(0, 5))
-
-
-def test_a_hit_that_nobody_asked_for_yet_keeps_the_rows_that_a_later_step_overwrites() -> None:
-    engine = Engine()
-    engine.manager.discard_step(engine.step({"a": ([5, 2], 0, 8)}))
-    first = engine.step({"b": ([5, 2, 7], 8, 1)}, hits=["b"])
-    second = engine.step({"c": ([7, 2, 5], 0, 12)}, 100.0, finished=["a", "b"])
-    assert torch.equal(engine.hidden(first, "b"), states(0, 9))
-    assert torch.equal(engine.hidden(second, "c"), states(0, 12, 100.0))
-
-
 @pytest.mark.parametrize("how", ["finished", "aborted", "alive"])
 def test_deferred_rows_are_there_however_the_request_ended(how: str) -> None:
     engine = Engine()
@@ -153,16 +137,6 @@ def test_an_absent_hidden_row_is_an_error_for_its_request_alone_and_an_absent_ou
     assert torch.equal(out.mm_outputs["k"]["d"], torch.cat([states(0, 4), torch.zeros(4, WIDTH), states(8, 9)]))
     assert torch.equal(out.hidden_states["d"], states(0, 9))
     assert engine.manager.stats()["absent_rows"] == 16  # of b hidden states and "k", of c and d "k"
-
-
-def test_rows_of_a_former_content_are_absent_where_hidden_states_are_not_cached() -> None:
-    engine = Engine()
-    engine.manager.register_policy(SimpleNamespace(needs_full_hidden_states=False))
-    for number, mm in enumerate([{"k": states(0, 4, 50.0)}, {"other": states(0, 4)}]):
-        engine.manager.discard_step(engine.step({f"r{number}": ([5], 0, 4)}, finished=["r0"] * number, mm=mm))
-    number = engine.step({"b": ([5, 7], 4, 1)}, hits=["b"], mm={"k": states(4, 5)})
-    rows = engine.manager.materialize(number, ["b"]).mm_outputs["k"]["b"]
-    assert torch.equal(rows, torch.cat([torch.zeros(4, WIDTH), states(4, 5)]))
 
 
 def test_other_outputs_are_this_steps_and_copied_when_the_step_is_saved() -> None:

@@ -5,24 +5,17 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
 import omnireuse
 from omnireuse import Blend, EveryNth, Never
-from omnireuse.arguments import choices
-from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
-from omnireuse.forecasters import FORECASTERS
-from omnireuse.loop.strategy import AXES, PREDICTION_TARGETS, REGIONS, Region, Strategy
-from omnireuse.named.step_caches import STEP_CACHES
-from omnireuse.noise.signals import SIGNALS
-from omnireuse.policies import POLICIES
+from omnireuse.loop.strategy import Strategy
 from tests import TOP
 
 
@@ -30,40 +23,30 @@ from tests import TOP
     ("positional", "keywords", "error", "says"),
     [
         ([], {"speed_up": 2}, UnknownNameError, "unknown option of enable 'speed_up'; did you mean 'speedup'"),
-        ([], {"computed_step": 5}, UnknownNameError, "did you mean 'computed_steps'"),
-        ([], {"tolerence": 0.1}, UnknownNameError, "did you mean 'tolerance'"),
         ([], {"regoin": "call"}, UnknownNameError, "did you mean 'region'"),
         ([], {"region": "block"}, UnknownNameError, "unknown region 'block'; did you mean 'blocks'"),
-        ([], {"region": "block", "speedup": 2.0}, UnknownNameError, "did you mean 'blocks'"),
         ([], {"rel_l1_tresh": 0.2}, UnknownNameError, "did you mean 'rel_l1_thresh'"),
         ([], {"rel_l1_thresh": 0.2}, ConfigError, "write enable(pipeline, 'tea_cache', rel_l1_thresh=0.2)"),
         ([], {"num_inference_steps": 9}, ConfigError, "told its number of steps when it is called"),
-        ([], {"steps": 14}, ConfigError, "when it is called; to compute so many of them write computed_steps=14"),
+        ([], {"steps": 14}, ConfigError, "when it is called; to compute that many of them, write computed_steps=14"),
         ([], {"steps": (0, 3)}, ConfigError, "write policy=Steps(steps=(0, 3))"),
         ([], {"policy": "spread"}, ConfigError, "write policy=omnireuse.Spread(speedup=2.0)"),
         ([], {"policy": "steps"}, ConfigError, "write policy=omnireuse.Steps(steps=(0, 2, 5))"),
         ([], {"policy": "mag_cache"}, ConfigError, "'mag_cache' is a cache backend, no policy"),
-        ([], {"policy": "MagCache"}, ConfigError, "write policy=omnireuse.MagCache(ratios=…)"),
-        ([], {"policy": "spraed"}, UnknownNameError, "unknown policy 'spraed'"),
         ([], {"speedup": "2"}, WrongTypeError, "speedup='2'): speedup must be a number"),
         ([], {"speedup": "2x"}, WrongTypeError, "got the text '2x'; write speedup=2"),
-        ([], {"speedup": "fast"}, WrongTypeError, "got the text 'fast'"),
-        ([], {"speedup": True}, WrongTypeError, "got a bool"),
         (
             [],
             {"speedup": 0.5},
             ConfigError,
             "at least 1 (all steps divided by computed steps), got 0.5",
         ),
-        ([], {"speedup": float("nan")}, ConfigError, "got nan"),
         (
             [],
             {"computed_steps": 0},
             ConfigError,
             "enable(computed_steps=0): computed_steps must be a whole number of at least 1, got 0",
         ),
-        ([], {"computed_steps": -2}, ConfigError, "computed_steps must be a whole number of at least 1, got -2"),
-        ([], {"computed_steps": 5.5}, ConfigError, "computed_steps must be a whole number of at least 1, got 5.5"),
         ([], {"computed_steps": "5"}, WrongTypeError, "write computed_steps=5"),
         (
             [],
@@ -71,15 +54,11 @@ from tests import TOP
             WrongTypeError,
             "quality must be a PSNR in dB of at least 15 and at most 100, such as 40, got the text '40 dB'",
         ),
-        ([], {"quality": -1}, ConfigError, "quality must be a PSNR in dB of at least 15"),
-        ([], {"quality": 120}, ConfigError, "at most 100, such as 40, got 120"),
         ([], {"tolerance": "5%"}, WrongTypeError, "write tolerance=0.05"),
         ([], {"computed_steps": 1}, ConfigError, "computed_steps must be at least 2 without a profile"),
         ([], {"tolerance": 5}, ConfigError, "above 0 and below 1, such as 0.05 for 5 %, got 5"),
-        ([], {"tolerance": 0}, ConfigError, "enable(tolerance=0): tolerance must be"),
         ([], {"profile": 3}, WrongTypeError, "profile must be what omnireuse.calibrate returned, or its file"),
         ([2.0], {}, WrongTypeError, "enable(pipeline, 2.0): the second argument must be the name of a cache backend"),
-        ([2.0], {}, WrongTypeError, "write speedup=2.0"),
         ([True], {}, WrongTypeError, "got a bool; known: cache_dit"),
         ([Path("a.json")], {}, WrongTypeError, "write profile='a.json'"),
         (["a.json"], {}, ConfigError, "write profile='a.json'"),
@@ -102,21 +81,11 @@ from tests import TOP
         ),
         ([{"rel_l1_thresh": 0.2}], {}, WrongTypeError, "its options as keywords"),
         (["fixed"], {}, ConfigError, "'fixed' is a policy, no cache backend; write policy='fixed'"),
-        (
-            [],
-            {"policy": "mag_cache"},
-            ConfigError,
-            "'mag_cache' is a cache backend, no policy; write backend='mag_cache'",
-        ),
         ([], {"policy": "taylorseer"}, ConfigError, "write backend='taylorseer' or forecaster='taylorseer'"),
         ([], {"policy": EveryNth}, WrongTypeError, "got the class; write policy=EveryNth()"),
-        ([], {"policy": "fixed", "forecaster": Blend}, WrongTypeError, "got the class; write forecaster=Blend()"),
         ([], {"policy": "fixed", "warmup": 2}, ConfigError, "write policy=EveryNth(warmup=2)"),
         ([], {"policy": "fixed", "speedup": 2}, ConfigError, "policy=Spread(speedup=2)"),
-        ([], {"policy": "fixed", "computed_steps": 5}, ConfigError, "policy=Spread(num_computed=5)"),
         ([], {"policy": "error_control", "tolerance": 0.1}, ConfigError, "policy=ErrorControl(tolerance=0.1)"),
-        ([], {"policy": "tea_cache", "rel_l1_thresh": 0.3}, ConfigError, "write policy=TeaCache(rel_l1_thresh=0.3)"),
-        ([], {"policy": EveryNth(), "warmup": 2}, ConfigError, "write policy=EveryNth(warmup=2)"),
         (
             [],
             {"policy": "fixed", "forecaster": "polynomial", "order": 2},
@@ -125,7 +94,6 @@ from tests import TOP
         ),
         ([], {"warmup": 2}, ConfigError, "warmup is a field of the policy EasyCache or EveryNth or SeaCache or Spread"),
         ([], {"speedup": 2, "prediction_target": "x0"}, ConfigError, "so prediction_target cannot be given with it"),
-        (["tea_cache"], {"speedup": 2}, ConfigError, "so a backend cannot be given with it"),
         (["tea_cache"], {"region": "call"}, ConfigError, "the backend 'tea_cache' chooses its region itself"),
         (["tea_cache"], {"threshold": 0.2}, UnknownNameError, "did you mean 'rel_l1_thresh'"),
         (["tea_cache"], {"mag_threshold": 0.2}, UnknownNameError, "'mag_cache' has it"),
@@ -150,27 +118,6 @@ def test_an_error_of_many_names_lists_few_and_survives_pickle() -> None:
     error = UnknownNameError("option", "speed_up", ["speedup", "sea_thresh"], listed=["speedup"])
     for each in (error, pickle.loads(pickle.dumps(error))):
         assert str(each) == "unknown option 'speed_up'; did you mean 'speedup'?; known: speedup"
-
-
-@pytest.mark.parametrize(
-    ("literal", "registry"),
-    [
-        (choices.BackendName, STEP_CACHES),
-        (choices.PolicyName, POLICIES),
-        (choices.ForecasterName, FORECASTERS),
-        (Region, REGIONS),
-        (choices.PredictionTarget, PREDICTION_TARGETS),
-        (choices.Signal, SIGNALS),
-        (choices.Axis, AXES),
-    ],
-)
-def test_the_types_name_what_the_registries_hold(literal: Any, registry: dict[str, Any]) -> None:
-    assert sorted(get_args(literal)) == sorted(registry)
-
-
-def test_the_options_in_the_types_are_those_of_the_config_and_of_the_strategy() -> None:
-    assert set(choices.CacheOptions.__annotations__) == {field.name for field in fields(DiffusionCacheConfig)}
-    assert set(choices.StrategyOptions.__annotations__) <= {field.name for field in fields(Strategy)}
 
 
 GOOD = """

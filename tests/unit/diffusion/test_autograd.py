@@ -10,25 +10,10 @@ import torch
 import omnireuse
 from omnireuse import Steps
 from omnireuse.errors import StateError
-from tests.helpers.tiny import Tiny
+from tests.helpers.tiny import FLUX_CALL, Tiny
 
-CHOICES = [
-    ("step", "x0"),
-    ("step", "output"),
-    ("call", "x0"),
-    ("call", "output"),
-    ("blocks", "residual"),
-    ("blocks", "output"),
-    ("tail", "residual"),
-    ("tail", "output"),
-]
-GIVEN = {
-    "encoder_hidden_states": torch.ones(1, 6, 32),
-    "pooled_projections": torch.ones(1, 32),
-    "img_ids": torch.zeros(16, 3),
-    "txt_ids": torch.zeros(6, 3),
-    "return_dict": False,
-}
+CHOICES = [("step", "x0"), ("call", "output"), ("blocks", "residual"), ("tail", "output")]
+GIVEN = dict(FLUX_CALL)
 
 
 class Loop:

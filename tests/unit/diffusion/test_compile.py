@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -92,19 +91,6 @@ def test_a_model_may_be_compiled_after_enabling(
     assert counter.frame_count == (graphs or 1)
 
 
-@pytest.mark.parametrize("region", ["step", "blocks"])
-def test_a_policy_that_measures_adds_no_graph(flux: Tiny, counter: CompileCounter, region: str) -> None:
-    policy = omnireuse.TeaCache(rel_l1_thresh=0.9, coefficients=(0, 0, 0, 0.3, 0))
-    expected = eager(region, policy, steps=8)
-    blocks(flux, counter)
-    flux.run()
-    plain = counter.frame_count
-    with omnireuse.enable(flux.pipe, policy=policy, region=region) as handle:
-        assert torch.equal(flux.run(steps=8), expected)
-        assert handle.summary().reused_calls > 0
-    assert counter.frame_count == plain
-
-
 def test_blocks_that_share_compiled_code_still_do_so(counter: CompileCounter) -> None:
     # More blocks than torch.compile puts up with recompilations of one piece of code.
     tiny = TINY["qwen_image"]()
@@ -141,24 +127,6 @@ def test_a_model_compiled_whole_runs_uncompiled_in_regions_between_its_blocks(
 SHAPES = ({}, {"height": 16}, {"batch": 2})
 
 
-@pytest.mark.parametrize("region", sweep(["step", "blocks", "tail"], quick=["blocks"]))
-def test_compiled_blocks_of_any_size_compile_as_often_as_without_reuse(
-    flux: Tiny, counter: CompileCounter, region: str
-) -> None:
-    flux.pipe.transformer.compile_repeated_blocks(backend=counter, fullgraph=True, dynamic=True)
-    expected = [eager(region, **shape) for shape in SHAPES]
-    for shape in SHAPES:
-        flux.run(**shape)
-    plain = counter.frame_count
-    for _ in range(2):
-        with omnireuse.enable(flux.pipe, policy=FIXED, region=region) as handle:
-            for shape, same in zip(SHAPES, expected, strict=True):
-                assert torch.equal(flux.run(**shape), same)
-            assert handle.summary().reused_calls > 0
-    assert counter.frame_count == plain > 0
-    assert not counters["graph_break"]
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -181,25 +149,6 @@ def test_other_sizes_and_batches_compile_as_often_as_without_reuse(
             assert handle.summary().reused_calls > 0
     assert counter.frame_count == plain
     assert not counters["graph_break"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch's own compiler needs g++")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
-@pytest.mark.parametrize("region", ["step", "call"])
-def test_the_mode_for_cuda_graphs_compiles_once_and_computes_as_without_reuse(flux: Tiny, region: str) -> None:
-    # On a CPU it is torch's own compiler without graphs: what stays to be seen is that reuse needs no code of its own.
-    flux.pipe.transformer = torch.compile(flux.pipe.transformer, mode="reduce-overhead", fullgraph=True)
-    full, again = flux.run(), flux.run(seed=1)
-    compiled = counters["stats"]["unique_graphs"]
-    with omnireuse.enable(flux.pipe, policy=omnireuse.Never(), region=region):
-        assert torch.equal(flux.run(), full)
-    with omnireuse.enable(flux.pipe, policy=FIXED, region=region) as handle:
-        reused = flux.run()
-        assert handle.summary().reused_calls > 0
-    assert 0 < (reused - full).norm() / full.norm() < 1
-    assert torch.equal(flux.run(seed=1), again)
-    assert counters["stats"]["unique_graphs"] == compiled == 1
 
 
 def test_a_wrapped_model_is_known_by_its_own_name(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

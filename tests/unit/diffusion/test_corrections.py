@@ -177,24 +177,6 @@ def test_where_the_line_missed_the_whole_value_the_next_gap_is_held_and_this_one
         assert torch.equal(used[step], lengths[4] * direction) == turns
 
 
-def test_a_straight_path_is_left_alone() -> None:
-    """Where forecasts were right there is nothing to correct; the line is believed from its second fit on."""
-    scheduler, sigmas = sigmas_of()
-    start, slope = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(1)).unbind(0)
-    generation = Generation(
-        Strategy(policy=Steps(steps=(0, 1, 2, 3, 5, 8, 11)), forecaster=Blend(corrects=True)),
-        noise_levels(scheduler),
-    )
-    latents = torch.randn(SHAPE, generator=torch.Generator().manual_seed(2))
-    for sigma, after in pairwise(sigmas):
-        choice = generation.decide()
-        true = start + sigma * slope
-        output = generation.predict(choice, latents) if choice.reuse else generation.observe(choice, true, latents)
-        torch.testing.assert_close(output, true, rtol=1e-3, atol=1e-3)
-        latents = latents + (after - sigma) * output
-        generation.advance()
-
-
 @pytest.mark.parametrize(
     "scheduler",
     [
@@ -350,8 +332,3 @@ def test_a_blend_corrects_whole_steps_unless_told_not_to(options: dict[str, Any]
         strategy = Strategy(policy=Steps(steps=COMPUTED), forecaster=forecaster, **options)
         _, events = by_the_package(strategy, scheduler, sigmas, latents)
         assert [event.step for event in events if event.corrected] == expected
-
-
-def test_corrects_is_a_bool_or_none() -> None:
-    with pytest.raises(ConfigError, match="corrects must be True, False or None"):
-        Blend(corrects=1)  # type: ignore[arg-type]

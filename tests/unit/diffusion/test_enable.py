@@ -5,16 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
-from omnireuse import Blend, EveryNth, Never, Polynomial, Steps, TeaCache
+from omnireuse import Blend, Never, Polynomial, Steps, TeaCache
 from omnireuse.errors import (
     ConfigError,
     OmniReuseError,
@@ -23,7 +21,6 @@ from omnireuse.errors import (
     UnsupportedModelError,
     WrongTypeError,
 )
-from omnireuse.loop.strategy import Strategy
 from tests.helpers.tiny import TINY, Tiny
 
 
@@ -53,20 +50,6 @@ def test_a_speedup_is_granted_on_short_runs_with_a_warning(flux: Tiny, caplog: p
     assert "compare with a run of 4 steps" in told
 
 
-@pytest.mark.parametrize("shift", [1.0, 3.0, 6.0])
-def test_the_default_computes_where_as_much_noise_is_left_whatever_the_shift(flux: Tiny, shift: float) -> None:
-    flux.pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
-    with omnireuse.enable(flux.pipe) as handle:
-        flux.run(steps=28)
-    computed = sorted({event.step for event in handle.events if not event.reused})
-    noises = [event.noise for event in handle.events]
-    places = [(1 - (noises[step] or 0.0)) ** 0.4 for step in computed]
-    widest = max((1 - (b or 0.0)) ** 0.4 - (1 - (a or 0.0)) ** 0.4 for a, b in pairwise(noises))
-    assert len(computed) == 14
-    # No gap is wider than an even one by more than the widest single step.
-    assert max(b - a for a, b in pairwise(places)) < (places[-1] - places[0]) / 13 + widest
-
-
 def test_a_backend_by_name_equals_its_strategy(flux: Tiny) -> None:
     coefficients = (0.0, 0.0, 0.0, 0.3, 0.0)
     with omnireuse.enable(flux.pipe, "tea_cache", rel_l1_thresh=0.6, coefficients=coefficients) as handle:
@@ -78,7 +61,7 @@ def test_a_backend_by_name_equals_its_strategy(flux: Tiny) -> None:
 
 
 @pytest.mark.parametrize("region", ["step", "call", "blocks"])
-@pytest.mark.parametrize("forecaster", ["hold", "polynomial", "blend", Polynomial(order=3), Blend(order=2)])
+@pytest.mark.parametrize("forecaster", ["hold", Polynomial(order=3), Blend(order=2)])
 @pytest.mark.parametrize("policy", ["fixed", TeaCache(rel_l1_thresh=0.9, coefficients=(0, 0, 0, 0.3, 0))])
 def test_any_combination_runs(flux: Tiny, region: str, forecaster: Any, policy: Any) -> None:
     for target in ("residual", "output") if region == "blocks" else ("x0", "output"):
@@ -150,14 +133,10 @@ def test_who_passes_another_part_is_told_to_pass_the_pipeline(flux: Tiny) -> Non
     ("positional", "options", "error", "message"),
     [
         (["teacache"], {}, UnknownNameError, "unknown cache backend 'teacache'; did you mean 'tea_cache'"),
-        (["tea_cache"], {"rel_l1_tresh": 0.2}, UnknownNameError, "did you mean 'rel_l1_thresh'"),
         (["tea_cache"], {"rel_l1_thresh": math.nan}, ConfigError, "rel_l1_thresh must be a finite number above 0"),
-        (["tea_cache"], {"rel_l1_thresh": -1}, ConfigError, "rel_l1_thresh must"),
-        (["tea_cache"], {"coefficients": [1, 2, 3, 4]}, ConfigError, "exactly 5 finite numbers"),
         (["tea_cache"], {"policy": "fixed"}, ConfigError, "either a backend or a policy"),
         ([], {"policy": "fixd"}, UnknownNameError, "did you mean 'fixed'"),
         ([], {"policy": "fixed", "forecaster": "hald"}, UnknownNameError, "did you mean 'hold'"),
-        ([], {"policy": "fixed", "region": "block"}, UnknownNameError, "did you mean 'blocks'"),
         ([], {"policy": "fixed", "prediction_target": "x1"}, UnknownNameError, "did you mean 'x0'"),
         ([], {"policy": "fixed", "signal": "latent"}, UnknownNameError, "did you mean 'latents'"),
         (
@@ -173,7 +152,6 @@ def test_who_passes_another_part_is_told_to_pass_the_pipeline(flux: Tiny) -> Non
             "prediction_target must be residual or output",
         ),
         ([], {"policy": TeaCache(), "signal": "none"}, ConfigError, "signal must not be 'none'"),
-        ([], {"policy": Never}, WrongTypeError, "policy must be a policy"),
         ([], {"policy": 7}, WrongTypeError, "policy must be a policy"),
         ([], {"policy": "fixed", "forecaster": Never()}, WrongTypeError, "forecaster must be a forecaster"),
         ([], {"forecaster": "hold"}, ConfigError, r"replace\(Strategy.default\(speedup=2\), forecaster=…\)\)$"),
@@ -245,21 +223,6 @@ def test_x0_promised_on_an_unknown_scheduler_raises_and_by_default_falls_back_au
     assert handle.summary().reused_calls > 0
     with omnireuse.enable(flux.pipe, policy="fixed", prediction_target="output"):
         assert torch.equal(flux.run(), fallen)
-
-
-def test_strategies_are_frozen_and_keyword_only() -> None:
-    strategy = Strategy(policy=EveryNth())
-    with pytest.raises(ConfigError, match="max_consecutive must be a whole number"):
-        Strategy(policy=EveryNth(), max_consecutive=0)
-    with pytest.raises(AttributeError):
-        strategy.region = "call"  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        Strategy(Never())  # type: ignore[misc]
-
-
-def test_a_summary_before_any_run_is_readable(flux: Tiny) -> None:
-    with omnireuse.enable(flux.pipe) as handle:
-        assert str(handle.summary()) == "default: nothing was decided yet"
 
 
 @pytest.mark.parametrize("target", [{"speedup": 2}, {"computed_steps": 3}, {"tolerance": 0.99}])

@@ -161,18 +161,6 @@ def test_misses_are_held_in_runs_of_few_computed_steps() -> None:
         Blend(holds_misses=1)  # type: ignore[arg-type]
 
 
-def test_each_sample_of_a_batch_has_its_own_weight() -> None:
-    paths = torch.randn(4, 3, 2, 5)
-    together, alone = Blend(order=2).start(), [Blend(order=2).start() for _ in range(3)]
-    for at, value in zip((1.0, 0.8, 0.5, 0.4), paths, strict=True):
-        together.observe(at, value)
-        for sample, memory in enumerate(alone):
-            memory.observe(at, value[sample : sample + 1])
-    forecast = together.predict(0.3)
-    for sample, memory in enumerate(alone):
-        torch.testing.assert_close(forecast[sample : sample + 1], memory.predict(0.3))
-
-
 def test_blend_is_exact_on_a_line() -> None:
     memory = Blend(order=1).start()
     for at in (1.0, 0.7, 0.65):

@@ -11,7 +11,6 @@ import omnireuse
 from omnireuse import EasyCache, ErrorControl, EveryNth, ResidualDiff, SeaCache, Steps, TeaCache
 from omnireuse.forecasters import FORECASTERS, Fitted
 from omnireuse.loop.strategy import REGIONS
-from omnireuse.planning.path import copied
 from tests.helpers.graphs import REPLAYS, static_outputs, writing_denoiser
 from tests.helpers.sweep import sweep
 from tests.helpers.tiny import TINY, Tiny
@@ -89,10 +88,3 @@ def test_a_denoiser_that_writes_into_its_input(region: str) -> None:
     plain = run(tiny, {"region": region})
     writing_denoiser(tiny)
     assert torch.equal(run(tiny, {"region": region}), plain)
-
-
-def test_outputs_are_noted_as_they_were() -> None:
-    # A denoiser that returns one buffer in each of its two calls.
-    buffer = torch.zeros(1, 4)
-    noted = [copied((buffer.fill_(value), None)) for value in (1.0, 2.0)]
-    assert [output.mean() for output, _ in noted] == [1, 2]

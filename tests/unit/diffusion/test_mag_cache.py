@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +22,9 @@ from omnireuse.diffusion.cache.magcache import (
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, StateError, UnknownNameError
 from omnireuse.named.measuring import MagnitudeRecorder
-from omnireuse.named.published import published_rows
 from omnireuse.policies.base import StepView
 from omnireuse.policies.mag_cache import MagCache, MagCacheState, by_branch, resampled
-from tests import TOP
-from tests.helpers.tiny import TINY, Tiny
+from tests.helpers.tiny import FLUX_CALL, TINY, Tiny
 
 
 def play(policy: MagCache, total: int, branch: int = 0) -> list[bool]:
@@ -115,12 +111,6 @@ def test_a_config_keeps_a_list_of_its_own() -> None:
     assert [config.mag_ratios for config in configs] == [[1.0, 0.9], [1.0, 0.9]]
 
 
-@pytest.mark.parametrize("given", [FLAT, tuple(FLAT), NESTED, tuple(map(tuple, NESTED)), [tuple(FLAT)]], ids=repr)
-def test_ratios_read_back_equal_to_those_given(given: Any) -> None:
-    assert MagCacheConfig(mag_ratios=given).mag_ratios == given
-    assert DiffusionCacheConfig(mag_ratios=given).mag_ratios == given
-
-
 def test_each_branch_has_its_own_ratios_and_a_third_takes_the_last() -> None:
     policy = MagCache(ratios=[[1.0] * 10, [0.5] * 10], retention_ratio=0)
     assert any(play(policy, 10, branch=0))
@@ -137,13 +127,10 @@ def test_an_unknown_step_count_is_an_error() -> None:
     ("options", "message"),
     [
         ({"threshold": 0}, "threshold must"),
-        ({"threshold": math.nan}, "threshold must"),
         ({"max_skip_steps": 0}, "max_skip_steps must"),
         ({"retention_ratio": 1.0}, "retention_ratio must"),
-        ({"retention_ratio": math.nan}, "retention_ratio must"),
         ({"mag_ratios": [1.0, 0.0]}, "ratios must"),
         ({"mag_ratios": [[1.0], []]}, "ratios must"),
-        ({"mag_ratios": [math.inf]}, "ratios must"),
         ({"mag_ratios": "1"}, "ratios must"),
         ({"num_inference_steps": 0}, "num_inference_steps must"),
     ],
@@ -166,22 +153,6 @@ def test_the_specified_defaults_and_the_published_table() -> None:
     assert (first[:2], second[:2]) == ((1.0, 1.02504), (1.0, 1.03017))
     with pytest.raises(UnknownNameError, match=r"known: .*FluxTransformer2DModel.*mag_calibrate=True"):
         MagCacheConfig(transformer_type="Unheard")
-
-
-def test_every_published_row_has_one_ratio_for_each_step_of_each_branch() -> None:
-    for row in published_rows("magcache_ratios"):
-        ratios = published_ratios(row["transformer_class"], row["checkpoint"].split(" (")[0])
-        assert {len(branch) for branch in ratios} <= {len(row["ratios"]) // row["branches"] + 1}, row["checkpoint"]
-        assert len(row["ratios"]) == row["branches"] * (row["steps"] - 1), "the table leaves out the first step's 1.0"
-        assert all(branch[0] == 1.0 for branch in ratios)
-
-
-def test_the_table_is_shipped_unchanged() -> None:
-    facts = TOP.parent / "shared" / "facts" / "magcache_ratios.json"
-    if not facts.exists():
-        pytest.skip("the table of facts lies beside the project only where it is developed")
-    shipped = resources.files("omnireuse.named").joinpath("data/magcache_ratios.json")
-    assert json.loads(shipped.read_text()) == json.loads(facts.read_text())
 
 
 @pytest.mark.parametrize(
@@ -254,23 +225,9 @@ def test_a_ratio_is_the_mean_over_tokens() -> None:
     assert recorder.ratios(1) == (pytest.approx((1.0, (2 + 4) / 2)),)
 
 
-def test_asking_for_ratios_that_were_not_measured_is_an_error(flux: Tiny) -> None:
-    backend = MagCacheBackend(DiffusionCacheConfig())
-    backend.enable(flux.pipe)
-    with pytest.raises(StateError, match="mag_calibrate=True"):
-        backend.calibrated_ratios()
-    backend.disable(flux.pipe)
-
-
 def test_a_bare_module_is_told_its_step_count_by_the_config(flux: Tiny) -> None:
     transformer = flux.pipe.transformer
-    given = {
-        "encoder_hidden_states": torch.ones(1, 6, 32),
-        "pooled_projections": torch.ones(1, 32),
-        "img_ids": torch.zeros(16, 3),
-        "txt_ids": torch.zeros(6, 3),
-        "return_dict": False,
-    }
+    given = FLUX_CALL
 
     @torch.no_grad()
     def sample() -> torch.Tensor:

@@ -75,17 +75,3 @@ def test_a_forecast_step_moves_no_weights(offload: Callable[[FakeSampler], None]
         assert {each.device for each in sampler.transformer.parameters()} == home
     least = full * 3 // STEPS
     assert reused == least if region in ("step", "call") else least < reused < full
-
-
-@pytest.mark.parametrize("region", sweep(["step", "call", "blocks", "tail"], quick=["step"]))
-@pytest.mark.parametrize("offload", sweep([model_offload, sequential_offload], quick=[model_offload]))
-def test_offloading_adds_no_read_of_the_device(offload: Callable[[FakeSampler], None], region: str) -> None:
-    found = []
-    for change in (lambda _: None, offload):
-        with fake_device() as device:
-            sampler = FakeSampler(MODELS["flux.1"], tiny=True, device=device, dtype=torch.float32)
-            if change is offload:
-                sampler.transformer.to(CPU)
-            change(sampler)
-            found.append(run(sampler, **REUSED, region=region)[1])
-    assert found[0] == found[1]

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import math
-import sys
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 import omnireuse
-from omnireuse import Profile, Spread, Steps, Summary
-from omnireuse.base.validation import counted
+from omnireuse import Spread, Steps, Summary
 from omnireuse.loop.events import Decision
 from omnireuse.summary.counters import Stats
-from omnireuse.summary.html import step_strip
 from omnireuse.summary.summary import Promise
-from tests import TOP
 from tests.helpers.tiny import Tiny
-
-PROFILE = TOP / "models/shapes-flux/profiles/shapes-flux-28-unguided.json"
 
 
 class Elements(HTMLParser):
@@ -73,15 +64,6 @@ def summary_of(*reused: bool, runs: int = 1, branches: int = 1, error: float | N
     return stats.summary(kept_bytes=2**20)
 
 
-def test_counts_have_their_plural() -> None:
-    assert [counted(number, "run") for number in (0, 1, 2, 1200)] == ["0 runs", "1 run", "2 runs", "1,200 runs"]
-    assert "in 1 run\n" in str(summary_of(False, True))
-    assert "in 2 runs, on average\n" in str(summary_of(False, True, runs=2))
-    assert "computed 1 step: " in str(summary_of(False, True))
-    assert "1 denoiser call belonged" in str(replace(summary_of(False, True), calls_outside=1))
-    assert "2 denoiser calls belonged" in str(replace(summary_of(), calls_outside=2))
-
-
 def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
     text = str(summary_of(False, True, False, True, error=1.2))
     assert text.splitlines() == [
@@ -96,50 +78,6 @@ def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
     assert "beyond" not in str(summary_of(False, True, False, True, error=0.5))
     assert "beyond" not in str(summary_of(False, False, error=1.2))
     assert "none reused" in str(summary_of(False, False))
-
-
-def test_a_summary_counts_in_steps_however_many_calls_each_has() -> None:
-    first, strip, reused, computed, *_ = str(summary_of(False, True, False, True, branches=2)).splitlines()
-    assert first == "my strategy: 3 of 4 steps computed (1.33x fewer) in 1 run"
-    assert strip == "  latest run: █▒█▒ (█ computed, ▒ partly computed)"
-    assert reused == "  reused 1 step: as the policy chose"
-    assert computed == "  computed 3 steps: 2 as the policy chose, 1 at the first step"
-    assert "  reused 0.5 steps: as the policy chose" in str(summary_of(False, True, branches=2)).splitlines()
-
-
-def test_the_strip_shows_what_a_step_was_and_explains_only_what_it_shows() -> None:
-    summary = summary_of(False, True)
-
-    def strip(*shares: float | None) -> str:
-        return str(replace(summary, last_run=shares)).splitlines()[1].strip()
-
-    assert strip(1, 0, 0.5, None) == ("latest run: █░▒· (█ computed, ▒ partly computed, ░ forecast, · nothing decided)")
-    assert strip(1, 1.0) == "latest run: ██ (█ computed)"
-    assert strip(*[1] * 200).startswith("reused")  # a line of a terminal does not hold it
-    assert strip().startswith("reused")
-
-
-def test_a_stream_that_cannot_show_the_strip_gets_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", stream)
-    print(summary_of(False, True, True))
-    stream.seek(0)
-    assert "latest run: #.. (# computed, . forecast)" in stream.read()
-
-
-def test_short_forms_fit_a_line(flux: Tiny) -> None:
-    with omnireuse.enable(flux.pipe, policy=Spread(num_computed=3)) as handle:
-        assert repr(handle).endswith("on step: nothing decided yet>>")
-        flux.run(steps=6)
-        done = "<Summary of Spread × Hold on step: 3 of 6 steps computed (2.00x fewer), 1 run>"
-        assert repr(handle.summary()) == done
-        assert repr(handle) == f"<Handle on FluxPipeline: {done}>"
-    assert repr(handle) == f"<Handle on FluxPipeline (disabled): {done}>"
-    profile = Profile.load(PROFILE)
-    assert repr(profile) == (
-        "<Profile of FluxTransformer2DModel: 28 steps, plans for 4 or 5 or 7 or 9 or 11 or 14 computed>"
-    )
-    assert repr(structs.replace(profile, complete=False)).endswith("computed, search not finished>")
 
 
 def test_a_notebook_shows_the_steps_of_the_latest_run(flux: Tiny) -> None:
@@ -157,21 +95,6 @@ def test_a_notebook_shows_the_steps_of_the_latest_run(flux: Tiny) -> None:
     assert shown.roles.count("img") == 1
     assert "disabled" in handle._repr_html_()
     assert Elements(summary._repr_html_()).text.startswith("Steps × Hold on step3 of 6")
-
-
-def test_a_strip_has_a_box_for_each_step() -> None:
-    drawing = ET.fromstring(step_strip([1.0, 0.0, 0.5, None]))
-    assert drawing.attrib["aria-label"] == "2 of 4 steps computed"
-    titles = [box.attrib["title"] for box in drawing]
-    assert titles == ["step 0: computed", "step 1: forecast", "step 2: 50% computed", "step 3: nothing decided"]
-    assert len({box.attrib["style"] for box in drawing}) == 4
-    assert step_strip([]) == ""
-
-
-def test_branches_that_decide_apart_are_told(flux: Tiny) -> None:
-    summary = summary_of(False, True, True, branches=2)
-    assert summary.last_run == (1, 0.5, 0.5)
-    assert "step 1: 50% computed" in summary._repr_html_()
 
 
 def test_names_cannot_break_the_page() -> None:

@@ -73,28 +73,6 @@ def test_each_sample_gets_what_it_would_get_alone(name: str, region: str) -> Non
     assert sum(rows) == computed_together, "nothing is computed that a run of one would not compute"
 
 
-# Wan's blocks are watched by the time embedding, which all samples share.
-@pytest.mark.parametrize(
-    ("name", "region"),
-    [("flux", "blocks"), ("flux", "tail"), ("qwen_image", "blocks"), ("qwen_image", "tail"), ("wan", "tail")],
-)
-def test_each_sample_gets_what_it_would_get_alone_behind_the_blocks(name: str, region: str) -> None:
-    tiny = TINY[name]()
-    given = arguments(tiny)
-    limit = threshold_between(tiny, region)
-    options: dict[str, Any] = {"policy": TeaCache(rel_l1_thresh=limit), "forecaster": Blend(), "region": region}
-    with omnireuse.enable(tiny.pipe, **options) as handle:
-        together = tiny.run(steps=STEPS, generator=generators(*range(BATCH)), **given)
-        answers: dict[Any, set[bool]] = {}
-        for event in handle.events:
-            answers.setdefault((event.step, event.branch), set()).add(event.reused)
-    assert {True, False} in answers.values()
-    for index in range(BATCH):
-        with omnireuse.enable(tiny.pipe, **options):
-            alone = tiny.run(steps=STEPS, generator=generators(index), **row(given, index))
-        torch.testing.assert_close(together[index : index + 1], alone, rtol=1e-3, atol=1e-3)
-
-
 def test_the_batch_may_be_decided_on_as_a_whole(flux: Tiny) -> None:
     policy = TeaCache(rel_l1_thresh=threshold_between(flux, "step"))
     with omnireuse.enable(flux.pipe, Strategy(policy=policy, per_sample=False)) as handle:

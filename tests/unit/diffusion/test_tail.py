@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import Blend, Polynomial, ResidualDiff, StepMask, Steps, TeaCache
+from omnireuse import Polynomial, ResidualDiff, Steps, TeaCache
 from omnireuse.arguments.targets import strategy_of
-from omnireuse.diffusion.cache.selector import get_cache_backend
-from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from omnireuse.errors import ConfigError
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models import BLOCK_STACKS, BlockStack
@@ -223,25 +222,6 @@ def test_branches_that_go_together_follow_the_first(flux: Tiny, region: str) -> 
         assert reused[False, "uncond"] != reused[False, "cond"]
 
 
-def test_a_branch_that_sets_in_computes_first(flux: Tiny) -> None:
-    # Reuse needs something remembered, whatever the leading branch does.
-    transformer, scheduler = flux.pipe.transformer, flux.pipe.scheduler
-    given = {"img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(6, 3), "return_dict": False}
-    texts = [
-        {"encoder_hidden_states": torch.full((1, 6, 32), t), "pooled_projections": torch.ones(1, 32)}
-        for t in (0.1, 1.0)
-    ]
-    strategy = {"policy": Steps(steps=(0, 1)), "region": "tail", "shared_cfg_decision": True}
-    with torch.no_grad(), omnireuse.enable(flux.pipe, strategy_of(**strategy)) as handle:
-        scheduler.set_timesteps(6)
-        for step, t in enumerate(scheduler.timesteps):
-            for text in texts if step >= 3 else texts[:1]:
-                output = transformer(hidden_states=torch.ones(1, 16, 16), timestep=t[None] / 1000, **text, **given)[0]
-            scheduler.step(output, t, torch.ones(1, 16, 16))
-    second = [(event.step, event.reused, event.reason) for event in handle.events if event.branch == "1"]
-    assert second == [(3, False, "unprimed"), (4, True, "together"), (5, False, "last")]
-
-
 def test_a_decision_reads_one_figure_from_the_device(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
     ratio = Agreement.ratio
@@ -427,16 +407,6 @@ def test_two_pipelines_of_one_class_do_not_disturb_each_other() -> None:
     assert torch.equal(there.run(steps=6), full)
 
 
-@pytest.mark.parametrize("forecaster", ["hold", Polynomial(order=2), Blend()])
-@pytest.mark.parametrize(
-    "policy", ["fixed", "scm", ResidualDiff(**LOOSE), TeaCache(rel_l1_thresh=1e9), StepMask(dynamic=TeaCache())]
-)
-def test_any_combination_runs_in_the_tail(flux: Tiny, policy: Any, forecaster: Any) -> None:
-    with omnireuse.enable(flux.pipe, strategy_of(policy, forecaster, region="tail", last_blocks=1)) as handle:
-        assert torch.isfinite(flux.run(steps=8)).all()
-    assert handle.summary().reused_calls > 0 or isinstance(policy, StepMask)
-
-
 def test_the_residual_of_other_regions_is_measured_since_the_last_computed_step_too(flux: Tiny) -> None:
     # In region "call" the signal is the latents: they move away from those of the last computed step.
     policy = ResidualDiff(residual_diff_threshold=1e9, max_warmup_steps=1, max_continuous_cached_steps=-1)
@@ -482,22 +452,6 @@ def test_the_backends_are_their_strategies() -> None:
         assert torch.equal(tiny.run(steps=9), expected)
 
 
-def test_an_engine_enables_refreshes_and_disables(flux: Tiny) -> None:
-    full = flux.run(steps=8)
-    backend = get_cache_backend("db_cache", FIELDS)
-    assert backend is not None
-    assert not backend.is_enabled()
-    backend.enable(flux.pipe)
-    backend.refresh(flux.pipe, 8, verbose=False)
-    reused = flux.run(steps=8)
-    assert not torch.equal(reused, full)
-    assert backend.stats()["reused_calls"] == 8
-    backend.refresh(flux.pipe, num_inference_steps=8)
-    assert torch.equal(flux.run(steps=8), reused)
-    backend.disable(flux.pipe)
-    assert torch.equal(flux.run(steps=8), full)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -519,10 +473,3 @@ def test_options_that_a_backend_cannot_serve_are_refused(
     with pytest.raises(ConfigError, match=message):
         omnireuse.enable(flux.pipe, name, **options)
     assert torch.equal(flux.run(), full)
-
-
-def test_models_without_a_declared_stack_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"cannot serve UNet2DConditionModel.*serves any model"):
-        omnireuse.enable(TINY["stable_diffusion"]().pipe, "db_cache")
-    with pytest.raises(UnknownNameError, match="regions 'step' and 'call' serve any denoiser"):
-        omnireuse.enable(SimpleNamespace(transformer=torch.nn.Linear(2, 2)), "first_block_cache")

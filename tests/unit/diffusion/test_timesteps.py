@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from peft import LoraConfig, get_peft_model
 
 from omnireuse.diffusion.cache.magcache import MagCacheConfig, apply_mag_cache_hook
 from omnireuse.diffusion.cache.teacache import TeaCacheConfig, apply_teacache_hook, register_extractor
@@ -128,23 +126,6 @@ def test_a_declared_model_is_served_by_position() -> None:
         assert not torch.equal(run(), full)
     assert handle.summary().reused_calls > 0
     assert torch.equal(run(), full)
-
-
-WRAPPERS: list[Callable[[Any], Any]] = [
-    lambda module: get_peft_model(module, LoraConfig(r=2, target_modules=["out"], init_lora_weights=False)),
-    functools.partial(torch.compile, backend="eager"),
-]
-
-
-@pytest.mark.parametrize("wrap", WRAPPERS, ids=["peft", "torch.compile"])
-def test_a_wrapped_model_is_asked_for_its_own_signature(wrap: Callable[[Any], Any]) -> None:
-    kind, call = CALLS["t by position"]
-    module = wrap(made(kind))
-    with apply_teacache_hook(module, TeaCacheConfig(0.5, IDENTITY)) as handle:
-        handle.expect(STEPS)
-        sample(module, call, DOWN)
-    assert [event.step for event in handle.events] == list(range(STEPS))
-    assert handle.summary().reused_calls > 0
 
 
 @pytest.mark.parametrize("announced", [True, False])

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.engines.settings import KEY
-from tests.helpers.waves import PLANS, Engine, State, break_for, request
+from tests.helpers.waves import PLANS, Engine, State, request
 
 
 class Replayed(Engine):
@@ -39,16 +38,3 @@ def test_waves_are_bit_equal(plan: str) -> None:
     for mine, plain in zip(latents(Replayed(), plan), latents(Engine(), plan), strict=True):
         assert plain.isfinite().all()
         assert torch.equal(mine, plain)
-
-
-def test_a_failed_forecast_computes_beside_outputs_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    for engine in (Replayed(), Engine()):
-        good, cursed = request("good", "measured", 20, 1), request("cursed", "half", 20, 2)
-        with monkeypatch.context() as patch:
-            break_for(cursed, patch, reuse=True, since=0)
-            for _ in range(20):
-                engine.wave([good, cursed])
-        assert cursed.extra[KEY].failures == 1
-        made.append([good.latents, cursed.latents])
-    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))

@@ -2,14 +2,12 @@
 
 import dataclasses
 import logging
-import pickle
 from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
 
-from omnireuse.diffusion.cache import prompt_embed_cache as module
 from omnireuse.diffusion.cache.prompt_embed_cache import (
     _CACHE_MISS,
     PromptEmbedCache,
@@ -158,10 +156,6 @@ def test_what_cannot_be_looked_into_is_kept_as_it_is_and_counted_by_entry_only(v
         assert kept is value
 
 
-def test_the_miss_sentinel_stays_one_through_pickle():
-    assert pickle.loads(pickle.dumps(_CACHE_MISS)) is _CACHE_MISS
-
-
 def test_get_and_put_tell_types_apart_too():
     cache = PromptEmbedCache()
     cache.put(1, "int")
@@ -192,8 +186,3 @@ def test_lists_and_dicts_of_a_hit_are_the_callers_own():
 def test_a_put_of_something_else_is_refused():
     with pytest.raises(WrongTypeError, match="generator"):
         PromptEmbedCache().put("k", (x for x in "a"))
-
-
-def test_the_public_names_are_there():
-    assert all(hasattr(module, name) for name in module.__all__)
-    assert {"_CACHE_MISS", "PromptEmbedCache", "install_prompt_embed_cache"} < set(module.__all__)

@@ -1,6 +1,5 @@
 """Install and uninstall as specified: what a call gives through the cache, and what is left of it afterwards."""
 
-import copy
 import gc
 import inspect
 import logging
@@ -114,15 +113,6 @@ def test_an_object_that_takes_no_attribute_is_named():
         install_prompt_embed_cache(Closed())
 
 
-def test_the_wrapper_looks_like_the_function():
-    pipeline = Pipeline()
-    install_prompt_embed_cache(pipeline)
-    assert inspect.signature(pipeline.encode_prompt) == inspect.signature(Pipeline().encode_prompt)
-    assert pipeline.encode_prompt.__name__ == "encode_prompt"
-    assert pipeline.encode_prompt.__doc__ == "Encode."
-    assert pipeline.encode_prompt.__self__ is pipeline
-
-
 def test_a_freed_pipeline_is_freed():
     import weakref
 
@@ -177,17 +167,6 @@ def test_any_returned_value_is_served_again(kind):
     first, second = pipeline.encode_prompt("a"), pipeline.encode_prompt("a")
     assert (pipeline.num_encodes, cache.hits, cache.bypassed) == (1, 1, 0)
     assert second == {"a"} if kind == "set" else second is first
-
-
-def test_what_was_assigned_to_the_cache_counts_as_installed(caplog):
-    pipeline = Pipeline()
-    cache = install_prompt_embed_cache(pipeline, max_size=8)
-    cache.max_size, cache.enabled = 4, False
-    assert install_prompt_embed_cache(pipeline, max_size=4, enabled=False) is cache
-    assert not caplog.text
-    install_prompt_embed_cache(pipeline, max_size=8, enabled=False)
-    assert "max_size=8 (installed: 4)" in caplog.text
-    assert copy.deepcopy(pipeline).encode_prompt.cache.max_size == 4
 
 
 def test_bump_without_a_cache_says_what_to_do():

@@ -46,18 +46,6 @@ def step(fused):
     return change
 
 
-def replace_encoder(p):
-    p.text_encoder = type(p.text_encoder)().eval()
-
-
-def replace_layer(p):
-    p.text_encoder.out = nn.Linear(4, 4)
-
-
-def replace_layer_behind_the_back(p):
-    p.text_encoder._modules["out"] = nn.Linear(4, 4)
-
-
 def give_other_data(p):
     weight(p).data = torch.ones(4, 4)
 
@@ -67,21 +55,9 @@ def give_other_data_inside_inference_mode(p):
         weight(p).data = torch.ones(4, 4)
 
 
-def write_parameter_into_the_dict(p):
-    p.text_encoder.out._parameters["weight"] = nn.Parameter(torch.ones(4, 4))
-
-
 def set_storage(p):
     with torch.no_grad():
         weight(p).set_(torch.ones(4, 4))
-
-
-def cast_one_layer(p):
-    p.text_encoder.out.to(torch.bfloat16).to(torch.float32)
-
-
-def cast(p):
-    p.text_encoder.to(torch.float64)
 
 
 def quantise(p):
@@ -96,14 +72,9 @@ def quantise_in_place(p):
         torch.ao.quantization.quantize_dynamic(p.text_encoder, {nn.Linear}, dtype=torch.qint8, inplace=True)
 
 
-def set_style(p):
-    p.style = "other"
-
-
-CHANGES = [add_under_no_grad, add_in_inference_mode, load_state, load_state_by_assignment, step(False), step(True)]
-CHANGES += [replace_encoder, replace_layer, replace_layer_behind_the_back, give_other_data, cast, quantise]
-CHANGES += [quantise_in_place, set_style, write_parameter_into_the_dict]
-CHANGES += [set_storage, cast_one_layer]
+# What no change of test_reads.py is.
+CHANGES = [add_in_inference_mode, load_state, load_state_by_assignment, step(False), step(True), give_other_data]
+CHANGES += [set_storage, quantise, quantise_in_place]
 
 
 def direct(pipeline, *args, **kwargs):
@@ -183,16 +154,6 @@ def test_modules_that_gain_parts_elsewhere_cost_a_hit_no_look(monkeypatch):
     assert (cache.hits, pipeline.num_encodes) == (1, 1)
 
 
-def test_a_move_there_and_back_keeps_the_entries():
-    pipeline = Pipeline()
-    cache = install_prompt_embed_cache(pipeline)
-    pipeline.encode_prompt("abc")
-    for parameter in pipeline.text_encoder.parameters():
-        parameter.data = parameter.data.clone()  # what a round trip to another device leaves
-    pipeline.encode_prompt("abc")
-    assert (cache.hits, cache.misses) == (1, 1)
-
-
 def test_entries_of_the_past_leave_memory():
     pipeline = Pipeline()
     cache = install_prompt_embed_cache(pipeline)
@@ -240,19 +201,6 @@ def test_autocast_has_entries_of_its_own():
     assert pipeline.encode_prompt("abc")[0].dtype == plain.dtype
 
 
-def test_encode_prompt_replaced_on_the_class_is_read_anew():
-    class Changing(Pipeline):
-        def encode_prompt(self, prompt):
-            return torch.zeros(1)
-
-    pipeline = Changing()
-    install_prompt_embed_cache(pipeline)
-    pipeline.encode_prompt("p")
-    Changing.encode_prompt = lambda self, prompt, strength=1: torch.full((1,), float(strength))
-    assert pipeline.encode_prompt("p").item() == 1
-    assert pipeline.encode_prompt("p", strength=5).item() == 5
-
-
 def test_an_encode_prompt_without_source_is_watched_as_well():
     pipeline = Pipeline()
     space = {"torch": torch}
@@ -265,21 +213,3 @@ def test_an_encode_prompt_without_source_is_watched_as_well():
     assert cache.hits == 1
     add_under_no_grad(pipeline)
     assert not torch.equal(pipeline.encode_prompt("abc"), old)
-
-
-def test_what_a_call_changes_itself_is_no_part_of_its_key():
-    class Keeping(Pipeline):
-        def __init__(self):
-            super().__init__()
-            self.log, self.count = {}, 0
-
-        def encode_prompt(self, prompt):
-            self.log[prompt] = len(self.log)
-            self.count = self.count + 1
-            return self.text_encoder(prompt).detach()
-
-    pipeline = Keeping()
-    cache = install_prompt_embed_cache(pipeline)
-    for _ in range(3):
-        pipeline.encode_prompt("abc")
-    assert (cache.hits, pipeline.count) == (2, 1)

@@ -1,7 +1,6 @@
 """Embeddings outlive the process, belong to the very weights that made them, and no tier can hurt a request."""
 
 import logging
-import re
 import subprocess
 import sys
 
@@ -59,22 +58,6 @@ def test_other_weights_dtype_settings_or_tag_do_not_meet(tier, change):
         second.style = "x"
     second.encode_prompt("abc")
     assert second.num_encodes == 1
-
-
-def test_a_compiled_pattern_is_known_by_its_content(tier):
-    def made(pattern):
-        pipeline, cache = installed(tier)
-        pipeline.text_encoder.renames = [re.compile(pattern)]  # as models of transformers keep them
-        return pipeline, cache
-
-    first, _ = made("^visual")
-    first.encode_prompt("abc")
-    pipeline, cache = made("^visual")
-    pipeline.encode_prompt("abc")
-    assert (pipeline.num_encodes, cache.details()["outside_hits"]) == (0, 1)
-    other, cache = made("^model")
-    other.encode_prompt("abc")
-    assert (other.num_encodes, cache.details()["outside_hits"]) == (1, 0)
 
 
 def test_a_second_process_starts_warm(tmp_path):

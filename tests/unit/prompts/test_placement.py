@@ -84,6 +84,24 @@ def test_a_device_that_no_torch_knows_is_left_to_the_function():
     assert cache.bypassed_by["signature"] == 1
 
 
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_device_that_the_encoding_starts_is_asked_whether_it_drew(monkeypatch, draws):
+    class Starting(Placed):
+        def encode_prompt(self, prompt, device=None):
+            made = torch.Generator().manual_seed(3)
+            if draws:
+                torch.rand(1, generator=made)
+            monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+            monkeypatch.setattr(torch.cuda, "default_generators", (made,))
+            return super().encode_prompt(prompt, device)
+
+    pipeline = Starting()
+    cache = install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("abc")
+    assert (cache.misses, cache.bypassed_by.get("random", 0)) == ((0, 1) if draws else (1, 0))
+
+
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_released_entries_return_to_the_device_of_each_tensor():
     pipeline = Placed()

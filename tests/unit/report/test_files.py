@@ -22,37 +22,6 @@ def page_of(file: Path) -> None:
     write_page(read_comparison(file), file.with_suffix(".html"))
 
 
-def test_a_file_that_was_cut_off_is_refused_wherever_it_was_cut(file: Path) -> None:
-    whole = file.read_bytes()
-    for length in range(0, len(whole) - 3, len(whole) // 40):
-        file.write_bytes(whole[:length])
-        with pytest.raises(ConfigError, match="not a whole comparison"):
-            page_of(file)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "3",
-        "null",
-        '{"format": 3}',
-        '{"kind": "comparison"}',
-        '{"format": 3, "kind": "comparison"}',
-        "[" * 100_000,
-    ],
-)
-def test_a_foreign_file_is_refused(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "other.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=r"other\.json"):
-        page_of(path)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe")
-    with pytest.raises(ConfigError, match=r"other\.json: not a whole comparison"):
-        page_of(path)
-
-
 def leaves(document: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where the values of a JSON document are, of a list only the first and the last."""
     if isinstance(document, dict):

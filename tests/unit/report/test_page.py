@@ -3,16 +3,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from omnireuse.errors import ConfigError
 from omnireuse_lab.closeness import Mean, Spread
 from omnireuse_lab.record import Comparison
-from omnireuse_lab.report.clips import save_pair
 from omnireuse_lab.report.page import write_page
-from omnireuse_lab.report.style import DARK, LIGHT
 from reference.demo.page import write_demo_page
 from tests.helpers.comparisons import changed, gallery, peers, save_images
 from tests.helpers.page_text import Page
@@ -46,20 +43,6 @@ def test_every_row_of_a_table_has_a_cell_a_column(tmp_path: Path) -> None:
             assert len(re.findall("<t[hd]", row)) + (int(wide[1]) - 1 if wide else 0) == columns
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_texts_can_be_read_on_every_ground(theme: dict[str, str]) -> None:
-    def luminance(colour: str) -> float:
-        shares = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-        linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
-        return sum(weight * share for weight, share in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-    for ground in ("paper", "card"):
-        for text in set(theme) - {"paper", "card", "line", "reused"}:
-            dim, bright = sorted((luminance(theme[text]), luminance(theme[ground])))
-            # What the guidelines for accessible content ask of text of normal size (WCAG 2.2, 1.4.3).
-            assert (bright + 0.05) / (dim + 0.05) >= 4.5, f"{text} on {ground}"
-
-
 def test_scores_latency_and_memory_have_columns_where_they_were_measured(tmp_path: Path) -> None:
     made = peers()
     (case,) = made.cases
@@ -80,28 +63,6 @@ def test_scores_latency_and_memory_have_columns_where_they_were_measured(tmp_pat
         '<td data-head="clip">–</td>',
     ):
         assert words in page
-
-
-def test_the_worst_picture_of_each_method_is_shown_beside_the_full_run_the_worst_first(tmp_path: Path) -> None:
-    made = peers()
-    (case,) = made.cases
-    white, black = np.ones((8, 8, 3)), np.zeros((8, 8, 3))
-    points = []
-    for number, point in enumerate(case.points):
-        name = f"compare/{number}.png" if point.error is None else ""
-        if name and point.method != "peer <one>":  # whose picture is lost
-            save_pair(white, black, tmp_path / name)
-        points.append(replace(point, worst=name))
-    page = page_of(changed(made, points=tuple(points)), tmp_path)
-    (shown,) = re.findall(r'<div class="pairs">(.*?)</div>', page, re.DOTALL)
-    # Of the settings of a method, that at half of the steps.
-    assert re.findall(r"<b>(.*?)</b>.*?: ([\d.]+) steps", shown) == [
-        ("fewer steps", "14.0"),
-        ("other peer", "14.0"),
-        ("omnireuse default", "14.0"),
-    ]
-    assert shown.count('<img src="data:image/png;base64,') == 3
-    assert 'class="pairs"' not in page_of(made, tmp_path)
 
 
 def test_a_picture_outside_of_the_records_folder_is_refused() -> None:

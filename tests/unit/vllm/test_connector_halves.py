@@ -215,21 +215,6 @@ def wait_for_values(values: dict[str, bytes]) -> dict[str, bytes]:
     return dict(values)
 
 
-def test_an_identifier_of_another_size_is_another_item() -> None:
-    half, worker = planner(), WorkerHalf(None, "")
-    first = request("a", ("7", 4))
-    half.is_available(first, 0)
-    half.allocated(first, 0)
-    worker.begin(half.plan(step({"a": [0]})), {}, CPU)
-    worker.save("7", expected("7", 4))
-    half.reported(worker.report())
-    for size, is_there in ((4, True), (6, False)):
-        half.is_available(request("b", ("7", size)), 0)
-        half.plan(step(freed=("7",)))
-        half.is_available(request("b", ("7", size)), 0)
-        assert half.has("7") is is_there
-
-
 def test_a_late_read_is_given_up_and_the_tiers_are_left_alone_for_a_while() -> None:
     now = [0.0]
     tier = FlakyTier(random.Random(0), {})
@@ -303,23 +288,6 @@ def test_what_is_nowhere_and_cannot_be_encoded_fails_that_request_alone() -> Non
     assert half.take_unavailable() == set()
     wait_for(half, request("whole", ("1", 4)))
     half.close()
-
-
-def test_an_output_larger_than_the_host_tier_is_not_kept() -> None:
-    half, worker = planner(host_bytes=100), WorkerHalf(None, "")
-    for number, size in enumerate((4, 8)):  # 64 and 128 bytes
-        asked = request(f"r{number}", (str(number), size))
-        half.is_available(asked, 0)
-        half.allocated(asked, 0)
-        plan = half.plan(step({f"r{number}": [0]}))
-        worker.begin(plan, {}, CPU)
-        worker.save(str(number), expected(str(number), size))
-        report = worker.report()
-        if report is not None:
-            half.reported(report)
-    assert plan.keeps == set()
-    assert half.counts["no_room"] == 1
-    assert half.stats()["host_bytes"] == 64
 
 
 def test_two_workers_keep_what_both_have_kept() -> None:

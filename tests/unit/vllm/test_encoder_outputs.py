@@ -7,11 +7,10 @@ import threading
 import weakref
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 
-from omnireuse.errors import ConfigError, StateError, WrongTypeError
+from omnireuse.errors import ConfigError
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
 from omnireuse.stores.tier import Tier, TieredStore
@@ -92,16 +91,6 @@ def test_several_levels_of_features_are_one_output() -> None:
     value = store.get(CAT)
     assert torch.equal(value[1]["deep"][0], output(2.0, 2))
     assert store.num_bytes == 6 * 3 * 4
-
-
-def test_numpy_is_refused() -> None:
-    with pytest.raises(WrongTypeError, match="numpy"):
-        EncoderOutputStore().put(CAT, np.zeros(3), 3)
-
-
-def test_what_is_not_there_is_said() -> None:
-    with pytest.raises(StateError, match="must be on the device"):
-        EncoderOutputStore().get(CAT)
 
 
 def test_the_host_tier_takes_what_leaves_the_device_within_its_budget() -> None:

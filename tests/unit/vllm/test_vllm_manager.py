@@ -88,16 +88,6 @@ def test_under_priority_scheduling_both_encode_so_that_either_may_be_preempted()
     manager.shared.assert_invariants()
 
 
-def test_a_repeated_item_in_one_request_is_planned_once() -> None:
-    manager, a = make(policy="priority"), Request("a", [("cat", 4), ("cat", 4)])
-    assert plan(manager, a, 0) == "encode"
-    assert plan(manager, a, 1) == "cached"
-    assert manager.get_cached_input_ids(a) == {0, 1}
-    manager.free(a)
-    assert manager.num_free_slots == 10
-    manager.shared.assert_invariants()
-
-
 def test_withdrawing_a_plan_that_another_relies_on_is_refused() -> None:
     manager, a, b = make(), Request("a", [("cat", 4)]), Request("b", [("cat", 4)])
     plan(manager, a)
@@ -134,13 +124,6 @@ def test_room_is_judged_with_what_is_promised_and_by_budget() -> None:
 def test_an_item_larger_than_the_cache_is_an_error_and_not_a_spin() -> None:
     with pytest.raises(ItemTooLargeError):
         make(3).can_allocate(Request("a", [("cat", 4)]), 0, 100, 0)
-
-
-def test_allocating_without_room_is_refused() -> None:
-    manager = make(4)
-    plan(manager, Request("a", [("cat", 4)]))
-    with pytest.raises(StateError, match="ask can_allocate first"):
-        manager.allocate(Request("b", [("dog", 4)]), 0)
 
 
 def test_reset_forgets_everything_and_reports_nothing() -> None:

@@ -39,7 +39,7 @@ def new_weights_epoch(weights: str = "") -> int:
     """Number encoder weights for `EncoderKey.weights_epoch`, so that no output of other weights is found.
 
     Args:
-        weights: a digest of the weights: processes with equal weights find each other's outputs. "" where there is
+        weights: a digest of the weights: processes with equal weights find each other's outputs. "" if there is
             none, as after an update in place: the number is random, of 56 bits, and nobody else has it.
     """
     if not weights:

@@ -161,7 +161,7 @@ class SharedEncoderCacheManager:
         """Mark the output as ready: from now on it is a hit.
 
         Args:
-            num_bytes: its true size, where it was not known before.
+            num_bytes: its true size, if it was not known before.
 
         Raises:
             StateError: the lease is not, or no longer, the one that has to encode.

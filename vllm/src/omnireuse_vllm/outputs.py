@@ -197,7 +197,7 @@ class EncoderOutputStore:
 
         Args:
             weights: the name of the new weights, by which processes with equal weights find each other's outputs. ""
-                where there is none, as after an update in place: a random name, which nobody else has.
+                if there is none, as after an update in place: a random name, which nobody else has.
 
         Raises:
             ConfigError: `weights` is the name of the weights before.
@@ -231,7 +231,7 @@ class EncoderOutputStore:
     def _set_weights(self, weights: str) -> None:
         if self._outer is not None and not weights:
             raise ConfigError(
-                "EncoderOutputStore(weights=''): field must name the encoder's weights where there is an outer tier, "
+                "EncoderOutputStore(weights=''): field must name the encoder's weights if there is an outer tier, "
                 "or another model's outputs are found there; pass a hash of the checkpoint"
             )
         self._weights, self._namespace = weights, f"encoder:{weights}"

@@ -69,7 +69,7 @@ class WorkerHalf:
         is_held = item.key in self._store  # from an earlier step, after which the device lost it
         try:
             kept = self._store.put(item.key, self._on_host(item, output.detach()), item.num_embeds)
-        except (MemoryError, RuntimeError) as error:  # torch raises the latter where memory cannot be pinned
+        except (MemoryError, RuntimeError) as error:  # torch raises the latter if memory cannot be pinned
             logger.warning("encoder output %s is not kept on the host: %s", item.key, error)
             return
         if item.key in self._plan.keeps:

@@ -85,7 +85,7 @@ def run(
     at_least: Annotated[
         float | None,
         typer.Option(
-            "--at-least", metavar="DB", help="End with status 1 where fewer than nine pictures of ten reach this PSNR."
+            "--at-least", metavar="DB", help="End with status 1 if fewer than nine pictures of ten reach this PSNR."
         ),
     ] = None,
     quiet: Quiet = False,
@@ -97,7 +97,7 @@ def run(
     with "..." take several values. The same command goes on where an earlier
     one was interrupted, and another --only adds to what it has measured.
 
-    Exit status: 1 where --at-least is missed, 3 where a setting failed.
+    Exit status: 1 if --at-least is missed, 3 if a setting failed.
     """
     source = pipeline_source("compare", model, pipeline)
     from omnireuse.pipelines import function_named

@@ -35,7 +35,7 @@ class Work:
     """Counts the work of the blocks of a pipeline's denoisers, from now until `close`.
 
     Attributes:
-        flops: executed since the last `reset`; 0 where it counts calls alone.
+        flops: executed since the last `reset`; 0 if it counts calls alone.
         calls: of the denoisers, whether computed or not, since the last `reset`.
     """
 
@@ -94,7 +94,7 @@ class Work:
 
 
 def blocks_of(denoiser: torch.nn.Module) -> list[torch.nn.Module]:
-    """The blocks of a denoiser; its own children where it has no blocks."""
+    """The blocks of a denoiser; its own children if it has no blocks."""
     named = list(denoiser.named_children())
     blocks = [child for name, child in named if isinstance(child, torch.nn.ModuleList) or "block" in name]
     return list(_flat(blocks or [child for _, child in named]))

@@ -48,7 +48,7 @@ class Measured:
     Attributes:
         picture: of the prompt.
         seconds: wall-clock of the call.
-        flops: executed by the blocks; 0 where time was measured.
+        flops: executed by the blocks; 0 if time was measured.
         calls: of the denoiser.
         kept_bytes: the most that was kept between steps.
         peak_bytes: the most that CUDA had allocated; None without CUDA.
@@ -95,7 +95,7 @@ class Harness:
     Attributes:
         full: pictures of the full run.
         flops: of the full run of one prompt.
-        calls_per_step: calls of the denoiser in a step: 2 where branches come one after the other.
+        calls_per_step: calls of the denoiser in a step: 2 if branches come one after the other.
 
     Raises:
         ConfigError: a journal that was made with another pipeline or other arguments.

@@ -100,7 +100,7 @@ class Journal:
         return found
 
     def beside(self, name: str, kind: str) -> Path | None:
-        """The file in the journal's folder for what is named so; None where nothing is kept."""
+        """The file in the journal's folder for what is named so; None if nothing is kept."""
         if self.path is None:
             return None
         return self.path.with_suffix("") / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.{kind}"

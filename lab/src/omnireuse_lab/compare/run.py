@@ -45,7 +45,7 @@ logger = logging.getLogger("omnireuse")
 
 
 def settings_of(methods: Iterable[Method], harness: Harness) -> Iterator[tuple[Method, Setting | Exception]]:
-    """Every method with each of its settings, or with its error where it cannot serve the workload at all."""
+    """Every method with each of its settings, or with its error if it cannot serve the workload at all."""
     for method in methods:
         try:
             yield from [(method, setting) for setting in method.grid(harness)]
@@ -187,7 +187,7 @@ def compare_pipeline(
 
 
 def results_file(out: str | os.PathLike[str]) -> Path:
-    """The file of the results: `out` itself where it ends in ".json", else ``compare.json`` in that folder."""
+    """The file of the results: `out` itself if it ends in ".json", else ``compare.json`` in that folder."""
     return Path(out) if Path(out).suffix == ".json" else Path(out) / FILE
 
 

@@ -16,7 +16,7 @@ STYLES = {"ours": "bold green", "peer": "", "baseline": "dim"}
 
 
 def case_table(case: Case) -> Table:
-    """A row for each setting that no other setting of the same method beats; a star where no method does."""
+    """A row for each setting that no other setting of the same method beats; a star if no method does."""
     points, best = list(_shown(case)), leading(case)
     timed = any(point.speedup for point in points)
     table = Table(title=f"{case.name}: {len(case.prompts)} prompts", title_justify="left", box=None, expand=True)

@@ -18,7 +18,7 @@ from omnireuse.pipelines import Caller, Picture, Signature, Source, is_modular, 
 __all__ = ["GUIDANCE", "Score", "Workload", "call_text", "guided_call", "is_distilled", "workloads_of"]
 
 GUIDANCE = ("true_cfg_scale", "guidance_scale")
-"""Names of the argument that sets guidance. Where a pipeline has both, the second belongs to a distilled model, whose
+"""Names of the argument that sets guidance. If a pipeline has both, the second belongs to a distilled model, whose
 denoiser embeds it, and costs no second branch."""
 
 Score: TypeAlias = "Callable[[Picture, Picture, str], float]"
@@ -45,7 +45,7 @@ class Workload:
             need a calibration are left out with an error.
         calibration_seed: of the first of those prompts' noise.
         as_pictures: from what the call returns to one array a prompt, (height, width, channels) in 0…1, a clip with its
-            frames first; None where the result is read as pipelines of diffusers return it.
+            frames first; None if the result is read as pipelines of diffusers return it.
 
     Raises:
         ConfigError: no prompts, prompts that are both calibrated on and compared, or an argument of the call that is
@@ -138,7 +138,7 @@ def _guidance_argument(pipeline: Any) -> str | None:
 
 
 def _own_guidance(pipeline: Any, call: Mapping[str, Any]) -> float:
-    """The guidance that the pipeline samples with by itself; 1 where it does not say."""
+    """The guidance that the pipeline samples with by itself; 1 if it does not say."""
     defaults, name = Signature.of(pipeline).defaults, _guidance_argument(pipeline)
     found = getattr(getattr(pipeline, "guider", None), "guidance_scale", 1.0)
     if name is not None:

@@ -49,5 +49,5 @@ PEERS: dict[str, Method] = {
 
 
 def peers_among(only: Collection[str]) -> list[Method]:
-    """Those of these keys and families; all of them where none is given."""
+    """Those of these keys and families; all of them if none is given."""
     return [peer for peer in PEERS.values() if not only or {peer.key, peer.family} & set(only)]

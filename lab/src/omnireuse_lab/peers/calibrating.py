@@ -48,7 +48,7 @@ def full_runs(
 
     Returns:
         One tensor for each branch, shape (steps, prompts, …); and the scheduler's noise levels, steps + 1 of them,
-        or none where it lists none.
+        or none if it lists none.
     """
     recorder, every = _Recorder(), omnireuse.EveryNth(every=1)
     options: dict[str, Any] = {"region": region, "prediction_target": "output", "axis": "steps"}
@@ -75,7 +75,7 @@ class Trials:
         """Mean of |difference|^power between the pictures of a schedule and those of the full runs.
 
         Args:
-            computed: the steps that compute; the first and the last compute in any case.
+            computed: the steps that are computed; the first and the last are computed in any case.
         """
         key = tuple(sorted({0, self._work.steps - 1, *computed}))
         if key not in self._known:
@@ -129,7 +129,7 @@ def searched(
         for count in counts:
             yield reuse(name, make(count), computed=count, prompts=prompts, **shown)
 
-    grid.__module__ = search.__module__  # figures are measured again where that file has changed
+    grid.__module__ = search.__module__  # figures are measured again if that file has changed
     return Method(key=key, name=f"{name}, calibrated", family="peer", grid=grid)
 
 

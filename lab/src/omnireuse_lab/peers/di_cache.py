@@ -39,7 +39,7 @@ class _Probe(StackCache[_Branch]):
 
     Args:
         threshold: added-up change at which a call computes, above 0.
-        retained: share of the steps that compute first.
+        retained: share of the steps that are computed first.
         less_input: subtract the change of the probe's input from that of its output.
     """
 

@@ -75,7 +75,7 @@ class _HiCache(omnireuse.Forecaster):
 
 
 def _grid(subject: Subject) -> Iterator[Setting]:
-    import_module("hicache_pp")  # where it is missing the method fails as a whole
+    import_module("hicache_pp")  # if it is missing the method fails as a whole
 
     for backend, order in (("hermite", 1), ("hermite", 2), ("dmd", 1), ("auto", 1)):
         for interval in (2, 3, 4, 5):

@@ -3,7 +3,7 @@
 Source: "Beyond Fixed Formulas: Data-Driven Linear Predictor for Efficient Diffusion Models", arXiv 2604.26365, and its
 public code (https://github.com/Aredstone/L2P-Cache, FLUX, since July 2026): the least squares on the denoiser's outputs
 of full runs, the start at the last step's value, Adam for 200 epochs at a learning rate of 0.01. Ours: one prompt an
-update, where the code takes all of them at once; and evenly spaced steps behind a warm-up, where it has finished
+update, while the code takes all of them at once; and evenly spaced steps behind a warm-up, while the code has finished
 schedules for 50 steps.
 """
 

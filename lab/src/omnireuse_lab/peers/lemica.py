@@ -1,7 +1,7 @@
 """LeMiCa: the schedule whose worst interval costs the least, then the second worst, and so on.
 
 Source: "Lexicographic Minimax Path Caching", arXiv 2511.00090: an interval costs the mean absolute change of the
-finished picture where it alone is reused; the path of as many computed steps whose sorted costs come first in
+finished picture if it alone is reused; the path of as many computed steps whose sorted costs come first in
 lexicographic order. The public code (https://github.com/UnicomAI/LeMiCa) has finished schedules for some models and not
 the search. As in that code the residual of the block stack is held. Ours: one calibration prompt.
 """

@@ -40,7 +40,7 @@ def estimate(velocities: Sequence[torch.Tensor], sigmas: Sequence[float], span: 
     Args:
         velocities: of all steps before it that are known, computed or estimated, oldest first.
         sigmas: noise levels from the first of them to the end of the step to come: two more than velocities.
-        span: how many of them J is taken over, fewer where fewer are known.
+        span: how many of them J is taken over, fewer if fewer are known.
     """
     span = min(span, len(velocities))
     widths = [sigmas[i + 1] - sigmas[i] for i in range(len(sigmas) - 1)]

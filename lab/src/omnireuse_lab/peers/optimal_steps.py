@@ -3,8 +3,8 @@
 Source: "Optimal Stepsize for Diffusion Sampling", arXiv 2503.21774, and its public code
 (https://github.com/bebebe666/OptimalSteps): for each number of evaluations and each timestep the latents that get there
 closest to the full run, by dynamic programming; a further evaluation goes on from each of them. What is worse on the
-way and better at the end is missed. Ours: one schedule for all prompts, by the mean of their squared errors, where the
-code searches one for each image; it begins at the first timestep, where the code may hand pure noise to a later one; no
+way and better at the end is missed. Ours: one schedule for all prompts, by the mean of their squared errors, while the
+code searches one for each image; it begins at the first timestep, while the code may hand pure noise to a later one; no
 calibration of amplitudes, which changes the latents. The steps between two chosen ones hold the velocity, which is
 Euler's method on those chosen.
 """

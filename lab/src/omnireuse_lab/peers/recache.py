@@ -26,7 +26,7 @@ RATE = 0.03
 def learnt_schedules(
     error: Callable[[Sequence[int]], float], steps: int, counts: Sequence[int], *, updates: int = UPDATES
 ) -> dict[int, tuple[int, ...]]:
-    """For each number of computed steps the schedule that the policy prefers; the first and the last step compute.
+    """For each number of computed steps the schedule that the policy prefers; the first and the last step are computed.
 
     Args:
         error: of a schedule, at least 0.

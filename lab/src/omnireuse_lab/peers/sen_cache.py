@@ -3,8 +3,8 @@
 Source: "Sensitivity-Aware Caching", arXiv 2602.24208, and its public code (https://github.com/vita-epfl/SenCache): the
 expected change Jₓ |Δx| + Jₜ |Δt| since the last computed step, with both sensitivities measured there between
 neighbouring steps of full runs on the conditional branch; a tighter threshold in the first fifth of the run; at most K
-reused steps in a row. Ours: relative L1 norms, where the code has L2 norms scaled by a model's constant, and one
-decision a step for both branches with the output after guidance held, where the code holds the blocks' residual.
+reused steps in a row. Ours: relative L1 norms, while the code has L2 norms scaled by a model's constant, and one
+decision a step for both branches with the output after guidance held, while the code holds the blocks' residual.
 """
 
 from __future__ import annotations

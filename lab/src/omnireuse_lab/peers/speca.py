@@ -4,9 +4,9 @@ Source: "SpeCa: Accelerating Diffusion Transformers with Speculative Feature Cac
 code (https://github.com/Shenyi-Z/Cache4Diffusion, FLUX): finite differences as TaylorSeer takes them, the relative
 error of the last block's output against τ₀ β^(share of the run), at most eight drafts in a row. In the paper a rejected
 draft is computed in the same step; in the code its step keeps it, and the next one computes. Both are here, and both
-check every draft (the code checks from the third of a row on). Ours: relative L2 errors, as in the paper, where the
+check every draft (the code checks from the third of a row on). Ours: relative L2 errors, as in the paper, while the
 code has the mean of elementwise ratios; the residuals of the stack up to its last block and behind it as features,
-where the code drafts each attention and feed-forward; the last step computes. A prompt runs alone, as one decision
+while the code drafts each attention and feed-forward; the last step is computed. A prompt runs alone, as one decision
 serves a batch.
 """
 
@@ -71,7 +71,7 @@ class Speculation(StackCache[_Branch]):
     Args:
         threshold: τ₀, ≥ 0: the relative error above which a draft would be rejected at the first step.
         order: of the Taylor series, ≥ 0.
-        warmup: first steps that compute, ≥ 1.
+        warmup: first steps that are computed, ≥ 1.
         redo: compute a rejected draft in the same step, and not the next step.
     """
 
@@ -85,7 +85,7 @@ class Speculation(StackCache[_Branch]):
         return _Branch()
 
     def call(self, run: Run) -> Any:
-        """Draft where that is allowed, and compute what was rejected."""
+        """Draft if that is allowed, and compute what was rejected."""
         branch, since = self.branch, self.step - self.branch.computed
         self.skips = self.warmup <= self.step < self.steps - 1 and since <= MOST and not branch.rejected
         result = run()

@@ -24,7 +24,7 @@ WARMUP = 5
 
 
 def growing_windows(total: int, *, window: float = 2.0, growth: float = 0.75, warmup: int = WARMUP) -> list[int]:
-    """The steps that compute: the warm-up, then one at the end of each window, which grows by `growth` every time."""
+    """The computed steps: the warm-up, then one at the end of each window, which grows by `growth` every time."""
     computed, reused = [], 0
     for step in range(total):
         is_due = step < warmup or (reused + 1) % math.floor(window) == 0

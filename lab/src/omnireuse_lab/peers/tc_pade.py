@@ -3,9 +3,9 @@
 Source: "TC-Padé: Trajectory-Consistent Padé Approximation for Diffusion Acceleration", arXiv 2603.02943, and its public
 code (https://github.com/Alibaba-VELLDEPTH/TC_Pade, FLUX), which has the constants. The coefficients are set and not
 solved: with s = exp(−5 |last − before| / magnitude) of each element, the quotient is (2s · last − s · before) over
-(1 − 0.1 s), held near the mean of both. What stands still comes out a tenth larger. Behind a warm-up a step computes
+(1 − 0.1 s), held near the mean of both. What stands still comes out a tenth larger. Behind a warm-up a step is computed
 once in an interval, and where the path of the residuals, forecast ones among them, bends too much. Ours: stages by
-the share of the run, where the code counts 20 steps; every stream of the stack; no way out for values that are not
+the share of the run, while the code counts 20 steps; every stream of the stack; no way out for values that are not
 finite. A prompt runs alone, as one decision serves a batch.
 """
 
@@ -25,7 +25,7 @@ from omnireuse_lab.peers.stack_cache import Run, StackCache, stack_caches
 __all__ = ["TC_PADE", "PadeResiduals", "bend", "pade", "staged"]
 
 WARMUP = 5
-"""First steps that compute. The path is not known to bend before five residuals."""
+"""First steps that are computed. The path is not known to bend before five residuals."""
 EARLY, LATE = 0.3, 0.8
 FOLLOWS = 0.2
 """Share of the change of the stack's input that is added to what leaves it."""
@@ -73,7 +73,7 @@ class PadeResiduals(StackCache[_Branch]):
 
     Args:
         interval: steps whose number it divides compute, ≥ 1.
-        threshold: bend from which a step computes; above 1 none does for that reason.
+        threshold: bend from which a step is computed; above 1 none does for that reason.
     """
 
     interval: int

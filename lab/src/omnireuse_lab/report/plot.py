@@ -70,7 +70,7 @@ def plot_case(case: Case, tones: Mapping[str, str] | None = None) -> Plot:
     """Lay `case` out: computed steps from 0 to the full run, PSNR over the range that the intervals need.
 
     Args:
-        tones: method -> colour, where the page has chosen it already.
+        tones: method -> colour, if the page has chosen it already.
     """
     drawn = [
         (index, point, point.computed_steps, point.psnr)

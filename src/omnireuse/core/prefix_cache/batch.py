@@ -127,7 +127,7 @@ def blocks_of(input_batch: Any, index: int) -> Integers:
 
 
 def slots_at(blocks_N: Integers, positions_K: Integers, block_size: int) -> Integers:
-    """Map token positions through a request's blocks to slots, int64; −1 where it has no such block."""
+    """Map token positions through a request's blocks to slots, int64; −1 if it has no such block."""
     columns_K = positions_K // block_size
     is_known_K = columns_K < len(blocks_N)
     slots_K = np.full(len(positions_K), -1, np.int64)

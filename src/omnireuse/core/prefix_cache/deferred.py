@@ -29,7 +29,7 @@ class Chunk:
     Attributes:
         positions_K: the tokens that the rows belong to.
         rows: on the device.
-        slots_K: where the block table put the tokens then; −1 where it had no block.
+        slots_K: if the block table put the tokens then; −1 if it had no block.
         step: the step that computed them.
         num_releases: that of the pool at that time.
     """

@@ -32,7 +32,7 @@ class StepOutputs(NamedTuple):
     """The outputs of one step, on the CPU.
 
     Attributes:
-        hidden_states: by request, (rows, width): the rows of its prefix hit, then this step's; None where the model
+        hidden_states: by request, (rows, width): the rows of its prefix hit, then this step's; None if the model
             does not cache them or the step had none.
         mm_outputs: by name and request. A per-token output has rows as the hidden states do; another is this step's.
     """
@@ -277,7 +277,7 @@ class OmniPrefixCacheManager:
     def materialize(self, step_id: int, req_ids: list[str]) -> StepOutputs:
         """Return the outputs of these requests, all or some of the step's. Any thread; once for each step.
 
-        A row of a hit that was never written is zero in a multimodal output, where a model may leave a token out
+        A row of a hit that was never written is zero in a multimodal output, because a model may leave a token out
         (counted, and logged the first time), and an error in hidden states.
 
         Raises:

@@ -32,7 +32,7 @@ class PrefixHits:
 
     Args:
         num_rows_R: cached rows of each request of the batch, 0 without a hit.
-        slots_S: the slots of all these rows in a row; −1 where the block table has no block for the token.
+        slots_S: the slots of all these rows in a row; −1 if the block table has no block for the token.
         planned: by request, its blocks when the hit was planned, and how often each had been released then.
     """
 
@@ -99,7 +99,7 @@ class RowPool:
     def write_late(
         self, name: str, slots_K: Integers, rows_KF: torch.Tensor, steps_K: Integers, releases_K: Integers
     ) -> None:
-        """Write rows that earlier steps computed, except where the slot has since been given to other content.
+        """Write rows that earlier steps computed, unless the slot has since been given to other content.
 
         Args:
             steps_K: the step that computed each row.

@@ -35,7 +35,7 @@ class RowStore:
     Attributes:
         rows_BOF: the dense view, (num_blocks, block_size, prod(feature_shape)). Absent rows have no meaning in it.
         rows_S: the same memory as raw rows.
-        version_S: int32, the step that wrote the slot; 0 where no row is present.
+        version_S: int32, the step that wrote the slot; 0 if no row is present.
     """
 
     def __init__(self, num_blocks: int, block_size: int, feature_shape: tuple[int, ...], dtype: torch.dtype) -> None:

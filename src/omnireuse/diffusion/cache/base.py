@@ -55,7 +55,7 @@ class CacheBackend(ABC):
 
         Args:
             pipeline: the enabled one.
-            num_inference_steps: steps of the next generation; 0 where they are not known yet.
+            num_inference_steps: steps of the next generation; 0 if they are not known yet.
             verbose: whether to log it.
         """
 
@@ -89,7 +89,7 @@ class StepCacheBackend(CacheBackend):
     Args:
         config: the options: a `DiffusionCacheConfig`, or a mapping with some of its fields.
         name: a name in `STEP_CACHES`; a subclass may fix it.
-        group: the ranks that share the forward's collectives and must decide alike; None where each rank runs its own
+        group: the ranks that share the forward's collectives and must decide alike; None if each rank runs its own
             model.
 
     Attributes:
@@ -137,7 +137,7 @@ class StepCacheBackend(CacheBackend):
     def refresh(self, pipeline: Any, num_inference_steps: int, verbose: bool = True) -> None:
         """Drop all state and set the step count.
 
-        With 0 the scheduler tells it; where there is none, `num_inference_steps` of the config counts.
+        With 0 the scheduler tells it; if there is none, `num_inference_steps` of the config counts.
 
         Raises:
             StateError: the backend is not enabled on this pipeline.
@@ -157,7 +157,7 @@ class StepCacheBackend(CacheBackend):
             logger.info("%s: state dropped, %s steps to come", type(self).__name__, count)
 
     def disable(self, pipeline: Any) -> None:
-        """Restore the pipeline exactly; does nothing where the backend is not enabled.
+        """Restore the pipeline exactly; does nothing if the backend is not enabled.
 
         Raises:
             StateError: the backend is enabled on another pipeline.

@@ -102,7 +102,7 @@ class SamplerSteps:
     """Has the steps of a sampler's run decided by another, in outputs d = (x − x0) / σ.
 
     Args:
-        response: of the run, which is told the outputs; None where nobody asks it.
+        response: of the run, which is told the outputs; None if nobody asks it.
     """
 
     def __init__(self, run: LoopRun, sigmas: tuple[float, ...], response: Response | None) -> None:

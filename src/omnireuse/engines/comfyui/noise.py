@@ -32,7 +32,7 @@ class RunNoise:
         sigmas: of the steps, and the one at which the run ends: at least two.
         model_sampling: ComfyUI's, which says how latents are made noisy.
         derivative: whether outputs are derivatives rather than x0.
-        sampler: name of the sampler's function; "" where steps need not be known.
+        sampler: name of the sampler's function; "" if steps need not be known.
     """
 
     def __init__(self, sigmas: Sequence[float], model_sampling: Any, *, derivative: bool, sampler: str = "") -> None:

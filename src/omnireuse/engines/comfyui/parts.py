@@ -25,7 +25,7 @@ class Part:
     """The place of a run's steps in its denoising.
 
     Attributes:
-        sigmas: of all steps, and the one at which the last ends. Those that other samplers make are known where they
+        sigmas: of all steps, and the one at which the last ends. Those that other samplers make are known if they
             were made before, and else spread evenly over what is left of the denoising.
         first: number of steps before the run's own.
         own: number of the run's own steps.
@@ -44,7 +44,7 @@ class Part:
 
     @property
     def to_compute(self) -> frozenset[int]:
-        """The run's last step where noise is left. No later step would correct the forecasts before it, as another
+        """The run's last step if noise is left. No later step would correct the forecasts before it, as another
         model may go on. Solvers with two calls a step make the second at the next step's sigma."""
         last = self.first + self.own - 1
         return frozenset({last, last + 1}) if self.ends_early else frozenset()
@@ -69,16 +69,16 @@ class _Ended:
 
 
 class Parts:
-    """Knows the latest run of one model where it has left noise, so that the next can go on with its memory."""
+    """Knows the latest run of one model if it has left noise, so that the next can go on with its memory."""
 
     def __init__(self) -> None:
         self._ended: _Ended | None = None
 
     def place(self, guider: Any, call: SamplerCall) -> tuple[Part | None, Generation | None]:
         """The place of a run's steps, and the state of the part before it; None for a run that is a whole denoising,
-        and where nothing is known of a part before.
+        and if nothing is known of a part before.
 
-        Cost: where one of both is a part, some values of each conditioning are read.
+        Cost: if one of both is a part, some values of each conditioning are read.
         """
         before, model_sampling = self._ended, guider.model_patcher.get_model_object("model_sampling")
         if before is not None and before.is_before(call, _like_of(guider, call)):
@@ -102,7 +102,7 @@ def part_of(call: SamplerCall, model_sampling: Any, before: Part | None) -> Part
     """The place of a run's steps; None for a run that is a whole denoising, with noise of its own.
 
     Args:
-        before: the part that this run goes on from, where that is known.
+        before: the part that this run goes on from, if that is known.
     """
     own = tuple(call.sigmas.tolist())
     has_noise = bool(call.noise.any()) if before is None else False

@@ -159,7 +159,7 @@ class Reuse:
     def _run(
         self, guider: Any, strategy: Strategy, call: SamplerCall, part: Part | None, before: Generation | None
     ) -> SamplingRun | None:
-        """The state of a run; None where no step of it can be reused."""
+        """The state of a run; None if no step of it can be reused."""
         own = call.sigmas.tolist()
         if len(own) < 2:
             return None
@@ -228,7 +228,7 @@ class Reuse:
         return found[0].parts(lambda: executor(model, conds, x, timestep, options), x, conds, conditions)
 
     def _explain(self, run: SamplingRun, guider: Any, steps: int, *, is_over: bool) -> None:
-        """Log a run's results, and why it reused nothing where it should and no other sampler goes on."""
+        """Log a run's results, and why it reused nothing if it should and no other sampler goes on."""
         if not run.calls:
             self._warn(
                 f"omnireuse has seen no call of the model in this run: {type(guider).__name__} does not go through "

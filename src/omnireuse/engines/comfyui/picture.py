@@ -15,7 +15,7 @@ _WIDTH, _HEIGHT = 720, 48
 
 
 def step_picture(shares: Sequence[float | None]) -> torch.Tensor:
-    """A strip with a box for each step: dark where it was computed, grey where it was forecast, in between where only
+    """A strip with a box for each step: dark if it was computed, grey if it was forecast, in between if only
     some of its calls were computed.
 
     Args:

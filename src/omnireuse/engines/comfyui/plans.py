@@ -24,8 +24,8 @@ def plan_for(*, speedup: float = 0.0, tolerance: float = 0.0) -> RequestPlan:
     """The plan for one target, or the default.
 
     Args:
-        speedup: all steps divided by computed steps, in [1, `MOST`]; 0 where it is not the target.
-        tolerance: relative error of the final latents, above 0 and below 1; 0 where it is not the target.
+        speedup: all steps divided by computed steps, in [1, `MOST`]; 0 if it is not the target.
+        tolerance: relative error of the final latents, above 0 and below 1; 0 if it is not the target.
     """
     for name, value, is_right, must in (
         ("speedup", speedup, is_number(speedup) and (not speedup or 1 <= speedup <= MOST), f"from 1 to {MOST:g}"),
@@ -37,7 +37,7 @@ def plan_for(*, speedup: float = 0.0, tolerance: float = 0.0) -> RequestPlan:
             )
     if speedup and tolerance:
         raise ConfigError(
-            f"Omnireuse(speedup={speedup:g}, tolerance={tolerance:g}): speedup must be 0 where tolerance is given, got "
+            f"Omnireuse(speedup={speedup:g}, tolerance={tolerance:g}): speedup must be 0 if tolerance is given, got "
             f"{speedup:g}; set one of them to 0"
         )
     if not speedup and not tolerance:

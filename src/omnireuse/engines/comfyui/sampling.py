@@ -1,4 +1,4 @@
-"""One run of a ComfyUI sampler: where its calls of the model are forecast instead of computed."""
+"""One run of a ComfyUI sampler, in which its calls of the model are forecast instead of computed."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class SamplingRun:
             other parts among them.
         model_sampling: ComfyUI's.
         sampler: name of the sampler's function.
-        call_sigmas: of all calls that the sampler will make; None where each is read from the device.
+        call_sigmas: of all calls that the sampler will make; None if each is read from the device.
         number: of the run, for its events.
         emit: takes an event for each decision.
-        always: steps that compute whatever the policy says.
+        always: steps that are computed whatever the policy says.
         first: number of steps that other samplers have made.
         remembered: the state that they left; None if unknown.
     """
@@ -113,7 +113,7 @@ class SamplingRun:
         """x0 after guidance, computed or forecast.
 
         Args:
-            conditions: a forecast is possible only where they are as they were.
+            conditions: a forecast is possible only if they are as they were.
         """
         return self._outputs(lambda: [compute()], x, ["step"], conditions)[0]
 
@@ -140,7 +140,7 @@ class SamplingRun:
     def _outputs(
         self, compute: Callable[[], list[torch.Tensor]], x: torch.Tensor, branches: Sequence[str], conditions: object
     ) -> list[torch.Tensor]:
-        """One x0 for each branch; all of them are computed where one of them must be."""
+        """One x0 for each branch; all of them are computed if one of them must be."""
         layout = (layout_of(x), conditions)
         names = [f"{branch} again" * bool(self._repeats) or branch for branch in branches]
         choices = [

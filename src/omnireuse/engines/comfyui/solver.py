@@ -80,7 +80,7 @@ class CallSigmas:
         self._seen: dict[tuple[Any, ...], tuple[float, ...] | None] = {}
 
     def known(self, sampler: Any, sigmas: Sequence[float], model: Any) -> tuple[float, ...] | None:
-        """The sigmas of all calls of a run; None where they must be read."""
+        """The sigmas of all calls of a run; None if they must be read."""
         if sampler_name(sampler) not in SCHEDULED:
             return None
         key = _key(sampler, sigmas)

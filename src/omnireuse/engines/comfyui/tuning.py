@@ -57,7 +57,7 @@ class SamplerTuner(LoopTuner):
         self._strategy = strategy
         self._latest: Entry | None = None
         self._elsewhere = Tuning(state="measuring", wanted=PICTURES, reason="no run has begun yet")
-        """Holds where the latest run has no configuration."""
+        """Holds if the latest run has no configuration."""
         self._model: tuple[Any, Conditions] | None = None
 
     @property
@@ -71,7 +71,7 @@ class SamplerTuner(LoopTuner):
         """The strategy of a run, or its measurement.
 
         Args:
-            untuned: why the run is not to be tuned; "" where it may be.
+            untuned: why the run is not to be tuned; "" if it may be.
         """
         self._latest = None
         if not untuned and isinstance(self._strategy.policy, ErrorControl):
@@ -139,7 +139,7 @@ class SamplerTuner(LoopTuner):
         return self._model[1]
 
     def _response(self, entry: Entry, executor: Any, call: SamplerCall) -> Response | None:
-        """The sampler's use of the model's outputs; None where weights cannot be fitted, or it is unknown."""
+        """The sampler's use of the model's outputs; None if weights cannot be fitted, or it is unknown."""
         if entry.calls:
             response: Response = entry.calls[0].replay.response
             return response
@@ -153,7 +153,7 @@ class SamplerTuner(LoopTuner):
         return None
 
     def _go_on(self, entry: Entry, executor: Any, *, is_done: bool) -> None:
-        """Make the shadows that are due. An interrupt ends them, and the run only where it has not been made yet."""
+        """Make the shadows that are due. An interrupt ends them, and the run only if it has not been made yet."""
 
         def made_again(loop: SamplerLoop, run: ShadowLoop) -> Pausing[torch.Tensor]:
             yield

@@ -23,7 +23,7 @@ __all__ = ["denoising_loop", "predicted_noise"]
 def denoising_loop(
     original: Callable[..., Any], plan: RequestPlan, stage: Any, ctx: Any, batch: Any, server_args: Any, **kwargs: Any
 ) -> tuple[Any, RequestReuse]:
-    """Run SGLang's loop with reuse. The state of the request ends with the loop, also where the loop raises.
+    """Run SGLang's loop with reuse. The state of the request ends with the loop, also if the loop raises.
 
     Args:
         original: `DenoisingStage._run_denoising_loop`.
@@ -99,13 +99,13 @@ def predicted_noise(
 def _forecast(
     reuse: RequestReuse, step: int, latents: torch.Tensor, layout: tuple[Any, ...]
 ) -> tuple[Choice | None, torch.Tensor | None]:
-    """The decision on a step, and the forecast output where it is reused; None for a request without reuse."""
+    """The decision on a step, and the forecast output if it is reused; None for a request without reuse."""
     generation = reuse.generation
     if generation is None:
         return None, None
     try:
         if generation.index != step:
-            raise StateError(f"step {step} is predicted where step {generation.index} is due")
+            raise StateError(f"step {step} is predicted although step {generation.index} is due")
         choice = generation.decide(layout=layout)
         return choice, generation.predict(choice, latents) if choice.reuse else None
     except Exception as error:  # of reuse: the request goes on

@@ -189,7 +189,7 @@ class Process:
         return replace(plan, group=dist.group.WORLD) if dist.is_initialized() and dist.get_world_size() > 1 else plan
 
     def tuner(self, wanted: RequestSettings) -> RequestTuner | None:
-        """Tuning of SGLang's own pipelines, for requests that follow the server's own settings; None where it is off.
+        """Tuning of SGLang's own pipelines, for requests that follow the server's own settings; None if it is off.
 
         Requests that ask for something else are not measured: the wish of one client would cost the others the time of
         its shadows.
@@ -209,7 +209,7 @@ class Process:
 
     def report(self, request: Any, wanted: RequestSettings, figures: dict[str, Any]) -> None:
         """Report the reuse of a request: in the log, in its metrics, and among the counters of a server that
-        exposes them (``--enable-metrics``), where SGLang has made those of this rank."""
+        exposes them (``--enable-metrics``), if SGLang has made those of this rank."""
         self.served += 1
         if import_module("sglang.multimodal_gen.runtime.observability.metrics").get_metrics() is not None:
             count_request(figures, wanted.target)

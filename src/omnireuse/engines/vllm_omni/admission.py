@@ -45,7 +45,7 @@ def refuse_pipeline(pipeline: Any, *, place: str) -> None:
 
 
 def refuse_mixed_precision(pipeline: Any, *, place: str) -> None:
-    """Raise a ConfigError where some steps compute in another precision than others: a forecast must not mix both.
+    """Raise a ConfigError if some steps compute in another precision than others: a forecast must not mix both.
 
     vllm-omni 0.30 does so in two ways, read here: a list of steps whose attention is not quantised, and Cosmos 3's
     first and last steps in 16 bits.

@@ -41,12 +41,12 @@ class Backend:
         self.mixed_batches = 0
         """Batches of requests that ask for different reuse, and computed every step for that."""
         self.prompts: PromptEmbedCache | None = None
-        """The cache of prompt embeddings, where the server asked for one."""
+        """The cache of prompt embeddings, if the server asked for one."""
         self._prompts_told: Counter[str] = Counter()
         self._pipeline: Any = None
         self._whole = WholeRequests(self.settings)
         self._off: set[int | None] = set()
-        """Numbers of steps that the requests of the latest batch name, where it computes every step."""
+        """Numbers of steps that the requests of the latest batch name, if it computes every step."""
         self._tunes = True
         self._tuner: WaveTuner | None = None
 
@@ -124,7 +124,7 @@ class Backend:
     def figures(self) -> dict[str, Any]:
         """Figures of the last batch of whole requests, for their responses' metrics.
 
-        Where every step computed, the number of steps is told if the pipeline and the request name the same.
+        If every step was computed, the number of steps is told if the pipeline and the request name the same.
         """
         if not self._off:
             return self._whole.figures()

@@ -43,7 +43,7 @@ def request_scales(sampling: Any, prompt: Any) -> dict[str, float]:
 
 
 def untunable(sampling: Any) -> str | None:
-    """The reason against measuring a request or knowing it beforehand, or None."""
+    """Why a request cannot be measured or known beforehand, in words; None if it can."""
     return None if getattr(sampling, "lora_request", None) is None else "requests with an adapter are not tuned"
 
 

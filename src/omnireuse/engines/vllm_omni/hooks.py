@@ -157,7 +157,7 @@ def _metrics(original: Original, engine: Any, request: Any, output: Any) -> Any:
 
 
 def _response(original: Original, omni: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
-    """Count a finished request where the server exposes its metrics, and name the strategy in its response."""
+    """Count a finished request if the server exposes its metrics, and name the strategy in its response."""
     made = original(omni, result, *args, **kwargs)
     stage = result.engine_outputs
     figures = dict((getattr(stage, "custom_output", None) or {}).get(KEY) or {})

@@ -27,7 +27,7 @@ class RankSizes:
 
     @classmethod
     def of(cls, parallel: Any) -> RankSizes:
-        """The sizes in vllm-omni's `DiffusionParallelConfig`; 1 where it says nothing."""
+        """The sizes in vllm-omni's `DiffusionParallelConfig`; 1 if it says nothing."""
 
         def size(name: str) -> int:
             return int(getattr(parallel, name, None) or 1)
@@ -43,7 +43,7 @@ class RankSizes:
 
 
 def refuse_undecidable(plan: RequestPlan, sizes: RankSizes, *, place: str) -> None:
-    """Refuse a plan that measures where the ranks that must decide alike are no group."""
+    """Refuse a plan that measures if the ranks that must decide alike are no group."""
     strategy = plan.strategy
     if strategy is None or not _measures(strategy):
         return
@@ -64,7 +64,7 @@ def refuse_undecidable(plan: RequestPlan, sizes: RankSizes, *, place: str) -> No
 
 
 def deciding_group(plan: RequestPlan, *, place: str) -> dist.ProcessGroup | None:
-    """The ranks that must decide alike under this plan; None where each may decide alone.
+    """The ranks that must decide alike under this plan; None if each may decide alone.
 
     A schedule that is fixed ahead is the same everywhere. What is measured is added up over the ranks whose collectives
     a reused step leaves out: those of sequence, tensor and fully sharded data parallelism, and in region "step", which
@@ -103,12 +103,12 @@ def refuse_stages(place: str) -> None:
 
 
 def refuse_shared_encoder(pipeline: Any, *, place: str) -> None:
-    """Raise a ConfigError where ranks may encode a prompt together: an outside store may answer one and not another."""
+    """Raise a ConfigError if ranks may encode a prompt together: an outside store may answer one and not another."""
     parallel = getattr(getattr(pipeline, "od_config", None), "parallel_config", None)
     sizes = {name: getattr(parallel, name, 1) for name in ("tensor_parallel_size", "text_encoder_tp_size", "use_hsdp")}
     if given := ", ".join(f"{name}={size}" for name, size in sizes.items() if int(size) > 1 or size is True):
         raise ConfigError(
-            f"{place}(prompt_store=…): ranks that share a text encoder ({given}) wait for each other where the store "
+            f"{place}(prompt_store=…): ranks that share a text encoder ({given}) wait for each other if the store "
             "answers only some of them; give prompt_cache alone, which is the same on all ranks"
         )
 

@@ -96,7 +96,7 @@ class WaveTuner(LoopTuner):
         super().__init__(Entries(pictures=pictures, store=Store(), command=command))
         self._pipeline, self._denoise = pipeline, denoise
         self._measured: Callable[[], _MeasuredRequest | None] = lambda: None
-        """The request that is measured. It ends with the engine's state of it, where it is aborted, say."""
+        """The request that is measured. It ends with the engine's state of it, if it is aborted, say."""
         self._under_way: Generator[None, None, None] | None = None
         """The shadows that are being made."""
 

@@ -80,7 +80,7 @@ class Waves:
             states: the engine's state of each, in order; `latents` have shape (rows, …).
 
         Returns:
-            The outputs of all rows, in the order of the states; None where the pipeline was interrupted.
+            The outputs of all rows, in the order of the states; None if the pipeline was interrupted.
         """
         if not states:
             return self._denoise(input_batch, states=states, **kwargs)
@@ -135,7 +135,7 @@ class Waves:
         self.failures += 1
 
     def _compute(self, entries: Sequence[_Entry], batch: Any, kwargs: dict[str, Any]) -> bool:
-        """Compute the outputs of some requests; False where the pipeline was interrupted."""
+        """Compute the outputs of some requests; False if the pipeline was interrupted."""
         states = [entry.state for entry in entries]
         output = self._denoise(self._sub_batch(states) if batch is None else batch, states=states, **kwargs)
         if output is None:

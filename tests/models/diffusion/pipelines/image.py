@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from diffusers import (
 from tests.helpers.tiny import TINY, Tiny
 from tests.models.diffusion.denoisers import image, image_flux
 from tests.models.diffusion.denoisers.base import tensor, varied
-from tests.models.diffusion.pipelines.base import made, texts
+from tests.models.diffusion.pipelines.base import MASKS, around, bare, made, texts
 
 __all__ = ["PIPELINES"]
 
@@ -100,57 +101,8 @@ def flux_controlnet() -> Tiny:
     return made(pipe, **_flux_inputs(control_image=_picture(), control_guidance_end=0.5))
 
 
-def flux_2() -> Tiny:
-    scheduler = FlowMatchEulerDiscreteScheduler()
-    pipe = Flux2Pipeline(scheduler=scheduler, vae=None, **NO_TEXT, transformer=image_flux.flux_2(in_channels=16).model)
-    return made(pipe, **SIZE, prompt_embeds=tensor(1, 6, 16, seed=1))
-
-
-def chroma() -> Tiny:
-    scheduler = FlowMatchEulerDiscreteScheduler()
-    pipe = ChromaPipeline(scheduler=scheduler, vae=None, **NO_TEXT, transformer=image_flux.chroma(in_channels=16).model)
-    masks = {"prompt_attention_mask": torch.ones(1, 6), "negative_prompt_attention_mask": torch.ones(1, 6)}
-    return made(pipe, **SIZE, **texts(), **masks, guidance_scale=3.0)
-
-
-def sd3(**guidance: Any) -> Tiny:
-    none = {f"{part}{number}": None for part in NO_TEXT for number in ("", "_2", "_3")}
-    scheduler = FlowMatchEulerDiscreteScheduler()
-    pipe = StableDiffusion3Pipeline(transformer=image.sd3().model, scheduler=scheduler, vae=None, **none)
-    return made(pipe, **SIZE, **texts(pooled_prompt_embeds=16), guidance_scale=3.0, **guidance)
-
-
-def sd3_skip_layer_guidance() -> Tiny:
-    """A third branch, which leaves layers out, in the second to the fourth of six steps."""
-    return sd3(skip_guidance_layers=[1], skip_layer_guidance_start=0.1, skip_layer_guidance_stop=0.6)
-
-
-def pixart_sigma() -> Tiny:
-    scheduler = DDIMScheduler(steps_offset=1, clip_sample=False)
-    pipe = PixArtSigmaPipeline(**NO_TEXT, vae=None, transformer=image.pixart().model, scheduler=scheduler)
-    masks = {"prompt_attention_mask": torch.ones(1, 6), "negative_prompt_attention_mask": torch.ones(1, 6)}
-    return made(pipe, **SIZE, **texts(), **masks, negative_prompt=None, use_resolution_binning=False)
-
-
-def sana() -> Tiny:
-    scheduler = DPMSolverMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction", flow_shift=3.0)
-    pipe = SanaPipeline(**NO_TEXT, vae=None, transformer=image.sana().model, scheduler=scheduler)
-    masks = {"prompt_attention_mask": torch.ones(1, 6), "negative_prompt_attention_mask": torch.ones(1, 6)}
-    size = {"height": 256, "width": 256, "use_resolution_binning": False}
-    return made(pipe, **size, **texts(), **masks, negative_prompt=None)
-
-
-def aura_flow() -> Tiny:
-    scheduler = FlowMatchEulerDiscreteScheduler()
-    pipe = AuraFlowPipeline(**NO_TEXT, vae=None, transformer=image.aura_flow().model, scheduler=scheduler)
-    masks = {"prompt_attention_mask": torch.ones(1, 6), "negative_prompt_attention_mask": torch.ones(1, 6)}
-    return made(pipe, **SIZE, **texts(), **masks)
-
-
 def hidream() -> Tiny:
-    none = {f"{part}{number}": None for part in NO_TEXT for number in ("", "_2", "_3", "_4")}
-    model = image.hidream().model
-    pipe = HiDreamImagePipeline(scheduler=FlowMatchEulerDiscreteScheduler(), vae=None, **none, transformer=model)
+    pipe = bare(HiDreamImagePipeline, image.hidream().model)
     pipe.default_sample_size = 8  # its area is that of every picture
     given = {}
     for seed, kind in enumerate(("", "negative_")):
@@ -160,43 +112,58 @@ def hidream() -> Tiny:
     return made(pipe, **SIZE, **given, guidance_scale=3.0)
 
 
-def cogview_4() -> Tiny:
-    scheduler = FlowMatchEulerDiscreteScheduler()
-    pipe = CogView4Pipeline(**NO_TEXT, vae=None, transformer=image.cogview_4().model, scheduler=scheduler)
-    return made(pipe, **SIZE, **texts())
-
-
-def lumina_2() -> Tiny:
-    """Guidance ends half-way."""
-    scheduler = FlowMatchEulerDiscreteScheduler()
-    pipe = Lumina2Pipeline(**NO_TEXT, vae=None, transformer=image.lumina_2().model, scheduler=scheduler)
-    masks = {f"{kind}prompt_attention_mask": torch.ones(1, 6).bool() for kind in ("", "negative_")}
-    return made(pipe, **SIZE, **texts(), **masks, cfg_trunc_ratio=0.5)
-
-
-def z_image() -> Tiny:
-    """Lists of tensors go in and come out; guidance ends half-way, and with it the batch halves."""
-    scheduler = FlowMatchEulerDiscreteScheduler()
-    pipe = ZImagePipeline(**NO_TEXT, vae=None, transformer=image.z_image().model, scheduler=scheduler)
-    lists = {name: [value[0]] for name, value in texts().items()}
-    return made(pipe, **SIZE, **lists, guidance_scale=3.0, cfg_truncation=0.5)
-
-
+SD3 = {**SIZE, **texts(pooled_prompt_embeds=16), "guidance_scale": 3.0}
+# A third branch, which leaves layers out, in the second to the fourth of six steps.
+SKIPPING = {"skip_guidance_layers": [1], "skip_layer_guidance_start": 0.1, "skip_layer_guidance_stop": 0.6}
+# Lists of tensors go in and come out; guidance ends half-way, and with it the batch halves.
+LISTS = {name: [value[0]] for name, value in texts().items()}
+FLOW_SIGMAS = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": 3.0}
+WITHOUT_BINS = {"negative_prompt": None, "use_resolution_binning": False}
 PIPELINES = {
-    "aura_flow": aura_flow,
+    "aura_flow": around(AuraFlowPipeline, image.aura_flow, **SIZE, **texts(), **MASKS),
     "bria": bria,
-    "chroma": chroma,
-    "cogview_4": cogview_4,
-    "flux_2": flux_2,
+    "chroma": around(
+        ChromaPipeline, partial(image_flux.chroma, in_channels=16), **SIZE, **texts(), **MASKS, guidance_scale=3.0
+    ),
+    "cogview_4": around(CogView4Pipeline, image.cogview_4, **SIZE, **texts()),
+    "flux_2": around(
+        Flux2Pipeline, partial(image_flux.flux_2, in_channels=16), **SIZE, prompt_embeds=tensor(1, 6, 16, seed=1)
+    ),
     "flux_controlnet": flux_controlnet,
     "flux_img2img": flux_img2img,
     "flux_inpaint": flux_inpaint,
     "flux_kontext": flux_kontext,
     "hidream": hidream,
-    "lumina_2_guided_half_way": lumina_2,
-    "pixart_sigma": pixart_sigma,
-    "sana": sana,
-    "sd3": sd3,
-    "sd3_skip_layer_guidance": sd3_skip_layer_guidance,
-    "z_image_guided_half_way": z_image,
+    "lumina_2_guided_half_way": around(
+        Lumina2Pipeline,
+        image.lumina_2,
+        **SIZE,
+        **texts(),
+        **{name: mask.bool() for name, mask in MASKS.items()},
+        cfg_trunc_ratio=0.5,
+    ),
+    "pixart_sigma": around(
+        PixArtSigmaPipeline,
+        image.pixart,
+        partial(DDIMScheduler, steps_offset=1, clip_sample=False),
+        **SIZE,
+        **texts(),
+        **MASKS,
+        **WITHOUT_BINS,
+    ),
+    "sana": around(
+        SanaPipeline,
+        image.sana,
+        partial(DPMSolverMultistepScheduler, **FLOW_SIGMAS),
+        height=256,
+        width=256,
+        **texts(),
+        **MASKS,
+        **WITHOUT_BINS,
+    ),
+    "sd3": around(StableDiffusion3Pipeline, image.sd3, **SD3),
+    "sd3_skip_layer_guidance": around(StableDiffusion3Pipeline, image.sd3, **SD3, **SKIPPING),
+    "z_image_guided_half_way": around(
+        ZImagePipeline, image.z_image, **SIZE, **LISTS, guidance_scale=3.0, cfg_truncation=0.5
+    ),
 }

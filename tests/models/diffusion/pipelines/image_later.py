@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 from diffusers import (
@@ -10,7 +10,6 @@ from diffusers import (
     CogVideoXDDIMScheduler,
     CogView3PlusPipeline,
     DDPMScheduler,
-    FlowMatchEulerDiscreteScheduler,
     HunyuanDiTPipeline,
     HunyuanImagePipeline,
     KandinskyV22Pipeline,
@@ -27,31 +26,16 @@ from diffusers import (
 from tests.helpers.tiny import TINY, Tiny
 from tests.models.diffusion.denoisers import hunyuan, image, image_flux, image_later
 from tests.models.diffusion.denoisers.base import tensor, varied
-from tests.models.diffusion.pipelines.base import made, texts
+from tests.models.diffusion.pipelines.base import MASKS, around, bare, made, texts
 
 __all__ = ["PIPELINES"]
 
 SIZE = {"height": 64, "width": 64}
-NO_TEXT = {"text_encoder": None, "tokenizer": None}
-MASKS = {f"{kind}prompt_attention_mask": torch.ones(1, 6) for kind in ("", "negative_")}
-
-
-def _flow(kind: Any, model: Any, **parts: Any) -> Any:
-    """A pipeline by flow matching, around its transformer and little else."""
-    return kind(transformer=model, scheduler=FlowMatchEulerDiscreteScheduler(), vae=None, **NO_TEXT, **parts)
-
-
-def cogview_3() -> Tiny:
-    model = image.cogview_3().model
-    pipe = CogView3PlusPipeline(**NO_TEXT, vae=None, transformer=model, scheduler=CogVideoXDDIMScheduler())
-    return made(pipe, **SIZE, **texts(), guidance_scale=3.0)
 
 
 def hunyuan_dit() -> Tiny:
     parts = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
-    pipe = HunyuanDiTPipeline(
-        **NO_TEXT, **parts, vae=None, transformer=hunyuan.hunyuan_dit().model, scheduler=DDPMScheduler()
-    )
+    pipe = bare(HunyuanDiTPipeline, hunyuan.hunyuan_dit().model, DDPMScheduler(), **parts)
     more = {}
     for seed, kind in enumerate(("", "negative_")):
         more[f"{kind}prompt_embeds_2"] = tensor(1, 4, 16, seed=20 + seed)
@@ -61,9 +45,8 @@ def hunyuan_dit() -> Tiny:
 
 
 def hunyuan_image() -> Tiny:
-    model = hunyuan.hunyuan_image().model
-    text = {"text_encoder_2": None, "tokenizer_2": None, "guider": ClassifierFreeGuidance(guidance_scale=3.0)}
-    pipe = _flow(HunyuanImagePipeline, model, **text)
+    guider = ClassifierFreeGuidance(guidance_scale=3.0)
+    pipe = bare(HunyuanImagePipeline, hunyuan.hunyuan_image().model, guider=guider)
     more = {}
     for seed, kind in enumerate(("", "negative_")):
         more[f"{kind}prompt_embeds_mask"] = torch.ones(1, 6)
@@ -98,7 +81,7 @@ def kandinsky_decoder() -> Tiny:
 
 
 def krea_2() -> Tiny:
-    pipe = _flow(Krea2Pipeline, image_later.krea_2(in_channels=16).model)
+    pipe = bare(Krea2Pipeline, image_later.krea_2(in_channels=16).model)
     given = {}
     for seed, kind in enumerate(("", "negative_")):
         given[f"{kind}prompt_embeds"] = tensor(1, 6, 2, 16, seed=seed)
@@ -114,30 +97,31 @@ def latent_consistency() -> Tiny:
     return made(pipe, height=8, width=8, prompt_embeds=tensor(1, 6, 16, seed=1))
 
 
-def lumina_next() -> Tiny:
-    pipe = _flow(LuminaPipeline, image_later.lumina_next().model)
-    return made(pipe, **SIZE, **texts(), **MASKS, guidance_scale=3.0)
-
-
-def ovis_image() -> Tiny:
-    pipe = _flow(OvisImagePipeline, image_flux.ovis_image(in_channels=16, out_channels=16).model)
-    return made(pipe, **SIZE, **texts(), negative_prompt=None, guidance_scale=3.0)
-
-
-def prx() -> Tiny:
-    pipe = _flow(PRXPipeline, image.prx().model)
-    masks = {name: mask.bool() for name, mask in MASKS.items()}
-    return made(pipe, **SIZE, **texts(), **masks, guidance_scale=3.0, use_resolution_binning=False)
-
-
 PIPELINES = {
-    "cogview_3": cogview_3,
+    "cogview_3": around(
+        CogView3PlusPipeline, image.cogview_3, CogVideoXDDIMScheduler, **SIZE, **texts(), guidance_scale=3.0
+    ),
     "hunyuan_dit": hunyuan_dit,
     "hunyuan_image": hunyuan_image,
     "kandinsky_decoder": kandinsky_decoder,
     "krea_2": krea_2,
     "latent_consistency": latent_consistency,
-    "lumina_next": lumina_next,
-    "ovis_image": ovis_image,
-    "prx": prx,
+    "lumina_next": around(LuminaPipeline, image_later.lumina_next, **SIZE, **texts(), **MASKS, guidance_scale=3.0),
+    "ovis_image": around(
+        OvisImagePipeline,
+        partial(image_flux.ovis_image, in_channels=16, out_channels=16),
+        **SIZE,
+        **texts(),
+        negative_prompt=None,
+        guidance_scale=3.0,
+    ),
+    "prx": around(
+        PRXPipeline,
+        image.prx,
+        **SIZE,
+        **texts(),
+        **{name: mask.bool() for name, mask in MASKS.items()},
+        guidance_scale=3.0,
+        use_resolution_binning=False,
+    ),
 }

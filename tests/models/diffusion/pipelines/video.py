@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,6 @@ from diffusers import (
     EasyAnimatePipeline,
     EDMDPMSolverMultistepScheduler,
     EulerAncestralDiscreteScheduler,
-    FlowMatchEulerDiscreteScheduler,
     HunyuanVideo15Pipeline,
     HunyuanVideoPipeline,
     Kandinsky5T2VPipeline,
@@ -44,12 +44,13 @@ from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 from tests.helpers.tiny import TINY, Tiny
 from tests.models.diffusion.denoisers import hunyuan, other, video
 from tests.models.diffusion.denoisers.base import tensor, varied
-from tests.models.diffusion.pipelines.base import TEXT, made, texts
+from tests.models.diffusion.pipelines.base import MASKS, TEXT, around, bare, made, texts
 
 __all__ = ["PIPELINES"]
 
 NO_TEXT = {"text_encoder": None, "tokenizer": None}
 SIZE = {"height": 32, "width": 32, "num_frames": 9}
+LARGE = {"height": 64, "width": 64, "num_frames": 9}
 SMALL = {"height": 16, "width": 16, "num_frames": 5}
 
 
@@ -80,46 +81,13 @@ def wan_vace() -> Tiny:
     return made(pipe, **SMALL, **texts(), guidance_scale=3.0)
 
 
-def skyreels_v2() -> Tiny:
-    model = video.skyreels_v2(in_channels=16, out_channels=16).model
-    pipe = SkyReelsV2Pipeline(**NO_TEXT, vae=None, transformer=model, scheduler=TINY["wan"]().pipe.scheduler)
-    return made(pipe, **SIZE, **texts())
-
-
-def ltx() -> Tiny:
-    pipe = LTXPipeline(scheduler=FlowMatchEulerDiscreteScheduler(), vae=None, **NO_TEXT, transformer=video.ltx().model)
-    masks = {f"{kind}prompt_attention_mask": torch.ones(1, 6) for kind in ("", "negative_")}
-    return made(pipe, height=64, width=64, num_frames=9, **texts(), **masks, guidance_scale=3.0)
-
-
-def cogvideox() -> Tiny:
-    model = video.cogvideox(use_rotary_positional_embeddings=False).model
-    pipe = CogVideoXPipeline(**NO_TEXT, vae=None, transformer=model, scheduler=CogVideoXDDIMScheduler())
-    return made(pipe, **SIZE, **texts(), guidance_scale=3.0)
-
-
-def hunyuan_video() -> Tiny:
-    scheduler = FlowMatchEulerDiscreteScheduler()
-    parts = {"text_encoder_2": None, "tokenizer_2": None}
-    model = hunyuan.hunyuan_video().model
-    pipe = HunyuanVideoPipeline(**NO_TEXT, transformer=model, vae=None, scheduler=scheduler, **parts)
-    masks = {f"{kind}prompt_attention_mask": torch.ones(1, 6) for kind in ("", "negative_")}
-    return made(pipe, **SIZE, **texts(pooled_prompt_embeds=8), **masks, true_cfg_scale=3.0)
-
-
 def hunyuan_video_15() -> Tiny:
     vae = AutoencoderKLHunyuanVideo15(
         latent_channels=4, block_out_channels=(16, 16, 16, 16, 16), layers_per_block=1, spatial_compression_ratio=16
     )
-    text = {"text_encoder": None, "tokenizer": None, "text_encoder_2": None, "tokenizer_2": None}
-    pipe = HunyuanVideo15Pipeline(
-        **text,
-        # Latents, those of a first frame, and a mask.
-        transformer=hunyuan.hunyuan_video_15(in_channels=9).model,
-        vae=vae,
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        guider=ClassifierFreeGuidance(guidance_scale=3.0),
-    )
+    # Latents, those of a first frame, and a mask.
+    model, guider = hunyuan.hunyuan_video_15(in_channels=9).model, ClassifierFreeGuidance(guidance_scale=3.0)
+    pipe = bare(HunyuanVideo15Pipeline, model, vae=vae, guider=guider)
     more = {}
     for seed, kind in enumerate(("", "negative_")):
         more[f"{kind}prompt_embeds_mask"] = torch.ones(1, 6)
@@ -129,9 +97,7 @@ def hunyuan_video_15() -> Tiny:
 
 
 def kandinsky_5() -> Tiny:
-    text = {"text_encoder": None, "tokenizer": None, "text_encoder_2": None, "tokenizer_2": None}
-    model = video.kandinsky_5().model
-    pipe = Kandinsky5T2VPipeline(**text, transformer=model, vae=None, scheduler=FlowMatchEulerDiscreteScheduler())
+    pipe = bare(Kandinsky5T2VPipeline, video.kandinsky_5().model)
     given = {}
     for seed, kind in enumerate(("", "negative_")):
         given[f"{kind}prompt_embeds_qwen"] = tensor(1, 6, 16, seed=seed)
@@ -147,29 +113,14 @@ def ltx_2() -> Tiny:
     heads |= {f"{kind}_connector_num_layers": 1 for kind in ("video", "audio")}
     heads |= {f"{kind}_connector_num_learnable_registers": None for kind in ("video", "audio")}
     connectors = LTX2TextConnectors(caption_channels=16, text_proj_in_factor=2, rope_double_precision=False, **heads)
-    pipe = LTX2Pipeline(
-        **NO_TEXT,
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=None,
-        audio_vae=None,
-        vocoder=None,
-        connectors=varied(connectors),
-        transformer=video.ltx_2(audio_in_channels=128, audio_out_channels=128).model,
-    )
+    model = video.ltx_2(audio_in_channels=128, audio_out_channels=128).model
+    pipe = bare(LTX2Pipeline, model, connectors=varied(connectors))
     # Of the autoencoders it wants to know how their latents are scaled.
     for name, channels in (("vae", 4), ("audio_vae", 128)):
         scales = {"latents_mean": torch.zeros(channels), "latents_std": torch.ones(channels)}
         config = SimpleNamespace(scaling_factor=1.0, mel_bins=64, latent_channels=8)
         setattr(pipe, name, SimpleNamespace(**scales, config=config))
-    masks = {f"{kind}prompt_attention_mask": torch.ones(1, 6) for kind in ("", "negative_")}
-    return made(pipe, height=64, width=64, num_frames=9, **texts(32), **masks, guidance_scale=3.0)
-
-
-def allegro() -> Tiny:
-    model = video.allegro().model
-    pipe = AllegroPipeline(**NO_TEXT, vae=None, transformer=model, scheduler=EulerAncestralDiscreteScheduler())
-    masks = {f"{kind}prompt_attention_mask": torch.ones(1, 6) for kind in ("", "negative_")}
-    return made(pipe, **SIZE, **texts(), **masks, negative_prompt=None, guidance_scale=3.0)
+    return made(pipe, **LARGE, **texts(32), **MASKS, guidance_scale=3.0)
 
 
 def animate_diff() -> Tiny:
@@ -188,27 +139,9 @@ def animate_diff() -> Tiny:
 
 
 def easy_animate() -> Tiny:
-    model = video.easy_animate().model
-    pipe = EasyAnimatePipeline(**NO_TEXT, vae=None, transformer=model, scheduler=FlowMatchEulerDiscreteScheduler())
+    pipe = bare(EasyAnimatePipeline, video.easy_animate().model)
     pipe.vae = SimpleNamespace(config=SimpleNamespace(latent_channels=4))
-    masks = {f"{kind}prompt_attention_mask": torch.ones(1, 6) for kind in ("", "negative_")}
-    return made(pipe, **SIZE, **texts(), **masks, guidance_scale=3.0)
-
-
-def sana_video() -> Tiny:
-    model = video.sana_video().model
-    pipe = SanaVideoPipeline(**NO_TEXT, vae=None, transformer=model, scheduler=FlowMatchEulerDiscreteScheduler())
-    masks = {f"{kind}prompt_attention_mask": torch.ones(1, 6) for kind in ("", "negative_")}
-    size = {"height": 64, "width": 64, "frames": 9, "use_resolution_binning": False}
-    return made(pipe, **size, **texts(), **masks, negative_prompt=None, guidance_scale=3.0)
-
-
-def mochi() -> Tiny:
-    pipe = MochiPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(), vae=None, **NO_TEXT, transformer=video.mochi().model
-    )
-    masks = {f"{kind}prompt_attention_mask": torch.ones(1, 6).bool() for kind in ("", "negative_")}
-    return made(pipe, height=32, width=32, num_frames=7, **texts(), **masks)
+    return made(pipe, **SIZE, **texts(), **MASKS, guidance_scale=3.0)
 
 
 def stable_audio() -> Tiny:
@@ -259,17 +192,60 @@ def stable_cascade_prior() -> Tiny:
 
 
 PIPELINES = {
-    "allegro": allegro,
+    "allegro": around(
+        AllegroPipeline,
+        video.allegro,
+        EulerAncestralDiscreteScheduler,
+        **SIZE,
+        **texts(),
+        **MASKS,
+        negative_prompt=None,
+        guidance_scale=3.0,
+    ),
     "animate_diff": animate_diff,
     "easy_animate": easy_animate,
-    "sana_video": sana_video,
-    "cogvideox": cogvideox,
-    "hunyuan_video": hunyuan_video,
+    "sana_video": around(
+        SanaVideoPipeline,
+        video.sana_video,
+        **{"height": 64, "width": 64, "frames": 9, "use_resolution_binning": False},
+        **texts(),
+        **MASKS,
+        negative_prompt=None,
+        guidance_scale=3.0,
+    ),
+    "cogvideox": around(
+        CogVideoXPipeline,
+        partial(video.cogvideox, use_rotary_positional_embeddings=False),
+        CogVideoXDDIMScheduler,
+        **SIZE,
+        **texts(),
+        guidance_scale=3.0,
+    ),
+    "hunyuan_video": around(
+        HunyuanVideoPipeline,
+        hunyuan.hunyuan_video,
+        **SIZE,
+        **texts(pooled_prompt_embeds=8),
+        **MASKS,
+        true_cfg_scale=3.0,
+    ),
     "hunyuan_video_15": hunyuan_video_15,
     "kandinsky_5": kandinsky_5,
-    "ltx": ltx,
-    "mochi": mochi,
-    "skyreels_v2": skyreels_v2,
+    "ltx": around(LTXPipeline, video.ltx, **LARGE, **texts(), **MASKS, guidance_scale=3.0),
+    "mochi": around(
+        MochiPipeline,
+        video.mochi,
+        **SIZE | {"num_frames": 7},
+        **texts(),
+        **{name: mask.bool() for name, mask in MASKS.items()},
+    ),
+    "skyreels_v2": around(
+        SkyReelsV2Pipeline,
+        partial(video.skyreels_v2, in_channels=16, out_channels=16),
+        lambda: TINY["wan"]().pipe.scheduler,
+        **SIZE,
+        **texts(),
+    ),
     "stable_audio": stable_audio,
     "stable_cascade_prior": stable_cascade_prior,
     "wan_22_two_experts": wan_22,

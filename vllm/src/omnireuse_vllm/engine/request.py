@@ -110,7 +110,7 @@ class Sequence:
     """A request on its way through the engine.
 
     Args:
-        salt: goes into the names of its encoder outputs, "" where it may share them with others.
+        salt: goes into the names of its encoder outputs, "" if it may share them with others.
         token_ids: the prompt and what was generated so far.
         num_computed: tokens whose keys and values are in the KV cache.
         block_ids: the blocks that hold them, in order.

@@ -42,7 +42,7 @@ class ModelRunner:
 
     Attributes:
         outputs: encoder outputs by their names.
-        prefix_cache: per-token outputs by slot; None where prefixes are not shared.
+        prefix_cache: per-token outputs by slot; None if prefixes are not shared.
     """
 
     def __init__(self, model: TinyOmniModel, config: EngineConfig) -> None:

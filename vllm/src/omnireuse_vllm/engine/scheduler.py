@@ -147,7 +147,7 @@ class Scheduler:
     def _plan_tokens(self, sequence: Sequence, start: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
         """Return up to where a request can compute, and which images it encodes or begins to use for that.
 
-        A chunk of a prompt ends with a block where it can: the arithmetic is then the same wherever it began.
+        A chunk of a prompt ends with a block if it can: the arithmetic is then the same wherever it began.
         """
         total, size = len(sequence.token_ids), self.config.block_size
         stop = min(total, start + self._tokens_left)

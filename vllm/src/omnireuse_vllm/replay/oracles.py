@@ -28,7 +28,7 @@ def lru_hits(trace: Sequence[Access], capacity: int) -> list[bool]:
 
 
 def min_hits(trace: Sequence[Access], capacity: int) -> list[bool]:
-    """Tell for each access of a trace of equal sizes whether it hits where what is needed last leaves first.
+    """Tell for each access of a trace of equal sizes whether it hits, if what is needed last leaves first.
 
     This is optimal, also among caches that need not keep what they just encoded.
 
@@ -52,7 +52,7 @@ def min_hits(trace: Sequence[Access], capacity: int) -> list[bool]:
 
 
 def interval_bound(trace: Sequence[Access], capacity: int, values: Sequence[float]) -> float:
-    """Bound the value of all hits from above, for any mix of sizes, where a hit at access k is worth `values[k]`.
+    """Bound the value of all hits from above, for any mix of sizes, if a hit at access k is worth `values[k]`.
 
     A hit takes its item's size for as long as the item has to stay, and the cache offers capacity · time in all. The
     best share of that, whatever lies beside what when, is a fractional knapsack; no cache can do better.

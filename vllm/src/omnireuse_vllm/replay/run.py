@@ -27,7 +27,7 @@ class Score:
         policy: `OURS`, that of the shared encoder cache; `LRU`, that of vLLM; or `BOUND`.
         capacity: embeddings that the cache may hold.
         hit_ratio: accesses that were hits, of all.
-        saved: encode seconds that hits saved, of all; embeddings where the trace has no cost.
+        saved: encode seconds that hits saved, of all; embeddings if the trace has no cost.
         num_refused: misses that were encoded and not kept: larger than the cache, or the request's other items fill it.
     """
 

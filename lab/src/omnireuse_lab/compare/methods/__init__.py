@@ -35,7 +35,7 @@ def chosen_methods(
     profiles: Sequence[str | os.PathLike[str]] = (), only: Iterable[str] = (), own: Sequence[Method] = ()
 ) -> list[Method]:
     """All methods, or those of these keys, families ("ours", "peer", "baseline") or names that `omnireuse.enable`
-    takes. A name of `enable` is compared only where it is given, and a user's own method in any case.
+    takes. A name of `enable` is compared only if it is given, and a user's own method in any case.
 
     Args:
         profiles: as `Profile.from_pretrained` takes them; each serves the cases that it was searched at.

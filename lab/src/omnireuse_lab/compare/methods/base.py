@@ -16,7 +16,7 @@ from omnireuse_lab.compare.workload import Workload
 __all__ = ["Kept", "Method", "Setting", "Subject", "calibration_workload", "call_text", "lazily", "reuse", "unchanged"]
 
 Kept: TypeAlias = "Callable[[], int | None]"
-"""Bytes that are kept right now between steps; None where that cannot be known."""
+"""Bytes that are kept right now between steps; None if that cannot be known."""
 
 
 class Subject(Protocol):
@@ -55,10 +55,10 @@ class Method:
         key: the name that ``--only`` takes.
         name: for people.
         family: "ours", "peer" (another library's cache) or "baseline" (no cache).
-        grid: its settings for a subject whose full run has been measured. It raises `UnsupportedModelError` where the
+        grid: its settings for a subject whose full run has been measured. It raises `UnsupportedModelError` if the
             method does not serve the workload.
         extra: the optional dependency that it needs; "" for none.
-        version: of its code, where figures of an earlier version may be kept.
+        version: of its code, if figures of an earlier version may be kept.
     """
 
     key: str
@@ -86,7 +86,7 @@ def reuse(
     """A setting of `omnireuse.enable`.
 
     Args:
-        options: of `enable`; where they must be calibrated, a function that is called when the setting is enabled.
+        options: of `enable`; if they must be calibrated, a function that is called when the setting is enabled.
         call: as a person would write it; the name with the settings by default.
     """
     text = call or call_text(name, **settings)

@@ -17,7 +17,7 @@ class MagCacheConfig:
 
     Args:
         threshold, max_skip_steps, retention_ratio: see `omnireuse.MagCache`.
-        num_inference_steps: the step count where no scheduler tells it, ≥ 1.
+        num_inference_steps: the step count if no scheduler tells it, ≥ 1.
         mag_ratios: one ratio for each step, the first 1.0, finite and positive: one list for all branches, or one for
             each; a list, a tuple, an array or a tensor. N ratios for N steps are used as they are; for another step
             count they are resampled. None takes the published ones for `transformer_type`.

@@ -24,7 +24,7 @@ def apply_mag_cache_hook(
     The first generation has `config.num_inference_steps`; `handle.expect(n)` announces another count.
 
     Args:
-        group: the ranks that share the forward's collectives; None where each rank runs its own model.
+        group: the ranks that share the forward's collectives; None if each rank runs its own model.
     """
     options = DiffusionCacheConfig(
         mag_threshold=config.threshold,

@@ -16,7 +16,7 @@ class TeaCacheConfig:
     """TeaCache on one model.
 
     Args:
-        rel_l1_thresh: accumulated relative L1 change at which a step computes, finite and > 0. Raising it reuses
+        rel_l1_thresh: accumulated relative L1 change at which a step is computed, finite and > 0. Raising it reuses
             more; the paper's models gave about 1.5x at 0.2 with minimal loss, 1.8x at 0.4, 2.0x at 0.6 with a
             visible loss.
         coefficients: exactly five finite numbers, highest power first; None takes the published ones for

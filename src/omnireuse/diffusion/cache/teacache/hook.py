@@ -24,7 +24,7 @@ def apply_teacache_hook(
     `handle.expect(num_inference_steps)` before a generation lets the last step be known and computed.
 
     Args:
-        group: the ranks that share the forward's collectives; None where each rank runs its own model.
+        group: the ranks that share the forward's collectives; None if each rank runs its own model.
     """
     options = DiffusionCacheConfig(rel_l1_thresh=config.rel_l1_thresh, coefficients=config.coefficients)
     return open_step_cache("tea_cache", options, SimpleNamespace(transformer=module), Agreement(group))
