@@ -53,11 +53,13 @@ class Chosen:
         region: takes its calls in place of the session's region; None for that one.
         kind: "reuse"; "measured" for a full run that is measured; "shadow" for a run of its own beside a picture, which
             is counted nowhere.
+        references: which computed calls of an editing model are full; None for what the session does.
     """
 
     strategy: Strategy
     region: Region | None = None
     kind: Literal["reuse", "measured", "shadow"] = "reuse"
+    references: Any = None
 
 
 Chooser = Callable[[RunStart], Chosen]
@@ -68,7 +70,7 @@ class Run:
 
     Attributes:
         generation: decides, and remembers.
-        kind: as `Chosen.kind`.
+        kind, references: as in `Chosen`.
         region: takes its calls in place of the session's region; None for that one.
         latents: the sample that the scheduler returned last, which the current step starts from.
         calls: denoiser calls of the current step.
@@ -79,8 +81,10 @@ class Run:
         grids: how the tokens of the latents unfold, by the layout of the call: reading positions waits for the device.
     """
 
-    def __init__(self, generation: Generation, kind: str = "reuse", region: Region | None = None) -> None:
-        self.generation, self.kind, self.region = generation, kind, region
+    def __init__(
+        self, generation: Generation, kind: str = "reuse", region: Region | None = None, references: Any = None
+    ) -> None:
+        self.generation, self.kind, self.region, self.references = generation, kind, region, references
         self.given: Mapping[str, Any] = {}
         self.latents: torch.Tensor | None = None
         self.calls = 0

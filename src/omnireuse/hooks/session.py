@@ -469,7 +469,7 @@ class Session:
         )
         generation.outputs.said = self._said
         region = chosen.region or self._own_region(chosen.strategy)
-        loop.had_run, loop.run = True, Run(generation, chosen.kind, region)
+        loop.had_run, loop.run = True, Run(generation, chosen.kind, region, chosen.references)
         if not is_shadow:
             self._caution(chosen.strategy, generation)
         return loop.run
