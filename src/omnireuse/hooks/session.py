@@ -459,20 +459,20 @@ class Session:
         chooser = loop.chooser if loop.in_call else self.outside
         chosen = Chosen(strategy=self.strategy) if chooser is None else chooser(start)
         is_shadow = chosen.kind == "shadow"
-        generation = Generation(
-            chosen.strategy,
-            begin.levels,
-            total=begin.total,
-            agreement=self._agreement,
-            number=0 if is_shadow else next(self._numbers),
-            emit=None if is_shadow else self._decided,
-        )
-        generation.outputs.said = self._said
+        generation = self.generation(chosen.strategy, start)
+        if not is_shadow:
+            generation.number, generation.emit = next(self._numbers), self._decided
         region = chosen.region or self._own_region(chosen.strategy)
         loop.had_run, loop.run = True, Run(generation, chosen.kind, region)
         if not is_shadow:
             self._caution(chosen.strategy, generation)
         return loop.run
+
+    def generation(self, strategy: Strategy, start: RunStart, samples: int = 1) -> Generation:
+        """The state of a run that begins, under a strategy; it shows its decisions to nobody."""
+        made = Generation(strategy, start.levels, total=start.total, agreement=self._agreement, number=0)
+        made.outputs.said, made.samples = self._said, samples
+        return made
 
     def _decided(self, decision: Decision) -> None:
         """Count a decision that was carried out, and show it to the observers."""
