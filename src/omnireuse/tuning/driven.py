@@ -40,18 +40,16 @@ class DrivenRegion(Region):
         inner: Region | None = None,
     ) -> None:
         self._stepper, self._known, self._final, self._inner = stepper, known, final, inner
-        self._step, self._place, self._computes = -1, 0, True
+        self._computes = True
         self._last: dict[int, Any] = {}
         self.coordinates: list[float] = []
         self.latents: torch.Tensor | None = None
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output, or what stands in for it."""
-        step = call.run.generation.index
-        if self._step != step:
-            self._step, self._place = step, 0
+        step, place = call.run.generation.index, call.run.calls - 1
+        if not place:
             self._computes = self._stepper.computes(step, call.input, denoiser=call.denoiser)
-        place, self._place = self._place, self._place + 1
         if not self._computes:
             if step < len(self._known) and place < len(self._known[step]):
                 # Large recordings are on the host.

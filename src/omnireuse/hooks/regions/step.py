@@ -40,12 +40,10 @@ class StepRegion(Region):
 
     def __init__(self, strategy: Strategy, cuts: Cuts) -> None:
         self._strategy, self._cuts = strategy, cuts
-        self._step = -1
-        """The step that the choices are for."""
         self._first_call: DenoiserCall | None = None
-        """The first call of that step; None once the scheduler was given its output."""
+        """Of the step; None between steps."""
         self._choices: list[Choice] = []
-        """One a sample or one for the batch; none where that must wait for the scheduler."""
+        """Of the step: one a sample or one for the batch; none where that must wait for the scheduler."""
         self._placeholders: dict[Hashable, tuple[Layout, Any]] = {}
         """The last computed output of each denoiser, branch and form, with the layout of its call: returned where only
         its shape matters."""
@@ -62,16 +60,15 @@ class StepRegion(Region):
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output; for reused samples the last one, whose values are not used."""
-        index = call.run.generation.index
-        if self._step != index:
-            self._step, self._first_call = index, call
-            self._choices = self._decide(call)
+        if call.run.calls == 1:
+            self._first_call, self._choices = call, self._decide(call)
         key = (call.denoiser, call.branch, call.options)
         reused = [choice.sample for choice in self._choices if choice.reuse]
         layout, last = self._placeholders.get(key, (None, None))
         if reused and layout != call.layout:
             # The last computed step did not have this call, and only computing it shows the form of its output.
-            logger.info("step %d: branch %s is new and is computed although the step is reused", index, call.branch)
+            step = call.run.generation.index
+            logger.info("step %d: branch %s is new and is computed although the step is reused", step, call.branch)
             reused = []
         if reused and len(reused) == len(self._choices):
             return last
@@ -147,10 +144,8 @@ class StepRegion(Region):
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """For reused samples the forecast; computed ones are remembered and used, corrected or as they are."""
-        call, self._first_call = self._first_call, None
-        if call is None:
-            return output
-        choices = self._choices
+        call, self._first_call, choices = self._first_call, None, self._choices
+        assert call is not None, "a step begins with a call"
         if self._shape != sample.shape and self._strategy.decides_by_sample:
             self._shape = sample.shape
             choices = self._choices = self._decide(call)
