@@ -136,17 +136,30 @@ class Generation(Stepper):
         choices, self._choices = self._choices, []
         if not choices:
             raise StateError("Generation.use: the step must be asked for first; call computes(step, latents)")
-        used = [self._used(choice, output, latents) for choice in choices]
+        if output is not None and all(choice.reuse for choice in choices):  # the host has computed all the same
+            choices = [replace(choice, reuse=False) for choice in choices]
+        used = self.carried_out(choices, output, latents)
         self.advance()
+        return used
+
+    def carried_out(
+        self, choices: Sequence[Choice], output: torch.Tensor | None, latents: torch.Tensor
+    ) -> torch.Tensor:
+        """The solver's input by the choices for a batch, or for each of its samples.
+
+        Args:
+            output: rows of samples that are reused have any values; None where nothing was computed.
+        """
+        used = [self._used(choice, output, latents) for choice in choices]
         return used[0] if len(used) == 1 else torch.cat(used)
 
     def _used(self, choice: Choice, output: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
         if choice.sample is not None:
             row = slice(choice.sample, choice.sample + 1)
-            output, latents = None if choice.reuse or output is None else output[row], latents[row]
-        if output is None:
+            output, latents = None if output is None else output[row], latents[row]
+        if choice.reuse or output is None:
             return self.predict(choice, latents)
-        return self.observe(replace(choice, reuse=False) if choice.reuse else choice, output, latents)
+        return self.observe(choice, output, latents)
 
     def decide(
         self,

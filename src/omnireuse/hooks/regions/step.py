@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from itertools import compress
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.regions.cuts import Cuts
-from omnireuse.hooks.regions.rows import flattened, row_of, unflattened, with_rows
+from omnireuse.hooks.regions.rows import flattened, unflattened, with_rows
 from omnireuse.hooks.run import DenoiserCall, Layout, Region, Run
 from omnireuse.loop.events import Choice
 from omnireuse.loop.strategy import Strategy
@@ -149,29 +150,19 @@ class StepRegion(Region):
         if self._shape != sample.shape and self._strategy.decides_by_sample:
             self._shape = sample.shape
             choices = self._choices = self._decide(call)
-        parts = [self._replaced(run, choice, output, sample) for choice in choices]
-        if all(part is None for part in parts):
-            return output
-        rows = [row_of(output, c.sample) if part is None else part for c, part in zip(choices, parts, strict=True)]
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
-
-    def _replaced(self, run: Run, choice: Choice, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor | None:
-        """The replacement of a sample's part of the output, or None."""
-        generation = run.generation
-        if choice.sample is not None:
-            output, sample = row_of(output, choice.sample), row_of(sample, choice.sample)
+        generation, branches = run.generation, run.branches
         # Guidance that begins or ends changes the output: remembered values are of another kind then.
-        is_other_kind = self._branches_when_computed.get(choice.sample, run.branches) != run.branches
-        if choice.reuse:
-            (forecast,) = generation.predict_outputs(choice, [sample], [output.dtype])
-            if is_other_kind:
+        known = self._branches_when_computed
+        is_other = [known.get(choice.sample, branches) != branches for choice in choices]
+        for choice in compress(choices, is_other):
+            if not choice.reuse:
                 generation.forget(choice)
-            return forecast
-        if is_other_kind:
-            generation.forget(choice)
-        self._branches_when_computed[choice.sample] = run.branches.copy()
-        corrected = generation.observe_outputs(choice, [output], [sample])
-        return None if corrected is None else corrected[0]
+        used = generation.carried_out(choices, output, sample)
+        for choice in compress(choices, is_other):
+            if choice.reuse:
+                generation.forget(choice)
+        known |= {choice.sample: branches.copy() for choice in choices if not choice.reuse}
+        return used
 
 
 def kinds_of(call: DenoiserCall, output: Any) -> int:
