@@ -1,8 +1,8 @@
 """One generation of one request: it decides at each step, forecasts missing outputs, and learns from computed ones.
 
 It knows nothing of pipelines, hooks or threads. `examples/own_loop.py` shows its life: `computes`, then `use`, at each
-step. Hosts with several calls a step, or several samples that are decided on alone, ask for the parts: `decide`, then
-`predict` or `observe`, for each, and `advance` at the end of the step.
+step. Hosts that forecast each call of a step for itself ask for the parts: `decide` and `carry_out` for each call, and
+`advance` at the end of the step.
 """
 
 from __future__ import annotations
@@ -138,28 +138,30 @@ class Generation(Stepper):
             raise StateError("Generation.use: the step must be asked for first; call computes(step, latents)")
         if output is not None and all(choice.reuse for choice in choices):  # the host has computed all the same
             choices = [replace(choice, reuse=False) for choice in choices]
-        used = self.carried_out(choices, output, latents)
+        used = [self.carry_out(choice, output, latents) for choice in choices]
         self.advance()
-        return used
-
-    def carried_out(
-        self, choices: Sequence[Choice], output: torch.Tensor | None, latents: torch.Tensor
-    ) -> torch.Tensor:
-        """The solver's input by the choices for a batch, or for each of its samples.
-
-        Args:
-            output: rows of samples that are reused have any values; None where nothing was computed.
-        """
-        used = [self._used(choice, output, latents) for choice in choices]
         return used[0] if len(used) == 1 else torch.cat(used)
 
-    def _used(self, choice: Choice, output: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
+    def carry_out(self, choice: Choice, output: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
+        """What the solver gets by a choice of this step: the forecast, or the computed output, which is learnt from.
+
+        Args:
+            choice: made at this step.
+            output: of the model, shape (B, …); kept only as a copy, and not looked at where the choice is to reuse.
+            latents: that the model was called with, or would have been.
+
+        Returns:
+            A new tensor, or the output itself. Where one sample was decided on, for that sample alone.
+        """
         if choice.sample is not None:
             row = slice(choice.sample, choice.sample + 1)
             output, latents = None if output is None else output[row], latents[row]
-        if choice.reuse or output is None:
-            return self.predict(choice, latents)
-        return self.observe(choice, output, latents)
+        if choice.reuse:
+            return self.predict_outputs(choice, [latents], [self.state_of(choice).output_dtype])[0]
+        if output is None:
+            raise StateError(f"step {self.index} computes ({choice.reason}), and its output must be given")
+        corrected = self.observe_outputs(choice, [output], [latents])
+        return output if corrected is None else corrected[0]
 
     def decide(
         self,
@@ -245,22 +247,10 @@ class Generation(Stepper):
         must = next((reason for reason, holds in guards.items() if holds), None)
         return is_wanted and must is None, must or ("policy" if leader is None else "together")
 
-    def predict(self, choice: Choice, sample: torch.Tensor) -> torch.Tensor:
-        """The forecast of the model's output, for a choice to reuse.
-
-        Args:
-            choice: made at this step.
-            sample: the latents that the model would have been called with, shape (B, …).
-
-        Returns:
-            A new tensor, of the shape and dtype of the last computed output.
-        """
-        return self.predict_outputs(choice, [sample], [self.state_of(choice).output_dtype])[0]
-
     def predict_outputs(
         self, choice: Choice, samples: Sequence[torch.Tensor | None] = (), dtypes: Sequence[torch.dtype] = ()
     ) -> list[torch.Tensor]:
-        """As `predict`, where the model has several outputs; without samples the forecast values themselves, copied."""
+        """The forecasts of the model's outputs; without samples the forecast values themselves, copied."""
         started, state = perf_counter(), self.state_of(choice)
         outputs = self.outputs.outputs(self.level, samples, self.forecasts(state), dtypes)
         self.conclude(choice, state, started)
@@ -274,27 +264,13 @@ class Generation(Stepper):
                 raise state.shape_error(forecast, shape)
         return [forecast.to(dtype) for forecast, dtype in zip(found, state.dtypes, strict=True)]
 
-    def observe(self, choice: Choice, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """Learn from a computed output.
-
-        Args:
-            choice: made at this step.
-            output: of the model, shape (B, …); kept only as a copy.
-            sample: the latents that it was called with.
-
-        Returns:
-            The output for the solver: the given one, or one that corrects the forecasts before it.
-        """
-        corrected = self.observe_outputs(choice, [output], [sample])
-        return output if corrected is None else corrected[0]
-
     def observe_outputs(
         self,
         choice: Choice,
         outputs: Sequence[torch.Tensor],
         samples: Sequence[torch.Tensor | None] | None = None,
     ) -> list[torch.Tensor] | None:
-        """As `observe`, where the model has several outputs; None where they are used as they are.
+        """Learn from the model's outputs; their corrections, or None where they are used as they are.
 
         Without samples they are the values to remember, and are kept as they are: nobody may write to them.
         """

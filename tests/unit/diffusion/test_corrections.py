@@ -94,9 +94,9 @@ def by_the_package(
         choice = generation.decide()
         assert choice.reuse == (step not in COMPUTED)
         if choice.reuse:
-            output = generation.predict(choice, latents)
+            output = generation.carry_out(choice, None, latents)
         else:
-            output = generation.observe(choice, velocity(latents, sigma), latents)
+            output = generation.carry_out(choice, velocity(latents, sigma), latents)
         latents = latents + (after - sigma) * output
         generation.advance()
     return latents, events
@@ -134,9 +134,9 @@ def test_where_the_line_missed_the_whole_value_the_next_gap_is_held_and_this_one
     for step, (sigma, after) in enumerate(pairwise(sigmas)):
         choice = generation.decide()
         if choice.reuse:
-            used[step] = generation.predict(choice, latents)
+            used[step] = generation.carry_out(choice, None, latents)
         else:
-            used[step] = generation.observe(choice, lengths[step] * direction, latents)
+            used[step] = generation.carry_out(choice, lengths[step] * direction, latents)
         latents = latents + (after - sigma) * used[step]
         generation.advance()
     for step in (4, 5, 6):
@@ -155,7 +155,7 @@ def test_a_straight_path_is_left_alone() -> None:
     for sigma, after in pairwise(sigmas):
         choice = generation.decide()
         true = start + sigma * slope
-        output = generation.predict(choice, latents) if choice.reuse else generation.observe(choice, true, latents)
+        output = generation.carry_out(choice, true, latents)
         torch.testing.assert_close(output, true, rtol=1e-3, atol=1e-3)
         latents = latents + (after - sigma) * output
         generation.advance()

@@ -78,8 +78,8 @@ class Request:
     def _used(self) -> torch.Tensor:
         choice = self.decide()
         if choice.reuse:
-            return self.generation.predict(choice, self.latents)
-        return self.generation.observe(choice, self.compute(), self.latents)
+            return self.generation.carry_out(choice, None, self.latents)
+        return self.generation.carry_out(choice, self.compute(), self.latents)
 
 
 def request(strategy: Strategy, steps: int, seed: int, shape: tuple[int, ...] = (2, 3, 8), **options: Any) -> Request:
@@ -174,7 +174,7 @@ def test_a_generation_moves_between_devices() -> None:
     for _ in range(5):
         alone.step_alone()
     moved = alone.generation.to("meta")
-    on_meta = moved.predict(moved.decide(layout=layout_of(alone.latents.to("meta"))), alone.latents.to("meta"))
+    on_meta = moved.carry_out(moved.decide(layout=layout_of(alone.latents.to("meta"))), None, alone.latents.to("meta"))
     assert (on_meta.device.type, on_meta.shape) == ("meta", alone.latents.shape)
     back = Request(alone.generation.to("cpu"), alone.levels, alone.latents)
     while back.is_running:
@@ -186,10 +186,10 @@ def test_branches_remember_apart() -> None:
     generation = Generation(Strategy(policy=EVERY_OTHER, region="call", prediction_target="output"), levels_of(6))
     for branch, value in (("cond", 1.0), ("uncond", 2.0)):
         choice = generation.decide(branch)
-        generation.observe(choice, torch.full((1, 2), value), torch.zeros(1, 2))
+        generation.carry_out(choice, torch.full((1, 2), value), torch.zeros(1, 2))
     generation.advance()
     for branch, value in (("cond", 1.0), ("uncond", 2.0)):
-        forecast = generation.predict(generation.decide(branch), torch.zeros(1, 2))
+        forecast = generation.carry_out(generation.decide(branch), None, torch.zeros(1, 2))
         assert torch.equal(forecast, torch.full((1, 2), value))
 
 
@@ -197,7 +197,7 @@ def test_gradients_are_refused() -> None:
     generation = Generation(Strategy(policy=EVERY_OTHER), levels_of(6))
     output = torch.ones(1, 2, requires_grad=True)
     with pytest.raises(OmniReuseError, match="gradient"):
-        generation.observe(generation.decide(), output, torch.zeros(1, 2))
+        generation.carry_out(generation.decide(), output, torch.zeros(1, 2))
 
 
 def test_a_step_is_used_after_it_was_asked_for_and_in_its_order() -> None:
@@ -325,9 +325,9 @@ def test_the_final_error_of_a_part_is_as_small_as_forecasts_leave_it() -> None:
         for level, end in zip(levels[at:], ends[at:], strict=True):
             choice = generation.decide(layout=layout_of(latents))
             if choice.reuse:
-                output = generation.predict(choice, latents)
+                output = generation.carry_out(choice, None, latents)
             else:
-                output, computed = generation.observe(choice, model(latents, level), latents), computed + 1
+                output, computed = generation.carry_out(choice, model(latents, level), latents), computed + 1
             latents = latents + (end - level.coordinate) * output
             generation.advance()
         assert generation.finished
@@ -364,9 +364,9 @@ def test_the_first_branch_decides_for_a_later_call_of_the_only_sample() -> None:
             for sample in samples:
                 choice = generation.decide(branch, order=int(branch == "alone"), sample=sample)
                 if choice.reuse:
-                    generation.predict(choice, latents)
+                    generation.carry_out(choice, None, latents)
                 else:
-                    generation.observe(choice, latents, latents)
+                    generation.carry_out(choice, latents, latents)
         reasons.append(choice.reason)
         generation.advance()
     assert reasons == ["first", "together", "together"]
@@ -380,8 +380,8 @@ def test_a_branch_that_was_not_asked_at_the_step_before_starts_anew() -> None:
             choice = generation.decide("branch")
             reasons.append(choice.reason)
             if choice.reuse:
-                generation.predict(choice, latents)
+                generation.carry_out(choice, None, latents)
             else:
-                generation.observe(choice, latents, latents)
+                generation.carry_out(choice, latents, latents)
         generation.advance()
     assert reasons == ["first", "policy", "paused", "policy"]

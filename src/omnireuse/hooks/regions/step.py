@@ -157,12 +157,12 @@ class StepRegion(Region):
         for choice in compress(choices, is_other):
             if not choice.reuse:
                 generation.forget(choice)
-        used = generation.carried_out(choices, output, sample)
+        used = [generation.carry_out(choice, output, sample) for choice in choices]
         for choice in compress(choices, is_other):
             if choice.reuse:
                 generation.forget(choice)
         known |= {choice.sample: branches.copy() for choice in choices if not choice.reuse}
-        return used
+        return used[0] if len(used) == 1 else torch.cat(used)
 
 
 def kinds_of(call: DenoiserCall, output: Any) -> int:
