@@ -100,7 +100,7 @@ def test_weights_of_two_branches_end_at_the_step_where_guidance_does(caplog: pyt
         for order, branch in enumerate(branches):
             choice = generation.decide(branch, order=order)
             assert not choice.reuse
-            generation.observe(choice, torch.ones(1, 2), torch.ones(1, 2))
+            generation.carry_out(choice, torch.ones(1, 2), torch.ones(1, 2))
         generation.advance()
 
     with caplog.at_level(logging.WARNING, "omnireuse"):
