@@ -12,7 +12,7 @@ from omnireuse.enabling import enable
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.handle import Handle
 from omnireuse.pipelines.bars import without_bar
-from omnireuse.pipelines.call import Caller, refuse_reserved
+from omnireuse.pipelines.call import Caller, check_prompts, refuse_reserved
 from omnireuse.pipelines.source import Source
 from omnireuse.profiles.profile import Profile
 from omnireuse.tuning.budget import JUDGED
@@ -63,8 +63,7 @@ def tune(
         UnknownNameError: an argument that the call of the pipeline does not take.
         StateError: reuse is enabled already, or the pipeline cannot be tuned; the message says why.
     """
-    if isinstance(prompts, str) or not prompts or not all(isinstance(each, str) for each in prompts):
-        raise ConfigError(f"tune(prompts={prompts!r:.60}): prompts must be a list of at least one text")
+    check_prompts("tune", prompts)
     refuse_reserved("tune", call)
     source = Source(given=pipeline, device=device, dtype=dtype)
     pipe = source.load()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from omnireuse.errors import NotTunable
 from omnireuse.hooks.run import RunStart
 from omnireuse.policies import ErrorControl
 from omnireuse.policies.base import Policy
@@ -101,29 +102,35 @@ class Budget:
         return {len(plan.steps): plan} if self.aim else {**plans, len(self.steps): plan}
 
 
-def budget_for(policy: Policy, start: RunStart, quality: float | None = None) -> Budget | str:
-    """The budget of a run under the untuned default, or for a quality in dB; in words why it has none."""
+def budget_for(policy: Policy, start: RunStart, quality: float | None = None) -> Budget:
+    """The budget of a run under the untuned default, or for a quality in dB.
+
+    Raises:
+        NotTunable: it has none.
+    """
     total = start.total
     if total is None or len(start.levels) < total:
-        return "the number of steps is not known"
+        raise NotTunable("the number of steps is not known")
     levels = start.levels[:total]
     noises, elements = tuple(level.coordinate for level in levels), math.prod(start.shape)
     if any(level.sample_weight is None for level in levels) or any(a <= b for a, b in pairwise(noises)):
-        return f"the noise of {type(start.scheduler).__name__} is not known, or does not fall from step to step"
+        raise NotTunable(
+            f"the noise of {type(start.scheduler).__name__} is not known, or does not fall from step to step"
+        )
     rule = policy if isinstance(policy, ErrorControl) else None
     if rule is not None or quality is not None:
         if total < SHORTEST:
-            return f"every step of a run of {total} is computed"
+            raise NotTunable(f"every step of a run of {total} is computed")
         return Budget(
             steps=tuple(range(total)), reuses=False, noises=noises, rule=rule, quality=quality, elements=elements
         )
     schedule = policy.schedule(total, noises)
     if schedule is None:
-        return "steps are chosen within the run"
+        raise NotTunable("steps are chosen within the run")
     steps, is_short = tuple(sorted(schedule)), False
     if len(steps) == total and isinstance(policy, Spread) and policy.min_steps is not None:
         half = Spread(num_computed=max(-(-total // 2), 2))
         steps, is_short = tuple(sorted(half.schedule(total, noises))), total >= SHORTEST
-    if len(steps) == total or (total < SHORTEST):
-        return f"every step of a run of {total} is computed"
+    if len(steps) == total or total < SHORTEST:
+        raise NotTunable(f"every step of a run of {total} is computed")
     return Budget(steps=steps, reuses=not is_short, noises=noises, elements=elements)

@@ -185,35 +185,30 @@ class Trial:
     def try_next(self, calls: Sequence[MeasuredCall], shadows: Shadows, pictures: FullPictures = ()) -> Pausing[float]:
         """Let the schedule follow the first call that it has not followed; as `lead`."""
         if self.fit is not None:
-            return (yield from self.lead(calls, shadows, pictures, most=1))
+            return (yield from self.lead(calls, shadows, pictures))
         call = calls[self.calls]
         strategy = Strategy.where_it_fits(self.policy, forecaster_named(self.forecaster))
         made = yield from whole(shadows.follow(call, strategy, self.steps_before_gap))
         return self._note(made, call, pictures) / self.total
 
-    def lead(
-        self, calls: Sequence[MeasuredCall], leader: Leader, pictures: FullPictures = (), *, most: int | None = None
-    ) -> Pausing[float]:
-        """Fit weights on the calls that the schedule has not followed.
+    def lead(self, calls: Sequence[MeasuredCall], leader: Leader, pictures: FullPictures = ()) -> Pausing[float]:
+        """Fit weights on the first call that the schedule has not followed.
 
         Args:
             pictures: of the full runs; empty where latents are compared.
-            most: how many calls are followed now; None for all.
 
         Returns:
             The work that was done, in full runs of one call.
         """
         assert self.fit is not None, "its weights are fitted"
-        tells_branches = len({len(call.full.path.shares) for call in calls}) == 1
-        work = 0.0
-        for call in calls[self.calls :][:most]:
+        call, full = calls[self.calls], calls[self.calls].full
+        if len({len(each.full.path.shares) for each in calls}) > 1:
             # Branches that one call could not tell apart are not told apart at all.
-            full = call.full if tells_branches else replace(call.full, path=replace(call.full.path, shares=(1.0,)))
-            self.fit.is_done = self.fits is not None and self.fitted >= self.fits
-            made = yield from whole(leader.lead(replace(call, full=full), self.fit, self.policy))
-            self.fitted += 0 if self.fit.is_done else call.full.pictures
-            work += self._note(made, call, pictures) / self.total
-        return work
+            full = replace(full, path=replace(full.path, shares=(1.0,)))
+        self.fit.is_done = self.fits is not None and self.fitted >= self.fits
+        made = yield from whole(leader.lead(replace(call, full=full), self.fit, self.policy))
+        self.fitted += 0 if self.fit.is_done else full.pictures
+        return self._note(made, call, pictures) / self.total
 
     def _note(self, made: Shadow, call: MeasuredCall, pictures: FullPictures) -> float:
         """Note what a shadow has made; return its work in steps."""

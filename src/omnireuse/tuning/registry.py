@@ -1,0 +1,167 @@
+"""The configurations that a process tunes, whatever host makes its runs, and the plans that are known of them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import msgspec
+
+from omnireuse.errors import NotTunable
+from omnireuse.hooks.run import RunStart
+from omnireuse.planning.path import OutputProducts
+from omnireuse.policies.base import Policy
+from omnireuse.profiles.plan import Plan
+from omnireuse.profiles.profile import Profile
+from omnireuse.summary.tuning import BEGINS, Tuning
+from omnireuse.tuning.budget import JUDGED, Budget, budget_for
+from omnireuse.tuning.configuration import Configuration
+from omnireuse.tuning.entry import Entry, Shared
+
+__all__ = ["Registry"]
+
+logger = logging.getLogger("omnireuse")
+
+MOST_UNFINISHED = 3
+"""Configurations measured in part, from which on a new one is measured from its second picture on."""
+MOST_MEASURED = 4
+"""Configurations whose pictures are kept at a time."""
+MOST_BUDGETS = 2
+"""Numbers of computed steps for one configuration, from which on a new one is measured from its second picture on."""
+
+
+class _Found(NamedTuple):
+    """What the store has for an entry."""
+
+    profile: Profile | None = None
+    plan: Plan | None = None
+    passed_by: str = ""
+    """Why it is not measured now."""
+    earlier: list[OutputProducts] = []  # noqa: RUF012  # it is never changed
+    budgets: frozenset[int] = frozenset()
+
+
+@dataclass(eq=False, kw_only=True)
+class Registry(Shared):
+    """The entries of one process. A host finds the entry of each run here, and hands it what it has measured."""
+
+    _entries: dict[tuple[str, int], Entry] = field(default_factory=dict)
+    _seen: set[str] = field(default_factory=set)
+    _said: set[tuple[tuple[str, int], str]] = field(default_factory=set)
+    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def entry_of(
+        self, policy: Policy, start: RunStart, configuration: Callable[[], Configuration], quality: float | None = None
+    ) -> Entry:
+        """The entry of a run that begins under the untuned default, or under a quality in dB; as `find`.
+
+        Args:
+            configuration: of the run.
+
+        Raises:
+            NotTunable: the run has none.
+        """
+        budget, known = budget_for(policy, start, quality), configuration()
+        if known.conditions.weights is None:
+            raise NotTunable("weights cannot be told apart, because they are sharded or not in memory")
+        with self.lock:
+            return self.find(known, budget)
+
+    def find(self, configuration: Configuration, budget: Budget) -> Entry:
+        """The entry of a run: "ready" with a plan of the store; else "measuring".
+
+        It is "off" for this picture as long as another pipeline or process measures; where the ledger does not allow
+        more; and where a user seems to change an argument with every picture: for the first picture of a configuration
+        beside `MOST_UNFINISHED` that are measured in part, or of a number of computed steps beside `MOST_BUDGETS`.
+        """
+        if budget.aim:
+            aim = {name: repr(value) for name, value in (*budget.aim.items(), ("judged", JUDGED))}
+            configuration = msgspec.structs.replace(configuration, call={**configuration.call, **aim})
+        key = (configuration.digest, len(budget.steps))
+        entry = self._entries.get(key) or self._new(key, configuration, budget)
+        entry.budget, entry.last = budget, next(self._numbers)
+        if not entry.is_due:
+            return entry
+        if not entry.may_measure:
+            return self._passed_by(entry, f"{entry.waits}; it is measured once reuse has saved enough")
+        self._make_room(entry)
+        return entry
+
+    def whole(self) -> list[Entry]:
+        """The entries of which nothing but shadows is missing, and that nobody is at work on."""
+        return [entry for entry in self._entries.values() if entry.is_idle]
+
+    def close(self) -> None:
+        """Drop what was measured, and let other processes measure."""
+        with self.lock:
+            for entry in self._entries.values():
+                entry.drop()
+                entry.release()
+
+    def _new(self, key: tuple[str, int], configuration: Configuration, budget: Budget) -> Entry:
+        tuning = Tuning(
+            state="measuring",
+            wanted=budget.pictures(self.pictures),
+            computes_all=budget.quality is not None,
+            reason=BEGINS,
+            is_sure=budget.reuses and not budget.aim,
+        )
+        entry = Entry(shared=self, configuration=configuration, budget=budget, tuning=tuning, pace=self.ledger.pace)
+        found = self.agreement.of_first(lambda: self._found(entry))
+        if found.passed_by:
+            entry.release()
+            return self._passed_by(entry, found.passed_by)
+        self._entries[key] = entry
+        if found.profile is not None and found.plan is not None:
+            entry.take(found.profile, found.plan, str(self.store.file(configuration.digest)))
+        else:
+            entry.earlier, entry.budgets = found.earlier, found.budgets | {len(budget.steps)}
+            entry.tuning = replace(tuning, near=self.store.near(configuration))
+            entry.note()
+        return entry
+
+    def _passed_by(self, entry: Entry, why: str) -> Entry:
+        """What serves one picture untuned; the next one of the configuration looks again."""
+        passed = replace(entry, tuning=replace(entry.tuning, state="off", reason=why), calls=[], trials=None, lock=None)
+        said = (entry.configuration.digest, len(entry.budget.steps)), why
+        if said not in self._said:
+            self._said.add(said)
+            logger.info("%s", passed.tuning)
+        return passed
+
+    def _found(self, entry: Entry) -> _Found:
+        """What the store has for an entry, whose lock is taken where it has no plan."""
+        digest, count, store = entry.configuration.digest, len(entry.budget.steps), self.store
+        known = store.load(digest)
+        plan = None if known is None else entry.budget.plan_of(known.plans)
+        if plan is not None:
+            return _Found(profile=known, plan=plan)
+        entry.lock = store.lock(digest)
+        if entry.lock is None:
+            return _Found(passed_by="another pipeline or process measures it, and its plan serves here once it is kept")
+        if self.measures_all:
+            return _Found()
+        earlier, budgets = store.measured(digest)
+        if digest not in self._seen and digest not in (begun := store.begun()) and known is None:
+            begun_here = [each for each in self._entries.values() if each.tuning.state == "measuring" and each.calls]
+            if len({each.configuration.digest for each in begun_here} | begun) >= MOST_UNFINISHED:
+                self._seen.add(digest)
+                store.keep_measured(entry.configuration, [], budgets)
+                others = f"{MOST_UNFINISHED} other configurations are measured in part"
+                return _Found(passed_by=f"{others}; this one is measured from its second picture on")
+        if count not in budgets and len(budgets) >= MOST_BUDGETS:
+            store.keep_measured(entry.configuration, earlier, budgets | {count})
+            others = f"{MOST_BUDGETS} other numbers of computed steps were asked for"
+            return _Found(passed_by=f"{others}; this one is measured from its second picture on")
+        return _Found(earlier=earlier, budgets=budgets)
+
+    def _make_room(self, entry: Entry) -> None:
+        """Set the calls of others aside, so that few configurations keep theirs beside this one."""
+        others = [each for each in self._entries.values() if each.calls and not each.is_busy and each is not entry]
+        others.sort(key=lambda each: each.last)
+        for each in others[: max(len(others) + 1 - MOST_MEASURED, 0)]:
+            logger.info("pictures of a configuration are set aside: %d others are measured", MOST_MEASURED)
+            each.set_aside()
