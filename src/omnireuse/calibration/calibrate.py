@@ -7,8 +7,7 @@ import inspect
 import logging
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
@@ -138,8 +137,17 @@ def calibrate(
         bar.bar_format = BAR
         bar.reset(total=max(round(search.most_runs), 1))
         search.run_in_full()
-        search.find_best()
-        search.judge()
+        for do, what_is_left in (
+            (search.find_best, "the profile holds the best schedules found so far"),
+            (search.judge, "a plan that was not judged on the held-out prompts promises nothing"),
+        ):
+            try:
+                do()
+            except KeyboardInterrupt:
+                if not search.plans:
+                    raise
+                search.complete = False
+                logger.warning("interrupted: %s", what_is_left)
         # A search may take fewer runs than expected.
         bar.total = max(bar.n, 1)
     chosen = {
@@ -222,8 +230,7 @@ class _Search:
             self._spend("full runs", len(batch))
 
     def find_best(self) -> None:
-        """Find the plan for each budget: the default's steps where no weights can be fitted. An interrupt keeps what
-        was found, unless that is nothing."""
+        """Find the plan for each budget: the default's steps where no weights can be fitted."""
         if len(self._products) < len(self._for_search):
             for budget in self._budgets:
                 steps = tuple(sorted(Spread(num_computed=budget).schedule(self._runner.steps, self.noises)))
@@ -232,14 +239,13 @@ class _Search:
         products = OutputProducts.joined(self._products)
         planners = {each: Planner(products, self.noises, fewest=self._budgets[0], growth=each) for each in GROWTHS}
         growths = GROWTHS
-        with self._keeping("the profile holds the best schedules found so far"):
-            for budget in self._budgets:
-                tried: dict[tuple[int, ...], float] = {}
-                for growth in growths:
-                    tried.setdefault(planners[growth].best(budget), growth)
-                for steps in tried:
-                    self._try(steps)
-                growths = (tried[self.plans[budget].steps],)
+        for budget in self._budgets:
+            tried: dict[tuple[int, ...], float] = {}
+            for growth in growths:
+                tried.setdefault(planners[growth].best(budget), growth)
+            for steps in tried:
+                self._try(steps)
+            growths = (tried[self.plans[budget].steps],)
 
     def _try(self, steps: tuple[int, ...]) -> None:
         """Fit the weights of a schedule, and keep it where it is the best of its budget."""
@@ -254,30 +260,18 @@ class _Search:
         self._spend(f"{budget} of {total} steps, best {best.psnr:.1f} dB", cost)
 
     def judge(self) -> None:
-        """Score the best plans on the held-out prompts. An interrupt keeps the scores so far."""
-        with self._keeping("a plan that was not judged on the held-out prompts promises nothing"):
-            for budget, plan in list(self.plans.items()):
-                strategy, scores = plan.strategy(self.noises), list[float]()
-                for batch, run in zip(self._unseen, self.held_out, strict=True):
-                    scores += self._runner.score(strategy, batch, run.pictures)
-                    self._spend("held-out prompts", len(batch) * budget / self._runner.steps)
-                self.plans[budget] = msgspec.structs.replace(plan, held_out=tuple(scores))
+        """Score the best plans on the held-out prompts."""
+        for budget, plan in list(self.plans.items()):
+            strategy, scores = plan.strategy(self.noises), list[float]()
+            for batch, run in zip(self._unseen, self.held_out, strict=True):
+                scores += self._runner.score(strategy, batch, run.pictures)
+                self._spend("held-out prompts", len(batch) * budget / self._runner.steps)
+            self.plans[budget] = msgspec.structs.replace(plan, held_out=tuple(scores))
 
     def _spend(self, doing: str, runs: float) -> None:
         self.cost += runs
         self._bar.set_description_str(doing, refresh=False)
         self._bar.update(runs)
-
-    @contextmanager
-    def _keeping(self, what_is_left: str) -> Iterator[None]:
-        """Go on after an interrupt with what was found."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            if not self.plans:
-                raise
-            self.complete = False
-            logger.warning("interrupted: %s", what_is_left)
 
 
 def held_out_last(prompts: Sequence[T], for_search: int) -> list[T]:

@@ -140,7 +140,7 @@ class LoopTuner(HostTuner):
         state = entry.tuning.state
         if entry.is_due and may_measure(entry):
             return replace(plan, entry=entry), entry
-        self.made(entry, is_full=False)
+        entry.made(is_full=False)
         if state == "ready":
             self.say(str(entry.tuning))
         return self.tuned(plan, entry), None
@@ -170,17 +170,14 @@ class LoopTuner(HostTuner):
             if self.learn(entry, loop, run):
                 go_on(entry)
         except Exception as error:
-            entry.failed(f"a picture has failed ({type(error).__name__})")
+            entry.broken_off(error)
             raise
         finally:
             entry.is_busy = False
         return result
 
-    def made(self, entry: Entry, *, is_full: bool) -> None:
-        """As `Entry.made`, of a loop: each step has one output."""
-        entry.made(len(entry.budget.noises), is_full=is_full)
-
-    def learn(self, entry: Entry, loop: Loop, run: MeasuredLoop) -> bool:
+    @staticmethod
+    def learn(entry: Entry, loop: Loop, run: MeasuredLoop) -> bool:
         """As `Entry.learn`, of a loop that was computed in full."""
-        self.made(entry, is_full=True)
+        entry.made(is_full=True)
         return entry.learn(run.recording, lambda: FullRun.of(run.recording), loop)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from omnireuse.base.validation import in_words
-from omnireuse.errors import StateError
+from omnireuse.errors import OmniReuseError, StateError
 
 __all__ = ["Agreement"]
 
@@ -61,9 +61,9 @@ class Agreement:
             try:
                 held = [make()]
             except Exception as error:  # the others wait for an answer
-                held = [StateError(in_words(error))]
+                held = [error if isinstance(error, OmniReuseError) else StateError(in_words(error))]
         dist.broadcast_object_list(held, src=dist.get_global_rank(self._group, 0), group=self._group)
-        if isinstance(held[0], StateError):
+        if isinstance(held[0], OmniReuseError):
             raise held[0]
         return cast(T, held[0])
 

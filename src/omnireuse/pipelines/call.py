@@ -185,13 +185,11 @@ def check_prompts(place: str, prompts: object, *, least: int = 1, why: str = "")
         place: where they were given, for the error.
         why: follows the number, in words.
     """
-    given = f"a {type(prompts).__name__}"
-    if isinstance(prompts, str):
-        given = "one text"
-    elif isinstance(prompts, Sequence):
+    given = "one text" if isinstance(prompts, str) else f"a {type(prompts).__name__}"
+    if isinstance(prompts, Sequence) and not isinstance(prompts, str):
         others = [type(each).__name__ for each in prompts if not isinstance(each, str)]
         if not others and len(prompts) >= least:
             return
         given = f"a {others[0]} among them" if others else f"{len(prompts)}"
-    number = "one text" if least == 1 else "two texts"
+    number = ("one text", "two texts")[least - 1]
     raise ConfigError(f"{place}(prompts=…): prompts must be a list of at least {number}{why}, got {given}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from omnireuse.errors import NotTunable
@@ -13,6 +13,7 @@ from omnireuse.policies import ErrorControl
 from omnireuse.policies.base import Policy
 from omnireuse.policies.spread import Spread
 from omnireuse.profiles.plan import Plan
+from omnireuse.profiles.target import Target
 from omnireuse.tuning.ledger import FROM, FROM_FOR_AIMS
 
 __all__ = ["JUDGED", "SHORT_ERROR", "Budget", "budget_for"]
@@ -35,16 +36,16 @@ class Budget:
         steps: computed steps as the untuned default spreads them.
         reuses: whether the untuned default follows them; it computes every step of a short run.
         noises: noise fraction at each step.
-        rule: the untuned rule of a tolerance, where one is asked for and not a number of steps; `steps` are all then.
-        quality: PSNR in dB that nine of ten pictures reach, where one is asked for; `steps` are all then.
+        aim: a quality or a tolerance, if that is asked for and not a number of steps; `steps` are all then.
+        rule: the untuned rule of a tolerance.
         elements: of the latents, with the batch.
     """
 
     steps: tuple[int, ...]
     reuses: bool
     noises: tuple[float, ...]
+    aim: Target = field(default_factory=Target)
     rule: ErrorControl | None = None
-    quality: float | None = None
     elements: int = 1
 
     @property
@@ -58,27 +59,15 @@ class Budget:
         return 0.5 if self.aim else len(self.steps) / len(self.noises)
 
     @property
-    def aim(self) -> dict[str, float]:
-        """What is asked of the pictures, by the parameter of `enable`; empty where a number of steps is asked for."""
-        if self.quality is not None:
-            return {"quality": self.quality}
-        return {} if self.rule is None else {"tolerance": self.rule.tolerance}
-
-    @property
     def settled(self) -> int:
         """The picture from which on the price of tuning holds."""
         return FROM_FOR_AIMS if self.aim else FROM
 
-    def pictures(self, most: int) -> int:
-        """How many pictures are measured where `most` may be: what is asked of pictures needs `JUDGED`."""
-        return max(most, JUDGED) if self.aim else most
-
     @property
     def words(self) -> str:
         """What follows the measured pictures."""
-        kept = ", ".join(f"{name}={value:g}" for name, value in self.aim.items())
-        if kept:
-            return f"as few steps are computed as keep {kept}"
+        if self.aim:
+            return f"as few steps are computed as keep {self.aim.name}={self.aim.value:g}"
         few = f"{len(self.steps)} steps are computed"
         return few if self.reuses else f"{few} if a plan {_WITHIN}, and else every step"
 
@@ -89,8 +78,8 @@ class Budget:
             return f"every step is computed, as in runs so short without a plan; no plan {_WITHIN}"
         if not self.aim:
             return "the untuned default stays; no plan was clearly closer"
-        stays = "the untuned default stays" if self.quality is None else "every step is computed"
-        kept = f"no plan of fewer steps was seen to keep the {next(iter(self.aim))} in nine of ten pictures"
+        stays = "the untuned default stays" if self.aim.quality is None else "every step is computed"
+        kept = f"no plan of fewer steps was seen to keep the {self.aim.name} in nine of ten pictures"
         return f"{stays}; {kept}, and omnireuse.calibrate, which sees more of them, may find one"
 
     def plan_of(self, plans: Mapping[int, Plan]) -> Plan | None:
@@ -102,8 +91,8 @@ class Budget:
         return {len(plan.steps): plan} if self.aim else {**plans, len(self.steps): plan}
 
 
-def budget_for(policy: Policy, start: RunStart, quality: float | None = None) -> Budget:
-    """The budget of a run under the untuned default, or for a quality in dB.
+def budget_for(policy: Policy, start: RunStart, target: Target) -> Budget:
+    """The budget of a run under the untuned default of a target.
 
     Raises:
         NotTunable: it has none.
@@ -118,12 +107,11 @@ def budget_for(policy: Policy, start: RunStart, quality: float | None = None) ->
             f"the noise of {type(start.scheduler).__name__} is not known, or does not fall from step to step"
         )
     rule = policy if isinstance(policy, ErrorControl) else None
-    if rule is not None or quality is not None:
+    aim = target if rule is None else Target("tolerance", rule.tolerance)
+    if aim.is_of_results:
         if total < SHORTEST:
             raise NotTunable(f"every step of a run of {total} is computed")
-        return Budget(
-            steps=tuple(range(total)), reuses=False, noises=noises, rule=rule, quality=quality, elements=elements
-        )
+        return Budget(steps=tuple(range(total)), reuses=False, noises=noises, aim=aim, rule=rule, elements=elements)
     schedule = policy.schedule(total, noises)
     if schedule is None:
         raise NotTunable("steps are chosen within the run")

@@ -159,12 +159,12 @@ class Entry:
         share = min(self.share, self.budget.expected_share)
         return self.shared.ledger.allows(runs * self.work, self.work, share, full=full, by=self.budget.settled)
 
-    def made(self, calls: int, *, is_full: bool) -> None:
+    def made(self, *, is_full: bool, calls: int = 0) -> None:
         """Note a picture in the ledger.
 
         Args:
-            calls: of the denoiser, made or reused.
             is_full: whether every step was computed because it was measured.
+            calls: of the denoiser, made or reused; one for each step at least.
         """
         with self.shared.lock:
             self.pace = self.shared.ledger.pace = max(calls / len(self.budget.noises), 1.0)
@@ -221,8 +221,13 @@ class Entry:
         self.note()
 
     def go_on(self, shadows: Shadows) -> None:
-        """Make the shadows that are due and that the ledger allows; decide where all pictures are measured."""
-        finished(self.going_on(shadows))
+        """Make the shadows that are due and that the ledger allows; decide where all pictures are measured. After an
+        interrupt measuring begins anew."""
+        try:
+            finished(self.going_on(shadows))
+        except BaseException as error:
+            self.begin_anew(f"the trial runs were interrupted ({type(error).__name__})")
+            raise
 
     def going_on(self, shadows: Shadows) -> Pausing[None]:
         """As `go_on`, with the pauses of the host's shadows."""
@@ -282,21 +287,14 @@ class Entry:
         if known is not None and (theirs := self.budget.plan_of(known.plans)) is not None:
             # Another replica was first: one plan for all.
             return known, theirs, str(store.file(self.configuration.digest))
-        # The untuned default is kept as well, so that the next process measures nothing again.
-        plan = trials.plan() or Plan(
-            steps=self.budget.untuned_steps,
-            forecaster="blend",
-            psnr=None,
-            held_out=(),
-            evidence=trials.default_evidence(),
-        )
-        evidence = msgspec.structs.replace(plan.evidence or trials.default_evidence(), runs=round(self.runs, 2))
-        plan = msgspec.structs.replace(plan, evidence=evidence)
+        plan = trials.decided(self.budget.untuned_steps)
+        assert plan.evidence is not None, "it was tried"
+        plan = msgspec.structs.replace(plan, evidence=msgspec.structs.replace(plan.evidence, runs=round(self.runs, 2)))
         profile = self.configuration.profile(
             self.budget.beside(known.plans if known is not None else {}, plan),
             coordinates=self.budget.noises,
-            pictures=self.tuning.pictures,
-            runs=self.tuning.runs,
+            num_prompts=(self.tuning.pictures, 0),
+            cost_in_runs=round(self.tuning.runs, 1),
             command=self.shared.command,
         )
         path = store.save(self.configuration, profile)
@@ -314,7 +312,7 @@ class Entry:
             text = f"{len(plan.steps)} of {total} steps computed, "
             if evidence.closeness:
                 mean = sum(evidence.closeness) / len(evidence.closeness)
-                text += f"{self.budget.quality:g} dB expected of nine of ten pictures, {mean:.1f} dB on average"
+                text += f"{self.budget.aim.value:g} dB expected of nine of ten pictures, {mean:.1f} dB on average"
             else:
                 text += f"{expected:.2%} error of the final latents expected"
             if evidence.untuned:
@@ -339,6 +337,13 @@ class Entry:
                 self.end("failed", why)
                 return
             self.begin_anew(why)
+
+    def broken_off(self, error: BaseException) -> None:
+        """A picture that was being measured has ended with an error. An interrupt says nothing about the pipeline."""
+        if isinstance(error, Exception):
+            self.failed(f"a picture has failed ({type(error).__name__})")
+        else:
+            self.begin_anew("it was interrupted")
 
     def begin_anew(self, why: str) -> None:
         """What was measured is dropped, and the next picture measures anew. Its shadows are not held against it."""

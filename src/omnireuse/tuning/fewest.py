@@ -51,8 +51,12 @@ class FewestSteps(Trying):
 
     def __init__(self, budget: Budget, earlier: Sequence[OutputProducts] = ()) -> None:
         super().__init__(budget.noises, earlier)
-        self._rule, self._quality = budget.rule, budget.quality
-        ((name, self._value),) = budget.aim.items()
+        self._rule, self._quality, name, self._value = (
+            budget.rule,
+            budget.aim.quality,
+            budget.aim.name,
+            budget.aim.value,
+        )
         self._growth, self._share, self._further = GROWTHS[name], FIRST[name], FURTHER[name]
         self._computed = float(self._total)
         """Computed steps without a plan."""

@@ -15,12 +15,7 @@ from omnireuse.planning.path import OutputProducts, Path, branches_of
 from omnireuse.planning.solver import Arithmetic, next_latents
 from omnireuse.tuning.recording import Recording
 
-__all__ = ["FullRun", "decibels", "relative_errors", "replayed_steps"]
-
-
-def replayed_steps(total: int) -> int:
-    """How many first steps of a full run of `total` steps are kept, so that shadows need not compute them."""
-    return total // 2
+__all__ = ["FullRun", "decibels", "relative_errors"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +67,7 @@ class FullRun:
             raise UnsupportedModelError(f"{type(recording.scheduler).__name__}: its steps have no finite effects")
         outputs = [(each.output, branches_of(each.calls, each.output)) for each in steps if each.output is not None]
         products, shares = OutputProducts.of(outputs, final, effects)
-        known = steps[: replayed_steps(len(steps))]
+        known = steps[: len(steps) // 2]  # shadows need not compute them
         path = Path(
             latents=[steps[0].sample, *(each.latents for each in steps if each.latents is not None)],
             shares=shares,

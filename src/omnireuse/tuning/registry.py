@@ -6,7 +6,6 @@ import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import msgspec
 
@@ -14,8 +13,8 @@ from omnireuse.errors import NotTunable
 from omnireuse.hooks.run import RunStart
 from omnireuse.planning.path import OutputProducts
 from omnireuse.policies.base import Policy
-from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.profile import Profile
+from omnireuse.profiles.target import Target
 from omnireuse.summary.tuning import BEGINS, Tuning
 from omnireuse.tuning.budget import JUDGED, Budget, budget_for
 from omnireuse.tuning.configuration import Configuration
@@ -33,17 +32,6 @@ MOST_BUDGETS = 2
 """Numbers of computed steps for one configuration, from which on a new one is measured from its second picture on."""
 
 
-class _Found(NamedTuple):
-    """What the store has for an entry."""
-
-    profile: Profile | None = None
-    plan: Plan | None = None
-    passed_by: str = ""
-    """Why it is not measured now."""
-    earlier: list[OutputProducts] = []  # noqa: RUF012  # it is never changed
-    budgets: frozenset[int] = frozenset()
-
-
 @dataclass(eq=False, kw_only=True)
 class Registry(Shared):
     """The entries of one process. A host finds the entry of each run here, and hands it what it has measured."""
@@ -54,17 +42,18 @@ class Registry(Shared):
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def entry_of(
-        self, policy: Policy, start: RunStart, configuration: Callable[[], Configuration], quality: float | None = None
+        self, policy: Policy, start: RunStart, configuration: Callable[[], Configuration], target: Target | None = None
     ) -> Entry:
-        """The entry of a run that begins under the untuned default, or under a quality in dB; as `find`.
+        """The entry of a run that begins under the untuned default; as `find`.
 
         Args:
             configuration: of the run.
+            target: of the untuned default.
 
         Raises:
             NotTunable: the run has none.
         """
-        budget, known = budget_for(policy, start, quality), configuration()
+        budget, known = budget_for(policy, start, target or Target()), configuration()
         if known.conditions.weights is None:
             raise NotTunable("weights cannot be told apart, because they are sharded or not in memory")
         with self.lock:
@@ -78,7 +67,7 @@ class Registry(Shared):
         beside `MOST_UNFINISHED` that are measured in part, or of a number of computed steps beside `MOST_BUDGETS`.
         """
         if budget.aim:
-            aim = {name: repr(value) for name, value in (*budget.aim.items(), ("judged", JUDGED))}
+            aim = {budget.aim.name: repr(budget.aim.value), "judged": repr(JUDGED)}
             configuration = msgspec.structs.replace(configuration, call={**configuration.call, **aim})
         key = (configuration.digest, len(budget.steps))
         entry = self._entries.get(key) or self._new(key, configuration, budget)
@@ -104,21 +93,23 @@ class Registry(Shared):
     def _new(self, key: tuple[str, int], configuration: Configuration, budget: Budget) -> Entry:
         tuning = Tuning(
             state="measuring",
-            wanted=budget.pictures(self.pictures),
-            computes_all=budget.quality is not None,
+            wanted=max(self.pictures, JUDGED) if budget.aim else self.pictures,
+            computes_all=budget.aim.quality is not None,
             reason=BEGINS,
             is_sure=budget.reuses and not budget.aim,
         )
         entry = Entry(shared=self, configuration=configuration, budget=budget, tuning=tuning, pace=self.ledger.pace)
-        found = self.agreement.of_first(lambda: self._found(entry))
-        if found.passed_by:
+        try:
+            known, earlier, budgets = self.agreement.of_first(lambda: self._kept(entry))
+        except NotTunable as error:
             entry.release()
-            return self._passed_by(entry, found.passed_by)
+            return self._passed_by(entry, str(error))
         self._entries[key] = entry
-        if found.profile is not None and found.plan is not None:
-            entry.take(found.profile, found.plan, str(self.store.file(configuration.digest)))
+        plan = None if known is None else budget.plan_of(known.plans)
+        if known is not None and plan is not None:
+            entry.take(known, plan, str(self.store.file(configuration.digest)))
         else:
-            entry.earlier, entry.budgets = found.earlier, found.budgets | {len(budget.steps)}
+            entry.earlier, entry.budgets = earlier, budgets | {len(budget.steps)}
             entry.tuning = replace(tuning, near=self.store.near(configuration))
             entry.note()
         return entry
@@ -132,18 +123,22 @@ class Registry(Shared):
             logger.info("%s", passed.tuning)
         return passed
 
-    def _found(self, entry: Entry) -> _Found:
-        """What the store has for an entry, whose lock is taken where it has no plan."""
+    def _kept(self, entry: Entry) -> tuple[Profile | None, list[OutputProducts], frozenset[int]]:
+        """What the store has for an entry: plans, calls of earlier processes, and with which numbers of computed steps.
+        Its lock is taken where it has no plan.
+
+        Raises:
+            NotTunable: it is not measured now.
+        """
         digest, count, store = entry.configuration.digest, len(entry.budget.steps), self.store
         known = store.load(digest)
-        plan = None if known is None else entry.budget.plan_of(known.plans)
-        if plan is not None:
-            return _Found(profile=known, plan=plan)
+        if known is not None and entry.budget.plan_of(known.plans) is not None:
+            return known, [], frozenset()
         entry.lock = store.lock(digest)
         if entry.lock is None:
-            return _Found(passed_by="another pipeline or process measures it, and its plan serves here once it is kept")
+            raise NotTunable("another pipeline or process measures it, and its plan serves here once it is kept")
         if self.measures_all:
-            return _Found()
+            return None, [], frozenset()
         earlier, budgets = store.measured(digest)
         if digest not in self._seen and digest not in (begun := store.begun()) and known is None:
             begun_here = [each for each in self._entries.values() if each.tuning.state == "measuring" and each.calls]
@@ -151,12 +146,12 @@ class Registry(Shared):
                 self._seen.add(digest)
                 store.keep_measured(entry.configuration, [], budgets)
                 others = f"{MOST_UNFINISHED} other configurations are measured in part"
-                return _Found(passed_by=f"{others}; this one is measured from its second picture on")
+                raise NotTunable(f"{others}; this one is measured from its second picture on")
         if count not in budgets and len(budgets) >= MOST_BUDGETS:
             store.keep_measured(entry.configuration, earlier, budgets | {count})
             others = f"{MOST_BUDGETS} other numbers of computed steps were asked for"
-            return _Found(passed_by=f"{others}; this one is measured from its second picture on")
-        return _Found(earlier=earlier, budgets=budgets)
+            raise NotTunable(f"{others}; this one is measured from its second picture on")
+        return None, earlier, budgets
 
     def _make_room(self, entry: Entry) -> None:
         """Set the calls of others aside, so that few configurations keep theirs beside this one."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
 import torch
 
 from omnireuse.forecasters import forecaster_named
@@ -76,6 +77,7 @@ class Shadow(NamedTuple):
 
 
 T = TypeVar("T")
+Pictures = Sequence[Sequence[Picture] | None]
 Pausing = Generator[None, None, T]
 """Work that pauses where its host makes pauses, after calls of the model."""
 
@@ -92,10 +94,6 @@ def finished(work: Pausing[T]) -> T:
 def whole(made: Shadow | Pausing[Shadow]) -> Pausing[Shadow]:
     """The shadow, after the pauses of its host."""
     return made if isinstance(made, Shadow) else (yield from made)
-
-
-FullPictures = Sequence[Sequence[Picture] | None]
-"""For each measured call its pictures; None where they are not known."""
 
 
 class Leader(Protocol):
@@ -182,7 +180,7 @@ class Trial:
         """The schedule."""
         return Steps(steps=self.steps, compute_last=self.steps[-1] == self.total - 1)
 
-    def try_next(self, calls: Sequence[MeasuredCall], shadows: Shadows, pictures: FullPictures = ()) -> Pausing[float]:
+    def try_next(self, calls: Sequence[MeasuredCall], shadows: Shadows, pictures: Pictures = ()) -> Pausing[float]:
         """Let the schedule follow the first call that it has not followed; as `lead`."""
         if self.fit is not None:
             return (yield from self.lead(calls, shadows, pictures))
@@ -191,7 +189,7 @@ class Trial:
         made = yield from whole(shadows.follow(call, strategy, self.steps_before_gap))
         return self._note(made, call, pictures) / self.total
 
-    def lead(self, calls: Sequence[MeasuredCall], leader: Leader, pictures: FullPictures = ()) -> Pausing[float]:
+    def lead(self, calls: Sequence[MeasuredCall], leader: Leader, pictures: Pictures = ()) -> Pausing[float]:
         """Fit weights on the first call that the schedule has not followed.
 
         Args:
@@ -210,7 +208,7 @@ class Trial:
         self.fitted += 0 if self.fit.is_done else full.pictures
         return self._note(made, call, pictures) / self.total
 
-    def _note(self, made: Shadow, call: MeasuredCall, pictures: FullPictures) -> float:
+    def _note(self, made: Shadow, call: MeasuredCall, pictures: Pictures) -> float:
         """Note what a shadow has made; return its work in steps."""
         true = pictures[self.calls] if pictures else None
         self.calls += 1
@@ -221,17 +219,12 @@ class Trial:
             self.closeness += [capped_psnr(*pair) for pair in zip(made.pictures, true, strict=True)]
         return made.computed / call.full.calls
 
-    @property
-    def weights(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
-        """As `WeightFit.weights`; empty for a forecaster with a name."""
-        return () if self.fit is None else self.fit.weights
-
     def plan(self, **seen: tuple[float, ...]) -> Plan:
         """The plan with its evidence; `seen` has further attributes of that."""
         return Plan(
             steps=self.steps,
             forecaster=self.forecaster,
-            weights=self.weights,
+            weights=() if self.fit is None else self.fit.weights,
             psnr=None,
             held_out=(),
             evidence=Evidence(errors=tuple(self.errors), **seen),  # type: ignore[arg-type]  # none is the runs
@@ -281,9 +274,13 @@ class Trying(ABC):
         self._see(calls, shadows)
         self.runs += yield from trial.try_next(calls, shadows, self._pictures)
 
-    def default_evidence(self) -> Evidence:
-        """What is known of runs without a plan."""
-        return Evidence(errors=tuple(self._untuned), stays=True)
+    def decided(self, untuned: tuple[int, ...]) -> Plan:
+        """The plan to keep: the one that evidence is for, or the untuned default's, whose computed steps are given. So
+        the next process measures nothing again."""
+        if (plan := self.plan()) is not None:
+            return plan
+        evidence = Evidence(errors=tuple(self._untuned), stays=True)
+        return msgspec.structs.replace(Trial(steps=untuned, total=self._total).plan(), evidence=evidence)
 
     def _see(self, calls: Sequence[MeasuredCall], shadows: Shadows) -> None:
         """Have the pictures of the full runs made once more, as far as they are not known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.profile import Profile
+from omnireuse.profiles.target import Target
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry
@@ -105,7 +107,7 @@ class Tuner(HostTuner):
         pictures: how many are measured at most, ≥ 1.
         store: keeps plans.
         agreement: of ranks that share a forward pass.
-        quality: PSNR in dB that nine of ten pictures reach; the untuned default then computes every step.
+        target: of the strategy; the untuned default of a quality computes every step.
 
     Attributes:
         calls: reads the arguments of the pipeline's calls.
@@ -119,11 +121,11 @@ class Tuner(HostTuner):
         pictures: int,
         store: Store,
         agreement: Agreement,
-        quality: float | None = None,
+        target: Target,
     ) -> None:
         registry = Registry(pictures=pictures, store=store, command="omnireuse.enable(pipe)", agreement=agreement)
-        super().__init__(registry, computes_all=quality is not None)
-        self._strategy, self._quality, self.calls = strategy, quality, Calls()
+        super().__init__(registry, computes_all=target.quality is not None)
+        self._strategy, self._target, self.calls = strategy, target, Calls()
         self._lock, self._is_closed = registry.lock, False
         self.serve(session)
 
@@ -166,16 +168,17 @@ class Tuner(HostTuner):
             return self._choose(attempt, start, arguments)
 
         try:
-            if attempt.replay is not None and self.tuning.state != "ready":
-                with attempt.replay.noting(pipeline), noting_bars(pipeline, self) as attempt.bars:
+            try:
+                with ExitStack() as stack:
+                    if attempt.replay is not None and self.tuning.state != "ready":
+                        stack.enter_context(attempt.replay.noting(pipeline))
+                        attempt.bars = stack.enter_context(noting_bars(pipeline, self))
                     result = self._session.call(proceed, args, kwargs, choose)
-            else:
-                result = self._session.call(proceed, args, kwargs, choose)
+            except BaseException as error:
+                if attempt.recording is not None and attempt.entry is not None:
+                    attempt.entry.broken_off(error)
+                raise
             self._made(attempt, proceed)
-        except BaseException as error:
-            if attempt.recording is not None and attempt.entry is not None:
-                self._broken_off(attempt.entry, error)
-            raise
         finally:
             if attempt.recording is not None and attempt.entry is not None:
                 attempt.entry.is_busy = False
@@ -203,7 +206,7 @@ class Tuner(HostTuner):
                     self._strategy.policy,
                     start,
                     lambda: Configuration.of(self._session.pipeline, start, arguments),
-                    self._quality,
+                    self._target,
                 )
             except NotTunable as error:
                 self.pass_by(error)
@@ -229,20 +232,11 @@ class Tuner(HostTuner):
         entry, recording = attempt.entry, attempt.recording
         if entry is None or attempt.loop is None or self._is_closed:
             return
-        entry.made(attempt.loop.asked, is_full=attempt.is_full)
+        entry.made(is_full=attempt.is_full, calls=attempt.loop.asked)
         if recording is None:
             self._finish(proceed, self._registry.whole())
         elif entry.learn(recording, lambda: FullRun.of(recording), attempt.replay):
             entry.go_on(SessionShadows(self._session, proceed))
-
-    @staticmethod
-    def _broken_off(entry: Entry, error: BaseException) -> None:
-        """A picture or its shadows have ended with an error, which goes on to the user."""
-        if isinstance(error, Exception):
-            entry.failed(f"a picture has failed ({type(error).__name__})")
-        else:
-            # An interrupt says nothing about the pipeline.
-            entry.begin_anew("it was interrupted")
 
     def _finish(self, proceed: Callable[..., Any], due: list[Entry]) -> None:
         """Make shadows of pictures that were all measured before this call, one at a time where a run takes long."""
@@ -253,8 +247,5 @@ class Tuner(HostTuner):
         for entry in due:
             try:
                 entry.go_on(SessionShadows(self._session, proceed))
-            except BaseException:
-                entry.begin_anew("its trial runs were interrupted")
-                raise
             finally:
                 entry.is_busy = False

@@ -159,6 +159,5 @@ class SamplerTuner(LoopTuner):
         try:
             entry.go_on(LoopShadows(made_again))
         except BaseException as error:
-            entry.begin_anew(f"the trial runs were interrupted ({type(error).__name__})")
             if not is_done or type(error).__name__ != INTERRUPT:
                 raise
