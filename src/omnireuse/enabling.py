@@ -185,11 +185,13 @@ def _agreement(pipeline: Any, group: dist.ProcessGroup | None) -> Agreement:
 
 
 def _tuner(strategy: Strategy, tune: object, agreement: Agreement, target: Target) -> Callable[[Session], Tuner]:
+    from omnireuse.tuning.registry import Registry
     from omnireuse.tuning.store import Store
     from omnireuse.tuning.tuner import Tuner
 
-    choices: Any = {"pictures": check_tune(tune), "agreement": agreement, "target": target}
-    return partial(Tuner, strategy=strategy, store=Store(), **choices)
+    command, pictures = "omnireuse.enable(pipe)", check_tune(tune)
+    registry = Registry(pictures=pictures, store=Store(), command=command, agreement=agreement)
+    return partial(Tuner, strategy=strategy, target=target, registry=registry)
 
 
 def _auditor(share: float, tolerance: float | None) -> Callable[[Session], Auditor]:

@@ -192,11 +192,10 @@ class _Search:
         self, runner: PipelineRunner, bar: Any, for_search: int, budgets: list[int], batch_size: int, fit_prompts: int
     ) -> None:
         self._runner, self._bar, self._budgets, self.cost = runner, bar, budgets, 0.0
-        starts = range(0, for_search, batch_size), range(for_search, len(runner.prompts), batch_size)
-        ends = for_search, len(runner.prompts)
+        number = len(runner.prompts)
         self._for_search, self._unseen = (
-            [range(start, min(start + batch_size, end)) for start in each]
-            for each, end in zip(starts, ends, strict=True)
+            [range(at, min(at + batch_size, end)) for at in range(start, end, batch_size)]
+            for start, end in ((0, for_search), (for_search, number))
         )
         self._tried = self._for_search[: -(-min(fit_prompts, for_search) // batch_size)]
         """The calls that plans are tried on."""
@@ -207,8 +206,8 @@ class _Search:
         """The best so far for each budget."""
         self.complete = True
         trials = sum(budgets) + (len(GROWTHS) - 1) * budgets[0]
-        unseen = len(runner.prompts) - for_search
-        self.most_runs = len(runner.prompts) + (trials * self._tried[-1].stop + sum(budgets) * unseen) / runner.steps
+        judging = sum(budgets) * (number - for_search)
+        self.most_runs = number + (trials * self._tried[-1].stop + judging) / runner.steps
 
     @property
     def noises(self) -> tuple[float, ...]:

@@ -34,6 +34,8 @@ logger = logging.getLogger("omnireuse")
 
 MOST_FAILURES = 3
 """Failures in a row that end tuning of a configuration."""
+MOST_MEASURED = 4
+"""Configurations whose pictures are kept at a time."""
 MOST_KEPT = 3
 """Calls whose outputs' inner products are kept for plans of later processes."""
 SLOW = 120.0
@@ -52,6 +54,7 @@ class Shared:
             alone reads and writes files. Alone by default.
         ledger: of the work of all pictures.
         measures_all: measure as many pictures as are wanted, whatever is known and whatever it costs.
+        entries: by the digest of their configuration, and their number of computed steps.
         lock: guards the entries.
     """
 
@@ -61,6 +64,7 @@ class Shared:
     agreement: Agreement = field(default_factory=Agreement)
     ledger: Ledger = field(default_factory=Ledger)
     measures_all: bool = False
+    entries: dict[tuple[str, int], Entry] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
 
@@ -187,7 +191,7 @@ class Entry:
             logger.info("%s", self.tuning.near)
 
     def learn(self, kept: Keeper, full_run: Callable[[], FullRun], replay: Any) -> bool:
-        """Note a measured call, or why that failed.
+        """Note a measured call, or why that failed. The calls of few configurations are kept with this one.
 
         Args:
             kept: what became of keeping its values.
@@ -211,13 +215,18 @@ class Entry:
             if self.shared.agreement.is_first:
                 self.shared.store.keep_measured(self.configuration, self.products[-MOST_KEPT:], self.budgets)
             self.note()
+            entries = self.shared.entries.values()
+            others = sorted((each for each in entries if each.calls and not each.is_busy), key=lambda each: each.last)
+            for each in others[: max(len(others) + 1 - MOST_MEASURED, 0)]:
+                each._set_aside()
         return len(self.products) > 1
 
-    def set_aside(self) -> None:
+    def _set_aside(self) -> None:
         """Drop the calls. What they have shown stays, and one more picture makes shadows possible again."""
         self.earlier = self.products[-MOST_KEPT:]
         is_even = self.trials is not None and self.trials.let_go(len(self.calls))
         self.calls, self.trials = [], self.trials if is_even else None
+        logger.info("pictures of a configuration are set aside: %d others are measured", MOST_MEASURED)
         self.note()
 
     def go_on(self, shadows: Shadows) -> None:

@@ -26,8 +26,6 @@ logger = logging.getLogger("omnireuse")
 
 MOST_UNFINISHED = 3
 """Configurations measured in part, from which on a new one is measured from its second picture on."""
-MOST_MEASURED = 4
-"""Configurations whose pictures are kept at a time."""
 MOST_BUDGETS = 2
 """Numbers of computed steps for one configuration, from which on a new one is measured from its second picture on."""
 
@@ -36,7 +34,6 @@ MOST_BUDGETS = 2
 class Registry(Shared):
     """The entries of one process. A host finds the entry of each run here, and hands it what it has measured."""
 
-    _entries: dict[tuple[str, int], Entry] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
     _said: set[tuple[tuple[str, int], str]] = field(default_factory=set)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -70,23 +67,20 @@ class Registry(Shared):
             aim = {budget.aim.name: repr(budget.aim.value), "judged": repr(JUDGED)}
             configuration = msgspec.structs.replace(configuration, call={**configuration.call, **aim})
         key = (configuration.digest, len(budget.steps))
-        entry = self._entries.get(key) or self._new(key, configuration, budget)
+        entry = self.entries.get(key) or self._new(key, configuration, budget)
         entry.budget, entry.last = budget, next(self._numbers)
-        if not entry.is_due:
-            return entry
-        if not entry.may_measure:
+        if entry.is_due and not entry.may_measure:
             return self._passed_by(entry, f"{entry.waits}; it is measured once reuse has saved enough")
-        self._make_room(entry)
         return entry
 
     def whole(self) -> list[Entry]:
         """The entries of which nothing but shadows is missing, and that nobody is at work on."""
-        return [entry for entry in self._entries.values() if entry.is_idle]
+        return [entry for entry in self.entries.values() if entry.is_idle]
 
     def close(self) -> None:
         """Drop what was measured, and let other processes measure."""
         with self.lock:
-            for entry in self._entries.values():
+            for entry in self.entries.values():
                 entry.drop()
                 entry.release()
 
@@ -104,7 +98,7 @@ class Registry(Shared):
         except NotTunable as error:
             entry.release()
             return self._passed_by(entry, str(error))
-        self._entries[key] = entry
+        self.entries[key] = entry
         plan = None if known is None else budget.plan_of(known.plans)
         if known is not None and plan is not None:
             entry.take(known, plan, str(self.store.file(configuration.digest)))
@@ -141,7 +135,7 @@ class Registry(Shared):
             return None, [], frozenset()
         earlier, budgets = store.measured(digest)
         if digest not in self._seen and digest not in (begun := store.begun()) and known is None:
-            begun_here = [each for each in self._entries.values() if each.tuning.state == "measuring" and each.calls]
+            begun_here = [each for each in self.entries.values() if each.tuning.state == "measuring" and each.calls]
             if len({each.configuration.digest for each in begun_here} | begun) >= MOST_UNFINISHED:
                 self._seen.add(digest)
                 store.keep_measured(entry.configuration, [], budgets)
@@ -152,11 +146,3 @@ class Registry(Shared):
             others = f"{MOST_BUDGETS} other numbers of computed steps were asked for"
             raise NotTunable(f"{others}; this one is measured from its second picture on")
         return None, earlier, budgets
-
-    def _make_room(self, entry: Entry) -> None:
-        """Set the calls of others aside, so that few configurations keep theirs beside this one."""
-        others = [each for each in self._entries.values() if each.calls and not each.is_busy and each is not entry]
-        others.sort(key=lambda each: each.last)
-        for each in others[: max(len(others) + 1 - MOST_MEASURED, 0)]:
-            logger.info("pictures of a configuration are set aside: %d others are measured", MOST_MEASURED)
-            each.set_aside()

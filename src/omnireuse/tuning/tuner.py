@@ -13,7 +13,6 @@ from omnireuse.arguments.tune import TURN_OFF
 from omnireuse.errors import NotTunable
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Loop, Session
-from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.profile import Profile
@@ -26,7 +25,6 @@ from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.registry import Registry
 from omnireuse.tuning.replay import Replay, noting_bars
 from omnireuse.tuning.shadows import SessionShadows
-from omnireuse.tuning.store import Store
 
 __all__ = ["HostTuner", "Tuner"]
 
@@ -104,26 +102,14 @@ class Tuner(HostTuner):
     Args:
         session: at work on the pipeline.
         strategy: the untuned default, in region "step" with a schedule.
-        pictures: how many are measured at most, ≥ 1.
-        store: keeps plans.
-        agreement: of ranks that share a forward pass.
         target: of the strategy; the untuned default of a quality computes every step.
+        registry: of the configurations.
 
     Attributes:
         calls: reads the arguments of the pipeline's calls.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        strategy: Strategy,
-        *,
-        pictures: int,
-        store: Store,
-        agreement: Agreement,
-        target: Target,
-    ) -> None:
-        registry = Registry(pictures=pictures, store=store, command="omnireuse.enable(pipe)", agreement=agreement)
+    def __init__(self, session: Session, strategy: Strategy, target: Target, registry: Registry) -> None:
         super().__init__(registry, computes_all=target.quality is not None)
         self._strategy, self._target, self.calls = strategy, target, Calls()
         self._lock, self._is_closed = registry.lock, False

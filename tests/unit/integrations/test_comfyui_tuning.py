@@ -12,7 +12,7 @@ import torch
 
 from omnireuse.engines.comfyui import attach, plan_for, reuse_of
 from omnireuse.engines.comfyui import tuning as tuning_module
-from omnireuse.tuning.registry import MOST_MEASURED
+from omnireuse.tuning.entry import MOST_MEASURED
 from tests.unit.integrations.played_comfyui import STEPS, Guider, InterruptProcessingException, Model, Sampler
 
 COMPUTED = 12
