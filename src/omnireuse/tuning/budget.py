@@ -1,11 +1,15 @@
-"""How many steps of a run compute, for a tuned plan."""
+"""What a run may compute where a plan is tuned for it, and what tuning itself may cost."""
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 from omnireuse.errors import NotTunable
 from omnireuse.hooks.run import RunStart
@@ -14,9 +18,18 @@ from omnireuse.policies.base import Policy
 from omnireuse.policies.spread import Spread
 from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.target import Target
-from omnireuse.tuning.ledger import FROM, FROM_FOR_AIMS
 
-__all__ = ["JUDGED", "SHORT_ERROR", "Budget", "budget_for"]
+__all__ = ["JUDGED", "PRICE", "SHORT_ERROR", "Budget", "Ledger", "Work", "budget_for", "work_of"]
+
+FROM = 10
+"""The picture from which on the price holds: the first ones are measured."""
+FROM_FOR_AIMS = 16
+"""The same where something is asked of the pictures, so that more of them are measured to judge it."""
+PRICE = 1.1
+"""Most work of all pictures so far, as a multiple of that of computing every step."""
+
+Work = NDArray[np.float64]
+"""Calls of the denoiser, and the same times the elements of the latents: the price holds in both."""
 
 SHORTEST = 4
 """Steps of the shortest run that is tuned."""
@@ -122,3 +135,52 @@ def budget_for(policy: Policy, start: RunStart, target: Target) -> Budget:
     if len(steps) == total or total < SHORTEST:
         raise NotTunable(f"every step of a run of {total} is computed")
     return Budget(steps=steps, reuses=not is_short, noises=noises, elements=elements)
+
+
+def work_of(calls: float, elements: int) -> Work:
+    """The work of so many calls on latents of so many elements."""
+    return np.array([calls, calls * elements])
+
+
+class Ledger:
+    """Notes work, and says whether tuning may spend more. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._pictures, self._plain, self._spent = 0, work_of(0, 0), work_of(0, 0)
+        self._lock = threading.Lock()
+        self.pace = 1.0
+        """Calls of the denoiser in each step of the latest picture."""
+
+    def made(self, plain: Work, share: float) -> None:
+        """Note a picture.
+
+        Args:
+            plain: its work if every step computes.
+            share: of its steps that were computed.
+        """
+        with self._lock:
+            self._pictures += 1
+            self._plain = self._plain + plain
+            self._spent = self._spent + share * plain
+
+    def spend(self, work: Work) -> None:
+        """Note work beside the pictures; a negative amount takes some back."""
+        with self._lock:
+            self._spent = self._spent + work
+
+    def allows(self, work: Work, picture: Work, share: float, *, full: int = 0, by: int = FROM) -> bool:
+        """Whether the price still holds after so much work beside the pictures.
+
+        Args:
+            work: to be spent.
+            picture: work of a picture like the present one if every step computes. As many as are missing to `by` are
+                taken to follow.
+            share: of their steps that compute.
+            full: pictures to come before them that compute every step.
+            by: the picture from which on the price holds.
+        """
+        with self._lock:
+            ahead = max(by - self._pictures - full, 0)
+            spent = self._spent + work + (full + share * ahead) * picture
+            plain = self._plain + (full + ahead) * picture
+            return bool((spent <= PRICE * plain + 1e-6).all())

@@ -19,14 +19,13 @@ from omnireuse.planning.path import OutputProducts
 from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.profile import Profile
 from omnireuse.summary.tuning import BEGINS, Tuning
-from omnireuse.tuning.budget import Budget
+from omnireuse.tuning.budget import PRICE, Budget, Ledger, Work, work_of
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.fewest import FewestSteps
+from omnireuse.tuning.fewest import trying
 from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.ledger import PRICE, Ledger, Work, work_of
 from omnireuse.tuning.recording import Keeper
 from omnireuse.tuning.store import Store
-from omnireuse.tuning.trials import MOST_WORK, MeasuredCall, Pausing, Shadows, Trials, Trying, finished
+from omnireuse.tuning.trials import MOST_WORK, MeasuredCall, Pausing, Shadows, Trying, finished
 
 __all__ = ["MOST_FAILURES", "Entry", "Shared"]
 
@@ -267,10 +266,7 @@ class Entry:
         """Make the shadows that are due; return why others wait, empty where none do."""
         is_slow = self.shared.agreement.of_first(lambda: self.seconds > SLOW and not self.shared.measures_all)
         if self.trials is None:
-            of_aim = bool(self.budget.aim)
-            self.trials = (
-                FewestSteps(self.budget, self.earlier) if of_aim else Trials(self.budget, self.calls, self.earlier)
-            )
+            self.trials = trying(self.budget, self.calls, self.earlier)
         trials = self.trials
         while (due := trials.due(self.calls, is_whole=self.is_whole)) is not None:
             if not self._allows(due.cost):

@@ -13,7 +13,7 @@ import torch
 
 import omnireuse
 from omnireuse.tuning import entry
-from omnireuse.tuning.ledger import FROM, PRICE, Ledger, work_of
+from omnireuse.tuning.budget import FROM, PRICE, Ledger, work_of
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import flux as tiny_flux
 
