@@ -19,7 +19,6 @@ from omnireuse.policies import Steps
 from omnireuse.policies.base import Policy
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry
-from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.loops import Followed, Led, MeasuredLoop, ShadowLoop
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadow
 from omnireuse.tuning.tuner import HostTuner
@@ -180,4 +179,4 @@ class LoopTuner(HostTuner):
     def learn(entry: Entry, loop: Loop, run: MeasuredLoop) -> bool:
         """As `Entry.learn`, of a loop that was computed in full."""
         entry.made(is_full=True)
-        return entry.learn(run.recording, lambda: FullRun.of(run.recording), loop)
+        return entry.learn(run.recording, loop)

@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from omnireuse.base.validation import in_words
-from omnireuse.errors import OmniReuseError, StateError
+from omnireuse.base.validation import in_own_words
+from omnireuse.errors import OmniReuseError
 
 __all__ = ["Agreement"]
 
@@ -61,7 +61,7 @@ class Agreement:
             try:
                 held = [make()]
             except Exception as error:  # the others wait for an answer
-                held = [error if isinstance(error, OmniReuseError) else StateError(in_words(error))]
+                held = [in_own_words(error)]
         dist.broadcast_object_list(held, src=dist.get_global_rank(self._group, 0), group=self._group)
         if isinstance(held[0], OmniReuseError):
             raise held[0]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
 
-from omnireuse.base.validation import counted, in_words
-from omnireuse.errors import UnsupportedModelError
+from omnireuse.base.validation import counted, in_own_words, in_words
+from omnireuse.errors import NotTunable, OmniReuseError, StateError, UnsupportedModelError
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.path import OutputProducts
@@ -23,7 +22,7 @@ from omnireuse.tuning.budget import PRICE, Budget, Ledger, Work, work_of
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.fewest import trying
 from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.recording import Keeper
+from omnireuse.tuning.recording import Recording
 from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import MOST_WORK, MeasuredCall, Pausing, Shadows, Trying, finished
 
@@ -189,24 +188,20 @@ class Entry:
         if self.tuning.near:
             logger.info("%s", self.tuning.near)
 
-    def learn(self, kept: Keeper, full_run: Callable[[], FullRun], replay: Any) -> bool:
+    def learn(self, recording: Recording, replay: Any) -> bool:
         """Note a measured call, or why that failed. The calls of few configurations are kept with this one.
 
         Args:
-            kept: what became of keeping its values.
-            full_run: makes something of them.
+            recording: of its values.
             replay: from which the host makes the call again.
 
         Returns:
             Whether shadows are made beside it. The first call of all takes its usual time.
         """
-        if kept.failure is not None:
-            self.failed(kept.failure, kept.is_permanent)
-            return False
         try:
-            call = MeasuredCall(replay=replay, full=full_run())
+            call = MeasuredCall(replay=replay, full=FullRun.of(recording))
         except Exception as error:  # the picture is done, and must not fail because measuring it does
-            self.failed(in_words(error), isinstance(error, UnsupportedModelError))
+            self.failed(error)
             return False
         with self.shared.lock:
             self.seconds = time.monotonic() - self.begun
@@ -239,14 +234,14 @@ class Entry:
 
     def going_on(self, shadows: Shadows) -> Pausing[None]:
         """As `go_on`, with the pauses of the host's shadows."""
-        failure: tuple[str, bool] | None = None
+        failure: OmniReuseError | None = None
         waits, agreement = "", self.shared.agreement
         try:
             waits = yield from self._trying(shadows)
         except Exception as error:  # the picture is done, and must not fail because a shadow does
-            failure = in_words(error), isinstance(error, UnsupportedModelError)
+            failure = in_own_words(error)
         if (failure := agreement.of_any(failure)) is not None:
-            self.failed(*failure)
+            self.failed(failure)
             return
         self.failures = 0
         if waits or not self.is_whole:
@@ -255,7 +250,7 @@ class Entry:
         try:
             decided = agreement.of_first(self._decided)
         except Exception as error:  # nor because a decision does
-            self.failed(in_words(error), is_permanent=True)
+            self.failed(NotTunable(in_words(error)))
             return
         self.take(*decided)
         logger.info("tuning has ended for calls with %s: %s", self.configuration.words, self.tuning)
@@ -333,20 +328,20 @@ class Entry:
             reason=f"{text}, on {counted(pictures, 'measured picture')}",
         )
 
-    def failed(self, why: str, is_permanent: bool = False) -> None:
+    def failed(self, error: Exception) -> None:
         """What was measured is dropped; the next picture measures anew, unless that is known to be in vain."""
         with self.shared.lock:
             self.failures += 1
-            if is_permanent or self.failures >= MOST_FAILURES:
+            if isinstance(error, (NotTunable, UnsupportedModelError)) or self.failures >= MOST_FAILURES:
                 self.drop()
-                self.end("failed", why)
+                self.end("failed", in_words(error))
                 return
-            self.begin_anew(why)
+            self.begin_anew(in_words(error))
 
     def broken_off(self, error: BaseException) -> None:
         """A picture that was being measured has ended with an error. An interrupt says nothing about the pipeline."""
         if isinstance(error, Exception):
-            self.failed(f"a picture has failed ({type(error).__name__})")
+            self.failed(StateError(f"a picture has failed ({type(error).__name__})"))
         else:
             self.begin_anew("it was interrupted")
 

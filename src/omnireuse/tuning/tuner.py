@@ -20,7 +20,6 @@ from omnireuse.profiles.target import Target
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry
-from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.registry import Registry
 from omnireuse.tuning.replay import Replay, noting_bars
@@ -221,7 +220,7 @@ class Tuner(HostTuner):
         entry.made(is_full=attempt.is_full, calls=attempt.loop.asked)
         if recording is None:
             self._finish(proceed, self._registry.whole())
-        elif entry.learn(recording, lambda: FullRun.of(recording), attempt.replay):
+        elif entry.learn(recording, attempt.replay):
             entry.go_on(SessionShadows(self._session, proceed))
 
     def _finish(self, proceed: Callable[..., Any], due: list[Entry]) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from omnireuse.arguments.tune import PICTURES
-from omnireuse.base.validation import in_words
 from omnireuse.engines.comfyui.calls import SamplerCall
 from omnireuse.engines.comfyui.graph import conditions_of, sampler_name
 from omnireuse.engines.comfyui.measuring import Measurement, SamplerLoop, SamplerSteps
@@ -146,7 +145,7 @@ class SamplerTuner(LoopTuner):
             why = f"no weights can be fitted for the sampler {sampler_name(call.sampler)}: {error}"
             entry.end("off", why)
         except Exception as error:  # the picture must not fail because measuring it does
-            entry.failed(in_words(error))
+            entry.failed(error)
         return None
 
     def _go_on(self, entry: Entry, executor: Any, *, is_done: bool) -> None:
