@@ -56,10 +56,9 @@ class Loop(ABC):
     def configuration(self, start: RunStart) -> Configuration:
         """Loops that are like this one."""
 
-    def measured(self) -> Recording:
-        """The recorder of its steps."""
-        assert self.start.total is not None, "only loops of known length are tuned"
-        return Recording(self.start.scheduler, self.start.total)
+    def recording(self) -> Recording:
+        """A recording of its steps."""
+        return Recording(self.start.scheduler, self.start.total or 0)
 
 
 @dataclass(frozen=True)

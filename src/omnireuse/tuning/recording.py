@@ -18,7 +18,7 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.path import copied
 from omnireuse.policies import Never
 
-__all__ = ["FULL", "Keeper", "RecordedStep", "Recording"]
+__all__ = ["FULL", "RecordedStep", "Recording"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -49,50 +49,8 @@ class RecordedStep:
     latents: torch.Tensor | None = None
 
 
-class Keeper:
-    """What becomes of keeping the values of one run. An error in it ends the keeping and not the run.
-
-    Args:
-        is_bounded: whether at most `MOST_BYTES` are kept.
-    """
-
-    def __init__(self, *, is_bounded: bool) -> None:
-        self.failure: str | None = None
-        """Why nothing can be learnt from the run; None as long as something can."""
-        self.is_permanent = False
-        """Whether other runs of this configuration would fail alike."""
-        self.device: torch.device | None = None
-        """Where values are kept; None for where they are."""
-        self._is_bounded = is_bounded
-
-    def fail(self, why: str, *, is_permanent: bool) -> None:
-        """End it."""
-        self.failure, self.is_permanent = why, is_permanent
-
-    def keep(self, note: Callable[..., None], *values: Any) -> None:
-        """Note values, as long as something can be learnt."""
-        if self.failure is not None:
-            return
-        try:
-            note(*values)
-        except Exception as error:  # the picture must not fail because measuring it does
-            why = in_words(error)
-            logger.warning("measuring ended within a picture, which goes on: %s", why)
-            self.fail(why, is_permanent=False)
-
-    def choose_device(self, needed: int) -> None:
-        """Choose where so many bytes are kept, or end it where they are too many."""
-        if self._is_bounded and needed > MOST_BYTES:
-            self.fail(
-                f"measuring would keep {needed / 2**30:.1f} GiB, and at most {MOST_BYTES / 2**30:.0f} GiB are kept",
-                is_permanent=True,
-            )
-        elif needed > ON_DEVICE:
-            self.device = torch.device("cpu")
-
-
-class Recording(Stepper, Keeper):
-    """Computes every step of one loop, and keeps copies of its values.
+class Recording(Stepper):
+    """Computes every step of one loop, and keeps copies of its values. An error in keeping them does not end the loop.
 
     Args:
         scheduler: of the loop; a copy is kept as it is before the first step.
@@ -111,12 +69,16 @@ class Recording(Stepper, Keeper):
         is_bounded: bool = True,
         calls_may_change: bool = False,
     ) -> None:
-        super().__init__(is_bounded=is_bounded)
-        self.failure = None if keeps else "another thread is measuring"
+        self.failure: str | None = None if keeps else "another thread is measuring"
+        """Why nothing can be learnt from the loop; None as long as something can."""
+        self.is_permanent = False
+        """Whether other runs of this configuration would fail alike."""
         self.steps: list[RecordedStep] = []
         self.scheduler: Any = None
         self.total = total
-        self._scheduler, self._calls_may_change = scheduler, calls_may_change
+        self._scheduler, self._is_bounded, self._calls_may_change = scheduler, is_bounded, calls_may_change
+        self._device: torch.device | None = None
+        """Where values are kept; None for where they are."""
         self._step, self._denoiser = RecordedStep(), 0
 
     @property
@@ -147,9 +109,20 @@ class Recording(Stepper, Keeper):
 
     def fail(self, why: str, *, is_permanent: bool) -> None:
         """End the recording, and drop what was kept."""
-        super().fail(why, is_permanent=is_permanent)
+        self.failure, self.is_permanent = why, is_permanent
         self.steps.clear()
         self.scheduler, self._step = None, RecordedStep()
+
+    def keep(self, note: Callable[..., None], *values: Any) -> None:
+        """Note values, as long as something can be learnt."""
+        if self.failure is not None:
+            return
+        try:
+            note(*values)
+        except Exception as error:  # the picture must not fail because measuring it does
+            why = in_words(error)
+            logger.warning("measuring ended within a picture, which goes on: %s", why)
+            self.fail(why, is_permanent=False)
 
     def _note_step(self, given: Mapping[str, Any], output: Any, sample: torch.Tensor) -> None:
         """Note what the scheduler's step is about to get; the branches were seen before, by hosts that see them."""
@@ -174,7 +147,7 @@ class Recording(Stepper, Keeper):
             return
         step.given = {name: each for name, each in given.items() if name not in ("model_output", "sample")}
         step.output, step.sample = self._kept(output), self._kept(sample)
-        if self.device is not None:
+        if self._device is not None:
             step.calls = [(place, pytree.tree_map(self._moved, each)) for place, each in step.calls]
         self.steps.append(step)
 
@@ -187,14 +160,21 @@ class Recording(Stepper, Keeper):
 
     def _choose_device(self, step: RecordedStep, output: torch.Tensor, sample: torch.Tensor) -> None:
         leaves = [leaf for _, each in step.calls for leaf in pytree.tree_leaves(each) if isinstance(leaf, torch.Tensor)]
-        self.choose_device(self.total * sum(each.nbytes for each in (*leaves, output, sample, sample)))
+        needed = self.total * sum(each.nbytes for each in (*leaves, output, sample, sample))
+        if self._is_bounded and needed > MOST_BYTES:
+            self.fail(
+                f"measuring would keep {needed / 2**30:.1f} GiB, and at most {MOST_BYTES / 2**30:.0f} GiB are kept",
+                is_permanent=True,
+            )
+        elif needed > ON_DEVICE:
+            self._device = torch.device("cpu")
 
     def _kept(self, value: torch.Tensor) -> torch.Tensor:
         # Copies: engines overwrite one buffer at every step.
-        return value.detach().clone() if self.device is None else value.detach().to(self.device, copy=True)
+        return value.detach().clone() if self._device is None else value.detach().to(self._device, copy=True)
 
     def _moved(self, value: Any) -> Any:
-        return value.to(self.device) if isinstance(value, torch.Tensor) else value
+        return value.to(self._device) if isinstance(value, torch.Tensor) else value
 
 
 def _places(step: RecordedStep) -> list[int]:

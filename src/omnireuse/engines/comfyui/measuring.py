@@ -145,7 +145,7 @@ class Measurement(SamplerSteps):
     """
 
     def __init__(self, loop: SamplerLoop, generation: Generation) -> None:
-        self.measured = loop.measured()
+        self.measured = loop.recording()
         super().__init__(self.measured, loop.noise.sigmas, None)
         self.loop, self.generation = loop, generation
 

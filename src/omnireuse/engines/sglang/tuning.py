@@ -154,7 +154,7 @@ class RequestTuner(LoopTuner):
         Returns:
             The loop's result, and figures for the response.
         """
-        again, run = loop.twin(), loop.measured()
+        again, run = loop.twin(), loop.recording()
 
         def proceed() -> Any:
             loop.batch.extra[KEY] = Driven(run, loop.given)

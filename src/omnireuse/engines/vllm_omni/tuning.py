@@ -193,7 +193,7 @@ class _MeasuredRequest:
 
     def __init__(self, loop: RequestLoop, entry: Entry, learn: Callable[[_MeasuredRequest], None]) -> None:
         self.entry, self.twin, self._learn = entry, loop.twin(), learn
-        self.recording, self._is_over = self.twin.twin().measured(), False
+        self.recording, self._is_over = self.twin.twin().recording(), False
 
     def note(self, state: Any, output: Any) -> None:
         """Take in the output of a step, whose scheduler's step is still to come."""
