@@ -7,7 +7,7 @@
     │   └── UnsupportedModelError           a model or pipeline that the asked-for reuse cannot serve
     ├── WrongTypeError (TypeError)          a value of the wrong kind altogether
     ├── StateError (RuntimeError)           a call that does not fit what happened before it
-    │   └── NotTunable                      a run that tuning cannot measure; the run itself goes on
+    │   └── NotTunableError                 a run that tuning cannot measure; the run itself goes on
     └── MissingExtraError (ImportError)     an optional dependency is not installed
 
 A message reads: *object(field=value): field must …, got …; what to do*. A pipeline, scheduler or model that was given
@@ -24,7 +24,7 @@ from typing import ClassVar
 __all__ = [
     "ConfigError",
     "MissingExtraError",
-    "NotTunable",
+    "NotTunableError",
     "NothingPublishedError",
     "OmniReuseError",
     "StateError",
@@ -133,7 +133,7 @@ class StateError(OmniReuseError, RuntimeError):
     """A call that does not fit the calls before it."""
 
 
-class NotTunable(StateError):
+class NotTunableError(StateError):
     """A run that tuning cannot measure. Its text is the reason; the run itself goes on."""
 
 

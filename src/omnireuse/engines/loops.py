@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from omnireuse.engines.settings import RequestPlan
-from omnireuse.errors import NotTunable
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
@@ -49,7 +49,7 @@ class Loop(ABC):
         """Refuse a loop that cannot be tuned.
 
         Raises:
-            NotTunable: it cannot.
+            NotTunableError: it cannot.
         """
 
     @abstractmethod
@@ -97,16 +97,16 @@ class LoopTuner(HostTuner):
         """The entry of a loop under the untuned default.
 
         Raises:
-            NotTunable: it has none.
+            NotTunableError: it has none.
         """
         try:
             loop.check()
             start = loop.start
             return self._registry.entry_of(policy, start, lambda: loop.configuration(start))
-        except NotTunable:
+        except NotTunableError:
             raise
         except Exception as error:
-            raise NotTunable(f"the run cannot be told from others ({type(error).__name__}: {error})") from error
+            raise NotTunableError(f"the run cannot be told from others ({type(error).__name__}: {error})") from error
 
     def choose(
         self,
@@ -127,7 +127,7 @@ class LoopTuner(HostTuner):
             return plan, None
         try:
             entry = self.find(plan.strategy.policy, loop)
-        except NotTunable as error:
+        except NotTunableError as error:
             self.pass_by(error)
             return plan, None
         self._latest = entry

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from omnireuse.base.validation import in_own_words
-from omnireuse.errors import OmniReuseError
 
 __all__ = ["Agreement"]
 
@@ -56,15 +55,14 @@ class Agreement:
         """The first rank's value, or its error, on all ranks. The others make nothing."""
         if self._group is None:
             return make()
-        held: list[Any] = [None]
-        if self.is_first:
-            try:
-                held = [make()]
-            except Exception as error:  # the others wait for an answer
-                held = [in_own_words(error)]
+        held: list[Any] = [None, None]
+        try:
+            held[0] = make() if self.is_first else None
+        except Exception as error:  # the others wait for an answer
+            held[1] = in_own_words(error)
         dist.broadcast_object_list(held, src=dist.get_global_rank(self._group, 0), group=self._group)
-        if isinstance(held[0], OmniReuseError):
-            raise held[0]
+        if held[1] is not None:
+            raise held[1]
         return cast(T, held[0])
 
     def of_any(self, value: T | None) -> T | None:

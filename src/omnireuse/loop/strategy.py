@@ -204,21 +204,19 @@ class Strategy:
         places = noises if self.axis == "noise" else None
         target, corrects = self._remembered(known, places)
         forecaster = self.forecaster.for_run(total, tuple(sorted(schedule)), places, target)
-        if forecaster.corrects is None:
-            left: Any = forecaster
-            forecaster = replace(left, corrects=corrects)
+        left: Any = forecaster
+        forecaster = replace(left, corrects=corrects) if forecaster.corrects is None else forecaster
         return RunPlan(noises, schedule, forecaster, target)
 
     def _remembered(self, levels: Sequence[NoiseLevel], places: tuple[float, ...] | None) -> tuple[str, bool]:
-        """What a run with a schedule remembers, and whether its computed steps correct the latents for the forecasts
-        before them, if the forecaster leaves that to the run. `Parametrization` falls back to the output if the first
-        one has no x0.
+        """What a run with a schedule remembers, and whether computed steps correct the latents for the forecasts before
+        them, if the forecaster leaves that to the run. A first output without x0 changes it (`Parametrization`).
 
-        | the run, by the first row that fits                          | remembers       | corrects |
-        |--------------------------------------------------------------|-----------------|----------|
-        | follows a path of flow matching                              | velocity        | yes *    |
-        | bounds x0, or calls the model twice at a noise level         | output          | no       |
-        | any other, and each whose target was asked for               | `chosen_target` | x0 *     |
+        | the run, by the first row that fits                  | remembers       | corrects |
+        |------------------------------------------------------|-----------------|----------|
+        | follows a path of flow matching                      | velocity        | yes *    |
+        | bounds x0, or calls the model twice at a noise level | output          | no       |
+        | any other, and each whose target was asked for       | `chosen_target` | x0 *     |
 
         * In region "step", if the solver's steps are known and distances are measured in noise (`places`).
         """

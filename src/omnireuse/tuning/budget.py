@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from omnireuse.errors import NotTunable
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
 from omnireuse.policies import ErrorControl
 from omnireuse.policies.base import Policy
@@ -108,32 +108,32 @@ def budget_for(policy: Policy, start: RunStart, target: Target) -> Budget:
     """The budget of a run under the untuned default of a target.
 
     Raises:
-        NotTunable: it has none.
+        NotTunableError: it has none.
     """
     total = start.total
     if total is None or len(start.levels) < total:
-        raise NotTunable("the number of steps is not known")
+        raise NotTunableError("the number of steps is not known")
     levels = start.levels[:total]
     noises, elements = tuple(level.coordinate for level in levels), math.prod(start.shape)
     if any(level.sample_weight is None for level in levels) or any(a <= b for a, b in pairwise(noises)):
-        raise NotTunable(
+        raise NotTunableError(
             f"the noise of {type(start.scheduler).__name__} is not known, or does not fall from step to step"
         )
     rule = policy if isinstance(policy, ErrorControl) else None
     aim = target if rule is None else Target("tolerance", rule.tolerance)
     if aim.is_of_results:
         if total < SHORTEST:
-            raise NotTunable(f"every step of a run of {total} is computed")
+            raise NotTunableError(f"every step of a run of {total} is computed")
         return Budget(steps=tuple(range(total)), reuses=False, noises=noises, aim=aim, rule=rule, elements=elements)
     schedule = policy.schedule(total, noises)
     if schedule is None:
-        raise NotTunable("steps are chosen within the run")
+        raise NotTunableError("steps are chosen within the run")
     steps, is_short = tuple(sorted(schedule)), False
     if len(steps) == total and isinstance(policy, Spread) and policy.min_steps is not None:
         half = Spread(num_computed=max(-(-total // 2), 2))
         steps, is_short = tuple(sorted(half.schedule(total, noises))), total >= SHORTEST
     if len(steps) == total or total < SHORTEST:
-        raise NotTunable(f"every step of a run of {total} is computed")
+        raise NotTunableError(f"every step of a run of {total} is computed")
     return Budget(steps=steps, reuses=not is_short, noises=noises, elements=elements)
 
 

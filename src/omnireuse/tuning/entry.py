@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from omnireuse.base.validation import counted, in_own_words, in_words
-from omnireuse.errors import NotTunable, OmniReuseError, StateError, UnsupportedModelError
+from omnireuse.errors import NotTunableError, OmniReuseError, StateError, UnsupportedModelError
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.path import OutputProducts
@@ -250,7 +250,7 @@ class Entry:
         try:
             decided = agreement.of_first(self._decided)
         except Exception as error:  # nor because a decision does
-            self.failed(NotTunable(in_words(error)))
+            self.failed(NotTunableError(in_words(error)))
             return
         self.take(*decided)
         logger.info("tuning has ended for calls with %s: %s", self.configuration.words, self.tuning)
@@ -332,7 +332,7 @@ class Entry:
         """What was measured is dropped; the next picture measures anew, unless that is known to be in vain."""
         with self.shared.lock:
             self.failures += 1
-            if isinstance(error, (NotTunable, UnsupportedModelError)) or self.failures >= MOST_FAILURES:
+            if isinstance(error, (NotTunableError, UnsupportedModelError)) or self.failures >= MOST_FAILURES:
                 self.drop()
                 self.end("failed", in_words(error))
                 return

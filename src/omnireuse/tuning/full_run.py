@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnireuse.errors import NotTunable, StateError, UnsupportedModelError
+from omnireuse.errors import NotTunableError, StateError, UnsupportedModelError
 from omnireuse.planning.path import OutputProducts, Path, branches_of
 from omnireuse.planning.solver import Arithmetic, next_latents
 from omnireuse.tuning.recording import Recording
@@ -50,12 +50,12 @@ class FullRun:
 
         Raises:
             StateError: its values could not be kept, or the run ended before its last step.
-            NotTunable: they could not, and neither could those of other runs like it.
+            NotTunableError: they could not, and neither could those of other runs like it.
             UnsupportedModelError: it is not known what the scheduler's steps make of their outputs.
             ArithmeticError: the final latents are not finite.
         """
         if recording.failure is not None:
-            raise (NotTunable if recording.is_permanent else StateError)(recording.failure)
+            raise (NotTunableError if recording.is_permanent else StateError)(recording.failure)
         steps = recording.steps
         final = steps[-1].latents if recording.is_whole else None
         if final is None:

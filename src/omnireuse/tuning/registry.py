@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from omnireuse.errors import NotTunable
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
 from omnireuse.planning.path import OutputProducts
 from omnireuse.policies.base import Policy
@@ -48,11 +48,11 @@ class Registry(Shared):
             target: of the untuned default.
 
         Raises:
-            NotTunable: the run has none.
+            NotTunableError: the run has none.
         """
         budget, known = budget_for(policy, start, target or Target()), configuration()
         if known.conditions.weights is None:
-            raise NotTunable("weights cannot be told apart, because they are sharded or not in memory")
+            raise NotTunableError("weights cannot be told apart, because they are sharded or not in memory")
         with self.lock:
             return self.find(known, budget)
 
@@ -95,7 +95,7 @@ class Registry(Shared):
         entry = Entry(shared=self, configuration=configuration, budget=budget, tuning=tuning, pace=self.ledger.pace)
         try:
             known, earlier, budgets = self.agreement.of_first(lambda: self._kept(entry))
-        except NotTunable as error:
+        except NotTunableError as error:
             entry.release()
             return self._passed_by(entry, str(error))
         self.entries[key] = entry
@@ -122,7 +122,7 @@ class Registry(Shared):
         Its lock is taken where it has no plan.
 
         Raises:
-            NotTunable: it is not measured now.
+            NotTunableError: it is not measured now.
         """
         digest, count, store = entry.configuration.digest, len(entry.budget.steps), self.store
         known = store.load(digest)
@@ -130,7 +130,7 @@ class Registry(Shared):
             return known, [], frozenset()
         entry.lock = store.lock(digest)
         if entry.lock is None:
-            raise NotTunable("another pipeline or process measures it, and its plan serves here once it is kept")
+            raise NotTunableError("another pipeline or process measures it, and its plan serves here once it is kept")
         if self.measures_all:
             return None, [], frozenset()
         earlier, budgets = store.measured(digest)
@@ -140,9 +140,9 @@ class Registry(Shared):
                 self._seen.add(digest)
                 store.keep_measured(entry.configuration, [], budgets)
                 others = f"{MOST_UNFINISHED} other configurations are measured in part"
-                raise NotTunable(f"{others}; this one is measured from its second picture on")
+                raise NotTunableError(f"{others}; this one is measured from its second picture on")
         if count not in budgets and len(budgets) >= MOST_BUDGETS:
             store.keep_measured(entry.configuration, earlier, budgets | {count})
             others = f"{MOST_BUDGETS} other numbers of computed steps were asked for"
-            raise NotTunable(f"{others}; this one is measured from its second picture on")
+            raise NotTunableError(f"{others}; this one is measured from its second picture on")
         return None, earlier, budgets

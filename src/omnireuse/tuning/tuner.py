@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from omnireuse.arguments.tune import TURN_OFF
-from omnireuse.errors import NotTunable
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Loop, Session
 from omnireuse.loop.strategy import Strategy
@@ -194,7 +194,7 @@ class Tuner(HostTuner):
                     lambda: Configuration.of(self._session.pipeline, start, arguments),
                     self._target,
                 )
-            except NotTunable as error:
+            except NotTunableError as error:
                 self.pass_by(error)
                 return untuned
             self._latest = attempt.entry = entry

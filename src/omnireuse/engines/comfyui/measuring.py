@@ -15,7 +15,7 @@ from omnireuse.engines.comfyui.noise import RunNoise
 from omnireuse.engines.comfyui.solver import Response
 from omnireuse.engines.comfyui.wrappers import PARTS, PREDICT, SAMPLER, Wrappers
 from omnireuse.engines.loops import Loop
-from omnireuse.errors import NotTunable
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.stepper import Stepper, stepped
@@ -61,11 +61,11 @@ class SamplerLoop(Loop):
     def check(self) -> None:
         call = self.call
         if call.given.get("denoise_mask") is not None:
-            raise NotTunable("runs with a mask are not tuned")
+            raise NotTunableError("runs with a mask are not tuned")
         if len(call.given.get("latent_shapes") or ()) > 1:
-            raise NotTunable("runs with several kinds of latents are not tuned")
+            raise NotTunableError("runs with several kinds of latents are not tuned")
         if any("hooks" in each for group in call.conds.values() for each in group):
-            raise NotTunable("runs whose conditions change the weights are not tuned")
+            raise NotTunableError("runs whose conditions change the weights are not tuned")
 
     def configuration(self, start: RunStart) -> Configuration:
         assert self.conditions is not None, "only a run that begins is looked up"

@@ -14,7 +14,7 @@ from omnireuse.engines.loops import Loop, LoopShadows, LoopTuner
 from omnireuse.engines.request import levels_of, tuning_figures
 from omnireuse.engines.settings import KEY, RequestPlan
 from omnireuse.engines.sglang.native import Driven
-from omnireuse.errors import NotTunable
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
 from omnireuse.profiles.conditions import watch_of
 from omnireuse.tuning.configuration import Configuration
@@ -87,17 +87,17 @@ class StageLoop(Loop):
 
     def check(self) -> None:
         if type(self.stage).__name__ not in SAFE:
-            raise NotTunable(
+            raise NotTunableError(
                 f"{type(self.stage).__name__} may keep more than its context, so its loop is not made again"
             )
         if dist.is_initialized() and dist.get_world_size() > 1:
-            raise NotTunable("SGLang's own pipelines are tuned on one rank alone")
+            raise NotTunableError("SGLang's own pipelines are tuned on one rank alone")
         if self.ctx.reserved_frames_mask is not None or self.ctx.z is not None:
-            raise NotTunable("loops that change their latents after the scheduler's step are not tuned")
+            raise NotTunableError("loops that change their latents after the scheduler's step are not tuned")
         if self.batch.sampling_params.rollout:
-            raise NotTunable("rollouts are not tuned")
+            raise NotTunableError("rollouts are not tuned")
         if any("WithLoRA" in type(each).__name__ for each in self.stage.transformer.modules()):
-            raise NotTunable("LoRA adapters of SGLang cannot be told apart")
+            raise NotTunableError("LoRA adapters of SGLang cannot be told apart")
 
     def configuration(self, start: RunStart) -> Configuration:
         """By the weights and all fields of the request that reach the loop."""

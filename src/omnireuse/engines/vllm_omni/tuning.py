@@ -20,7 +20,7 @@ from omnireuse.engines.loops import Loop, LoopShadows, LoopTuner
 from omnireuse.engines.request import levels_of
 from omnireuse.engines.settings import RequestPlan
 from omnireuse.engines.vllm_omni.calls import request_scales, untunable
-from omnireuse.errors import NotTunable
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.stepper import stepped
 from omnireuse.planning.solver import next_latents
@@ -78,7 +78,7 @@ class RequestLoop(Loop):
 
     def check(self) -> None:
         if (why := untunable(self.state.sampling)) is not None:
-            raise NotTunable(why)
+            raise NotTunableError(why)
 
     def configuration(self, start: RunStart) -> Configuration:
         scales = request_scales(self.state.sampling, self.state.prompt)
