@@ -17,7 +17,7 @@ from reference.evaluate import Figures
 TEMPLATES = Path(__file__).parent / "cards"
 GRID_COLUMNS = 8
 #: A clip's samples are an animation, and large.
-GRID_ROWS = {"image": 4, "clip": 2}
+GRID_ROWS = {"image": 4, "clip": 1}
 
 
 HEAD = """---

@@ -5,7 +5,7 @@
 Measured figures of comparisons (PSNR, SSIM, seconds, scores) keep five significant digits, what they were measured with
 keeps all. Records are written without indentation; what does not fit a line is broken into one line an entry. A record
 that does not name its revision stays as it is, because `scripts/figures.py --older` takes that of its last change.
-Charts get 256 colours; pictures with samples of a model keep every pixel.
+Pictures get 256 colours; those that compare many samples of a model keep every pixel.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from PIL import Image
 
 TOP = Path(__file__).resolve().parents[1]
 RESULTS, IMAGES = TOP / "bench" / "results", TOP / "docs" / "images"
-#: Pictures of IMAGES with samples of a model.
-SAMPLES = {"comfyui", "faces", "faces-phone", "tutorial", "why-reuse"}
+#: Pictures of IMAGES that compare many samples of a model.
+SAMPLES = {"faces", "faces-phone"}
 MEASURED = {"psnr", "each", "ssim", "speedup", "seconds", "scores"}
 WIDTH = 120
 #: Smaller files stay as they are.
