@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnireuse import EveryNth, Never, Spread, Steps, TeaCache
-from omnireuse.errors import ConfigError, StateError
+from omnireuse.errors import ConfigError, StateError, UnknownNameError
+from omnireuse.policies import policy_named
 from omnireuse.policies.base import Policy, StepView
 from omnireuse.policies.by_change import TeaCacheState
 from omnireuse.policies.spread import spread_by_noise
@@ -310,3 +311,8 @@ def test_steps_that_were_chosen_for_one_run_leave_others_to_another_schedule() -
     assert policy.schedule(9) == elsewhere.schedule(9)
     numbers = Steps(steps=(0, 1, 2), made_at=(0.0, 1.0, 2.0, 3.0), elsewhere=elsewhere, compute_last=False)
     assert numbers.schedule(4, here) == {0, 1, 2}, "the noise of its run is not known"
+
+
+def test_unknown_policies_suggest_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'tea_cache'"):
+        policy_named("teacache")
