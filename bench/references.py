@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 
-from bench import _reference_time
+from bench import _reference_quality, _reference_time
 from bench._editing_size import EDITING
 from bench._resumable import record_of
 from omnireuse.errors import ConfigError
 
-PARTS: Mapping[str, Any] = {"time": _reference_time.measure}
+TOP = Path(__file__).resolve().parents[1]
+PARTS: Mapping[str, Any] = {"time": _reference_time.measure, "quality": _reference_quality.measure}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -38,6 +39,9 @@ def main(arguments: list[str] | None = None) -> None:
     size.add_argument("--tiny", dest="size", action="store_const", const="tiny", help="tiny models, to try the code")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=math.inf, help="nothing begins later than that")
+    parser.add_argument("--model", type=Path, default=TOP / "models", help="holds faces-edit and faces-edit-8")
+    parser.add_argument("--parts-in", type=Path, default=Path("runs", "faces-edit"), help="of the people's drawings")
+    parser.add_argument("--edits", type=int, default=48, help="held-out edits")
     parser.add_argument("--show", action="store_true", help="only show the record")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)

@@ -24,7 +24,7 @@ from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, forward_group
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Region, Strategy, WholeRegion
-from omnireuse.references import References, plan_of
+from omnireuse.references import References, axis_for
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -140,9 +140,9 @@ def enable(
             disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it off.
         audit: share of the pipeline's calls, in 0…1, that are made again in full after their pictures are done;
             `summary().audits` holds the error of each. It goes with the default, the targets and a profile.
-        references: of editing models: True keeps keys and values of the references at the first computed call and every
-            fourth after it, and computes the calls in between without the references' tokens; "host" does, too, and
-            keeps them in the memory of the host. Such lean calls are an approximation, and add to the error of reuse.
+        references: of editing models: True computes the references' tokens at the first computed call, at every fourth
+            after it and at the last step. The calls in between use the keys and values that were kept of them; such
+            lean calls are an approximation, and add to the error of reuse. "host" keeps them in the memory of the host.
             None and False compute all tokens at all computed calls.
         options: fields of `DiffusionCacheConfig` with a backend; with a policy `prediction_target`, `signal`, `axis`.
 
@@ -165,7 +165,7 @@ def enable(
     ways = {"backend": backend, "policy": policy, "forecaster": forecaster, "region": region, **axes}
     check_arguments(pipeline, aims, ways, profile=profile, tune=tune, audit=audit, options=options)
     if isinstance(backend, str):
-        plan_of(references, pipeline, None)
+        axis_for(references, pipeline, None)
         from omnireuse.named.step_caches import enable_step_cache
 
         return enable_step_cache(backend, options, pipeline, lambda: _agreement(pipeline, group), profile)
@@ -174,14 +174,14 @@ def enable(
         backend = strategy_of(policy, "hold" if forecaster is None else forecaster, region=region or "step", **axes)
     if backend is not None:
         decides, forecasts = type(backend.policy).__name__, type(backend.forecaster).__name__
-        lean = plan_of(references, pipeline, backend.region)
+        lean = axis_for(references, pipeline, backend.region)
         name = f"{decides} × {forecasts} on {backend.region}"
         return Handle(pipeline, backend, name=name, agreement=agreement, references=lean)
     why = partial(why_untuned, tune)
     chosen = strategy_for(pipeline, profile=profile, region=region, untuned=why, **aims)
     untuned = "a profile" if profile is not None else why(chosen.strategy.region)
-    judged = [name for name in ("quality", "tolerance") if aims[name] is not None]
-    lean = plan_of(references, pipeline, chosen.strategy.region, judged)
+    aim = next((name for name in ("quality", "tolerance") if aims[name] is not None), "")
+    lean = axis_for(references, pipeline, chosen.strategy.region, aim)
     return Handle(
         pipeline,
         chosen.strategy,

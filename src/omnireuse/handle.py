@@ -19,7 +19,7 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.guidance import Calibrated, CalibratedRuns
-from omnireuse.references import ReferenceAxis, References
+from omnireuse.references import ReferenceAxis
 from omnireuse.summary.counters import Stats
 from omnireuse.summary.summary import Promise, Summary, summary_html
 from omnireuse.summary.tuning import Tuning
@@ -49,7 +49,7 @@ class Handle:
         tuner: builds the object that measures pictures and tunes the strategy; None if nothing is tuned.
         untuned: why nothing is tuned, in words.
         auditor: builds the object that compares some pictures with full runs; None for no audits.
-        references: which computed calls are full; None for all, without keeping anything.
+        references: makes the computed calls of an editing model full or lean; None for full ones.
         adapts: go on in region "call" if region "step" meets several kinds of latents; without it that is an error.
 
     Raises:
@@ -71,7 +71,7 @@ class Handle:
         tuner: Callable[[Session], Tuner] | None = None,
         untuned: str = "tune=False",
         auditor: Callable[[Session], Auditor] | None = None,
-        references: References | None = None,
+        references: ReferenceAxis | None = None,
         adapts: bool = False,
     ) -> None:
         if (present := handle_of(pipeline)) is not None:
@@ -82,14 +82,14 @@ class Handle:
         self.name: str = name
         self._stats = Stats(name, promise)
         said = set() if promise is None or promise.but is None else {promise.but}
-        self._references = None if references is None else ReferenceAxis(references)
-        if self._references is not None:
+        self._references = references
+        if references is not None and references.plan is not None:
             self._stats.withdraw("lean calls keep keys of references, and the profile was measured without")
         make = region or make_region
         self._session = Session(
             pipeline,
             strategy,
-            make if self._references is None else self._references.around(make),
+            make if references is None else references.around(make),
             self._stats,
             InertRuns(strategy, self._stats),
             handle=self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ import torch
 
 from omnireuse.engines.settings import RequestPlan
 from omnireuse.hooks.run import RunStart
+from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.fit import WeightFit
 from omnireuse.policies import Steps
@@ -20,7 +21,8 @@ from omnireuse.tuning.budget import Budget, budget_for
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entries import Entries, Entry
 from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.loops import Followed, Led, MeasuredLoop, ShadowLoop
+from omnireuse.tuning.recording import Recording
+from omnireuse.tuning.shadows import Beside, Led
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadow
 
 __all__ = ["Loop", "LoopShadows", "LoopTuner"]
@@ -43,10 +45,6 @@ class Loop(ABC):
         """A copy that no step of the other one changes."""
 
     @abstractmethod
-    def given(self, step: int) -> Mapping[str, Any]:
-        """Arguments of the scheduler's step beside the output and the latents."""
-
-    @abstractmethod
     def untunable(self) -> str | None:
         """Why this loop cannot be tuned, in words; None if it can."""
 
@@ -54,10 +52,9 @@ class Loop(ABC):
     def configuration(self, start: RunStart) -> Configuration:
         """Loops that are like this one."""
 
-    def measured(self) -> MeasuredLoop:
-        """The recorder of its steps."""
-        assert self.start.total is not None, "only loops of known length are tuned"
-        return MeasuredLoop(self.start.scheduler, self.start.total, self.given)
+    def recording(self) -> Recording:
+        """A recording of its steps."""
+        return Recording(self.start.scheduler, self.start.total or 0)
 
 
 @dataclass(frozen=True)
@@ -68,15 +65,15 @@ class LoopShadows:
         make: makes a loop whose steps are decided by the second argument; returns the final latents.
     """
 
-    make: Callable[[Any, ShadowLoop], Pausing[torch.Tensor]]
+    make: Callable[[Any, Beside], Pausing[torch.Tensor]]
 
     def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Pausing[Shadow]:
         again: Loop = call.replay.twin()
-        return self._made(again, Followed(call.full, strategy, first_reused, again.start.levels))
+        return self._made(again, Beside(call.full, first_reused, Generation(strategy, again.start.levels)))
 
     def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Pausing[Shadow]:
         again: Loop = call.replay.twin()
-        return self._made(again, Led(call.full, fit, again.start.scheduler, again.given))
+        return self._made(again, Beside(call.full, fit.first_gap, Led(fit, call.full, again.start.scheduler)))
 
     def arrive(self, call: MeasuredCall) -> Shadow:
         return Shadow(0, call.full.final)
@@ -84,7 +81,7 @@ class LoopShadows:
     def announce(self, words: str) -> None:
         logger.debug("%s", words)
 
-    def _made(self, again: Loop, run: ShadowLoop) -> Pausing[Shadow]:
+    def _made(self, again: Loop, run: Beside) -> Pausing[Shadow]:
         latents = yield from self.make(again, run)
         return Shadow(run.computed, latents)
 
@@ -113,7 +110,7 @@ class LoopTuner:
         return replace(plan, strategy=entry.strategy, name=f"{plan.name}, tuned")
 
     def measure(
-        self, entry: Entry, loop: Loop, run: MeasuredLoop, proceed: Callable[[], T], go_on: Callable[[Entry], object]
+        self, entry: Entry, loop: Loop, run: Recording, proceed: Callable[[], T], go_on: Callable[[Entry], object]
     ) -> T:
         """Make a loop that is measured, and the shadows that are due after it.
 
@@ -139,9 +136,9 @@ class LoopTuner:
         """Count the loop's work: each step has one output (`Entries.made`)."""
         self.entries.made(entry, len(entry.budget.noises), is_full=is_full)
 
-    def learn(self, entry: Entry, loop: Loop, run: MeasuredLoop) -> bool:
+    def learn(self, entry: Entry, loop: Loop, run: Recording) -> bool:
         """Keep what the loop has shown, and tell whether trial runs are due (`Entries.learn`)."""
-        return self.entries.learn(entry, run.recording, lambda: FullRun.of(run.recording), loop)
+        return self.entries.learn(entry, run, lambda: FullRun.of(run), loop)
 
     def say(self, text: str) -> None:
         """Log a line once."""

@@ -1,17 +1,16 @@
 """Attentions of full and lean calls: keys and values of references are kept, or put beside those of the other tokens.
 
-The attention processors of a model in diffusers call `dispatch_attention_fn` by the name in their module. While
-anybody watches a model, a function in that place asks whether a full or lean call runs in this context, and calls
-straight through otherwise, as it does in graphs of `torch.compile`.
+The attention processors of a model in diffusers call `dispatch_attention_fn` by the name in their module. While a full
+or lean call runs, a function in that place hands the attentions of this context to it. All others, and those in graphs
+of `torch.compile`, are called straight through.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -21,74 +20,52 @@ import torch
 from omnireuse.errors import StateError
 from omnireuse.references.declared import Split
 
-__all__ = ["FullPass", "LeanPass", "attending", "free_bytes", "lean_pass", "watch"]
+__all__ = ["FullPass", "LeanPass", "attending", "free_bytes"]
 
 _NAME = "dispatch_attention_fn"
-_lock = threading.RLock()
-_watched: dict[str, _Watched] = {}
+_lock = threading.Lock()
+_patches: dict[str, _Patch] = {}
+"""By the name of the module."""
 _pass: ContextVar[FullPass | LeanPass | None] = ContextVar("omnireuse_references", default=None)
 """The full or lean call under way in this context."""
 
 
-@contextmanager
-def attending(current: FullPass | LeanPass) -> Iterator[None]:
-    """The attentions within belong to this call."""
-    token = _pass.set(current)
-    try:
-        yield
-    finally:
-        _pass.reset(token)
-
-
-def lean_pass() -> LeanPass | None:
-    """The lean call under way in this context."""
-    current = _pass.get()
-    return current if isinstance(current, LeanPass) else None
-
-
-class _Watched:
-    """The function of one module, and how many watch it."""
+class _Patch:
+    """The function in place of that of one module, and the number of calls that need it."""
 
     def __init__(self, module: Any) -> None:
-        self.module, self.watchers = module, 0
+        self.module, self.calls = module, 0
         original = self.original = getattr(module, _NAME)
 
         @functools.wraps(original)
         def dispatch(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
             current = None if torch.compiler.is_compiling() else _pass.get()
-            if current is None:
-                return original(query, key, value, attn_mask, *args, **kwargs)
-            return current.attend(original, query, key, value, attn_mask, *args, **kwargs)
+            if current is not None:
+                key, value, attn_mask = current.take(query, key, value, attn_mask, kwargs)
+            return original(query, key, value, attn_mask, *args, **kwargs)
 
         self.dispatch = dispatch
         setattr(module, _NAME, dispatch)
 
-    def leave(self) -> None:
-        # What somebody has put around it stays, and calls straight through.
-        if getattr(self.module, _NAME) is self.dispatch:
-            setattr(self.module, _NAME, self.original)
 
-
-def watch(model: type) -> Callable[[], None]:
-    """Watch the attentions of the module that defines this class. The function returned ends it, once."""
-    name = model.__module__
+@contextmanager
+def attending(current: FullPass | LeanPass, module: Any) -> Iterator[None]:
+    """The attentions of a model that this module defines belong to a full or lean call."""
     with _lock:
-        watched = _watched.get(name)
-        if watched is None:
-            watched = _watched[name] = _Watched(sys.modules[name])
-        watched.watchers += 1
-    ends = [watched]
-
-    def end() -> None:
+        patch = _patches.setdefault(module.__name__, _patches.get(module.__name__) or _Patch(module))
+        patch.calls += 1
+    token = _pass.set(current)
+    try:
+        yield
+    finally:
+        _pass.reset(token)
         with _lock:
-            while ends:
-                each = ends.pop()
-                each.watchers -= 1
-                if not each.watchers:
-                    each.leave()
-                    del _watched[name]
-
-    return end
+            patch.calls -= 1
+            if not patch.calls:
+                del _patches[module.__name__]
+                # What somebody has put around it meanwhile stays, and calls straight through.
+                if getattr(module, _NAME) is patch.dispatch:
+                    setattr(module, _NAME, patch.original)
 
 
 class FullPass:
@@ -101,6 +78,7 @@ class FullPass:
 
     Attributes:
         keys, values: of each attention so far, (batch, references, heads, channels).
+        why_not: why nothing is kept; empty if all is.
     """
 
     def __init__(self, split: Split, attentions: int, *, on_host: bool) -> None:
@@ -108,18 +86,16 @@ class FullPass:
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] = []
-        self._why = ""
+        self.why_not = ""
 
-    def attend(
-        self, attend: Callable[..., Any], query: Any, key: Any, value: Any, mask: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """One attention of the call, computed as it is."""
-        if not self._why and query.shape[1] == key.shape[1] == self._split.full:
-            if kwargs.get("parallel_config") is not None:
+    def take(self, query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Key, value and mask of one attention, as they are."""
+        if not self.why_not and query.shape[1] == key.shape[1] == self._split.full:
+            if options.get("parallel_config") is not None:
                 self._drop("several ranks share an attention")
             else:
                 self._keep(key[:, self._split.lean :].detach(), value[:, self._split.lean :].detach())
-        return attend(query, key, value, mask, *args, **kwargs)
+        return key, value, mask
 
     def _keep(self, key: torch.Tensor, value: torch.Tensor) -> None:
         if not self.keys:
@@ -138,22 +114,19 @@ class FullPass:
         return None
 
     def _drop(self, why: str) -> None:
-        self._why = why
+        self.why_not = why
         self.keys.clear()
         self.values.clear()
 
-    def why_not(self) -> str:
-        """Why nothing is kept of the call, now that it is done; empty if all is. Cost: it waits for the device."""
-        if not self._why and len(self.keys) != self._attentions:
-            seen = f"{len(self.keys)} of {self._attentions}"
-            self._drop(
-                f"{seen} attentions were seen: the model is compiled, has processors of its own or leaves some out"
-            )
-        if not self._why:
+    def end(self) -> None:
+        """The call is done. Cost: it waits for the device."""
+        if not self.why_not and len(self.keys) != self._attentions:
+            seen = f"{len(self.keys)} of {self._attentions} attentions were seen"
+            self._drop(f"{seen}: the model is compiled, has processors of its own or leaves some out")
+        if not self.why_not:
             broken = torch.stack(self._sums).isfinite().logical_not().tolist()
             if any(broken):
                 self._drop(f"keys or values of attention {broken.index(True)} are NaN or infinite")
-        return self._why
 
 
 class LeanPass:
@@ -162,33 +135,27 @@ class LeanPass:
     Args:
         split: tokens of the full call that they were kept of.
         keys, values: of each attention.
-        shapes: `img_shapes` of the full call.
     """
 
-    def __init__(
-        self, split: Split, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], shapes: object = None
-    ) -> None:
-        self.split, self.shapes = split, shapes
-        self._kept = list(zip(keys, values, strict=True))
+    def __init__(self, split: Split, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        self._split, self._kept = split, list(zip(keys, values, strict=True))
         self._used = 0
 
-    def attend(
-        self, attend: Callable[..., Any], query: Any, key: Any, value: Any, mask: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """One attention of the call, to the references, too."""
-        if query.shape[1] == key.shape[1] == self.split.lean:
+    def take(self, query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Key, value and mask of one attention, with those of the references."""
+        if query.shape[1] == key.shape[1] == self._split.lean:
             if self._used == len(self._kept):
                 raise StateError(f"a lean call has more attentions than the {self._used} of the full one")
             kept_key, kept_value = self._kept[self._used]
             self._used += 1
             key, value = _with(key, kept_key), _with(value, kept_value)
-            if mask is not None and mask.shape[-1] == self.split.lean:
+            if mask is not None and mask.shape[-1] == self._split.lean:
                 visible = mask.new_ones if mask.dtype == torch.bool else mask.new_zeros
-                mask = torch.cat([mask, visible((*mask.shape[:-1], self.split.references))], dim=-1)
-        return attend(query, key, value, mask, *args, **kwargs)
+                mask = torch.cat([mask, visible((*mask.shape[:-1], self._split.references))], dim=-1)
+        return key, value, mask
 
-    def check_complete(self) -> None:
-        """Raise a StateError if the call has left out an attention."""
+    def end(self) -> None:
+        """The call is done. Raise a StateError if it has left out an attention."""
         if self._used != len(self._kept):
             raise StateError(f"a lean call has {self._used} attentions, and the full one had {len(self._kept)}")
 

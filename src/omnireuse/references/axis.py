@@ -1,28 +1,29 @@
-"""The references of one pipeline: its denoisers are watched, and a region hands over full and lean calls."""
+"""The references of one pipeline: a region hands over full and lean calls."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.hooks.denoisers import parameters_of, unwrapped
+from omnireuse.base.validation import kind_of
+from omnireuse.errors import ConfigError, WrongTypeError
+from omnireuse.hooks.denoisers import denoisers_of, forward_group, is_compiled_whole, parameters_of, unwrapped
 from omnireuse.hooks.interception import intercept
 from omnireuse.hooks.run import DenoiserCall, Region, RegionFactory, Run
-from omnireuse.loop.strategy import Strategy
-from omnireuse.references.attention import FullPass, LeanPass, attending, lean_pass, watch
-from omnireuse.references.declared import Declaration, Split, declaration_of
+from omnireuse.references.attention import FullPass, LeanPass, attending
+from omnireuse.references.declared import OWN_CACHES, PIPELINES, Declaration, References, Split, declaration_of
 from omnireuse.references.kept import Kept
-from omnireuse.references.plan import References
 from omnireuse.summary.summary import ReferenceCalls
 
-__all__ = ["ReferenceAxis"]
+__all__ = ["ReferenceAxis", "axis_for"]
 
 FULL = "full calls"
 """The name of the fallback in a summary."""
@@ -32,13 +33,11 @@ class ReferenceAxis:
     """Full and lean calls of the denoisers of one pipeline.
 
     Args:
-        plan: says which calls are full.
+        plan: of runs that get none of their own; None leaves them full, and keeps nothing.
     """
 
-    def __init__(self, plan: References) -> None:
+    def __init__(self, plan: References | None) -> None:
         self.plan = plan
-        self._watched: list[torch.nn.Module] = []
-        self._ends: list[Callable[[], None]] = []
         self._counts, self._most, self._lock = Counter[str](), 0, threading.Lock()
 
     @property
@@ -47,79 +46,46 @@ class ReferenceAxis:
         with self._lock:
             return ReferenceCalls(full=self._counts["full"], lean=self._counts["lean"], kept_bytes=self._most)
 
-    def count(self, kind: str, kept_bytes: int = 0) -> None:
-        """Count a full or lean call, and the bytes that its run holds."""
+    @property
+    def lean_shadows(self) -> int:
+        """Lean calls of runs beside pictures so far."""
+        return self._counts["lean shadow"]
+
+    def count(self, kind: str, run: Run, kept_bytes: int = 0) -> None:
+        """Count a full or lean call, and the bytes that its run holds; those of a shadow apart."""
+        is_shadow = run.kind == "shadow"
         with self._lock:
-            self._counts[kind] += 1
-            self._most = max(self._most, kept_bytes)
+            self._counts[f"{kind} shadow" if is_shadow else kind] += 1
+            self._most = max(self._most, 0 if is_shadow else kept_bytes)
 
     def around(self, make: RegionFactory) -> RegionFactory:
         """A function that makes regions as `make` does, whose computed calls are full or lean."""
+        return lambda *given: self.region(make(*given))
 
-        def made(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner: object) -> Region:
-            region = make(strategy, denoisers, owner)
-            self._watch(denoisers)
-            return LeanRegion(region, self, self.plan)
+    def region(self, inner: Region) -> Region:
+        """Another region, whose computed calls are full or lean."""
+        return _LeanRegion(inner, self)
 
-        return made
-
-    def _watch(self, denoisers: Sequence[torch.nn.Module]) -> None:
-        models = [unwrapped(each) for each in denoisers]
-        if len(models) == len(self._watched) and all(a is b for a, b in zip(models, self._watched, strict=True)):
-            return
-        self.close()
-        self._watched = models
-        for model in models:
-            declared = declaration_of(model)
-            if declared is None:
-                continue
-            kind = next(cls for cls in type(model).__mro__ if cls.__name__ == declared.model)
-            self._ends.append(watch(kind))
-            if declared.positions is not None:
-                part = getattr(model, declared.positions)
-                self._ends.append(intercept(part, self, {"__call__": self._positioned}).undo)
-
-    def _positioned(self, proceed: Callable[..., Any], shapes: Any, *args: Any, **kwargs: Any) -> Any:
-        """Positions of a lean call. Those of its text follow the largest picture, be it a reference."""
-        lean = lean_pass()
-        if lean is None:
-            return proceed(shapes, *args, **kwargs)
-        image, text = proceed(lean.shapes, *args, **kwargs)
-        return image[: lean.split.target], text
-
-    def close(self) -> None:
-        """Watch nothing any more. Idempotent."""
-        while self._ends:
-            self._ends.pop()()
-        self._watched = []
+    def tuned(self, full_every: int | None) -> References | None:
+        """The plan of a run that tuning has one for: as `References.full_every`, but for 0, which stands for the first
+        call alone; None where nothing was tried."""
+        on_host = self.plan is not None and self.plan.on_host
+        return (
+            None if full_every is None else References(full_every=full_every or None, full_last=True, on_host=on_host)
+        )
 
 
-@dataclass(frozen=True)
-class _TargetCall(DenoiserCall):
-    """A call as regions see it: its latents are those of the target."""
-
-    target: int = 0
-
-    @cached_property
-    def latents(self) -> list[torch.Tensor]:
-        """The target's rows of the first argument."""
-        return [self.arguments["hidden_states"][:, : self.target]]
-
-
-class LeanRegion(Region):
+class _LeanRegion(Region):
     """Another region, whose computed calls are full or lean.
 
-    Runs that are measured, and shadows of other plans, are full throughout and keep nothing.
+    Runs that are measured, and shadows without lean calls, are full throughout and keep nothing.
 
     Args:
         inner: decides which calls are computed.
-        kinds: of runs that have lean calls.
     """
 
-    def __init__(
-        self, inner: Region, axis: ReferenceAxis, plan: References, kinds: Collection[str] = ("reuse",)
-    ) -> None:
-        self._inner, self._axis, self._plan, self._kinds = inner, axis, plan, kinds
+    def __init__(self, inner: Region, axis: ReferenceAxis) -> None:
+        self._inner, self._axis = inner, axis
         self._kept: dict[Hashable, Kept] = {}
         """By denoiser and branch."""
         self._is_off = False
@@ -131,8 +97,8 @@ class LeanRegion(Region):
     def held(self) -> Mapping[str, Any]:
         return self._inner.held
 
-    def for_run(self) -> LeanRegion:
-        return LeanRegion(self._inner.for_run(), self._axis, self._plan, self._kinds)
+    def for_run(self) -> Region:
+        return self._axis.region(self._inner.for_run())
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         return self._inner.scheduler_step(run, output, sample)
@@ -141,12 +107,12 @@ class LeanRegion(Region):
         self._inner.stepped(run, latents)
 
     def undo(self) -> None:
-        self._axis.close()
         self._inner.undo()
 
     def call(self, call: DenoiserCall) -> Any:
         declared = declaration_of(call.module)
-        if declared is None or call.run.kind not in self._kinds:
+        plan: References | None = call.run.references or (self._axis.plan if call.run.kind == "reuse" else None)
+        if declared is None or plan is None:
             return self._inner.call(call)
         form = call.layout, repr(call.arguments.get("img_shapes"))
         if form not in self._splits:
@@ -156,57 +122,50 @@ class LeanRegion(Region):
             if split is not None:
                 _fall_back(call, split)
             return self._inner.call(call)
-        given = {field.name: getattr(call, field.name) for field in fields(call)}
-        computed = partial(self._compute, declared, call)
-        return self._inner.call(_TargetCall(**given | {"proceed": computed}, target=split.target))
+        seen = replace(call, proceed=partial(self._compute, declared, plan, call))
+        # Regions see the latents of the target, as the scheduler does.
+        vars(seen)["latents"] = [call.arguments["hidden_states"][:, : split.target]]
+        return self._inner.call(seen)
 
-    def _compute(self, declared: Declaration, call: DenoiserCall, *args: Any, **kwargs: Any) -> Any:
+    def _compute(self, declared: Declaration, plan: References, call: DenoiserCall, *args: Any, **kwargs: Any) -> Any:
         """A computed call: of all samples, or of some."""
         arguments = {**dict(zip(parameters_of(type(call.module).forward), args, strict=False)), **kwargs}
-        key, step = (call.denoiser, call.branch), call.run.generation.index
+        key, generation, model = (call.denoiser, call.branch), call.run.generation, declared.definer(call.module)
         kept = self._kept.get(key)
-        if kept is not None and not self._plan.is_full(step, kept.lean_calls) and kept.serves(call.module, arguments):
+        is_due = kept is None or plan.is_full(generation.index, generation.total, kept.lean_calls)
+        if kept is not None and not is_due and kept.serves(call.module, arguments):
+            lean = LeanPass(kept.split, kept.keys, kept.values)
             try:
-                return self._lean(declared, call, kept, arguments)
+                with attending(lean, model), _positions(declared, call.module, kept.split, arguments):
+                    result = call.proceed(**declared.lean_arguments(kept.split, arguments))
+                lean.end()
             except Exception as error:  # whatever a lean call fails with, the run goes on
                 self._turn_off(call, f"a lean call failed with {type(error).__name__}: {error!s:.200}")
+            else:
+                kept.lean_calls += 1
+                self._axis.count("lean", call.run)
+                return result
         # Of another number of samples, or changed: nothing that was kept is of use.
         self._kept.pop(key, None)
-        return self._full(declared, call, arguments, partial(call.proceed, *args, **kwargs), key)
-
-    def _lean(self, declared: Declaration, call: DenoiserCall, kept: Kept, arguments: Mapping[str, Any]) -> Any:
-        lean = LeanPass(kept.split, kept.keys, kept.values, arguments.get("img_shapes"))
-        with attending(lean):
-            result = call.proceed(**declared.lean_arguments(kept.split, arguments))
-        lean.check_complete()
-        kept.lean_calls += 1
-        self._axis.count("lean")
-        return result
-
-    def _full(
-        self,
-        declared: Declaration,
-        call: DenoiserCall,
-        arguments: Mapping[str, Any],
-        compute: Callable[[], Any],
-        key: Hashable,
-    ) -> Any:
-        split = declared.split(arguments)
+        split, keeps = declared.split(arguments), not self._is_off and plan.full_every != 1
         if not isinstance(split, Split):
-            return compute()
-        if self._is_off or self._plan.full_every == 1:
-            result = compute()
-            self._axis.count("full")
-            return _target_of(result, split)
-        full = FullPass(split, declared.attentions(call.module), on_host=self._plan.on_host)
-        with attending(full):
-            result = compute()
-        if why := full.why_not():
-            self._turn_off(call, why)
-        else:
-            self._kept[key] = Kept(split, call.module, arguments, full.keys, full.values)
-        self._axis.count("full", sum(each.nbytes for each in self._kept.values()))
-        return _target_of(result, split)
+            return call.proceed(*args, **kwargs)
+        full = FullPass(split, declared.attentions(call.module), on_host=plan.on_host)
+        with ExitStack() as stack:
+            if keeps:
+                stack.enter_context(attending(full, model))
+            result = call.proceed(*args, **kwargs)
+        if keeps:
+            full.end()
+            if full.why_not:
+                self._turn_off(call, full.why_not)
+            else:
+                self._kept[key] = Kept(split, call.module, arguments, full.keys, full.values)
+        self._axis.count("full", call.run, sum(each.nbytes for each in self._kept.values()))
+        # The target's rows are all that pipelines use.
+        return pytree.tree_map_only(
+            torch.Tensor, lambda leaf: leaf[:, : split.target] if leaf.ndim == 3 else leaf, result
+        )
 
     def _turn_off(self, call: DenoiserCall, why: str) -> None:
         self._is_off = True
@@ -219,10 +178,70 @@ def _fall_back(call: DenoiserCall, why: str) -> None:
     call.run.generation.fall_back(FULL, f"{call.model}: keys and values of references are not kept: {why}")
 
 
-def _target_of(result: Any, split: Split) -> Any:
-    """The target's rows of a full call's result, which are all that pipelines use."""
+@contextmanager
+def _positions(declared: Declaration, module: Any, split: Split, arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Positions within a lean call. Those of its text follow the largest picture, be it a reference."""
 
-    def cut(leaf: torch.Tensor) -> torch.Tensor:
-        return leaf[:, : split.target] if leaf.ndim == 3 else leaf
+    def whole(proceed: Callable[..., Any], _target: Any, *args: Any, **kwargs: Any) -> Any:
+        image, text = proceed(arguments["img_shapes"], *args, **kwargs)
+        return image[: split.target], text
 
-    return pytree.tree_map_only(torch.Tensor, cut, result)
+    if declared.positions is None:
+        yield
+        return
+    interception = intercept(getattr(module, declared.positions), module, {"__call__": whole})
+    try:
+        yield
+    finally:
+        interception.undo()
+
+
+def axis_for(
+    references: object, pipeline: Any, region: str | None, aim: str = "", *, is_tuned: bool = False
+) -> ReferenceAxis | None:
+    """What `enable(references=…)` asks for; None if all calls are to be full.
+
+    Args:
+        references: None, True, False, "host", or a plan.
+        region: what reuse skips; None where a named cache chooses it.
+        aim: a target for results that is given, too.
+        is_tuned: whether tuning decides.
+
+    Raises:
+        WrongTypeError: `references` is something else.
+        ConfigError: lean calls are asked for, and the pipeline's denoiser gets no reference tokens, is not declared, or
+            keeps them itself; or what is given beside it does not go with lean calls.
+    """
+    if references is False or (references is None and not is_tuned):
+        return None
+    where = f"enable(references={references!r:.60})"
+    is_known = references is None or references is True or references == "host"
+    if not is_known and not isinstance(references, References):
+        raise WrongTypeError(f"{where}: references must be None, True, False or 'host', got {kind_of(references)}")
+    hindrance = _hindrance(pipeline, region, aim)
+    if references is None:
+        return None if hindrance else ReferenceAxis(None)
+    if hindrance:
+        raise ConfigError(f"{where}: {hindrance}")
+    return ReferenceAxis(
+        references if isinstance(references, References) else References(full_last=True, on_host=references == "host")
+    )
+
+
+def _hindrance(pipeline: Any, region: str | None, aim: str) -> str:
+    """Why lean calls cannot be had, and what to do; empty if they can."""
+    name, names = type(pipeline).__name__, {cls.__name__ for cls in type(pipeline).__mro__}
+    if names & {*OWN_CACHES}:
+        return f"{name} keeps keys and values of its references itself; leave references out"
+    denoisers = denoisers_of(pipeline)
+    if not names & {*PIPELINES} or not any(declaration_of(unwrapped(each)) for each in denoisers):
+        known = ", ".join(PIPELINES)
+        return f"the denoiser of {name} gets no reference tokens that are declared; leave references out (for {known})"
+    if any(map(is_compiled_whole, denoisers)):
+        return f"the denoiser of {name} is compiled, and keys are kept by calls that are not; leave references out"
+    if forward_group(denoisers) is not None:
+        return "several ranks share the denoiser's forward; leave references out"
+    if region not in ("step", "call"):
+        reuse = "a named cache" if region is None else f"region {region!r}"
+        return f"lean calls go with regions 'step' and 'call', got {reuse}; leave one of the two out"
+    return f"nobody has measured {aim} with lean calls; leave one of the two out" if aim else ""

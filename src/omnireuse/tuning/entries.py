@@ -25,7 +25,7 @@ from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.fewest import FewestSteps
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.ledger import Ledger, work_of
-from omnireuse.tuning.recording import Keeper
+from omnireuse.tuning.recording import Recording
 from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import MOST_WORK, MeasuredCall, Pausing, Shadows, Trials, finished
 
@@ -199,7 +199,7 @@ class Entries:
         if entry.tuning.near:
             logger.info("%s", entry.tuning.near)
 
-    def learn(self, entry: Entry, kept: Keeper, full_run: Callable[[], FullRun], replay: Any) -> bool:
+    def learn(self, entry: Entry, kept: Recording, full_run: Callable[[], FullRun], replay: Any) -> bool:
         """Note a measured call, or why that failed. The calls of few configurations are kept with this one.
 
         Args:

@@ -18,6 +18,7 @@ from omnireuse.profiles.profile import Profile
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.budget import budget_for
 from omnireuse.tuning.configuration import Configuration
+from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.entries import Entries, Entry
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import FULL, Recording
@@ -180,7 +181,7 @@ class Tuner:
         if attempt.runs > 1:
             if attempt.recording is not None:
                 attempt.recording.fail("a call has several runs", is_permanent=True)
-                return Chosen(strategy=FULL, region=Recording(None, 0, keeps=False), kind="measured")
+                return Chosen(strategy=FULL, region=DrivenRegion(attempt.recording), kind="measured")
             return Chosen(strategy=self._strategy)
         with self._lock:
             entry = self._entry(start, arguments)
@@ -201,7 +202,7 @@ class Tuner:
                 number = f"{entry.tuning.pictures + 1} of {entry.tuning.wanted}"
                 attempt.describe(f"omnireuse measures picture {number} ({TURN_OFF})")
             attempt.is_full = True
-            return Chosen(strategy=FULL, region=recording, kind="measured")
+            return Chosen(strategy=FULL, region=DrivenRegion(recording), kind="measured")
 
     def _entry(self, start: RunStart, arguments: Mapping[str, Any]) -> Entry | None:
         pipeline = self._session.pipeline

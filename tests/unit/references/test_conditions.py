@@ -152,11 +152,11 @@ def test_autocast_makes_the_next_call_full(kontext: Loop) -> None:
 
 
 def test_the_plan_says_which_calls_are_full() -> None:
-    loop = Loop(EDITING["kontext"](), References(full_every=None, full_steps=(2, 3)))
+    loop = Loop(EDITING["kontext"](), References(full_every=None, full_steps=(2, 3), full_last=True))
     with loop.handle:
         kinds = []
-        for _ in range(6):
+        for _ in range(8):
             before = loop.counts[0]
             loop.call()
             kinds.append(loop.counts[0] > before)
-    assert kinds == [True, False, True, True, False, False]
+    assert kinds == [True, False, True, True, False, False, False, True], "the first, 2, 3 and the last"

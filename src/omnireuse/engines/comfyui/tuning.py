@@ -27,8 +27,8 @@ from omnireuse.policies import ErrorControl
 from omnireuse.profiles.conditions import Conditions
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.entries import Entries, Entry
-from omnireuse.tuning.loops import ShadowLoop
 from omnireuse.tuning.recording import FULL
+from omnireuse.tuning.shadows import Beside
 from omnireuse.tuning.store import Store, folder
 from omnireuse.tuning.trials import Pausing
 
@@ -155,7 +155,7 @@ class SamplerTuner(LoopTuner):
     def _go_on(self, entry: Entry, executor: Any, *, is_done: bool) -> None:
         """Make the shadows that are due. An interrupt ends them, and the run only if it has not been made yet."""
 
-        def made_again(loop: SamplerLoop, run: ShadowLoop) -> Pausing[torch.Tensor]:
+        def made_again(loop: SamplerLoop, run: Beside) -> Pausing[torch.Tensor]:
             yield
             return loop.call.make(executor, SamplerSteps(run, loop.noise.sigmas, loop.response).wrappers)
 

@@ -13,12 +13,13 @@ import torch.distributed as dist
 from omnireuse.engines.loops import Loop, LoopShadows, LoopTuner
 from omnireuse.engines.request import levels_of, tuning_figures
 from omnireuse.engines.settings import KEY, RequestPlan
+from omnireuse.engines.sglang.native import Driven
 from omnireuse.hooks.run import RunStart
 from omnireuse.profiles.conditions import watch_of
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entries import Entries, Entry
-from omnireuse.tuning.loops import ShadowLoop
 from omnireuse.tuning.replay import unchanged_random_states
+from omnireuse.tuning.shadows import Beside
 from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import Pausing
 
@@ -79,6 +80,7 @@ class StageLoop(Loop):
         return dataclasses.replace(self, ctx=again, batch=batch)
 
     def given(self, step: int) -> dict[str, Any]:
+        """Arguments of the scheduler's step beside the output and the latents."""
         return {"timestep": self.ctx.timesteps[step], **self.ctx.extra_step_kwargs, "return_dict": False}
 
     def untunable(self) -> str | None:
@@ -161,13 +163,13 @@ class RequestTuner(LoopTuner):
         Returns:
             The loop's result, and figures for the response.
         """
-        again, run = loop.twin(), loop.measured()
+        again, run = loop.twin(), loop.recording()
 
         def proceed() -> Any:
-            loop.batch.extra[KEY] = run
+            loop.batch.extra[KEY] = Driven(run, loop.given)
             try:
                 result = loop.make(**kwargs)
-                run.end(loop.ctx.latents)
+                run.arrived(loop.ctx.latents)
                 return result
             finally:
                 loop.batch.extra.pop(KEY, None)
@@ -179,8 +181,8 @@ class RequestTuner(LoopTuner):
         self.entries.go_on(entry, LoopShadows(_made_again))
 
 
-def _made_again(loop: StageLoop, run: ShadowLoop) -> Pausing[torch.Tensor]:
-    loop.batch.extra[KEY] = run
+def _made_again(loop: StageLoop, run: Beside) -> Pausing[torch.Tensor]:
+    loop.batch.extra[KEY] = Driven(run, loop.given)
     with unchanged_random_states():
         loop.make(collect_trajectory=False)
     yield

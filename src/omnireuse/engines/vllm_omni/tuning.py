@@ -21,12 +21,13 @@ from omnireuse.engines.request import levels_of
 from omnireuse.engines.settings import RequestPlan
 from omnireuse.engines.vllm_omni.calls import request_scales, untunable
 from omnireuse.hooks.run import RunStart
+from omnireuse.loop.stepper import stepped
 from omnireuse.planning.solver import next_latents
 from omnireuse.tuning.budget import Budget
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entries import Entries, Entry
-from omnireuse.tuning.loops import ShadowLoop
 from omnireuse.tuning.replay import unchanged_random_states
+from omnireuse.tuning.shadows import Beside
 from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import Pausing
 
@@ -68,6 +69,7 @@ class RequestLoop(Loop):
         return replace(self, state=twin)
 
     def given(self, step: int) -> dict[str, Any]:
+        """Arguments of the scheduler's step beside the output and the latents."""
         return {"timestep": self.state.timesteps[step], "return_dict": False}
 
     def untunable(self) -> str | None:
@@ -138,7 +140,7 @@ class WaveTuner(LoopTuner):
         entry = measured.entry
         self._measured = lambda: None
         self.made(entry, is_full=True)
-        self.learn(entry, measured.twin, measured.loop)
+        self.learn(entry, measured.twin, measured.recording)
         entry.is_busy = False
         if entry.is_whole:
             self._go_on(entry)
@@ -155,11 +157,11 @@ class WaveTuner(LoopTuner):
         finally:
             entry.is_busy = False
 
-    def _made_again(self, loop: RequestLoop, run: ShadowLoop) -> Pausing[torch.Tensor]:
+    def _made_again(self, loop: RequestLoop, run: Beside) -> Pausing[torch.Tensor]:
         """The final latents of a loop, which pauses after each call of the model."""
         state, computed = loop.state, 0
-        while state.step_index < state.total_steps:
-            output = run.step(lambda: self._denoise(state), state.step_index, state.latents, denoiser=0)
+        while (step := state.step_index) < state.total_steps:
+            output = stepped(run, lambda: self._denoise(state), step, state.latents, given=loop.given(step))
             state.latents = loop.stepped(state.scheduler, output)
             state.step_index += 1
             if run.computed > computed:
@@ -186,15 +188,16 @@ class _MeasuredRequest:
 
     def __init__(self, loop: RequestLoop, entry: Entry, learn: Callable[[_MeasuredRequest], None]) -> None:
         self.entry, self.twin, self._learn = entry, loop.twin(), learn
-        self.loop, self._is_over = self.twin.twin().measured(), False
+        self.recording, self._is_over = self.twin.twin().recording(), False
 
     def note(self, state: Any, output: Any) -> None:
         """Take in the output of a step, whose scheduler's step is still to come."""
         if self._is_over:  # the engine has begun another chunk
             return
-        self.loop.step(lambda: output, state.step_index, state.latents, denoiser=0)
-        self._is_over = state.step_index + 1 == state.total_steps
+        step, recording, now = state.step_index, self.recording, RequestLoop(state, None)
+        recording.computes(step, state.latents)
+        recording.use(output, state.latents, self.twin.given(step))
+        self._is_over = step + 1 == state.total_steps
         if self._is_over:
-            now = RequestLoop(state, None)
-            self.loop.recording.keep(lambda: self.loop.end(now.stepped(copy.deepcopy(state.scheduler), output)))
+            recording.keep(lambda: recording.arrived(now.stepped(copy.deepcopy(state.scheduler), output)))
             self._learn(self)

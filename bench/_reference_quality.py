@@ -1,0 +1,201 @@
+"""What lean calls change in held-out edits of people, beside step reuse, peers and fewer steps."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import omnireuse
+from bench._resumable import Row, Rows
+from bench.harm import closeness
+from bench.tune import cache_in
+from omnireuse import EveryNth
+from omnireuse.references import References
+from omnireuse_lab.peers.editing import Dropped, RegionWise, TextKept, Whole
+from reference.drawing import Array
+from reference.edits.drawing import Drawer, draw_parts
+from reference.edits.evaluate import Examples, draw_examples, generate, judge, save_sheet
+from reference.edits.task import held_out_edits
+from reference.load import EDIT_SAMPLING, load_edit_pipeline
+
+__all__ = ["STEPS", "measure"]
+
+STEPS = {"faces-edit": 28, "faces-edit-8": 8}
+SEED, TUNED_SEED, PICTURES = 41_000, 43_000, 3
+TWO_SHARE = 0.25
+TOKENS, TEXT = (EDIT_SAMPLING["height"] // 8) ** 2, EDIT_SAMPLING["max_sequence_length"]
+"""Of a picture, and of an instruction."""
+ALL = EveryNth(every=1)
+CURVE = {28: (None, 14, 7, 4, 2), 8: (None, 4, 2)}
+"""Steps -> of how many computed calls one is full; None for the first alone."""
+REGIONS = {28: {"first": 6, "last": 2, "between": (16,)}, 8: {"first": 2, "last": 1, "between": ()}}
+"""Steps -> which of them RegionE computes whole: as published for 28."""
+
+
+def named(every: int | None) -> str:
+    """The name of a way whose every such call is full."""
+    return "first full" if every is None else f"every {every}th full".replace("2th", "2nd")
+
+
+def measure(rows: Rows, options: argparse.Namespace) -> None:
+    """Add what the record does not have."""
+    names = [name for name in STEPS if (options.model / name).is_dir()]
+    if not names:
+        print(f"quality is left out: {' and '.join(STEPS)} are not in {options.model}")
+        return
+    drawer = Drawer(draw_parts(options.parts_in))
+    for name in names:
+        for number in (1, 2):
+            key = {"part": "quality", "model": name, "references": number}
+            player = Player(options.model / name, number, options.edits, STEPS[name], drawer)
+            if not rows.like(key | {"way": "full"}):
+                rows.add(key | {"way": "full"} | player.judged(player.full, 1.0))
+            for way in player.ways:
+                if not rows.like(key | {"way": way}):
+                    rows.add(key | {"way": way} | player.play(way))
+                    print(rows.record["rows"][-1], flush=True)
+            if number == 1 and name == "faces-edit":
+                options.out.mkdir(parents=True, exist_ok=True)
+                save_sheet(player.examples, player.lean(None)[0], options.out / "edits-lean.png")
+
+
+class Player:
+    """One pipeline and held-out edits with so many references.
+
+    Args:
+        folder: of the pipeline.
+        references: 1 or 2.
+        edits: how many in all; a quarter of them has two references.
+        steps: of a run.
+
+    Attributes:
+        examples: the edits with their pictures.
+        full: what the untouched pipeline makes of them.
+        ways: what is measured, by name: what gives the pictures and the share of tokens that were computed.
+    """
+
+    def __init__(self, folder: Path, references: int, edits: int, steps: int, drawer: Drawer) -> None:
+        self.pipeline, self._references, self._steps = load_edit_pipeline(folder), references, steps
+        self.pipeline.set_progress_bar_config(disable=True)
+        draw = partial(_drawn, references=references, drawer=drawer)
+        self.examples, self._tuned_on = draw(edits, SEED), draw(4 * PICTURES, TUNED_SEED)
+        self._call = TEXT + (1 + references) * TOKENS
+        self.full = self._make(steps)
+        self.ways = self._ways()
+
+    def _ways(self) -> Mapping[str, Callable[[], tuple[Array, float]]]:
+        steps = self._steps
+        ways: dict[str, Callable[[], tuple[Array, float]]] = {
+            named(every): partial(self.lean, every) for every in CURVE[steps]
+        }
+        ways["first full, text kept"] = lambda: self._left_out(TextKept)
+        equal = self._lean_share(steps, 1)
+        ways["fewer steps"] = lambda: self._fewer(round(equal * steps))
+        ways["references dropped after the first call"] = lambda: self._left_out(lambda: Dropped("after the first"))
+        ways["references dropped, random half"] = lambda: self._left_out(lambda: Dropped("random"))
+        ways["references dropped, a quarter by area"] = lambda: self._left_out(lambda: Dropped("area"))
+        ways["region-wise"] = lambda: self._region_wise(equal)
+        if steps >= 20:
+            ways["step reuse"] = partial(self._reused, references=False)
+            for every in (None, 4, 2):
+                ways[f"step reuse, {named(every)}"] = partial(self._reused, references=References(full_every=every))
+            ways["fewer steps, half"] = lambda: self._fewer(steps // 2)
+        return ways
+
+    def play(self, way: str) -> Row:
+        """What one way makes of the edits."""
+        pictures, share = self.ways[way]()
+        return self.judged(pictures, share)
+
+    def judged(self, pictures: Array, share: float) -> Row:
+        """PSNR of each picture to the full run, the shares of attributes that are right, and tokens computed."""
+        right = judge(self.examples, pictures)
+        return {
+            "each": closeness(pictures, self.full),
+            "changed_right": right.changed_right,
+            "kept_right": right.kept_right,
+            "edits_right": right.edits_right,
+            "tokens": share,
+        }
+
+    def lean(self, every: int | None) -> tuple[Array, float]:
+        """Every such call full, and no step reused."""
+        with omnireuse.enable(self.pipeline, policy=ALL, references=References(full_every=every)) as handle:
+            pictures = self._make(self._steps)
+            calls = handle.summary().references
+        assert calls is not None
+        return pictures, self._lean_share(calls.full + calls.lean, calls.full)
+
+    def _lean_share(self, calls: int, full: int) -> float:
+        """Tokens of so many calls, these of them full, by those of a full run."""
+        return (full * self._call + (calls - full) * (TEXT + TOKENS)) / (self._steps * self._call)
+
+    def _reused(self, references: bool | References) -> tuple[Array, float]:
+        """Step reuse at 2x, tuned on some pictures."""
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            cache_in(folder),
+            omnireuse.enable(self.pipeline, speedup=2, tune=PICTURES, references=references) as handle,
+        ):
+            for place in range(PICTURES):
+                self._make(self._steps, _some(self._tuned_on, place, place + 1))
+            if handle.tuning.state != "ready":
+                raise RuntimeError(f"nothing was tuned: {handle.tuning}")
+            before = handle.summary().references
+            pictures = self._make(self._steps)
+            computed = sum(not event.reused for event in handle.events[-self._steps :])
+            after = handle.summary().references
+        if before is None or after is None:
+            return pictures, computed / self._steps
+        full = after.full - before.full
+        return pictures, self._lean_share(computed, full)
+
+    def _fewer(self, steps: int) -> tuple[Array, float]:
+        return self._make(steps), steps / self._steps
+
+    def _region_wise(self, equal: float) -> tuple[Array, float]:
+        """Picture by picture; as many tokens are edited as take the time of lean calls after the first full one."""
+        plan = REGIONS[self._steps]
+        whole = plan["first"] + plan["last"] + len(plan["between"])
+        own = (equal * self._steps - whole) * self._call / (self._steps - whole) - TEXT
+        edited = min(1.0, max(own / TOKENS, 1 / TOKENS))
+        made, shares = [], []
+        for place in range(len(self.examples.edits)):
+            pictures, share = self._left_out(
+                lambda: RegionWise(steps=self._steps, edited=edited, **plan),
+                _some(self.examples, place, place + 1),
+                place,
+            )
+            made.append(pictures)
+            shares.append(share)
+        return np.concatenate(made), float(np.mean(shares))
+
+    def _left_out(
+        self, make: Callable[[], Whole], examples: Examples | None = None, place: int = 0
+    ) -> tuple[Array, float]:
+        peer = make()
+        with peer.on(self.pipeline.transformer):
+            pictures = self._make(self._steps, examples, place)
+        return pictures, peer.tokens / (self._steps * self._call)
+
+    @torch.no_grad()
+    def _make(self, steps: int, examples: Examples | None = None, place: int = 0) -> Array:
+        """In one call; its first picture is from the noise of this place."""
+        sampling = EDIT_SAMPLING | {"num_inference_steps": steps}
+        return generate(self.pipeline, examples or self.examples, sampling, seed=SEED + place)
+
+
+def _drawn(edits: int, seed: int, *, references: int, drawer: Drawer) -> Examples:
+    drawn = held_out_edits(edits, seed=seed, two_share=TWO_SHARE)
+    return draw_examples([edit for edit in drawn if (edit.giver is not None) == (references == 2)], drawer, seed=seed)
+
+
+def _some(examples: Examples, start: int, end: int) -> Examples:
+    cut = slice(start, end)
+    return Examples(edits=examples.edits[cut], references=examples.references[cut], truths=examples.truths[cut])
