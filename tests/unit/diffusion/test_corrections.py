@@ -18,7 +18,7 @@ from omnireuse.loop.events import Decision
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 
-WITHOUT_VELOCITIES = ("DEISMultistepScheduler", "UniPCMultistepScheduler")
+WITHOUT_VELOCITIES = ("DEISMultistepScheduler",)
 COMPUTED = (0, 1, 2, 4, 5, 8, 11)
 SHAPE = (2, 3, 8)
 
