@@ -154,7 +154,7 @@ def _spread_by_number(total: int, count: int, warmup: int, power: float) -> froz
 EXPONENT, END = 0.4, 2.5
 """The gap after the last computed step counts 2.5 times: no later one corrects it (bench/notes/2026-11-23-rules.md)."""
 FEW, FEW_EXPONENT = 0.4, 0.5
-"""Below this share of the steps no model can have all that it needs early (``python -m bench harm``)."""
+"""Of spreads below this share of the steps, which are too few to be as dense early (``python -m bench harm``)."""
 
 
 def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compute_last: bool) -> frozenset[int]:
