@@ -24,6 +24,7 @@ from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, forward_group
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Region, Strategy, WholeRegion
+from omnireuse.profiles.target import Target
 from omnireuse.references import References, axis_for
 
 if TYPE_CHECKING:
@@ -161,9 +162,9 @@ def enable(
         MissingExtraError: the backend needs a library that is not installed.
     """
     axes = {name: options.pop(name) for name in StrategyOptions.__annotations__ if name in options}
-    aims: Any = {"speedup": speedup, "computed_steps": computed_steps, "quality": quality, "tolerance": tolerance}
+    target = Target.of("enable", tolerance=tolerance, speedup=speedup, computed_steps=computed_steps, quality=quality)
     ways = {"backend": backend, "policy": policy, "forecaster": forecaster, "region": region, **axes}
-    check_arguments(pipeline, aims, ways, profile=profile, tune=tune, audit=audit, options=options)
+    check_arguments(pipeline, target, ways, profile=profile, tune=tune, audit=audit, options=options)
     if isinstance(backend, str):
         axis_for(references, pipeline, None)
         from omnireuse.named.step_caches import enable_step_cache
@@ -178,9 +179,9 @@ def enable(
         name = f"{decides} × {forecasts} on {backend.region}"
         return Handle(pipeline, backend, name=name, agreement=agreement, references=lean)
     why = partial(why_untuned, tune)
-    chosen = strategy_for(pipeline, profile=profile, region=region, untuned=why, **aims)
+    chosen = strategy_for(pipeline, target, profile=profile, region=region, untuned=why)
     untuned = "a profile" if profile is not None else why(chosen.strategy.region)
-    aim = next((name for name in ("quality", "tolerance") if aims[name] is not None), "")
+    aim = next((name for name in ("quality", "tolerance") if getattr(target, name) is not None), "")
     lean = axis_for(references, pipeline, chosen.strategy.region, aim)
     return Handle(
         pipeline,
@@ -189,9 +190,9 @@ def enable(
         agreement=agreement,
         promise=chosen.promise,
         like=chosen.like,
-        tuner=None if untuned else _tuner(chosen.strategy, tune, agreement, quality),
+        tuner=None if untuned else _tuner(chosen.strategy, tune, agreement, target),
         untuned=untuned,
-        auditor=_auditor(audit, tolerance) if audit else None,
+        auditor=_auditor(audit, target.tolerance) if audit else None,
         references=lean,
         adapts=region is None,
     )
@@ -203,12 +204,14 @@ def _agreement(pipeline: Any, group: dist.ProcessGroup | None) -> Agreement:
     return Agreement(group if group is not None else forward_group(denoisers_of(pipeline)))
 
 
-def _tuner(strategy: Strategy, tune: object, agreement: Agreement, quality: float | None) -> Callable[[Session], Tuner]:
+def _tuner(strategy: Strategy, tune: object, agreement: Agreement, target: Target) -> Callable[[Session], Tuner]:
+    from omnireuse.tuning.registry import Registry
     from omnireuse.tuning.store import Store
     from omnireuse.tuning.tuner import Tuner
 
-    choices: Any = {"pictures": check_tune(tune), "agreement": agreement, "quality": quality}
-    return partial(Tuner, strategy=strategy, store=Store(), **choices)
+    command, pictures = "omnireuse.enable(pipe)", check_tune(tune)
+    registry = Registry(pictures=pictures, store=Store(), command=command, agreement=agreement)
+    return partial(Tuner, strategy=strategy, target=target, registry=registry)
 
 
 def _auditor(share: float, tolerance: float | None) -> Callable[[Session], Auditor]:

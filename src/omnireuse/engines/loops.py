@@ -11,19 +11,19 @@ from typing import Any, TypeVar
 import torch
 
 from omnireuse.engines.settings import RequestPlan
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.fit import WeightFit
 from omnireuse.policies import Steps
 from omnireuse.policies.base import Policy
-from omnireuse.tuning.budget import Budget, budget_for
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.entries import Entries, Entry
-from omnireuse.tuning.full_run import FullRun
+from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.recording import Recording
 from omnireuse.tuning.shadows import Beside, Led
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadow
+from omnireuse.tuning.tuner import HostTuner
 
 __all__ = ["Loop", "LoopShadows", "LoopTuner"]
 
@@ -45,8 +45,12 @@ class Loop(ABC):
         """A copy that no step of the other one changes."""
 
     @abstractmethod
-    def untunable(self) -> str | None:
-        """Why this loop cannot be tuned, in words; None if it can."""
+    def check(self) -> None:
+        """Refuse a loop that cannot be tuned.
+
+        Raises:
+            NotTunableError: it cannot.
+        """
 
     @abstractmethod
     def configuration(self, start: RunStart) -> Configuration:
@@ -86,19 +90,56 @@ class LoopShadows:
         return Shadow(run.computed, latents)
 
 
-class LoopTuner:
+class LoopTuner(HostTuner):
     """Chooses what each loop of one host does. No picture fails because tuning does."""
 
-    def __init__(self, entries: Entries) -> None:
-        self.entries = entries
-        self._said: set[str] = set()
+    def find(self, policy: Policy, loop: Loop) -> Entry:
+        """The entry of a loop under the untuned default.
 
-    def find(self, policy: Policy, loop: Loop) -> Entry | str:
-        """The entry of a loop under the untuned default; in words why it has none."""
+        Raises:
+            NotTunableError: it has none.
+        """
         try:
-            return loop.untunable() or self._found(policy, loop)
+            loop.check()
+            start = loop.start
+            return self._registry.entry_of(policy, start, lambda: loop.configuration(start))
+        except NotTunableError:
+            raise
         except Exception as error:
-            return f"the run cannot be told from others ({type(error).__name__}: {error})"
+            raise NotTunableError(f"the run cannot be told from others ({type(error).__name__}: {error})") from error
+
+    def choose(
+        self,
+        plan: RequestPlan,
+        loop: Loop,
+        go_on: Callable[[Entry], object],
+        may_measure: Callable[[Entry], bool] = lambda _: True,
+    ) -> tuple[RequestPlan, Entry | None]:
+        """The plan of a loop that begins, and the entry that the loop is to be measured for, if it is.
+
+        Args:
+            plan: the untuned one.
+            go_on: makes shadows of pictures that were all measured before: those of one batch alone, or those that have
+                waited.
+            may_measure: whether the host can measure a loop now.
+        """
+        if plan.strategy is None:
+            return plan, None
+        try:
+            entry = self.find(plan.strategy.policy, loop)
+        except NotTunableError as error:
+            self.pass_by(error)
+            return plan, None
+        self._latest = entry
+        if entry.is_idle:
+            go_on(entry)
+        state = entry.tuning.state
+        if entry.is_due and may_measure(entry):
+            return replace(plan, entry=entry), entry
+        entry.made(is_full=False)
+        if state == "ready":
+            self.say(str(entry.tuning))
+        return self.tuned(plan, entry), None
 
     def tuned(self, plan: RequestPlan, entry: Entry) -> RequestPlan:
         """The plan that was chosen; the given one if the untuned default serves."""
@@ -119,43 +160,20 @@ class LoopTuner:
             run: keeps the values of the loop that `proceed` makes.
             go_on: makes the shadows.
         """
-        self.entries.start(entry)
+        entry.start()
         try:
             result = proceed()
-            self.made(entry, is_full=True)
             if self.learn(entry, loop, run):
                 go_on(entry)
         except Exception as error:
-            self.entries.failed(entry, f"a picture has failed ({type(error).__name__})")
+            entry.broken_off(error)
             raise
         finally:
             entry.is_busy = False
         return result
 
-    def made(self, entry: Entry, *, is_full: bool) -> None:
-        """Count the loop's work: each step has one output (`Entries.made`)."""
-        self.entries.made(entry, len(entry.budget.noises), is_full=is_full)
-
-    def learn(self, entry: Entry, loop: Loop, run: Recording) -> bool:
-        """Keep what the loop has shown, and tell whether trial runs are due (`Entries.learn`)."""
-        return self.entries.learn(entry, run, lambda: FullRun.of(run), loop)
-
-    def say(self, text: str) -> None:
-        """Log a line once."""
-        if text not in self._said:
-            self._said.add(text)
-            logger.info("%s", text)
-
-    def _found(self, policy: Policy, loop: Loop) -> Entry | str:
-        start = loop.start
-        budget = budget_for(policy, start)
-        if isinstance(budget, str):
-            return budget
-        configuration = loop.configuration(start)
-        if configuration.conditions.weights is None:
-            return "weights cannot be told apart, because they are sharded or not in memory"
-        with self.entries.lock:
-            return self._entry(configuration, budget)
-
-    def _entry(self, configuration: Configuration, budget: Budget) -> Entry:
-        return self.entries.find(configuration, budget)
+    @staticmethod
+    def learn(entry: Entry, loop: Loop, run: Recording) -> bool:
+        """Keep what a loop that was computed in full has shown, and tell whether trial runs are due (`Entry.learn`)."""
+        entry.made(is_full=True)
+        return entry.learn(run, loop)

@@ -13,7 +13,7 @@ from diffusers import FluxPipeline
 
 import omnireuse
 from omnireuse.profiles.origin import versions
-from omnireuse.tuning import entries, recording
+from omnireuse.tuning import entry, recording
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import flux as tiny_flux
 from tests.helpers.tiny import wan as tiny_wan
@@ -260,4 +260,4 @@ def test_two_threads_measure_one_after_the_other() -> None:
 
 
 def test_the_most_failures_are_few() -> None:
-    assert entries.MOST_FAILURES == 3
+    assert entry.MOST_FAILURES == 3

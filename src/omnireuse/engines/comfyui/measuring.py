@@ -15,6 +15,7 @@ from omnireuse.engines.comfyui.noise import RunNoise
 from omnireuse.engines.comfyui.solver import Response
 from omnireuse.engines.comfyui.wrappers import PARTS, PREDICT, SAMPLER, Wrappers
 from omnireuse.engines.loops import Loop
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.stepper import Stepper, stepped
@@ -57,15 +58,14 @@ class SamplerLoop(Loop):
     def twin(self) -> SamplerLoop:
         return replace(self, response=copy.deepcopy(self.response))
 
-    def untunable(self) -> str | None:
+    def check(self) -> None:
         call = self.call
         if call.given.get("denoise_mask") is not None:
-            return "runs with a mask are not tuned"
+            raise NotTunableError("runs with a mask are not tuned")
         if len(call.given.get("latent_shapes") or ()) > 1:
-            return "runs with several kinds of latents are not tuned"
+            raise NotTunableError("runs with several kinds of latents are not tuned")
         if any("hooks" in each for group in call.conds.values() for each in group):
-            return "runs whose conditions change the weights are not tuned"
-        return None
+            raise NotTunableError("runs whose conditions change the weights are not tuned")
 
     def configuration(self, start: RunStart) -> Configuration:
         assert self.conditions is not None, "only a run that begins is looked up"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import logging
 import weakref
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -20,12 +20,14 @@ from omnireuse.engines.loops import Loop, LoopShadows, LoopTuner
 from omnireuse.engines.request import levels_of
 from omnireuse.engines.settings import RequestPlan
 from omnireuse.engines.vllm_omni.calls import request_scales, untunable
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.stepper import stepped
 from omnireuse.planning.solver import next_latents
-from omnireuse.tuning.budget import Budget
+from omnireuse.policies.base import Policy
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.entries import Entries, Entry
+from omnireuse.tuning.entry import Entry
+from omnireuse.tuning.registry import Registry
 from omnireuse.tuning.replay import unchanged_random_states
 from omnireuse.tuning.shadows import Beside
 from omnireuse.tuning.store import Store
@@ -46,10 +48,12 @@ class RequestLoop(Loop):
     Attributes:
         state: the engine's.
         pipeline: that serves it.
+        apart: what its configuration has beside the arguments of the request, as text by name.
     """
 
     state: Any
     pipeline: Any
+    apart: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def start(self) -> RunStart:
@@ -72,11 +76,14 @@ class RequestLoop(Loop):
         """Arguments of the scheduler's step beside the output and the latents."""
         return {"timestep": self.state.timesteps[step], "return_dict": False}
 
-    def untunable(self) -> str | None:
-        return untunable(self.state.sampling)
+    def check(self) -> None:
+        if (why := untunable(self.state.sampling)) is not None:
+            raise NotTunableError(why)
 
     def configuration(self, start: RunStart) -> Configuration:
-        return Configuration.of(self.pipeline, start, request_scales(self.state.sampling, self.state.prompt))
+        scales = request_scales(self.state.sampling, self.state.prompt)
+        found = Configuration.of(self.pipeline, start, scales)
+        return msgspec.structs.replace(found, call={**found.call, **self.apart})
 
     def stepped(self, scheduler: Any, output: torch.Tensor) -> torch.Tensor:
         """The latents after the present step, which pipelines of the engine leave to the scheduler of the request."""
@@ -95,33 +102,37 @@ class WaveTuner(LoopTuner):
 
     def __init__(self, pipeline: Any, denoise: Denoise, pictures: int) -> None:
         command = "vllm-omni's step mode with omnireuse"
-        super().__init__(Entries(pictures=pictures, store=Store(), command=command))
+        super().__init__(Registry(pictures=pictures, store=Store(), command=command))
         self._pipeline, self._denoise = pipeline, denoise
         self._measured: Callable[[], _MeasuredRequest | None] = lambda: None
         """The request that is measured. It ends with the engine's state of it, if it is aborted, say."""
+        self._entry: Entry | None = None
+        """Of the request that is measured."""
         self._under_way: Generator[None, None, None] | None = None
         """The shadows that are being made."""
 
     def plan(self, plan: RequestPlan, state: Any) -> RequestPlan:
         """The plan of a request that begins: the given one, a tuned one, or none while it is measured."""
-        if plan.strategy is None or state.step_index or state.chunk_index:
+        if state.step_index or state.chunk_index:
             return plan
+        if self._entry is not None and self._measured() is None:  # it was aborted
+            self._entry.is_busy, self._entry = False, None
         loop = RequestLoop(state, self._pipeline)
-        entry = self.find(plan.strategy.policy, loop)
-        if isinstance(entry, str):
-            self.say(f"tuning is off: {entry}")
+        plan, entry = self.choose(plan, loop, self._go_on, self._may_measure)
+        if entry is None:
             return plan
-        if entry.tuning.state == "ready":
-            self.say(str(entry.tuning))
-        elif entry.is_whole:
-            self._go_on(entry)
-        elif entry.tuning.state == "measuring" and self._under_way is None and self._measured() is None:
-            self.entries.start(entry)
-            measured = _MeasuredRequest(loop, entry, self._learn)
-            self._measured = weakref.ref(measured)
-            return replace(plan, strategy=None, name=f"{plan.name}, measured", entry=entry, measured=measured)
-        self.made(entry, is_full=False)
-        return self.tuned(plan, entry)
+        entry.start()
+        measured = _MeasuredRequest(loop, entry, self._learn)
+        self._measured, self._entry = weakref.ref(measured), entry
+        return replace(plan, strategy=None, name=f"{plan.name}, measured", measured=measured)
+
+    def find(self, policy: Policy, loop: Loop) -> Entry:
+        entry = super().find(policy, loop)
+        if entry.strategy is not None and entry.strategy.region != "step":
+            self.say("a kept plan has weights for the branches of guidance, and waves are forecast after it")
+            assert isinstance(loop, RequestLoop)
+            entry = super().find(policy, replace(loop, apart={"guidance": "as one call"}))
+        return entry
 
     def after_wave(self) -> None:
         """Go on with the shadows that are due, by one call of the model at most. The wave is done, and goes on."""
@@ -138,12 +149,14 @@ class WaveTuner(LoopTuner):
 
     def _learn(self, measured: _MeasuredRequest) -> None:
         entry = measured.entry
-        self._measured = lambda: None
-        self.made(entry, is_full=True)
+        self._measured, self._entry = lambda: None, None
         self.learn(entry, measured.twin, measured.recording)
         entry.is_busy = False
         if entry.is_whole:
             self._go_on(entry)
+
+    def _may_measure(self, entry: Entry) -> bool:
+        return self._under_way is None and self._measured() is None
 
     def _go_on(self, entry: Entry) -> None:
         """Let the waves to come make the shadows that are due."""
@@ -153,7 +166,7 @@ class WaveTuner(LoopTuner):
     def _going_on(self, entry: Entry) -> Pausing[None]:
         entry.is_busy = True
         try:
-            yield from self.entries.going_on(entry, LoopShadows(self._made_again))
+            yield from entry.going_on(LoopShadows(self._made_again))
         finally:
             entry.is_busy = False
 
@@ -169,14 +182,6 @@ class WaveTuner(LoopTuner):
                 yield
         latents: torch.Tensor = state.latents
         return latents
-
-    def _entry(self, configuration: Configuration, budget: Budget) -> Entry:
-        entry = super()._entry(configuration, budget)
-        if entry.strategy is not None and entry.strategy.region != "step":
-            self.say("a kept plan has weights for the branches of guidance, and waves are forecast after it")
-            call = {**configuration.call, "guidance": "as one call"}
-            entry = super()._entry(msgspec.structs.replace(configuration, call=call), budget)
-        return entry
 
 
 class _MeasuredRequest:
