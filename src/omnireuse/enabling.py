@@ -25,7 +25,7 @@ from omnireuse.hooks.denoisers import denoisers_of, forward_group
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Region, Strategy, WholeRegion
 from omnireuse.profiles.target import Target
-from omnireuse.references import References, axis_for
+from omnireuse.references import ReferenceAxis, References, axis_for
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -144,7 +144,8 @@ def enable(
         references: of editing models: True computes the references' tokens at the first computed call, at every fourth
             after it and at the last step. The calls in between use the keys and values that were kept of them; such
             lean calls are an approximation, and add to the error of reuse. "host" keeps them in the memory of the host.
-            None and False compute all tokens at all computed calls.
+            False computes all tokens at all computed calls. With None, and where pictures are measured with True and
+            "host" too, tuning decides: it takes lean calls if they add little to the error of its plan.
         options: fields of `DiffusionCacheConfig` with a backend; with a policy `prediction_target`, `signal`, `axis`.
 
     Returns:
@@ -181,8 +182,9 @@ def enable(
     why = partial(why_untuned, tune)
     chosen = strategy_for(pipeline, target, profile=profile, region=region, untuned=why)
     untuned = "a profile" if profile is not None else why(chosen.strategy.region)
-    aim = next((name for name in ("quality", "tolerance") if getattr(target, name) is not None), "")
-    lean = axis_for(references, pipeline, chosen.strategy.region, aim)
+    aim = target.name if target.is_of_results else ""
+    lean = axis_for(references, pipeline, chosen.strategy.region, aim, is_tuned=not untuned)
+    tried = None if isinstance(references, References) else lean
     return Handle(
         pipeline,
         chosen.strategy,
@@ -190,7 +192,7 @@ def enable(
         agreement=agreement,
         promise=chosen.promise,
         like=chosen.like,
-        tuner=None if untuned else _tuner(chosen.strategy, tune, agreement, target),
+        tuner=None if untuned else _tuner(chosen.strategy, tune, agreement, target, tried),
         untuned=untuned,
         auditor=_auditor(audit, target.tolerance) if audit else None,
         references=lean,
@@ -204,14 +206,21 @@ def _agreement(pipeline: Any, group: dist.ProcessGroup | None) -> Agreement:
     return Agreement(group if group is not None else forward_group(denoisers_of(pipeline)))
 
 
-def _tuner(strategy: Strategy, tune: object, agreement: Agreement, target: Target) -> Callable[[Session], Tuner]:
+def _tuner(
+    strategy: Strategy, tune: object, agreement: Agreement, target: Target, references: ReferenceAxis | None
+) -> Callable[[Session], Tuner]:
     from omnireuse.tuning.registry import Registry
     from omnireuse.tuning.store import Store
     from omnireuse.tuning.tuner import Tuner
 
-    command, pictures = "omnireuse.enable(pipe)", check_tune(tune)
-    registry = Registry(pictures=pictures, store=Store(), command=command, agreement=agreement)
-    return partial(Tuner, strategy=strategy, target=target, registry=registry)
+    registry = Registry(
+        pictures=check_tune(tune),
+        store=Store(),
+        command="omnireuse.enable(pipe)",
+        agreement=agreement,
+        tries_lean=references is not None,
+    )
+    return partial(Tuner, strategy=strategy, target=target, registry=registry, references=references)
 
 
 def _auditor(share: float, tolerance: float | None) -> Callable[[Session], Auditor]:

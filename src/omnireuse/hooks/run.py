@@ -137,7 +137,7 @@ class Run:
     @property
     def kept_bytes(self) -> int:
         """Bytes of tensor storage that this run holds beyond what the pipeline holds itself."""
-        leaves = pytree.tree_leaves(vars(self.region))
+        leaves = pytree.tree_leaves(dict(self.region.held))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta"]
         return self.generation.kept_bytes + sum(tensor.nbytes for tensor in tensors)
 

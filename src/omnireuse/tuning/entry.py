@@ -22,6 +22,7 @@ from omnireuse.tuning.budget import PRICE, Budget, Ledger, Work, work_of
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.fewest import trying
 from omnireuse.tuning.full_run import FullRun
+from omnireuse.tuning.lean import LeanTrials
 from omnireuse.tuning.recording import Recording
 from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import MOST_WORK, MeasuredCall, Pausing, Shadows, Trying, finished
@@ -52,6 +53,7 @@ class Shared:
             alone reads and writes files. Alone by default.
         ledger: of the work of all pictures.
         measures_all: measure as many pictures as are wanted, whatever is known and whatever it costs.
+        tries_lean: whether lean calls of an editing model are tried, too.
         entries: by the digest of their configuration, and their number of computed steps.
         lock: guards the entries.
     """
@@ -62,6 +64,7 @@ class Shared:
     agreement: Agreement = field(default_factory=Agreement)
     ledger: Ledger = field(default_factory=Ledger)
     measures_all: bool = False
+    tries_lean: bool = False
     entries: dict[tuple[str, int], Entry] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -77,6 +80,7 @@ class Entry:
     Attributes:
         pace: calls of the denoiser in each step.
         strategy: of the plan; None where the untuned default serves.
+        full_every: as `Plan.full_every`.
         earlier: what is known of calls that cannot be made again: of earlier processes, of other numbers of computed
             steps, or set aside.
         budgets: numbers of computed steps that the configuration was asked for.
@@ -94,6 +98,7 @@ class Entry:
     tuning: Tuning
     pace: float = 1.0
     strategy: Strategy | None = None
+    full_every: int | None = None
     profile: Profile | None = None
     earlier: list[OutputProducts] = field(default_factory=list)
     budgets: frozenset[int] = frozenset()
@@ -262,6 +267,8 @@ class Entry:
         is_slow = self.shared.agreement.of_first(lambda: self.seconds > SLOW and not self.shared.measures_all)
         if self.trials is None:
             self.trials = trying(self.budget, self.calls, self.earlier)
+            if self.shared.tries_lean and not self.budget.aim:
+                self.trials = LeanTrials(self.trials, self.budget)
         trials = self.trials
         while (due := trials.due(self.calls, is_whole=self.is_whole)) is not None:
             if not self._allows(due.cost):
@@ -305,6 +312,7 @@ class Entry:
         self.profile = profile
         is_own = plan.evidence is None or not plan.evidence.stays
         self.strategy = plan.strategy(profile.coordinates) if is_own else None
+        self.full_every = plan.full_every
         evidence, total = plan.evidence, profile.num_inference_steps
         expected, text = None, self.budget.none_found
         if evidence is not None and is_own:
@@ -317,6 +325,10 @@ class Entry:
                 text += f"{expected:.2%} error of the final latents expected"
             if evidence.untuned:
                 text += f" ({sum(evidence.untuned) / len(evidence.untuned):.2%} untuned)"
+        if plan.full_every not in (None, 1) and evidence is not None:
+            calls = f"one of {plan.full_every} calls" if plan.full_every else "the first call"
+            error = sum(evidence.errors) / len(evidence.errors)
+            text += f"; references computed in {calls} and at the last step, {error:.2%} error with that"
         pictures = profile.num_prompts[0]
         self.tuning = replace(
             self.tuning,

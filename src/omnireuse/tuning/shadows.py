@@ -18,6 +18,7 @@ from omnireuse.planning.fit import WeightFit
 from omnireuse.planning.path import branches_of, copied
 from omnireuse.planning.solver import Arithmetic
 from omnireuse.policies import Steps
+from omnireuse.references import ReferenceAxis, References
 from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import FULL
@@ -156,11 +157,13 @@ class SessionShadows:
     Attributes:
         session: at work on the pipeline.
         proceed: makes a call of the pipeline.
+        references: of the pipeline; None where lean calls are not tried.
         words: for the bars.
     """
 
     session: Session
     proceed: Callable[..., Any]
+    references: ReferenceAxis | None = None
     words: str = ""
 
     def announce(self, words: str) -> None:
@@ -178,6 +181,18 @@ class SessionShadows:
         """As `Shadows.lead`."""
         return self._made(call, lambda start: Beside(call.full, fit.first_gap, Led(fit, call.full, start.scheduler)))
 
+    def lean(self, call: MeasuredCall, strategy: Strategy, full_every: int) -> Shadow | None:
+        """Follow a strategy with full and lean calls, all of which are made; None if the call has no references."""
+        full, axis = call.full, self.references
+        assert axis is not None, "lean calls are tried"
+        before = axis.lean_shadows
+        made = self._made(
+            call,
+            lambda start: Beside(full, 0, self.session.generation(strategy, start, full.pictures)),
+            references=axis.tuned(full_every),
+        )
+        return made if axis.lean_shadows > before else None
+
     def arrive(self, call: MeasuredCall) -> Shadow:
         """As `Shadows.arrive`."""
         return self._made(call, lambda _: Beside(call.full, 0, Arrived(call.full)), final=call.full.final, bar=None)
@@ -189,13 +204,16 @@ class SessionShadows:
         *,
         final: torch.Tensor | None = None,
         bar: str | None = "",
+        references: References | None = None,
     ) -> Shadow:
         made: list[tuple[Beside, DrivenRegion]] = []
 
         def choose(start: RunStart) -> Chosen:
             beside = stepper(start)
-            made.append((beside, DrivenRegion(beside, known=call.full.path.calls, final=final)))
-            return Chosen(strategy=FULL, region=made[-1][1], kind="shadow")
+            driven = DrivenRegion(beside, known=call.full.path.calls, final=final)
+            made.append((beside, driven))
+            region = driven if self.references is None else self.references.region(driven)
+            return Chosen(strategy=FULL, region=region, kind="shadow", references=references)
 
         result = called_again(self.session, call.replay, self.proceed, choose, None if bar is None else self.words)
         if len(made) != 1 or (latents := made[0][1].latents) is None:

@@ -17,6 +17,7 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.profile import Profile
 from omnireuse.profiles.target import Target
+from omnireuse.references import ReferenceAxis
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.driven import DrivenRegion
@@ -104,14 +105,22 @@ class Tuner(HostTuner):
         strategy: the untuned default, in region "step" with a schedule.
         target: of the strategy; the untuned default of a quality computes every step.
         registry: of the configurations.
+        references: of an editing pipeline, whose lean calls are tried, too.
 
     Attributes:
         calls: reads the arguments of the pipeline's calls.
     """
 
-    def __init__(self, session: Session, strategy: Strategy, target: Target, registry: Registry) -> None:
+    def __init__(
+        self,
+        session: Session,
+        strategy: Strategy,
+        target: Target,
+        registry: Registry,
+        references: ReferenceAxis | None = None,
+    ) -> None:
         super().__init__(registry, computes_all=target.quality is not None)
-        self._strategy, self._target, self.calls = strategy, target, Calls()
+        self._strategy, self._target, self._references, self.calls = strategy, target, references, Calls()
         self._lock, self._is_closed = registry.lock, False
         self.serve(session)
 
@@ -180,6 +189,7 @@ class Tuner(HostTuner):
 
     def _choose(self, attempt: _Attempt, start: RunStart, arguments: Mapping[str, Any]) -> Chosen:
         untuned = Chosen(strategy=self._strategy)
+        tried = {} if self._references is None else {"references": "tried"}
         attempt.runs += 1
         if attempt.runs > 1:
             if attempt.recording is None:
@@ -191,7 +201,7 @@ class Tuner(HostTuner):
                 entry = self._registry.entry_of(
                     self._strategy.policy,
                     start,
-                    lambda: Configuration.of(self._session.pipeline, start, arguments),
+                    lambda: Configuration.of(self._session.pipeline, start, {**arguments, **tried}),
                     self._target,
                 )
             except NotTunableError as error:
@@ -200,7 +210,8 @@ class Tuner(HostTuner):
             self._latest = attempt.entry = entry
             attempt.loop = self._session.loop
             if entry.tuning.state != "measuring" or entry.is_idle:
-                return Chosen(strategy=entry.strategy or self._strategy)
+                lean = None if self._references is None else self._references.tuned(entry.full_every)
+                return Chosen(strategy=entry.strategy or self._strategy, references=lean)
             if attempt.replay is None:
                 entry.end("failed", f"a call cannot be made again: {attempt.unlike}")
                 return untuned
@@ -222,7 +233,7 @@ class Tuner(HostTuner):
         if recording is None:
             self._finish(proceed, self._registry.whole())
         elif entry.learn(recording, attempt.replay):
-            entry.go_on(SessionShadows(self._session, proceed))
+            entry.go_on(SessionShadows(self._session, proceed, self._references))
 
     def _finish(self, proceed: Callable[..., Any], due: list[Entry]) -> None:
         """Make shadows of pictures that were all measured before this call, one at a time where a run takes long."""
@@ -232,6 +243,6 @@ class Tuner(HostTuner):
                 entry.is_busy = True
         for entry in due:
             try:
-                entry.go_on(SessionShadows(self._session, proceed))
+                entry.go_on(SessionShadows(self._session, proceed, self._references))
             finally:
                 entry.is_busy = False

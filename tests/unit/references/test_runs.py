@@ -91,6 +91,15 @@ def test_reused_steps_are_forecast_and_computed_ones_are_full_or_lean(region: An
     assert not summary.fallbacks
 
 
+def test_what_forecasts_keep_is_counted_beside_the_keys() -> None:
+    tiny = EDITING["kontext"]()
+    policy = EveryNth(every=2)
+    with omnireuse.enable(tiny.pipe, policy=policy, forecaster="hold", references=True) as handle:
+        latents = tiny.run(steps=6)
+        # The value that is held, and the last output of each branch.
+        assert handle.summary().kept_bytes == 3 * latents.nbytes
+
+
 def test_region_call_forecasts_the_targets_latents_alone() -> None:
     tiny = EDITING["kontext"]()
     policy = Steps(steps=(0, 1, 2, 3, 5, 7))
