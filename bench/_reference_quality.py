@@ -38,9 +38,11 @@ REGIONS = {28: {"first": 6, "last": 2, "between": (16,)}, 8: {"first": 2, "last"
 """Steps -> which of them RegionE computes whole: as published for 28."""
 
 
-def named(every: int | None) -> str:
-    """The name of a way whose every such call is full."""
-    return "first full" if every is None else f"every {every}th full".replace("2th", "2nd")
+def named(every: int | None, *, last: bool = True) -> str:
+    """The name of a way with these full calls."""
+    if every is None:
+        return "first and last full" if last else "first full"
+    return f"every {every}{'nd' if every == 2 else 'th'} and last full"
 
 
 def measure(rows: Rows, options: argparse.Namespace) -> None:
@@ -62,7 +64,7 @@ def measure(rows: Rows, options: argparse.Namespace) -> None:
                     print(rows.record["rows"][-1], flush=True)
             if number == 1 and name == "faces-edit":
                 options.out.mkdir(parents=True, exist_ok=True)
-                save_sheet(player.examples, player.lean(None)[0], options.out / "edits-lean.png")
+                save_sheet(player.examples, player.lean(References())[0], options.out / "edits-lean.png")
 
 
 class Player:
@@ -92,8 +94,10 @@ class Player:
     def _ways(self) -> Mapping[str, Callable[[], tuple[Array, float]]]:
         steps = self._steps
         ways: dict[str, Callable[[], tuple[Array, float]]] = {
-            named(every): partial(self.lean, every) for every in CURVE[steps]
+            named(every): partial(self.lean, References(full_every=every)) for every in CURVE[steps]
         }
+        alone = References(full_every=None, full_last=False)
+        ways[named(None, last=False)] = partial(self.lean, alone)
         ways["first full, text kept"] = lambda: self._left_out(TextKept)
         equal = self._lean_share(steps, 1)
         ways["fewer steps"] = lambda: self._fewer(round(equal * steps))
@@ -103,6 +107,7 @@ class Player:
         ways["region-wise"] = lambda: self._region_wise(equal)
         if steps >= 20:
             ways["step reuse"] = partial(self._reused, references=False)
+            ways[f"step reuse, {named(None, last=False)}"] = partial(self._reused, references=alone)
             for every in (None, 4, 2):
                 ways[f"step reuse, {named(every)}"] = partial(self._reused, references=References(full_every=every))
             ways["fewer steps, half"] = lambda: self._fewer(steps // 2)
@@ -124,9 +129,9 @@ class Player:
             "tokens": share,
         }
 
-    def lean(self, every: int | None) -> tuple[Array, float]:
-        """Every such call full, and no step reused."""
-        with omnireuse.enable(self.pipeline, policy=ALL, references=References(full_every=every)) as handle:
+    def lean(self, plan: References) -> tuple[Array, float]:
+        """No step reused, and full calls by a plan."""
+        with omnireuse.enable(self.pipeline, policy=ALL, references=plan) as handle:
             pictures = self._make(self._steps)
             calls = handle.summary().references
         assert calls is not None

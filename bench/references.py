@@ -19,13 +19,17 @@ from typing import Any
 
 import torch
 
-from bench import _reference_quality, _reference_time
+from bench import _reference_memory, _reference_quality, _reference_time
 from bench._editing_size import EDITING
 from bench._resumable import record_of
 from omnireuse.errors import ConfigError
 
 TOP = Path(__file__).resolve().parents[1]
-PARTS: Mapping[str, Any] = {"time": _reference_time.measure, "quality": _reference_quality.measure}
+PARTS: Mapping[str, Any] = {
+    "time": _reference_time.measure,
+    "memory": _reference_memory.measure,
+    "quality": _reference_quality.measure,
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
