@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 import omnireuse
+from bench._reference_figures import draw_edits
 from bench._resumable import Row, Rows
 from bench.harm import closeness
 from bench.tune import cache_in
@@ -20,7 +22,7 @@ from omnireuse.references import References
 from omnireuse_lab.peers.editing import Dropped, RegionWise, TextKept, Whole
 from reference.drawing import Array
 from reference.edits.drawing import Drawer, draw_parts
-from reference.edits.evaluate import Examples, draw_examples, generate, judge, save_sheet
+from reference.edits.evaluate import Examples, draw_examples, generate, judge
 from reference.edits.task import held_out_edits
 from reference.load import EDIT_SAMPLING, load_edit_pipeline
 
@@ -28,7 +30,7 @@ __all__ = ["STEPS", "measure"]
 
 STEPS = {"faces-edit": 28, "faces-edit-8": 8}
 SEED, TUNED_SEED, PICTURES = 41_000, 43_000, 3
-TWO_SHARE = 0.25
+TWO_SHARE, SHOWN = 0.25, 6
 TOKENS, TEXT = (EDIT_SAMPLING["height"] // 8) ** 2, EDIT_SAMPLING["max_sequence_length"]
 """Of a picture, and of an instruction."""
 ALL = EveryNth(every=1)
@@ -52,19 +54,19 @@ def measure(rows: Rows, options: argparse.Namespace) -> None:
         print(f"quality is left out: {' and '.join(STEPS)} are not in {options.model}")
         return
     drawer = Drawer(draw_parts(options.parts_in))
-    for name in names:
-        for number in (1, 2):
-            key = {"part": "quality", "model": name, "references": number}
-            player = Player(options.model / name, number, options.edits, STEPS[name], drawer)
-            if not rows.like(key | {"way": "full"}):
-                rows.add(key | {"way": "full"} | player.judged(player.full, 1.0))
-            for way in player.ways:
-                if not rows.like(key | {"way": way}):
-                    rows.add(key | {"way": way} | player.play(way))
-                    print(rows.record["rows"][-1], flush=True)
-            if number == 1 and name == "faces-edit":
-                options.out.mkdir(parents=True, exist_ok=True)
-                save_sheet(player.examples, player.lean(References())[0], options.out / "edits-lean.png")
+    for number, name in itertools.product((1, 2), names):
+        key = {"part": "quality", "model": name, "references": number}
+        player = Player(options.model / name, number, options.edits, STEPS[name], drawer)
+        if not rows.like(key | {"way": "full"}):
+            rows.add(key | {"way": "full"} | player.judged(player.full, 1.0))
+        for way in player.ways:
+            if not rows.like(key | {"way": way}):
+                rows.add(key | {"way": way} | player.play(way))
+                print(rows.record["rows"][-1], flush=True)
+        if number == 1 and STEPS[name] > 8 and not (options.out / "edits.png").exists():
+            shown = _some(player.examples, 0, SHOWN)
+            lean = player.lean(References(), shown)[0]
+            draw_edits(shown, player.full[:SHOWN], lean, options.out / "edits.png")
 
 
 class Player:
@@ -129,10 +131,10 @@ class Player:
             "tokens": share,
         }
 
-    def lean(self, plan: References) -> tuple[Array, float]:
+    def lean(self, plan: References, examples: Examples | None = None) -> tuple[Array, float]:
         """No step reused, and full calls by a plan."""
         with omnireuse.enable(self.pipeline, policy=ALL, references=plan) as handle:
-            pictures = self._make(self._steps)
+            pictures = self._make(self._steps, examples)
             calls = handle.summary().references
         assert calls is not None
         return pictures, self._lean_share(calls.full + calls.lean, calls.full)
