@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+import omnireuse
 from bench._common import write_record
 from omnireuse.calibration.runner import PipelineRunner
-from omnireuse.calibration.search import Search
 from omnireuse.profiles.profile import Plan, Profile
 from omnireuse_lab.closeness import bootstrap
 from omnireuse_lab.record import environment
@@ -73,11 +73,8 @@ def case_rows(name: str, guidance: float, prompts: int, judged: int) -> list[dic
     full_call = {**call, "num_inference_steps": STEPS}
     pipeline = load_quietly(case, case.find(None))
 
-    def runner(count: int, seed: int, batch: int) -> PipelineRunner:
-        texts = list(map(case.caption, case.held_out(count, seed=seed)))
-        return PipelineRunner(pipeline, texts, call=full_call, seed=seed, batch_size=batch)
-
-    judge = runner(judged, SEED_OF_JUDGED, judged)
+    others = list(map(case.caption, case.held_out(judged, seed=SEED_OF_JUDGED)))
+    judge = PipelineRunner(pipeline, others, call=full_call, seed=SEED_OF_JUDGED, batch_size=judged)
     full = judge.full_run(range(judged)).pictures
 
     def scores(plan: Plan, coordinates: tuple[float, ...]) -> list[float]:
@@ -86,25 +83,22 @@ def case_rows(name: str, guidance: float, prompts: int, judged: int) -> list[dic
     kind = "guided" if guidance > 1 else "unguided"
     long = Profile.load(case.find(None) / "profiles" / f"{name}-{STEPS}-{kind}.json")
     reached = {budget: scores(long.plans[budget], long.coordinates) for budget in BUDGETS}
-    searched = runner(prompts, SEED, BATCH)
+    captions = list(map(case.caption, case.held_out(prompts, seed=SEED)))
     rows = []
     for setting in SETTINGS:
-        unseen, spent = round(0.33 * prompts), list[float]()
-        search = Search(
-            searched,
-            for_search=prompts - unseen,
-            budgets=BUDGETS,
+        found = omnireuse.calibrate(
+            pipeline,
+            captions,
+            steps=STEPS,
+            computed_steps=BUDGETS,
             batch_size=BATCH,
-            spend=lambda _, runs, spent=spent: spent.append(runs),
-            **setting,
+            seed=SEED,
+            progress=False,
+            **{**setting, **call},
         )
-        search.run_in_full()
-        search.find_best()
-        # What judging the plans on the held-out prompts costs; it changes none of them.
-        runs = sum(spent) + unseen * sum(BUDGETS) / STEPS
         for budget in BUDGETS:
-            plan = search.plans[budget]
-            psnr = scores(plan, search.searched[0].coordinates)
+            plan = found.plans[budget]
+            psnr = scores(plan, found.coordinates)
             gains = [new - old for new, old in zip(psnr, reached[budget], strict=True)]
             mean, gain = bootstrap(psnr), bootstrap(gains)
             rows.append(
@@ -114,7 +108,7 @@ def case_rows(name: str, guidance: float, prompts: int, judged: int) -> list[dic
                     **setting,
                     "computed_steps": budget,
                     "steps": plan.steps,
-                    "runs": round(runs, 1),
+                    "runs": found.cost_in_runs,
                     "psnr": mean.mean,
                     "long": sum(reached[budget]) / judged,
                     "long_runs": long.cost_in_runs,

@@ -35,12 +35,8 @@ from omnireuse import (
     MagCache,
     Polynomial,
     ResidualDiff,
-    Row,
     Steps,
     TeaCache,
-    layout_of,
-    observe_batch,
-    predict_batch,
 )
 from omnireuse.loop.strategy import REGIONS, Strategy
 from omnireuse.noise.parametrization import NoiseLevel
@@ -154,19 +150,11 @@ def of_waves(shape: tuple[int, ...], device: torch.device, levels: Sequence[Nois
     with reads:
         for wave in range(steps + REQUESTS - 1):
             running = [each for number, each in enumerate(generations) if number <= wave < number + steps]
-            chosen = [(each, each.decide(layout=layout_of(latents))) for each in running]
-            forecast = [Row(generation=each, choice=choice, sample=latents) for each, choice in chosen if choice.reuse]
-            computed = [
-                Row(generation=each, choice=choice, sample=latents, output=torch.empty_like(latents))
-                for each, choice in chosen
-                if not choice.reuse
-            ]
-            predict_batch(forecast)
-            observe_batch(computed)
+            chosen = [(each, each.computes(each.index, latents)) for each in running]
+            for each, computes in chosen:
+                each.use(torch.empty_like(latents) if computes else None, latents)
             kept = max(kept, *(each.kept_bytes for each in running))
-            decisions, reused = decisions + len(chosen), reused + len(forecast)
-            for each in running:
-                each.advance()
+            decisions, reused = decisions + len(chosen), reused + sum(not computes for _, computes in chosen)
     return {"kept_bytes": kept, "decisions": decisions, "reused": reused, "reads": reads.count}
 
 

@@ -2,8 +2,8 @@
 
     python examples/own_loop.py
 
-The loop asks what to do at each step and tells what was done. A `Generation` is the state of one generation, which
-an engine can keep in its own request, copy, move between devices and free.
+The loop asks two questions at each step: does it compute, and what does the solver get? A `Generation` is the state of
+one generation, which an engine can keep in its own request, copy, move between devices and free.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from omnireuse import Generation, Spread, Strategy, layout_of, noise_levels
+from omnireuse import Generation, Spread, Strategy, noise_levels
 
 STEPS = 28
 
@@ -27,15 +27,12 @@ def sample(strategy: Strategy) -> tuple[torch.Tensor, int]:
     scheduler.set_timesteps(STEPS)
     latents = torch.randn(1, 16, 64, generator=torch.Generator().manual_seed(0))
     generation, computed = Generation(strategy, noise_levels(scheduler)), 0
-    for timestep in scheduler.timesteps:
-        choice = generation.decide(layout=layout_of(latents))
-        if choice.reuse:
-            output = generation.predict(choice, latents)
-        else:
-            output = generation.observe(choice, denoiser(latents, generation.level.coordinate), latents)
-            computed += 1
+    for step, timestep in enumerate(scheduler.timesteps):
+        computes = generation.computes(step, latents)
+        output = denoiser(latents, generation.level.coordinate) if computes else None
+        output = generation.use(output, latents)  # the given one, a corrected one, or a forecast
         latents = scheduler.step(output, timestep, latents, return_dict=False)[0]
-        generation.advance()
+        computed += computes
     generation.finish()
     return latents, computed
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from reference.edits.drawing import Drawer, draw_parts
 from reference.edits.evaluate import draw_examples, generate, judge, reconstruct, save_sheet
+from reference.edits.examples import EXAMPLES, NUM_EXAMPLES, TWO_SHARE, save_examples
 from reference.edits.task import held_out_edits
 from reference.edits.train import Run, distil_edits, export_edits, new_pool, train_edits
 from reference.load import EDIT_SAMPLING, FEW_STEPS_EDIT_SAMPLING, load_edit_pipeline
@@ -70,7 +71,7 @@ def _train(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one stage."""
     parser = argparse.ArgumentParser(prog="python -m reference.edits", description=__doc__)
-    parser.add_argument("stage", choices=("parts", "train", "evaluate"))
+    parser.add_argument("stage", choices=("parts", "examples", "train", "evaluate"))
     parser.add_argument("--run", type=Path, default=Path("runs", "faces-edit"), help="folder of parts and checkpoints")
     parser.add_argument("--out", type=Path, help="folder of weights, archives, sheets and log (default: --run)")
     parser.add_argument("--device", default="cpu")
@@ -95,6 +96,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=handlers)
     if args.stage == "parts":
         draw_parts(args.run)
+    elif args.stage == "examples":
+        edits = held_out_edits(NUM_EXAMPLES, two_share=TWO_SHARE)
+        save_examples(draw_examples(edits, Drawer(draw_parts(args.run), args.device)), EXAMPLES)
     elif args.stage == "train":
         _train(args)
     else:

@@ -12,6 +12,7 @@ import torch
 
 from reference.drawing import Array
 from reference.edits.drawing import Drawer, sample_jitter
+from reference.edits.examples import Examples
 from reference.edits.pool import encode
 from reference.edits.task import Edit, as_looks
 from reference.faces.checker import check
@@ -19,21 +20,6 @@ from reference.faces.checker import check
 BATCH_SIZE = 50
 #: Attributes of a person that an aspect consists of, where it has not the same name.
 ATTRIBUTES_OF = {"hair": ("hair", "hair_colour")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Examples:
-    """Edits with their pictures, float in 0..1.
-
-    Attributes:
-        edits: what is asked.
-        references: (edits, 2, 64, 64, 3); the second is empty where there is none.
-        truths: drawings of what is to come out, in the first reference's jitter, (edits, 64, 64, 3).
-    """
-
-    edits: Sequence[Edit]
-    references: Array
-    truths: Array
 
 
 def _channels_last(pictures: torch.Tensor) -> Array:

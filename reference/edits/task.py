@@ -128,8 +128,31 @@ class Edit:
     changed: tuple[str, ...]
     instruction: str
 
+    @property
+    def people(self) -> tuple[Person, ...]:
+        """Who is in the pictures that it refers to."""
+        return (self.before,) if self.giver is None else (self.before, self.giver)
 
-def _sample_edit(rng: np.random.Generator, *, two: bool) -> Edit:
+
+def as_edit(before: Sequence[int], after: Sequence[int], giver: Sequence[int] | None) -> Edit:
+    """The edit that turns ``before`` into ``after``, rows of looks that differ in one or two."""
+    places = [place for place in range(len(NAMES)) if before[place] != after[place]]
+    changed = tuple(NAMES[place] for place in places)
+    if giver is None:
+        said = " and ".join(clause(NAMES[place], before[place], after[place]) for place in places)
+    else:
+        said = f"the first with {_joined(f'the {changed[0]}', f'the {changed[-1]}')} of the second"
+    return Edit(
+        before=as_person(before),
+        after=as_person(after),
+        giver=None if giver is None else as_person(giver),
+        changed=changed,
+        instruction=said,
+    )
+
+
+def _sample_edit(rng: np.random.Generator, *, two: bool) -> Edit | None:
+    """None where nothing would change."""
     before = as_looks(sample_person(rng))
     giver = as_looks(sample_person(rng))
     places = np.sort(rng.permutation(len(NAMES))[: rng.integers(1, 3)])
@@ -138,18 +161,7 @@ def _sample_edit(rng: np.random.Generator, *, two: bool) -> Edit:
         choices = [giver[place]] if two else range(SIZES[place])
         others = [look for look in choices if look != before[place]]
         after[place] = int(rng.choice(others)) if others else before[place]
-    changed = tuple(NAMES[place] for place in places if after[place] != before[place])
-    if two:
-        said = f"the first with {_joined(f'the {changed[0]}', f'the {changed[-1]}')} of the second" if changed else ""
-    else:
-        said = " and ".join(clause(NAMES[place], before[place], after[place]) for place in places)
-    return Edit(
-        before=as_person(before),
-        after=as_person(after),
-        giver=as_person(giver) if two else None,
-        changed=changed,
-        instruction=said,
-    )
+    return None if after == before else as_edit(before, after, giver if two else None)
 
 
 def held_out_edits(count: int, *, seed: int = 0, two_share: float = TWO_SHARE) -> list[Edit]:
@@ -162,6 +174,6 @@ def held_out_edits(count: int, *, seed: int = 0, two_share: float = TWO_SHARE) -
     while len(edits) < count:
         two = int(len(edits) * two_share) != int((len(edits) + 1) * two_share)
         edit = _sample_edit(rng, two=two)
-        if edit.changed and is_held_out(edit.after):
+        if edit and is_held_out(edit.after):
             edits.append(edit)
     return edits

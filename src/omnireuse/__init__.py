@@ -45,7 +45,6 @@ if TYPE_CHECKING:
         Polynomial,
     )
     from omnireuse.handle import Handle, disable, handle_of
-    from omnireuse.loop.batch import Row, observe_batch, predict_batch
     from omnireuse.loop.events import Choice, Decision
     from omnireuse.loop.generation import Generation, layout_of
     from omnireuse.loop.strategy import Strategy
@@ -90,7 +89,6 @@ __all__ = [
     "Polynomial",
     "Profile",
     "ResidualDiff",
-    "Row",
     "SeaCache",
     "Spread",
     "StepMask",
@@ -109,8 +107,6 @@ __all__ = [
     "handle_of",
     "layout_of",
     "noise_levels",
-    "observe_batch",
-    "predict_batch",
     "tune",
 ]
 
@@ -120,7 +116,6 @@ _HOMES = {
     "named.measuring": "fit_tea_cache",
     "handle": "Handle disable handle_of",
     "enabling": "enable",
-    "loop.batch": "Row observe_batch predict_batch",
     "loop.events": "Choice Decision",
     "forecasters": "Blend Fitted Forecaster Hold Memory Polynomial",
     "loop.generation": "Generation layout_of",

@@ -24,7 +24,8 @@ from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, forward_group
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Region, Strategy, WholeRegion
-from omnireuse.references import References, axis_for
+from omnireuse.profiles.target import Target
+from omnireuse.references import ReferenceAxis, References, axis_for
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -143,7 +144,8 @@ def enable(
         references: of editing models: True computes the references' tokens at the first computed call, at every fourth
             after it and at the last step. The calls in between use the keys and values that were kept of them; such
             lean calls are an approximation, and add to the error of reuse. "host" keeps them in the memory of the host.
-            None and False compute all tokens at all computed calls.
+            False computes all tokens at all computed calls. With None, and where pictures are measured with True and
+            "host" too, tuning decides: it takes lean calls if they add little to the error of its plan.
         options: fields of `DiffusionCacheConfig` with a backend; with a policy `prediction_target`, `signal`, `axis`.
 
     Returns:
@@ -161,9 +163,9 @@ def enable(
         MissingExtraError: the backend needs a library that is not installed.
     """
     axes = {name: options.pop(name) for name in StrategyOptions.__annotations__ if name in options}
-    aims: Any = {"speedup": speedup, "computed_steps": computed_steps, "quality": quality, "tolerance": tolerance}
+    target = Target.of("enable", tolerance=tolerance, speedup=speedup, computed_steps=computed_steps, quality=quality)
     ways = {"backend": backend, "policy": policy, "forecaster": forecaster, "region": region, **axes}
-    check_arguments(pipeline, aims, ways, profile=profile, tune=tune, audit=audit, options=options)
+    check_arguments(pipeline, target, ways, profile=profile, tune=tune, audit=audit, options=options)
     if isinstance(backend, str):
         axis_for(references, pipeline, None)
         from omnireuse.named.step_caches import enable_step_cache
@@ -178,10 +180,11 @@ def enable(
         name = f"{decides} × {forecasts} on {backend.region}"
         return Handle(pipeline, backend, name=name, agreement=agreement, references=lean)
     why = partial(why_untuned, tune)
-    chosen = strategy_for(pipeline, profile=profile, region=region, untuned=why, **aims)
+    chosen = strategy_for(pipeline, target, profile=profile, region=region, untuned=why)
     untuned = "a profile" if profile is not None else why(chosen.strategy.region)
-    aim = next((name for name in ("quality", "tolerance") if aims[name] is not None), "")
-    lean = axis_for(references, pipeline, chosen.strategy.region, aim)
+    aim = target.name if target.is_of_results else ""
+    lean = axis_for(references, pipeline, chosen.strategy.region, aim, is_tuned=not untuned)
+    tried = None if isinstance(references, References) else lean
     return Handle(
         pipeline,
         chosen.strategy,
@@ -189,9 +192,9 @@ def enable(
         agreement=agreement,
         promise=chosen.promise,
         like=chosen.like,
-        tuner=None if untuned else _tuner(chosen.strategy, tune, agreement, quality),
+        tuner=None if untuned else _tuner(chosen.strategy, tune, agreement, target, tried),
         untuned=untuned,
-        auditor=_auditor(audit, tolerance) if audit else None,
+        auditor=_auditor(audit, target.tolerance) if audit else None,
         references=lean,
         adapts=region is None,
     )
@@ -203,12 +206,21 @@ def _agreement(pipeline: Any, group: dist.ProcessGroup | None) -> Agreement:
     return Agreement(group if group is not None else forward_group(denoisers_of(pipeline)))
 
 
-def _tuner(strategy: Strategy, tune: object, agreement: Agreement, quality: float | None) -> Callable[[Session], Tuner]:
+def _tuner(
+    strategy: Strategy, tune: object, agreement: Agreement, target: Target, references: ReferenceAxis | None
+) -> Callable[[Session], Tuner]:
+    from omnireuse.tuning.registry import Registry
     from omnireuse.tuning.store import Store
     from omnireuse.tuning.tuner import Tuner
 
-    choices: Any = {"pictures": check_tune(tune), "agreement": agreement, "quality": quality}
-    return partial(Tuner, strategy=strategy, store=Store(), **choices)
+    registry = Registry(
+        pictures=check_tune(tune),
+        store=Store(),
+        command="omnireuse.enable(pipe)",
+        agreement=agreement,
+        tries_lean=references is not None,
+    )
+    return partial(Tuner, strategy=strategy, target=target, registry=registry, references=references)
 
 
 def _auditor(share: float, tolerance: float | None) -> Callable[[Session], Auditor]:

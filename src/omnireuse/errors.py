@@ -7,6 +7,7 @@
     │   └── UnsupportedModelError           a model or pipeline that the asked-for reuse cannot serve
     ├── WrongTypeError (TypeError)          a value of the wrong kind altogether
     ├── StateError (RuntimeError)           a call that does not fit what happened before it
+    │   └── NotTunableError                 a run that tuning cannot measure; the run itself goes on
     └── MissingExtraError (ImportError)     an optional dependency is not installed
 
 A message reads: *object(field=value): field must …, got …; what to do*. A pipeline, scheduler or model that was given
@@ -23,6 +24,7 @@ from typing import ClassVar
 __all__ = [
     "ConfigError",
     "MissingExtraError",
+    "NotTunableError",
     "NothingPublishedError",
     "OmniReuseError",
     "StateError",
@@ -129,6 +131,10 @@ class WrongTypeError(OmniReuseError, TypeError):
 
 class StateError(OmniReuseError, RuntimeError):
     """A call that does not fit the calls before it."""
+
+
+class NotTunableError(StateError):
+    """A run that tuning cannot measure. Its text is the reason; the run itself goes on."""
 
 
 class MissingExtraError(OmniReuseError, ImportError):

@@ -40,6 +40,7 @@ def picture(seed: int = 0, width: int = 16, height: int = 16) -> Image.Image:
 
 def _made(pipe: Any, inputs: Callable[[int], dict[str, Any]]) -> Tiny:
     pipe.set_progress_bar_config(disable=True)
+    varied(pipe.vae)
     return Tiny(pipe, lambda *, batch, **_kinds: inputs(batch))
 
 
@@ -110,7 +111,7 @@ def _flux_2(kind: Any, **more: Any) -> Tiny:
     )
     pipe = kind(
         scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=varied(vae),
+        vae=vae,
         text_encoder=None,
         tokenizer=None,
         transformer=image_flux.flux_2(in_channels=16).model,

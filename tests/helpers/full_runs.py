@@ -9,10 +9,10 @@ import torch
 
 from omnireuse.handle import Handle
 from omnireuse.planning.fit import WeightFit
-from omnireuse.policies import Steps
+from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import FULL, Recording
-from omnireuse.tuning.shadows import Leading, leading
+from omnireuse.tuning.shadows import Beside, Led
 
 T = TypeVar("T")
 
@@ -52,15 +52,15 @@ class _Given(torch.nn.Module):
 def recorded(pipeline: Any, run: Callable[[], T], steps: int) -> tuple[FullRun, T]:
     """What a full run has shown, and what it returned."""
     recording = Recording(pipeline.scheduler, steps, calls_may_change=True)
-    with Handle(pipeline, FULL, name="full run", region=lambda *_: recording):
+    with Handle(pipeline, FULL, name="full run", region=lambda *_: DrivenRegion(recording)):
         result = run()
     assert recording.is_whole, recording.failure
     return FullRun.of(recording), result
 
 
-def led(pipeline: Any, run: Callable[[], T], fit: WeightFit, full: FullRun, computed: Sequence[int]) -> T:
-    """What a run returns that computes these steps and is led along a full run."""
-    policy = Steps(steps=tuple(computed), compute_last=False)
-    region = Leading(fit, full, pipeline.scheduler)
-    with Handle(pipeline, leading(policy), name="fit", region=lambda *_: region):
+def led(pipeline: Any, run: Callable[[], T], fit: WeightFit, full: FullRun) -> T:
+    """What a run returns that fits weights along a full run."""
+    beside = Beside(full, fit.first_gap, Led(fit, full, pipeline.scheduler))
+    region = DrivenRegion(beside, known=full.path.calls)
+    with Handle(pipeline, FULL, name="fit", region=lambda *_: region):
         return run()

@@ -9,7 +9,6 @@ from dataclasses import fields
 from typing import Any, get_args
 
 from omnireuse.arguments.choices import BackendName, CacheOptions, StrategyOptions
-from omnireuse.arguments.targets import check_targets
 from omnireuse.arguments.tune import check_audit, check_tune
 from omnireuse.base.validation import kind_of
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
@@ -18,13 +17,14 @@ from omnireuse.loop.strategy import REGIONS, Strategy
 from omnireuse.policies import POLICIES, EveryNth, MagCache, Spread, Steps
 from omnireuse.policies.base import Policy
 from omnireuse.profiles.profile import Profile
+from omnireuse.profiles.target import TARGETS, Target
 
 __all__ = ["check_arguments"]
 
 
 def check_arguments(
     pipeline: object,
-    targets: Mapping[str, Any],
+    target: Target,
     ways: Mapping[str, Any],
     *,
     profile: object,
@@ -37,8 +37,8 @@ def check_arguments(
     The options of a backend are left to it, and a profile to what reads it.
 
     Args:
-        targets: what the result should reach, by parameter.
-        ways: backend, policy, forecaster and axes, by parameter. In both None is left out.
+        target: what the result should reach.
+        ways: backend, policy, forecaster and axes, by parameter; None is left out.
         options: keywords that are no parameter of `enable`.
 
     Raises:
@@ -61,16 +61,15 @@ def check_arguments(
         raise _no_backend(backend)
     if isinstance(region, str) and region not in REGIONS:
         raise UnknownNameError("region", region, REGIONS)
-    check_targets(**targets)
     for kind in KINDS:
         _check_name(kind, ways[kind])
     if options and not isinstance(backend, str):
         others = ("profile", "group", "tune", "audit", "references")
-        raise _misplaced(*next(iter(options.items())), ways, [*targets, *ways, *others])
+        raise _misplaced(*next(iter(options.items())), ways, [*TARGETS, *ways, *others])
     check_tune(tune)
     check_audit(audit)
     given = {name: value for name, value in ways.items() if value is not None}
-    aims = {name: value for name, value in targets.items() if value is not None}
+    aims = target.keywords
     whole = next((name for name in ("backend", "policy") if name in given), None)
     if audit and whole is not None:
         raise ConfigError(

@@ -11,7 +11,7 @@ from operator import index
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from omnireuse.errors import ConfigError, OmniReuseError, WrongTypeError
+from omnireuse.errors import ConfigError, OmniReuseError, StateError, WrongTypeError
 
 __all__ = [
     "Count",
@@ -157,6 +157,11 @@ def counted(number: int, noun: str) -> str:
 def in_words(error: BaseException) -> str:
     """What an error says; with its class unless it is one of omnireuse's own, which are whole sentences."""
     return str(error) if isinstance(error, OmniReuseError) else f"{type(error).__name__}: {error}"
+
+
+def in_own_words(error: Exception) -> OmniReuseError:
+    """The same as one of omnireuse's own errors, which other processes can read."""
+    return error if isinstance(error, OmniReuseError) else StateError(in_words(error))
 
 
 def as_number(name: str, value: object) -> str:

@@ -5,25 +5,32 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 from tqdm.auto import tqdm
 
 from omnireuse.base.validation import is_whole
-from omnireuse.calibration.runner import PipelineRunner
-from omnireuse.calibration.search import Search
+from omnireuse.calibration.runner import PipelineRunner, RunInFull
 from omnireuse.errors import ConfigError
 from omnireuse.hooks.denoisers import describe
 from omnireuse.named.measuring import measured
-from omnireuse.pipelines.call import refuse_reserved
+from omnireuse.pipelines.call import check_prompts, refuse_reserved
 from omnireuse.pipelines.source import Source
+from omnireuse.planning.path import OutputProducts
+from omnireuse.planning.planner import Planner
+from omnireuse.policies.spread import Spread
 from omnireuse.profiles.conditions import watch_of
 from omnireuse.profiles.origin import Origin
+from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.profile import FEWEST_HELD_OUT, Profile
+from omnireuse.tuning.trials import MeasuredCall, Trial, finished
 
 __all__ = ["FIT_PROMPTS", "calibrate", "held_out_last", "number_searched"]
 
@@ -38,6 +45,9 @@ BUDGETS = (1.5, 2.0, 2.5, 3.0, 4.0)
 FIT_PROMPTS = 5
 """Default number of prompts that schedules are tried on, and their weights fitted: a few numbers for each step need no
 more."""
+GROWTHS: tuple[float, ...] = (2.0, 0.0, 4.0)
+"""How errors grow on their way to the final latents (`Planner`), which full runs do not show: trials for the smallest
+budget decide, where growth counts most and runs cost least."""
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of at most {total:.0f} full runs [{elapsed}<{remaining}]"
 
 
@@ -97,9 +107,9 @@ def calibrate(
         KeyboardInterrupt: interrupted before anything was found.
     """
     total = _checked_steps(steps, num_inference_steps, call)
-    texts = _checked_prompts(prompts)
-    for_search = number_searched(len(texts), held_out)
-    texts = held_out_last(texts, for_search)
+    check_prompts("calibrate", prompts, least=2, why=", one of which is held out")
+    for_search = number_searched(len(prompts), held_out)
+    texts = held_out_last(list(prompts), for_search)
     budgets = _checked_budgets(computed_steps, total)
     for name, value, least in (("batch_size", batch_size, 1), ("fit_prompts", fit_prompts, 1), ("seed", seed, 0)):
         _check_whole(name, value, least)
@@ -115,22 +125,7 @@ def calibrate(
             known=tuple(inspect.signature(calibrate).parameters),
         )
         conditions, origin = watch_of(runner.pipeline).now(), Origin.of(runner.pipeline)
-        cost = 0.0
-
-        def spend(doing: str, runs: float) -> None:
-            nonlocal cost
-            cost += runs
-            bar.set_description_str(doing, refresh=False)
-            bar.update(runs)
-
-        search = Search(
-            runner,
-            for_search=for_search,
-            budgets=budgets,
-            batch_size=batch_size,
-            fit_prompts=fit_prompts,
-            spend=spend,
-        )
+        search = _Search(runner, bar, for_search, budgets, batch_size, fit_prompts)
         unseen = len(texts) - for_search
         text = (
             f"{describe(runner.pipeline)}; {total} steps, {for_search} prompts searched with, {unseen} held out, "
@@ -142,8 +137,17 @@ def calibrate(
         bar.bar_format = BAR
         bar.reset(total=max(round(search.most_runs), 1))
         search.run_in_full()
-        search.find_best()
-        search.judge()
+        for do, what_is_left in (
+            (search.find_best, "the profile holds the best schedules found so far"),
+            (search.judge, "a plan that was not judged on the held-out prompts promises nothing"),
+        ):
+            try:
+                do()
+            except KeyboardInterrupt:
+                if not search.plans:
+                    raise
+                search.complete = False
+                logger.warning("interrupted: %s", what_is_left)
         # A search may take fewer runs than expected.
         bar.total = max(bar.n, 1)
     chosen = {
@@ -160,18 +164,113 @@ def calibrate(
         origin,
         command=f"omnireuse.calibrate(pipe, prompts, {', '.join(f'{name}={each!r}' for name, each in chosen.items())})",
         num_inference_steps=total,
-        coordinates=search.searched[0].coordinates,
+        coordinates=search.noises,
         call={name: repr(value) for name, value in call.items()},
         prompts_digest=hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16],
         num_prompts=(for_search, unseen),
         seed=seed,
-        cost_in_runs=round(cost, 1),
+        cost_in_runs=round(search.cost, 1),
         complete=search.complete,
         measured=measured(
             [run.seen for run in search.searched], [run.seen for run in search.held_out], runner.blocks_unseen
         ),
         plans=search.plans,
     )
+
+
+class _Search:
+    """Full runs, the best plan for each budget by trials as tuning makes them, and its quality on other prompts.
+
+    Args:
+        runner: of the pipeline and all prompts.
+        bar: shows what is done, and its cost in full runs of one prompt.
+        for_search: how many of the prompts, from the first, are searched with; the others are held out.
+        budgets: numbers of computed steps, in rising order.
+    """
+
+    def __init__(
+        self, runner: PipelineRunner, bar: Any, for_search: int, budgets: list[int], batch_size: int, fit_prompts: int
+    ) -> None:
+        self._runner, self._bar, self._budgets, self.cost = runner, bar, budgets, 0.0
+        number = len(runner.prompts)
+        self._for_search, self._unseen = (
+            [range(at, min(at + batch_size, end)) for at in range(start, end, batch_size)]
+            for start, end in ((0, for_search), (for_search, number))
+        )
+        self._tried = self._for_search[: -(-min(fit_prompts, for_search) // batch_size)]
+        """The calls that plans are tried on."""
+        self._calls = list[MeasuredCall]()
+        self._products = list[OutputProducts]()
+        self.searched, self.held_out = list[RunInFull](), list[RunInFull]()
+        self.plans: dict[int, Plan] = {}
+        """The best so far for each budget."""
+        self.complete = True
+        trials = sum(budgets) + (len(GROWTHS) - 1) * budgets[0]
+        judging = sum(budgets) * (number - for_search)
+        self.most_runs = number + (trials * self._tried[-1].stop + judging) / runner.steps
+
+    @property
+    def noises(self) -> tuple[float, ...]:
+        """Noise fraction at each step."""
+        return self.searched[0].coordinates
+
+    def run_in_full(self) -> None:
+        """Run every prompt in full, and record the runs for the search."""
+        for batch in self._for_search:
+            run = self._runner.full_run(batch, record=True)
+            if run.full is not None:
+                self._products.append(run.full.products)
+                if batch in self._tried:
+                    self._calls.append(MeasuredCall(replay=batch, full=run.full))
+            self.searched.append(replace(run, full=None))
+            self._spend("full runs", len(batch))
+        for batch in self._unseen:
+            self.held_out.append(self._runner.full_run(batch))
+            self._spend("full runs", len(batch))
+
+    def find_best(self) -> None:
+        """Find the plan for each budget: the default's steps where no weights can be fitted."""
+        if len(self._products) < len(self._for_search):
+            for budget in self._budgets:
+                steps = tuple(sorted(Spread(num_computed=budget).schedule(self._runner.steps, self.noises)))
+                self.plans[budget] = Plan(steps=steps, forecaster="blend", psnr=None, held_out=())
+            return
+        products = OutputProducts.joined(self._products)
+        planners = {each: Planner(products, self.noises, fewest=self._budgets[0], growth=each) for each in GROWTHS}
+        growths = GROWTHS
+        for budget in self._budgets:
+            tried: dict[tuple[int, ...], float] = {}
+            for growth in growths:
+                tried.setdefault(planners[growth].best(budget), growth)
+            for steps in tried:
+                self._try(steps)
+            growths = (tried[self.plans[budget].steps],)
+
+    def _try(self, steps: tuple[int, ...]) -> None:
+        """Fit the weights of a schedule, and keep it where it is the best of its budget."""
+        budget, total, best = len(steps), self._runner.steps, self.plans.get(len(steps))
+        trial, pictures = Trial.of_fit(steps, total), [run.pictures for run in self.searched]
+        while trial.calls < len(self._calls):
+            finished(trial.lead(self._calls, self._runner, pictures))
+        psnr = statistics.fmean(trial.closeness)
+        if best is None or best.psnr is None or psnr > best.psnr:
+            best = self.plans[budget] = msgspec.structs.replace(trial.plan(closeness=tuple(trial.closeness)), psnr=psnr)
+        cost = len(trial.closeness) * trial.cost(self._calls)
+        self._spend(f"{budget} of {total} steps, best {best.psnr:.1f} dB", cost)
+
+    def judge(self) -> None:
+        """Score the best plans on the held-out prompts."""
+        for budget, plan in list(self.plans.items()):
+            strategy, scores = plan.strategy(self.noises), list[float]()
+            for batch, run in zip(self._unseen, self.held_out, strict=True):
+                scores += self._runner.score(strategy, batch, run.pictures)
+                self._spend("held-out prompts", len(batch) * budget / self._runner.steps)
+            self.plans[budget] = msgspec.structs.replace(plan, held_out=tuple(scores))
+
+    def _spend(self, doing: str, runs: float) -> None:
+        self.cost += runs
+        self._bar.set_description_str(doing, refresh=False)
+        self._bar.update(runs)
 
 
 def held_out_last(prompts: Sequence[T], for_search: int) -> list[T]:
@@ -224,20 +323,6 @@ def _checked_steps(steps: int | None, num_inference_steps: int | None, call: Map
     found = STEPS if given is None else given
     _check_whole(name, found, 4)
     return found
-
-
-def _checked_prompts(prompts: Sequence[str]) -> list[str]:
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
-        given = "one text" if isinstance(prompts, str) else f"a {type(prompts).__name__}"
-    elif others := [type(each).__name__ for each in prompts if not isinstance(each, str)]:
-        given = f"a {others[0]} among them"
-    elif len(prompts) < 2:
-        given = f"{len(prompts)}"
-    else:
-        return list(prompts)
-    raise ConfigError(
-        f"calibrate(prompts=…): prompts must be a list of at least two texts, one of which is held out, got {given}"
-    )
 
 
 def _checked_budgets(computed_steps: Iterable[int] | None, steps: int) -> list[int]:

@@ -24,9 +24,10 @@ from omnireuse.pipelines.call import Caller
 from omnireuse.pipelines.pictures import Picture, capped_psnr
 from omnireuse.planning.fit import WeightFit
 from omnireuse.policies import Steps
+from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import FULL, Recording
-from omnireuse.tuning.shadows import Leading, leading
+from omnireuse.tuning.shadows import Beside, Led
 from omnireuse.tuning.trials import MeasuredCall, Shadow
 
 __all__ = ["PipelineRunner", "RunInFull"]
@@ -89,13 +90,14 @@ class PipelineRunner:
         Raises:
             StateError: the latents or a picture are not finite, or the run cannot be recorded.
         """
-        made: list[Recording] = []
+        made: list[tuple[Recording, DrivenRegion]] = []
         options = {"keeps": record, "is_bounded": False, "calls_may_change": True}
 
         def region(strategy: Strategy, denoisers: Sequence[Any], owner: object) -> Region:
             inner = None if strategy is FULL else make_region(strategy, denoisers, owner)
-            made.append(Recording(self.pipeline.scheduler, self.steps, inner=inner, **options))
-            return made[-1]
+            recording = Recording(self.pipeline.scheduler, self.steps, **options)
+            made.append((recording, DrivenRegion(recording, inner=inner)))
+            return made[-1][1]
 
         strategy = self._watching()
         with Handle(self.pipeline, strategy, name="full run", region=region) as handle:
@@ -107,8 +109,8 @@ class PipelineRunner:
                 f"the full run of {prompts} is not finite; nothing can be calibrated on it: try another dtype, or "
                 "leave the prompt out"
             )
-        recording = made.pop()
-        if len(recording.levels) != self.steps or (record and not recording.is_whole):
+        recording, driven = made.pop()
+        if len(driven.coordinates) != self.steps or (record and not recording.is_whole):
             why = (record and recording.failure) or "a run ended before its last step"
             raise StateError(f"nothing can be calibrated: {why}")
         full = None
@@ -123,7 +125,7 @@ class PipelineRunner:
         return RunInFull(
             pictures=pictures,
             full=full,
-            coordinates=tuple(level.coordinate for level in recording.levels),
+            coordinates=tuple(driven.coordinates),
             seen=Seen.of(strategy.forecaster, handle.events, self.steps),
         )
 
@@ -142,12 +144,13 @@ class PipelineRunner:
 
     def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Shadow:
         """As `Leader.lead`."""
-        region = Leading(fit, call.full, self.pipeline.scheduler)
-        with Handle(self.pipeline, leading(policy), name="fit", region=lambda *_: region):
+        beside, path = Beside(call.full, fit.first_gap, Led(fit, call.full, self.pipeline.scheduler)), call.full.path
+        region = DrivenRegion(beside, known=path.calls)
+        with Handle(self.pipeline, FULL, name="fit", region=lambda *_: region):
             pictures = self.pictures(call.replay)
         if region.latents is None:
             raise StateError("a run of a fit ended before its last step")
-        return Shadow(region.computed, region.latents, pictures)
+        return Shadow(beside.computed, region.latents, pictures)
 
     def score(self, strategy: Strategy, places: range, full: Sequence[Picture]) -> list[float]:
         """PSNR in dB of the prompts of these places to the pictures of their `full` run, as `capped_psnr`, where one

@@ -12,9 +12,10 @@ from omnireuse.enabling import enable
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.handle import Handle
 from omnireuse.pipelines.bars import without_bar
-from omnireuse.pipelines.call import Caller, refuse_reserved
+from omnireuse.pipelines.call import Caller, check_prompts, refuse_reserved
 from omnireuse.pipelines.source import Source
 from omnireuse.profiles.profile import Profile
+from omnireuse.profiles.target import Target
 from omnireuse.tuning.budget import JUDGED
 
 __all__ = ["tune"]
@@ -63,20 +64,19 @@ def tune(
         UnknownNameError: an argument that the call of the pipeline does not take.
         StateError: reuse is enabled already, or the pipeline cannot be tuned; the message says why.
     """
-    if isinstance(prompts, str) or not prompts or not all(isinstance(each, str) for each in prompts):
-        raise ConfigError(f"tune(prompts={prompts!r:.60}): prompts must be a list of at least one text")
+    check_prompts("tune", prompts)
     refuse_reserved("tune", call)
+    target = Target.of("tune", speedup=speedup, computed_steps=computed_steps, quality=quality, tolerance=tolerance)
     source = Source(given=pipeline, device=device, dtype=dtype)
     pipe = source.load()
     caller = Caller(pipe, prompts, seed=seed, call=call)
-    aims: Any = {"speedup": speedup, "computed_steps": computed_steps, "quality": quality, "tolerance": tolerance}
     with (
-        enable(pipe, tune=len(prompts), **aims) as handle,
+        enable(pipe, tune=len(prompts), **target.keywords) as handle,
         without_bar(pipe),
         tqdm(total=len(prompts), desc="tuning", unit="picture", disable=not progress) as bar,
     ):
         _refuse_untuned(handle)
-        if (quality is not None or tolerance is not None) and len(prompts) < JUDGED:
+        if target.is_of_results and len(prompts) < JUDGED:
             raise ConfigError(
                 f"tune(prompts={list(prompts)!r:.60}): prompts must be at least {JUDGED} for a quality or a tolerance, "
                 f"got {len(prompts)}; some of them judge the plan, which is made from the others"

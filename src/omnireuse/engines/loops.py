@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 
 from omnireuse.engines.settings import RequestPlan
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
+from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.fit import WeightFit
 from omnireuse.policies import Steps
 from omnireuse.policies.base import Policy
-from omnireuse.tuning.budget import Budget, budget_for
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.entries import Entries, Entry
-from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.loops import Followed, Led, MeasuredLoop, ShadowLoop
+from omnireuse.tuning.entry import Entry
+from omnireuse.tuning.recording import Recording
+from omnireuse.tuning.shadows import Beside, Led
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadow
+from omnireuse.tuning.tuner import HostTuner
 
 __all__ = ["Loop", "LoopShadows", "LoopTuner"]
 
@@ -43,21 +45,20 @@ class Loop(ABC):
         """A copy that no step of the other one changes."""
 
     @abstractmethod
-    def given(self, step: int) -> Mapping[str, Any]:
-        """Arguments of the scheduler's step beside the output and the latents."""
+    def check(self) -> None:
+        """Refuse a loop that cannot be tuned.
 
-    @abstractmethod
-    def untunable(self) -> str | None:
-        """Why this loop cannot be tuned, in words; None if it can."""
+        Raises:
+            NotTunableError: it cannot.
+        """
 
     @abstractmethod
     def configuration(self, start: RunStart) -> Configuration:
         """Loops that are like this one."""
 
-    def measured(self) -> MeasuredLoop:
-        """The recorder of its steps."""
-        assert self.start.total is not None, "only loops of known length are tuned"
-        return MeasuredLoop(self.start.scheduler, self.start.total, self.given)
+    def recording(self) -> Recording:
+        """A recording of its steps."""
+        return Recording(self.start.scheduler, self.start.total or 0)
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,15 @@ class LoopShadows:
         make: makes a loop whose steps are decided by the second argument; returns the final latents.
     """
 
-    make: Callable[[Any, ShadowLoop], Pausing[torch.Tensor]]
+    make: Callable[[Any, Beside], Pausing[torch.Tensor]]
 
     def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Pausing[Shadow]:
         again: Loop = call.replay.twin()
-        return self._made(again, Followed(call.full, strategy, first_reused, again.start.levels))
+        return self._made(again, Beside(call.full, first_reused, Generation(strategy, again.start.levels)))
 
     def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Pausing[Shadow]:
         again: Loop = call.replay.twin()
-        return self._made(again, Led(call.full, fit, again.start.scheduler, again.given))
+        return self._made(again, Beside(call.full, fit.first_gap, Led(fit, call.full, again.start.scheduler)))
 
     def arrive(self, call: MeasuredCall) -> Shadow:
         return Shadow(0, call.full.final)
@@ -84,24 +85,61 @@ class LoopShadows:
     def announce(self, words: str) -> None:
         logger.debug("%s", words)
 
-    def _made(self, again: Loop, run: ShadowLoop) -> Pausing[Shadow]:
+    def _made(self, again: Loop, run: Beside) -> Pausing[Shadow]:
         latents = yield from self.make(again, run)
         return Shadow(run.computed, latents)
 
 
-class LoopTuner:
+class LoopTuner(HostTuner):
     """Chooses what each loop of one host does. No picture fails because tuning does."""
 
-    def __init__(self, entries: Entries) -> None:
-        self.entries = entries
-        self._said: set[str] = set()
+    def find(self, policy: Policy, loop: Loop) -> Entry:
+        """The entry of a loop under the untuned default.
 
-    def find(self, policy: Policy, loop: Loop) -> Entry | str:
-        """The entry of a loop under the untuned default; in words why it has none."""
+        Raises:
+            NotTunableError: it has none.
+        """
         try:
-            return loop.untunable() or self._found(policy, loop)
+            loop.check()
+            start = loop.start
+            return self._registry.entry_of(policy, start, lambda: loop.configuration(start))
+        except NotTunableError:
+            raise
         except Exception as error:
-            return f"the run cannot be told from others ({type(error).__name__}: {error})"
+            raise NotTunableError(f"the run cannot be told from others ({type(error).__name__}: {error})") from error
+
+    def choose(
+        self,
+        plan: RequestPlan,
+        loop: Loop,
+        go_on: Callable[[Entry], object],
+        may_measure: Callable[[Entry], bool] = lambda _: True,
+    ) -> tuple[RequestPlan, Entry | None]:
+        """The plan of a loop that begins, and the entry that the loop is to be measured for, if it is.
+
+        Args:
+            plan: the untuned one.
+            go_on: makes shadows of pictures that were all measured before: those of one batch alone, or those that have
+                waited.
+            may_measure: whether the host can measure a loop now.
+        """
+        if plan.strategy is None:
+            return plan, None
+        try:
+            entry = self.find(plan.strategy.policy, loop)
+        except NotTunableError as error:
+            self.pass_by(error)
+            return plan, None
+        self._latest = entry
+        if entry.is_idle:
+            go_on(entry)
+        state = entry.tuning.state
+        if entry.is_due and may_measure(entry):
+            return replace(plan, entry=entry), entry
+        entry.made(is_full=False)
+        if state == "ready":
+            self.say(str(entry.tuning))
+        return self.tuned(plan, entry), None
 
     def tuned(self, plan: RequestPlan, entry: Entry) -> RequestPlan:
         """The plan that was chosen; the given one if the untuned default serves."""
@@ -113,7 +151,7 @@ class LoopTuner:
         return replace(plan, strategy=entry.strategy, name=f"{plan.name}, tuned")
 
     def measure(
-        self, entry: Entry, loop: Loop, run: MeasuredLoop, proceed: Callable[[], T], go_on: Callable[[Entry], object]
+        self, entry: Entry, loop: Loop, run: Recording, proceed: Callable[[], T], go_on: Callable[[Entry], object]
     ) -> T:
         """Make a loop that is measured, and the shadows that are due after it.
 
@@ -122,43 +160,20 @@ class LoopTuner:
             run: keeps the values of the loop that `proceed` makes.
             go_on: makes the shadows.
         """
-        self.entries.start(entry)
+        entry.start()
         try:
             result = proceed()
-            self.made(entry, is_full=True)
             if self.learn(entry, loop, run):
                 go_on(entry)
         except Exception as error:
-            self.entries.failed(entry, f"a picture has failed ({type(error).__name__})")
+            entry.broken_off(error)
             raise
         finally:
             entry.is_busy = False
         return result
 
-    def made(self, entry: Entry, *, is_full: bool) -> None:
-        """Count the loop's work: each step has one output (`Entries.made`)."""
-        self.entries.made(entry, len(entry.budget.noises), is_full=is_full)
-
-    def learn(self, entry: Entry, loop: Loop, run: MeasuredLoop) -> bool:
-        """Keep what the loop has shown, and tell whether trial runs are due (`Entries.learn`)."""
-        return self.entries.learn(entry, run.recording, lambda: FullRun.of(run.recording), loop)
-
-    def say(self, text: str) -> None:
-        """Log a line once."""
-        if text not in self._said:
-            self._said.add(text)
-            logger.info("%s", text)
-
-    def _found(self, policy: Policy, loop: Loop) -> Entry | str:
-        start = loop.start
-        budget = budget_for(policy, start)
-        if isinstance(budget, str):
-            return budget
-        configuration = loop.configuration(start)
-        if configuration.conditions.weights is None:
-            return "weights cannot be told apart, because they are sharded or not in memory"
-        with self.entries.lock:
-            return self._entry(configuration, budget)
-
-    def _entry(self, configuration: Configuration, budget: Budget) -> Entry:
-        return self.entries.find(configuration, budget)
+    @staticmethod
+    def learn(entry: Entry, loop: Loop, run: Recording) -> bool:
+        """Keep what a loop that was computed in full has shown, and tell whether trial runs are due (`Entry.learn`)."""
+        entry.made(is_full=True)
+        return entry.learn(run, loop)

@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from omnireuse.engines.settings import KEY, OFF, RequestPlan
+from omnireuse.errors import OmniReuseError, StateError
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.events import warn_given_up
 from omnireuse.loop.generation import Generation
+from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 from omnireuse.summary.summary import Promise
@@ -39,9 +42,10 @@ share them."""
 PROMPT_ACTIONS = ("computed", "reused", "bypassed")
 
 
-@dataclass
-class RequestReuse:
-    """The reuse state of one request, in the engine's own state of it: it is freed with the request.
+@dataclass(eq=False)
+class RequestReuse(Stepper):
+    """The reuse of one request, in the engine's own state of it: it is freed with the request. An error of reuse does
+    not fail the request: it computes every further step.
 
     Attributes:
         plan: of the request.
@@ -62,11 +66,6 @@ class RequestReuse:
     first: int = 0
     failures: int = 0
 
-    @property
-    def label(self) -> str:
-        """Names the request in warnings."""
-        return f"request {self.name or 'without a name'}"
-
     def start(self, scheduler: Any, total: int, *, at: int = 0) -> None:
         """Begin a run of so many steps, `at` one of them.
 
@@ -77,15 +76,39 @@ class RequestReuse:
         if self.plan.strategy is not None:
             levels, agreement = levels_of(scheduler, total), Agreement(self.plan.group)
             self.generation = Generation(self.plan.strategy, levels, total=total, at=at, agreement=agreement)
-            self.generation.label = self.label
+
+    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+        """As `Stepper.computes`; the engine counts the step."""
+        if self.generation is None:
+            return True
+        try:
+            return self.generation.computes(step - self.first, latents, denoiser=denoiser)
+        except Exception as error:  # of reuse: the request goes on
+            self.give_up("the decision on a step", error)
+            return True
+
+    def use(
+        self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
+    ) -> torch.Tensor | None:
+        """As `Stepper.use`: None where a forecast has failed; an output itself where learning from it has."""
+        used = output
+        try:
+            if output is not None and not isinstance(output, torch.Tensor):
+                raise StateError(f"the model predicts {type(output).__name__} and not one tensor")
+            if self.generation is not None:
+                used = self.generation.use(output, latents)
+        except Exception as error:  # of reuse: the request goes on
+            self.give_up("a forecast" if output is None else "learning from a computed step", error)
+        self.computed += output is not None
+        self.reused += output is None and used is not None
+        return used
 
     def give_up(self, doing: str, error: BaseException) -> None:
         """Compute every further step, with a warning: something of this request has failed."""
-        warn_given_up(self.label, doing, error)
-        self.end()
-
-    def end(self) -> None:
-        """Compute every further step, and count a failure."""
+        trace = None if isinstance(error, OmniReuseError) else error
+        why = f"{doing} failed: {type(error).__name__}: {error!s:.300}"
+        name = self.name or "without a name"
+        logger.warning("request %s computes every further step: %s", name, why, exc_info=trace)
         self.plan, self.generation = OFF, None
         self.failures += 1
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
 import torch.distributed as dist
 
-from omnireuse.arguments.targets import check_targets, strategy_for
-from omnireuse.arguments.tune import check_tune
+from omnireuse.arguments.targets import strategy_for
+from omnireuse.arguments.tune import check_tune, is_off_by_environment
 from omnireuse.base.validation import is_number
 from omnireuse.enabling import enable
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
@@ -20,16 +20,16 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.policies.spread import nearest
 from omnireuse.profiles.profile import Profile
+from omnireuse.profiles.target import TARGETS, Target
 from omnireuse.summary.summary import Promise
 
-__all__ = ["KEY", "OFF", "TARGETS", "RequestPlan", "RequestSettings", "ServerSettings"]
+__all__ = ["KEY", "OFF", "RequestPlan", "RequestSettings", "ServerSettings"]
 
 KEY = "omnireuse"
 """Name of a request's settings among its extra arguments, and of the backend if an engine names one."""
 
-CACHE_OPTIONS = tuple(field.name for field in fields(DiffusionCacheConfig))
+CACHE_OPTIONS = tuple(each.name for each in fields(DiffusionCacheConfig))
 """The keys beside ``"backend"``: the options of the named caches."""
-TARGETS = ("speedup", "computed_steps", "quality", "tolerance")
 LIMITS = ("default", "max_speedup", "request_targets")
 """An operator's rules for requests."""
 FEWEST = 2
@@ -73,17 +73,16 @@ class RequestSettings:
 
     Attributes:
         off: compute every step.
-        targets: replaces the server's target: one of speedup, computed_steps, quality and tolerance. Empty: the
-            server's own.
+        target: replaces the server's target, if it is given.
     """
 
     off: bool = False
-    targets: tuple[tuple[str, float], ...] = ()
+    target: Target = field(default_factory=Target)
 
     @property
-    def target(self) -> str:
-        """Name of the target, for counters: "off", "server" for the server's own, or one of `TARGETS`."""
-        return "off" if self.off else next((name for name, _ in self.targets), "server")
+    def kind(self) -> str:
+        """For counters: "off", "server" for the server's own target, or one of `TARGETS`."""
+        return "off" if self.off else self.target.name or "server"
 
     @classmethod
     def of(cls, extras: Mapping[str, Any] | None) -> RequestSettings:
@@ -107,10 +106,9 @@ class RequestSettings:
             if name not in TARGETS:
                 raise UnknownNameError(f"setting of a request's {KEY!r}:", str(name)[:60], TARGETS)
         _refuse_null(given, place=KEY)
-        check_targets(KEY, **given)
         if len(given) > 1:
             raise ConfigError(f"{KEY}={dict(given)!r:.120}: {KEY} must have one target, got {len(given)}")
-        return cls(targets=tuple((name, int(x) if name == "computed_steps" else x) for name, x in given.items()))
+        return cls(target=Target.of(KEY, **given))
 
 
 class ServerSettings:
@@ -135,13 +133,13 @@ class ServerSettings:
                 raise UnknownNameError(f"option of {place} for omnireuse", name, known)
         _refuse_null({name: value for name, value in options.items() if name not in cache}, place=place)
         self.options, self.place = dict(options), place
-        check_targets(place, **{name: self.options.get(name) for name in TARGETS})
+        self._target = Target.of(place, **{name: self.options.get(name) for name in TARGETS})
         self.default, self._max_speedup, self._targets = (self.options.pop(name, None) for name in LIMITS)
         self._check_limits()
         self.tune: bool | int | None = self.options.pop("tune", None)
         self._check_tune()
         self._profile: Profile | None = None
-        self._plans: OrderedDict[tuple[tuple[str, float], ...], RequestPlan] = OrderedDict()
+        self._plans: OrderedDict[Target, RequestPlan] = OrderedDict()
 
     def wanted(self, extras: Mapping[str, Any] | None) -> RequestSettings:
         """The settings in a request's extra arguments; without a word of its own, those of the server."""
@@ -154,13 +152,14 @@ class ServerSettings:
         Args:
             steps: its number of steps; None if it names none.
         """
-        for name, value in request.targets:
-            asked = f"{KEY}({name}={value!r})"
-            if self._targets is not None and name not in self._targets:
-                allowed = " or ".join(self._targets) or '"on" or "off"'
-                raise ConfigError(f"{asked}: {KEY} must be {allowed} on this server (request_targets), got {name}")
-            if self._max_speedup is None or name not in ("speedup", "computed_steps"):
-                continue
+        name, value = request.target.name, request.target.value
+        if not name:
+            return
+        asked = f"{KEY}({name}={value!r})"
+        if self._targets is not None and name not in self._targets:
+            allowed = " or ".join(self._targets) or '"on" or "off"'
+            raise ConfigError(f"{asked}: {KEY} must be {allowed} on this server (request_targets), got {name}")
+        if self._max_speedup is not None and not request.target.is_of_results:
             if name == "computed_steps" and steps is None:
                 raise ConfigError(
                     f"{asked}: num_inference_steps must be given with computed_steps on this server, which limits "
@@ -173,8 +172,12 @@ class ServerSettings:
                     f"{speedup:g}"
                 )
         if steps is not None:
-            for name, value in request.targets:
-                _refuse_unreachable(name, value, steps)
+            _refuse_unreachable(name, value, steps)
+
+    @property
+    def pictures(self) -> int:
+        """How many pictures are measured at most; 0 where nothing is tuned."""
+        return 0 if is_off_by_environment() else check_tune(self.tune)
 
     def _check_tune(self) -> None:
         check_tune(self.tune)
@@ -217,10 +220,10 @@ class ServerSettings:
         """
         if request.off:
             return OFF
-        plan = self._plans.pop(request.targets, None)
+        plan = self._plans.pop(request.target, None)
         if plan is None:
             plan = self._made(request, pipeline, region)
-        self._plans[request.targets] = plan
+        self._plans[request.target] = plan
         if len(self._plans) > MOST_PLANS:
             self._plans.popitem(last=False)
         return plan
@@ -228,9 +231,7 @@ class ServerSettings:
     def enable_arguments(self, request: RequestSettings) -> dict[str, Any]:
         """The same as arguments of `omnireuse.enable`."""
         profile = {} if (known := self.profile) is None else {"profile": known}
-        if not request.targets:
-            return {**self.options, **profile}
-        return {**profile, **dict(request.targets)}
+        return {**profile, **request.target.keywords} if request.target else {**self.options, **profile}
 
     @property
     def profile(self) -> Profile | None:
@@ -241,20 +242,19 @@ class ServerSettings:
         return self._profile
 
     def _made(self, request: RequestSettings, pipeline: Any, region: str | None) -> RequestPlan:
-        arguments = self.enable_arguments(request)
+        arguments, target = self.enable_arguments(request), request.target or self._target
         if not arguments:
             return RequestPlan(Strategy.default(), "default")
-        if request.targets and "quality" in arguments and self.profile is None:
+        if request.target.quality is not None and self.profile is None:
             raise ConfigError(
-                f"{KEY}(quality={arguments['quality']!r}): a quality can only be promised by a profile, and this "
-                "server has none; ask for tolerance, speedup or computed_steps"
+                f"{KEY}(quality={target.value!r}): a quality can only be promised by a profile, and this server has "
+                "none; ask for tolerance, speedup or computed_steps"
             )
         if "backend" in arguments:
             with enable(pipeline, **arguments) as handle:
                 return RequestPlan(handle.strategy, handle.name)
-        wanted: dict[str, Any] = {name: arguments.get(name) for name in (*TARGETS, "profile")}
-        place = KEY if request.targets else self.place
-        chosen = strategy_for(pipeline, region=region, place=place, **wanted)
+        place = KEY if request.target else self.place
+        chosen = strategy_for(pipeline, target, profile=arguments.get("profile"), region=region, place=place)
         return RequestPlan(chosen.strategy, chosen.name, chosen.promise)
 
 

@@ -57,9 +57,9 @@ class WholeRequests:
             return
         self.end()
         if not wanted.off:
-            tune = self._settings.tune if tunes and not wanted.targets else False
+            tune = self._settings.tune if tunes and not wanted.target else False
             handle = enable(pipeline, group=group, tune=tune, **self._settings.enable_arguments(wanted))
-            if self._tuner is not None and not wanted.targets:
+            if self._tuner is not None and not wanted.target:
                 handle.resume(self._tuner)
                 self._tuner = None
             if self._calls is not None:
@@ -94,7 +94,7 @@ class WholeRequests:
         """Whether a tuned plan served the last request, and the number of measured pictures. Logs news."""
         assert self._handle is not None, "a request was served"
         tuning = self._handle.tuning
-        if str(tuning) != self._said and not self._active.targets:
+        if str(tuning) != self._said and not self._active.target:
             self._said = str(tuning)
             logger.info("omnireuse: %s", tuning)
         if tuning.state == "off":

@@ -124,12 +124,7 @@ class Forecaster(ABC):
     """The only prediction target that it forecasts; None takes the region's default."""
     corrects: bool | None = False
     """True if `Memory.correct_interval` corrects what forecasts did to the latents; then it serves region "step" only.
-    None leaves it to `for_run`."""
-
-    @property
-    def follows_path(self) -> bool:
-        """True if it remembers velocities in place of x0 if it can, so that it can correct."""
-        return self.corrects is not False
+    None leaves it to the run; it is then a field, which the run sets."""
 
     @property
     def regions(self) -> tuple[str, ...] | None:
@@ -146,10 +141,6 @@ class Forecaster(ABC):
     ) -> Forecaster:
         """The forecaster of `target` for a run of `total` steps that computes these; `noises` is the noise
         fraction at each step, None if it is not known or not what distance is measured in."""
-        return self
-
-    def uncorrected(self) -> Forecaster:
-        """The forecaster of runs in which nothing can be corrected, if that was left to the run."""
         return self
 
     def after_calls(self, step: int, calls: int) -> Forecaster:

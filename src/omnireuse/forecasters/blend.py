@@ -74,15 +74,11 @@ class Blend(Forecaster):
     def regions(self) -> tuple[str, ...] | None:
         return ("step",) if self.corrects else None
 
-    def uncorrected(self) -> Blend:
-        return replace(self, corrects=False) if self.corrects is None else self
-
     def for_run(self, total: int, computed: tuple[int, ...], noises: tuple[float, ...] | None, target: str) -> Blend:
         is_x0 = noises is not None and target == "x0"
         exponent = EXPONENT if is_x0 and self.exponent is None else self.exponent
-        corrects = is_x0 or target == "velocity" if self.corrects is None else self.corrects
         holds = len(computed) < FEW * total if self.holds_misses is None else self.holds_misses
-        return replace(self, corrects=corrects, holds_misses=holds, exponent=exponent)
+        return replace(self, holds_misses=holds, exponent=exponent)
 
     def start(self, branch: int = 0) -> BlendMemory:
         careful = CarefulMemory if self.corrects else BlendMemory

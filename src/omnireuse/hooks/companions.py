@@ -78,6 +78,9 @@ class Companions:
         """Calls that were left out at this step."""
         self._scales: dict[str, Any] = {}
         """Of the latest call of each companion."""
+        self.scales: tuple[tuple[str, Any], ...] = ()
+        """The same, as pairs. Where one changes, as at the end of ControlNet guidance, what the denoiser returns is of
+        another kind."""
         self._calls = Counter[tuple[str, bool]]()
         """Calls of the run so far, by companion and whether it was made."""
 
@@ -86,13 +89,8 @@ class Companions:
         self._calls.clear()
         self._outputs.clear()
         self._scales.clear()
+        self.scales = ()
         self._enter(None)
-
-    @property
-    def scales(self) -> tuple[tuple[str, Any], ...]:
-        """The scale of each companion at this step. Where it changes, as at the end of ControlNet guidance, what the
-        denoiser returns is of another kind."""
-        return tuple(self._scales.items())
 
     def take_calls(self) -> dict[str, tuple[int, int]]:
         """Made and all calls of the run that ends, by companion."""
@@ -129,6 +127,7 @@ class Companions:
         self._enter(None if run is None else (id(run), run.generation.index))
         scale = tuple(scale) if isinstance(scale, (list, tuple)) else scale
         self._scales[name] = scale if isinstance(scale, (int, float, tuple)) else None
+        self.scales = tuple(self._scales.items())
         key = name, self._order[name]
         self._order[name] += 1
         known = self._outputs.get(key)

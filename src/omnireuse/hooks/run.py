@@ -71,7 +71,7 @@ class Run:
     Attributes:
         generation: decides, and remembers.
         kind, references: as in `Chosen`.
-        region: takes its calls in place of the session's region; None for that one.
+        region: takes its calls.
         latents: the sample that the scheduler returned last, which the current step starts from.
         calls: denoiser calls of the current step.
         branches: the same by denoiser and branch.
@@ -81,9 +81,7 @@ class Run:
         grids: how the tokens of the latents unfold, by the layout of the call: reading positions waits for the device.
     """
 
-    def __init__(
-        self, generation: Generation, kind: str = "reuse", region: Region | None = None, references: Any = None
-    ) -> None:
+    def __init__(self, generation: Generation, kind: str, region: Region, references: Any = None) -> None:
         self.generation, self.kind, self.region, self.references = generation, kind, region, references
         self.given: Mapping[str, Any] = {}
         self.latents: torch.Tensor | None = None
@@ -139,14 +137,14 @@ class Run:
     @property
     def kept_bytes(self) -> int:
         """Bytes of tensor storage that this run holds beyond what the pipeline holds itself."""
-        kept = [] if self.region is None else pytree.tree_leaves(dict(self.region.held))
-        tensors = [leaf for leaf in kept if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta"]
+        leaves = pytree.tree_leaves(dict(self.region.held))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta"]
         return self.generation.kept_bytes + sum(tensor.nbytes for tensor in tensors)
 
     def close(self) -> None:
         """Drop everything that was kept."""
         self.generation.finish()
-        self.region = self.latents = None
+        self.latents = None
 
 
 class Region(ABC):

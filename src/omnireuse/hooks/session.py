@@ -330,7 +330,7 @@ class Session:
             result = proceed(*args, **kwargs)
             run.latents = previous_sample(result)
             return result
-        region = self._region_of(run)
+        region = run.region
         try:
             run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
             moved = loop.steps.moved_to(run, values.get("timestep"))
@@ -385,7 +385,7 @@ class Session:
                 if torch.is_grad_enabled():
                     call.refuse_gradients()
                 try:
-                    return self._region_of(run).call(call)
+                    return run.region.call(call)
                 except SeveralOutputsError as error:
                     if not self._adapts:
                         raise
@@ -442,7 +442,7 @@ class Session:
                 return proceed(*args, **kwargs)
             loop = self.loop
             run = loop.run if loop.steps.scheduler is None else None
-            reuses = run is not None and run.is_reused_by_schedule and type(self._region_of(run)) is StepRegion
+            reuses = run is not None and run.is_reused_by_schedule and type(run.region) is StepRegion
             scale = {**dict(zip(names, args, strict=False)), **kwargs}.get("conditioning_scale")
             return loop.companions.call(name, run, reuses and not torch.is_grad_enabled(), scale, proceed, args, kwargs)
 
@@ -459,20 +459,20 @@ class Session:
         chooser = loop.chooser if loop.in_call else self.outside
         chosen = Chosen(strategy=self.strategy) if chooser is None else chooser(start)
         is_shadow = chosen.kind == "shadow"
-        generation = Generation(
-            chosen.strategy,
-            begin.levels,
-            total=begin.total,
-            agreement=self._agreement,
-            number=0 if is_shadow else next(self._numbers),
-            emit=None if is_shadow else self._decided,
-        )
-        generation.outputs.said = self._said
-        region = chosen.region or self._own_region(chosen.strategy)
+        generation = self.generation(chosen.strategy, start)
+        if not is_shadow:
+            generation.number, generation.emit = next(self._numbers), self._decided
+        region = chosen.region or self._region_for(chosen.strategy)
         loop.had_run, loop.run = True, Run(generation, chosen.kind, region, chosen.references)
         if not is_shadow:
             self._caution(chosen.strategy, generation)
         return loop.run
+
+    def generation(self, strategy: Strategy, start: RunStart, samples: int = 1) -> Generation:
+        """The state of a run that begins, under a strategy; it shows its decisions to nobody."""
+        made = Generation(strategy, start.levels, total=start.total, agreement=self._agreement, number=0)
+        made.outputs.said, made.samples = self._said, samples
+        return made
 
     def _decided(self, decision: Decision) -> None:
         """Count a decision that was carried out, and show it to the observers."""
@@ -541,17 +541,11 @@ class Session:
             self._region.undo()
             self._region = None
 
-    def _region_of(self, run: Run) -> Region:
-        region = run.region or self._region
-        assert region is not None, "a run has a region as long as its session is open"
-        return region
-
-    def _own_region(self, strategy: Strategy) -> Region | None:
-        """The region of a run under a strategy; None where it is the session's."""
+    def _region_for(self, strategy: Strategy) -> Region:
+        """The region of a run under a strategy."""
         if self._region is None or strategy.region != self._kind:
             return self._make_region(strategy, self._parts.denoisers, self._parts)
-        own = self._region.for_run()
-        return None if own is self._region else own
+        return self._region.for_run()
 
     def _forecast_calls(self, run: Run, why: SeveralOutputsError) -> Region:
         """Go on in region "call". The run has computed its first call, and remembers nothing yet."""

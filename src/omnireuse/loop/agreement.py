@@ -8,6 +8,8 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from omnireuse.base.validation import in_own_words
+
 __all__ = ["Agreement"]
 
 T = TypeVar("T")
@@ -50,11 +52,17 @@ class Agreement:
         return float(numerator / denominator)
 
     def of_first(self, make: Callable[[], T]) -> T:
-        """The first rank's value, on all ranks. The others make nothing."""
+        """The first rank's value, or its error, on all ranks. The others make nothing."""
         if self._group is None:
             return make()
-        held: list[Any] = [make() if self.is_first else None]
+        held: list[Any] = [None, None]
+        try:
+            held[0] = make() if self.is_first else None
+        except Exception as error:  # the others wait for an answer
+            held[1] = in_own_words(error)
         dist.broadcast_object_list(held, src=dist.get_global_rank(self._group, 0), group=self._group)
+        if held[1] is not None:
+            raise held[1]
         return cast(T, held[0])
 
     def of_any(self, value: T | None) -> T | None:

@@ -1,21 +1,17 @@
-"""A generation's decision (`Choice`), its execution (`Decision`), and the warning where it gives up."""
+"""A generation's decision (`Choice`), and its execution (`Decision`)."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from omnireuse.errors import OmniReuseError
 from omnireuse.policies.base import StepView
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Choice", "Decision", "warn_given_up"]
-
-logger = logging.getLogger("omnireuse")
+__all__ = ["Choice", "Decision"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,11 +76,3 @@ class Decision:
     measured: float | None = None
     error: float | None
     host_seconds: float
-
-
-def warn_given_up(label: str, doing: str, error: BaseException) -> str:
-    """Warn that something has failed and every further step is computed; return why."""
-    failure = f"{doing} failed: {type(error).__name__}: {error!s:.300}"
-    trace = None if isinstance(error, OmniReuseError) else error
-    logger.warning("%s computes every further step: %s", label, failure, exc_info=trace)
-    return failure

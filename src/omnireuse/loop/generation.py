@@ -1,7 +1,8 @@
 """One generation of one request: it decides at each step, forecasts missing outputs, and learns from computed ones.
 
-It knows nothing of pipelines, hooks or threads. `examples/own_loop.py` shows its life: `decide`, then `predict` or
-`observe`, then `advance`, at each step.
+It knows nothing of pipelines, hooks or threads. `examples/own_loop.py` shows its life: `computes`, then `use`, at each
+step. Hosts that forecast each call of a step for itself ask for the parts: `decide` and `carry_out` for each call, and
+`advance` at the end of the step.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from omnireuse.base.validation import field_error, is_whole
+from omnireuse.errors import StateError
 from omnireuse.forecasters.base import held_bytes
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.branch_state import BranchState
 from omnireuse.loop.events import Choice, Decision
+from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel, Parametrization
 from omnireuse.policies.base import StepView
@@ -36,7 +41,7 @@ def layout_of(*values: object) -> tuple[tuple[tuple[int, ...], torch.dtype, torc
     return tuple((tuple(v.shape), v.dtype, v.device) for v in values if isinstance(v, torch.Tensor))
 
 
-class Generation:
+class Generation(Stepper):
     """The state of one generation under a strategy. No tensors at first.
 
     It can be kept in an engine's own request, copied, moved between devices and freed. One thread at a time uses it;
@@ -78,8 +83,6 @@ class Generation:
             levels, steps = levels[at:], steps - at
         self.strategy, self.agreement = strategy, agreement or Agreement()
         self.number, self.emit = number, emit
-        self.label = f"generation {number}"
-        """Names it in warnings."""
         self.total = steps
         """Number of steps; None where it is not known."""
         self.levels = tuple(levels)
@@ -88,12 +91,14 @@ class Generation:
         self.noises, self.schedule, self.forecaster = plan.noises, plan.schedule, plan.forecaster
         self.outputs = Parametrization(plan.target, is_required=strategy.prediction_target is not None)
         """Between the model's outputs and the remembered values."""
-        self.failure = ""
-        """The reason to compute every further step, where something has failed."""
         self.fallbacks: set[str] = set()
         """What this generation does in place of what was asked for, for the summary."""
         self.change: tuple[Hashable, Hashable] | None = None
         """The layouts before and after the latest change of one."""
+        self.samples = 1
+        """Rows of the batch that `computes` decides on one by one, where the strategy says so."""
+        self._choices: list[Choice] = []
+        """Of the step that `computes` was asked for, until `use`."""
         self._move_to(0)
         self._states: dict[tuple[int, str, int | None], BranchState] = {}
         self._leads: dict[tuple[int, int], bool] = {}
@@ -106,6 +111,57 @@ class Generation:
     def finished(self) -> bool:
         """True if all steps are done."""
         return self.total is not None and self.index >= self.total
+
+    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+        """Whether the model is called at this step, as `Stepper.computes`.
+
+        Raises:
+            StateError: another step is due.
+        """
+        if step != self.index:
+            raise StateError(f"step {step} is asked for where step {self.index} is due")
+        layout, by_sample = (denoiser, layout_of(latents)), self.samples > 1 and self.strategy.decides_by_sample
+        rows: Sequence[int | None] = range(self.samples) if by_sample else [None]
+        self._choices = [self.decide(sample=row, layout=layout, signal=latents) for row in rows]
+        return not all(choice.reuse for choice in self._choices)
+
+    def use(
+        self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
+    ) -> torch.Tensor:
+        """The solver's input: the output, corrected or as it is, or its forecast. The step is over then.
+
+        Raises:
+            StateError: `computes` was not asked for this step.
+        """
+        choices, self._choices = self._choices, []
+        if not choices:
+            raise StateError("Generation.use: the step must be asked for first; call computes(step, latents)")
+        if output is not None and all(choice.reuse for choice in choices):  # the host has computed all the same
+            choices = [replace(choice, reuse=False) for choice in choices]
+        used = [self.carry_out(choice, output, latents) for choice in choices]
+        self.advance()
+        return used[0] if len(used) == 1 else torch.cat(used)
+
+    def carry_out(self, choice: Choice, output: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
+        """What the solver gets by a choice of this step: the forecast, or the computed output, which is learnt from.
+
+        Args:
+            choice: made at this step.
+            output: of the model, shape (B, …); kept only as a copy, and not looked at where the choice is to reuse.
+            latents: that the model was called with, or would have been.
+
+        Returns:
+            A new tensor, or the output itself. Where one sample was decided on, for that sample alone.
+        """
+        if choice.sample is not None:
+            row = slice(choice.sample, choice.sample + 1)
+            output, latents = None if output is None else output[row], latents[row]
+        if choice.reuse:
+            return self.predict_outputs(choice, [latents], [self.state_of(choice).output_dtype])[0]
+        if output is None:
+            raise StateError(f"step {self.index} computes ({choice.reason}), and its output must be given")
+        corrected = self.observe_outputs(choice, [output], [latents])
+        return output if corrected is None else corrected[0]
 
     def decide(
         self,
@@ -171,15 +227,14 @@ class Generation:
         """Reuse or compute, with the reason: the policy answers, and the first guard that holds overrules it."""
         policy, schedule, longest = self.strategy.policy, self.schedule, self.strategy.max_consecutive
         # The policy is asked before the guards, so that one that cannot serve this run says so at the first step.
-        if leader is not None or self.failure:
-            is_wanted = bool(leader)
+        if leader is not None:
+            is_wanted = leader
         elif schedule is not None:
             is_wanted = view.index not in schedule
         else:
             is_wanted = policy.wants_reuse(policy.start() if is_changed else state.policy, view)
         is_last = view.total is not None and view.index >= view.total - 1
         guards = {
-            "failed": self.failure != "",
             "first": view.index == 0,
             "last": is_last and policy.compute_last and (schedule is None or view.index in schedule),
             "paused": is_paused,
@@ -192,22 +247,10 @@ class Generation:
         must = next((reason for reason, holds in guards.items() if holds), None)
         return is_wanted and must is None, must or ("policy" if leader is None else "together")
 
-    def predict(self, choice: Choice, sample: torch.Tensor) -> torch.Tensor:
-        """The forecast of the model's output, for a choice to reuse.
-
-        Args:
-            choice: made at this step.
-            sample: the latents that the model would have been called with, shape (B, …).
-
-        Returns:
-            A new tensor, of the shape and dtype of the last computed output.
-        """
-        return self.predict_outputs(choice, [sample], [self.state_of(choice).output_dtype])[0]
-
     def predict_outputs(
         self, choice: Choice, samples: Sequence[torch.Tensor | None] = (), dtypes: Sequence[torch.dtype] = ()
     ) -> list[torch.Tensor]:
-        """As `predict`, where the model has several outputs; without samples the forecast values themselves, copied."""
+        """The forecasts of the model's outputs; without samples the forecast values themselves, copied."""
         started, state = perf_counter(), self.state_of(choice)
         outputs = self.outputs.outputs(self.level, samples, self.forecasts(state), dtypes)
         self.conclude(choice, state, started)
@@ -221,33 +264,19 @@ class Generation:
                 raise state.shape_error(forecast, shape)
         return [forecast.to(dtype) for forecast, dtype in zip(found, state.dtypes, strict=True)]
 
-    def observe(self, choice: Choice, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """Learn from a computed output.
-
-        Args:
-            choice: made at this step.
-            output: of the model, shape (B, …); kept only as a copy.
-            sample: the latents that it was called with.
-
-        Returns:
-            The output for the solver: the given one, or one that corrects the forecasts before it.
-        """
-        corrected = self.observe_outputs(choice, [output], [sample])
-        return output if corrected is None else corrected[0]
-
     def observe_outputs(
         self,
         choice: Choice,
         outputs: Sequence[torch.Tensor],
         samples: Sequence[torch.Tensor | None] | None = None,
     ) -> list[torch.Tensor] | None:
-        """As `observe`, where the model has several outputs; None where they are used as they are.
+        """Learn from the model's outputs; their corrections, or None where they are used as they are.
 
         Without samples they are the values to remember, and are kept as they are: nobody may write to them.
         """
         started, state, algebra = perf_counter(), self.state_of(choice), self.outputs
         values = outputs if samples is None else algebra.values(self.level, samples, outputs)
-        if self.failure or not values:
+        if not values:
             self.pass_by(choice)
             return None
         scales = None if samples is None else partial(algebra.scales, self.level, samples[0], outputs[0], values[0])
@@ -369,7 +398,7 @@ class Generation:
         """Tell the policy the decision and the time since `started` (`perf_counter`); emit the event."""
         policy, view, measured = self.strategy.policy, choice.view, None
         seconds = choice.host_seconds + perf_counter() - started
-        if self.schedule is None and not self.failure:
+        if self.schedule is None:
             measured = policy.measured(state.policy, view)
             state.policy = policy.after(state.policy, view, choice.reuse)
         state.consecutive = state.consecutive + 1 if choice.reuse else 0

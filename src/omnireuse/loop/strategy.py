@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -198,20 +198,40 @@ class Strategy:
         known = levels[:total] if total and total <= len(levels) else ()
         is_known = bool(known) and all(level.sample_weight is not None for level in known)
         noises = tuple(level.coordinate for level in known) if is_known else None
-        schedule, target = self.policy.schedule(total, noises) if total else None, self.chosen_target
+        schedule = self.policy.schedule(total, noises) if total else None
         if total is None or schedule is None:
-            return RunPlan(noises, None, self.forecaster, target)
-        # Solvers that call the model twice at a noise level step along its outputs.
-        is_twice = noises is not None and any(a == b for a, b in pairwise(noises))
-        if self.is_free and (is_twice or any(level.is_bounded for level in known)):
-            target = "output"
+            return RunPlan(noises, None, self.forecaster, self.chosen_target)
         places = noises if self.axis == "noise" else None
-        if places is not None and self.follows_path and all(level.flow_scale is not None for level in known):
-            target = "velocity"
-        is_corrected = self.region == "step" and any(level.step is not None for level in known)
-        forecaster = self.forecaster if is_corrected else self.forecaster.uncorrected()
-        forecaster = forecaster.for_run(total, tuple(sorted(schedule)), places, target)
+        target, corrects = self._remembered(known, places)
+        forecaster = self.forecaster.for_run(total, tuple(sorted(schedule)), places, target)
+        left: Any = forecaster
+        forecaster = replace(left, corrects=corrects) if forecaster.corrects is None else forecaster
         return RunPlan(noises, schedule, forecaster, target)
+
+    def _remembered(self, levels: Sequence[NoiseLevel], places: tuple[float, ...] | None) -> tuple[str, bool]:
+        """What a run with a schedule remembers, and whether computed steps correct the latents for the forecasts before
+        them, if the forecaster leaves that to the run. A first output without x0 changes it (`Parametrization`).
+
+        | the run, by the first row that fits                  | remembers       | corrects |
+        |------------------------------------------------------|-----------------|----------|
+        | follows a path of flow matching                      | velocity        | yes *    |
+        | bounds x0, or calls the model twice at a noise level | output          | no       |
+        | any other, and each whose target was asked for       | `chosen_target` | x0 *     |
+
+        * In region "step", if the solver's steps are known and distances are measured in noise (`places`).
+        """
+        is_asked = self.prediction_target is not None or self.forecaster.prediction_target is not None
+        is_along = self.region == "step" and places is not None
+        corrects = is_along and any(level.step is not None for level in levels)
+        if self.chosen_target == "x0" and not is_asked:
+            is_flow = all(level.flow_scale is not None for level in levels)
+            if is_along and is_flow and self.forecaster.corrects is not False:
+                return "velocity", corrects
+            # Solvers that call the model twice at a noise level step along its outputs.
+            is_twice = any(a.coordinate == b.coordinate for a, b in pairwise(levels))
+            if is_twice or any(level.is_bounded for level in levels):
+                return "output", False
+        return self.chosen_target, corrects and self.chosen_target == "x0"
 
     @classmethod
     def default(cls, *, speedup: float | None = None, computed_steps: int | None = None) -> Strategy:
@@ -251,17 +271,6 @@ class Strategy:
     def chosen_target(self) -> str:
         """The prediction target to be remembered: the one asked for, else the forecaster's own, else the region's."""
         return self.prediction_target or self.forecaster.prediction_target or _TARGETS_OF[self.region][0]
-
-    @property
-    def follows_path(self) -> bool:
-        """True if velocities stand in for x0 where the schedule, the noise and the solver's step are known."""
-        return self.is_free and self.region == "step" and self.forecaster.follows_path
-
-    @property
-    def is_free(self) -> bool:
-        """True if another target may stand in for x0: nobody has asked for one."""
-        is_asked = self.prediction_target is not None or self.forecaster.prediction_target is not None
-        return self.chosen_target == "x0" and not is_asked
 
     @cached_property
     def chosen_signal(self) -> str:

@@ -13,7 +13,7 @@ import torch
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.pipelines.pictures import Picture, pictures_of
 
-__all__ = ["RESERVED", "Caller", "Signature", "is_modular", "refuse_reserved"]
+__all__ = ["RESERVED", "Caller", "Signature", "check_prompts", "is_modular", "refuse_reserved"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -176,3 +176,20 @@ def refuse_reserved(where: str, call: Iterable[str], **also: str) -> None:
     for name in call:
         if name in reserved:
             raise ConfigError(f"{where}({name}=…): {name} is set by {where} itself: {reserved[name]}; leave it out")
+
+
+def check_prompts(place: str, prompts: object, *, least: int = 1, why: str = "") -> None:
+    """Refuse what is no list of so many texts at least.
+
+    Args:
+        place: where they were given, for the error.
+        why: follows the number, in words.
+    """
+    given = "one text" if isinstance(prompts, str) else f"a {type(prompts).__name__}"
+    if isinstance(prompts, Sequence) and not isinstance(prompts, str):
+        others = [type(each).__name__ for each in prompts if not isinstance(each, str)]
+        if not others and len(prompts) >= least:
+            return
+        given = f"a {others[0]} among them" if others else f"{len(prompts)}"
+    number = ("one text", "two texts")[least - 1]
+    raise ConfigError(f"{place}(prompts=…): prompts must be a list of at least {number}{why}, got {given}")

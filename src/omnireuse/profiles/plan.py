@@ -57,6 +57,8 @@ class Plan(Record, frozen=True, kw_only=True):
         psnr: mean PSNR to the full run in dB on the prompts for the search; None after tuning, which compares latents.
         held_out: PSNR of each held-out prompt; empty if an interrupt came before.
         evidence: of its trials; None without any, and in earlier files of calibrations.
+        full_every: of an editing model's computed calls every so many compute the references, 1 for all of them and 0
+            for the first alone; None where that was not tried.
 
     Raises:
         ConfigError: steps that are not in order or lack the first; weights without the name "fitted", or none with it;
@@ -69,6 +71,7 @@ class Plan(Record, frozen=True, kw_only=True):
     psnr: float | None
     held_out: tuple[float, ...]
     evidence: Evidence | None = None
+    full_every: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
         if not self.steps or self.steps[0] or list(self.steps) != sorted(set(self.steps)):

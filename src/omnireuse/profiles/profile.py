@@ -24,6 +24,7 @@ from omnireuse.profiles.measurements import Measurements
 from omnireuse.profiles.origin import Origin, versions
 from omnireuse.profiles.plan import FEWEST_HELD_OUT, Plan
 from omnireuse.profiles.sharing import found
+from omnireuse.profiles.target import Target
 from omnireuse.summary.summary import Promise
 
 __all__ = ["FEWEST_HELD_OUT", "HEAD", "Plan", "Profile", "profile_for"]
@@ -171,18 +172,10 @@ class Profile(Record, frozen=True, kw_only=True):
         Raises:
             ConfigError: two targets, one out of range, or a quality that no plan promises.
         """
-        if sum(target is not None for target in (speedup, computed_steps, quality)) > 1:
-            raise ConfigError("profile: give one of speedup, computed_steps and quality")
-        return self.choose(speedup=speedup, computed_steps=computed_steps, quality=quality).strategy
+        target = Target.of("profile", speedup=speedup, computed_steps=computed_steps, quality=quality)
+        return self.choose(target).strategy
 
-    def choose(
-        self,
-        pipeline: Any = None,
-        *,
-        speedup: float | None = None,
-        computed_steps: int | None = None,
-        quality: float | None = None,
-    ) -> Choice:
+    def choose(self, target: Target, pipeline: Any = None) -> Choice:
         """The strategy for one target: exactly as many computed steps as are asked for.
 
         If no plan has that number, and in runs of another length or at other noise levels, the default's steps
@@ -195,13 +188,12 @@ class Profile(Record, frozen=True, kw_only=True):
             ConfigError: a quality that no plan promises.
         """
         total = self.num_inference_steps
-        aims = (("speedup", speedup), ("num_computed", computed_steps))
-        amount: dict[str, Any] = {name: aim for name, aim in aims if aim is not None}
-        if not amount:
-            plan = self.best(quality=quality)
+        if not target or target.is_of_results:
+            plan = self.best(quality=target.quality)
             count = len(plan.steps)
             elsewhere = Spread(speedup=total / count)
         else:
+            amount: Any = {"speedup" if target.name == "speedup" else "num_computed": target.value}
             elsewhere = Spread(**amount)
             count = len(elsewhere.schedule(total))
             if count not in self.plans:

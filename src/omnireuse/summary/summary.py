@@ -29,7 +29,6 @@ _REASONS = {  # "together", of branches that follow the first one's decision, is
     "nonfinite": "when the measured change was not finite",
     "longest": "after as many reused steps as max_consecutive allows",
     "noiseless": "when no noise was left",
-    "failed": "after something of the generation had failed",
     "measuring": "while the pipeline was measured",
     "cfg++": "as the sampler steps from a part of guidance (CFG++)",
     "cache-dit": "as the cache-dit library chose",

@@ -1,20 +1,35 @@
-"""How many steps of a run compute, for a tuned plan."""
+"""What a run may compute where a plan is tuned for it, and what tuning itself may cost."""
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
 from omnireuse.policies import ErrorControl
 from omnireuse.policies.base import Policy
 from omnireuse.policies.spread import Spread
 from omnireuse.profiles.plan import Plan
-from omnireuse.tuning.ledger import FROM, FROM_FOR_AIMS
+from omnireuse.profiles.target import Target
 
-__all__ = ["JUDGED", "SHORT_ERROR", "Budget", "budget_for"]
+__all__ = ["JUDGED", "PRICE", "SHORT_ERROR", "Budget", "Ledger", "Work", "budget_for", "work_of"]
+
+FROM = 10
+"""The picture from which on the price holds: the first ones are measured."""
+FROM_FOR_AIMS = 16
+"""The same where something is asked of the pictures, so that more of them are measured to judge it."""
+PRICE = 1.1
+"""Most work of all pictures so far, as a multiple of that of computing every step."""
+
+Work = NDArray[np.float64]
+"""Calls of the denoiser, and the same times the elements of the latents: the price holds in both."""
 
 SHORTEST = 4
 """Steps of the shortest run that is tuned."""
@@ -34,16 +49,16 @@ class Budget:
         steps: computed steps as the untuned default spreads them.
         reuses: whether the untuned default follows them; it computes every step of a short run.
         noises: noise fraction at each step.
-        rule: the untuned rule of a tolerance, where one is asked for and not a number of steps; `steps` are all then.
-        quality: PSNR in dB that nine of ten pictures reach, where one is asked for; `steps` are all then.
+        aim: a quality or a tolerance, if that is asked for and not a number of steps; `steps` are all then.
+        rule: the untuned rule of a tolerance.
         elements: of the latents, with the batch.
     """
 
     steps: tuple[int, ...]
     reuses: bool
     noises: tuple[float, ...]
+    aim: Target = field(default_factory=Target)
     rule: ErrorControl | None = None
-    quality: float | None = None
     elements: int = 1
 
     @property
@@ -57,27 +72,15 @@ class Budget:
         return 0.5 if self.aim else len(self.steps) / len(self.noises)
 
     @property
-    def aim(self) -> dict[str, float]:
-        """What is asked of the pictures, by the parameter of `enable`; empty where a number of steps is asked for."""
-        if self.quality is not None:
-            return {"quality": self.quality}
-        return {} if self.rule is None else {"tolerance": self.rule.tolerance}
-
-    @property
     def settled(self) -> int:
         """The picture from which on the price of tuning holds."""
         return FROM_FOR_AIMS if self.aim else FROM
 
-    def pictures(self, most: int) -> int:
-        """How many pictures are measured where `most` may be: what is asked of pictures needs `JUDGED`."""
-        return max(most, JUDGED) if self.aim else most
-
     @property
     def words(self) -> str:
         """What follows the measured pictures."""
-        kept = ", ".join(f"{name}={value:g}" for name, value in self.aim.items())
-        if kept:
-            return f"as few steps are computed as keep {kept}"
+        if self.aim:
+            return f"as few steps are computed as keep {self.aim.name}={self.aim.value:g}"
         few = f"{len(self.steps)} steps are computed"
         return few if self.reuses else f"{few} if a plan {_WITHIN}, and else every step"
 
@@ -88,8 +91,8 @@ class Budget:
             return f"every step is computed, as in runs so short without a plan; no plan {_WITHIN}"
         if not self.aim:
             return "the untuned default stays; no plan was clearly closer"
-        stays = "the untuned default stays" if self.quality is None else "every step is computed"
-        kept = f"no plan of fewer steps was seen to keep the {next(iter(self.aim))} in nine of ten pictures"
+        stays = "the untuned default stays" if self.aim.quality is None else "every step is computed"
+        kept = f"no plan of fewer steps was seen to keep the {self.aim.name} in nine of ten pictures"
         return f"{stays}; {kept}, and omnireuse.calibrate, which sees more of them, may find one"
 
     def plan_of(self, plans: Mapping[int, Plan]) -> Plan | None:
@@ -101,29 +104,83 @@ class Budget:
         return {len(plan.steps): plan} if self.aim else {**plans, len(self.steps): plan}
 
 
-def budget_for(policy: Policy, start: RunStart, quality: float | None = None) -> Budget | str:
-    """The budget of a run under the untuned default, or for a quality in dB; in words why it has none."""
+def budget_for(policy: Policy, start: RunStart, target: Target) -> Budget:
+    """The budget of a run under the untuned default of a target.
+
+    Raises:
+        NotTunableError: it has none.
+    """
     total = start.total
     if total is None or len(start.levels) < total:
-        return "the number of steps is not known"
+        raise NotTunableError("the number of steps is not known")
     levels = start.levels[:total]
     noises, elements = tuple(level.coordinate for level in levels), math.prod(start.shape)
     if any(level.sample_weight is None for level in levels) or any(a <= b for a, b in pairwise(noises)):
-        return f"the noise of {type(start.scheduler).__name__} is not known, or does not fall from step to step"
-    rule = policy if isinstance(policy, ErrorControl) else None
-    if rule is not None or quality is not None:
-        if total < SHORTEST:
-            return f"every step of a run of {total} is computed"
-        return Budget(
-            steps=tuple(range(total)), reuses=False, noises=noises, rule=rule, quality=quality, elements=elements
+        raise NotTunableError(
+            f"the noise of {type(start.scheduler).__name__} is not known, or does not fall from step to step"
         )
+    rule = policy if isinstance(policy, ErrorControl) else None
+    aim = target if rule is None else Target("tolerance", rule.tolerance)
+    if aim.is_of_results:
+        if total < SHORTEST:
+            raise NotTunableError(f"every step of a run of {total} is computed")
+        return Budget(steps=tuple(range(total)), reuses=False, noises=noises, aim=aim, rule=rule, elements=elements)
     schedule = policy.schedule(total, noises)
     if schedule is None:
-        return "steps are chosen within the run"
+        raise NotTunableError("steps are chosen within the run")
     steps, is_short = tuple(sorted(schedule)), False
     if len(steps) == total and isinstance(policy, Spread) and policy.min_steps is not None:
         half = Spread(num_computed=max(-(-total // 2), 2))
         steps, is_short = tuple(sorted(half.schedule(total, noises))), total >= SHORTEST
-    if len(steps) == total or (total < SHORTEST):
-        return f"every step of a run of {total} is computed"
+    if len(steps) == total or total < SHORTEST:
+        raise NotTunableError(f"every step of a run of {total} is computed")
     return Budget(steps=steps, reuses=not is_short, noises=noises, elements=elements)
+
+
+def work_of(calls: float, elements: int) -> Work:
+    """The work of so many calls on latents of so many elements."""
+    return np.array([calls, calls * elements])
+
+
+class Ledger:
+    """Notes work, and says whether tuning may spend more. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._pictures, self._plain, self._spent = 0, work_of(0, 0), work_of(0, 0)
+        self._lock = threading.Lock()
+        self.pace = 1.0
+        """Calls of the denoiser in each step of the latest picture."""
+
+    def made(self, plain: Work, share: float) -> None:
+        """Note a picture.
+
+        Args:
+            plain: its work if every step computes.
+            share: of its steps that were computed.
+        """
+        with self._lock:
+            self._pictures += 1
+            self._plain = self._plain + plain
+            self._spent = self._spent + share * plain
+
+    def spend(self, work: Work) -> None:
+        """Note work beside the pictures; a negative amount takes some back."""
+        with self._lock:
+            self._spent = self._spent + work
+
+    def allows(self, work: Work, picture: Work, share: float, *, full: int = 0, by: int = FROM) -> bool:
+        """Whether the price still holds after so much work beside the pictures.
+
+        Args:
+            work: to be spent.
+            picture: work of a picture like the present one if every step computes. As many as are missing to `by` are
+                taken to follow.
+            share: of their steps that compute.
+            full: pictures to come before them that compute every step.
+            by: the picture from which on the price holds.
+        """
+        with self._lock:
+            ahead = max(by - self._pictures - full, 0)
+            spent = self._spent + work + (full + share * ahead) * picture
+            plain = self._plain + (full + ahead) * picture
+            return bool((spent <= PRICE * plain + 1e-6).all())

@@ -75,24 +75,8 @@ class Configuration(Record, frozen=True, kw_only=True):
         call = {**self.call, "num_inference_steps": str(len(self.noises))}
         return ", ".join(f"{name}={text:.40}" for name, text in call.items() if text != "None")
 
-    def profile(
-        self,
-        plans: Mapping[int, Plan],
-        *,
-        coordinates: tuple[float, ...],
-        pictures: int,
-        runs: float,
-        command: str,
-    ) -> Profile:
-        """The plans as a profile.
-
-        Args:
-            plans: by their number of computed steps.
-            coordinates: noise fraction at each step.
-            pictures: how many were measured.
-            runs: work spent, in full runs.
-            command: what made them.
-        """
+    def profile(self, plans: Mapping[int, Plan], **found: Any) -> Profile:
+        """The plans, by their number of computed steps, as a profile; `found` has its further attributes."""
         conditions, call = self.conditions, dict(self.call)
         if scales_of({name: read_argument(text) for name, text in call.items()}).get("true_cfg_scale", 1.0) > 1:
             call["negative_prompt"] = repr("")  # true guidance has no effect without one, and its text does not count
@@ -100,14 +84,11 @@ class Configuration(Record, frozen=True, kw_only=True):
             conditions,
             Origin(weights=conditions.weights, adapters=conditions.adapters, holding=conditions.holding),
             num_inference_steps=len(self.noises),
-            coordinates=coordinates,
             call=call,
             prompts_digest="",
-            num_prompts=(pictures, 0),
             seed=0,
-            cost_in_runs=round(runs, 1),
             complete=True,
             measured=None,
             plans=dict(sorted(plans.items())),
-            command=command,
+            **found,
         )

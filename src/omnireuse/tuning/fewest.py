@@ -16,9 +16,9 @@ from omnireuse.profiles.coverage import bound_of_few
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.budget import JUDGED, Budget
 from omnireuse.tuning.full_run import relative_errors
-from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadows, Trial, Try, Trying, whole
+from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadows, Trial, Trials, Try, Trying, whole
 
-__all__ = ["FewestSteps", "bounds", "count_for"]
+__all__ = ["FewestSteps", "bounds", "count_for", "trying"]
 
 GROWTHS = {"tolerance": 0.0, "quality": 2.0}
 """What plans assume of errors on their way (`Planner`): a tolerance is of the final latents, a quality of pictures."""
@@ -51,8 +51,12 @@ class FewestSteps(Trying):
 
     def __init__(self, budget: Budget, earlier: Sequence[OutputProducts] = ()) -> None:
         super().__init__(budget.noises, earlier)
-        self._rule, self._quality = budget.rule, budget.quality
-        ((name, self._value),) = budget.aim.items()
+        self._rule, self._quality, name, self._value = (
+            budget.rule,
+            budget.aim.quality,
+            budget.aim.name,
+            budget.aim.value,
+        )
         self._growth, self._share, self._further = GROWTHS[name], FIRST[name], FURTHER[name]
         self._computed = float(self._total)
         """Computed steps without a plan."""
@@ -144,6 +148,15 @@ class FewestSteps(Trying):
             return None
         trial = self._tried[kept]
         return trial.plan() if self._quality is None else trial.plan(closeness=tuple(trial.closeness[trial.fitted :]))
+
+
+def trying(budget: Budget, calls: Sequence[MeasuredCall], earlier: Sequence[OutputProducts]) -> Trying:
+    """What is tried for a budget.
+
+    A further axis of plans is a `Trying` around this one: once nothing is `due` here, it tries its candidates on the
+    `plan` that this has, and returns that plan with the field of the one that it takes.
+    """
+    return FewestSteps(budget, earlier) if budget.aim else Trials(budget, calls, earlier)
 
 
 def _fitted_to(calls: Sequence[MeasuredCall]) -> Sequence[MeasuredCall]:

@@ -10,17 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnireuse.errors import StateError, UnsupportedModelError
+from omnireuse.errors import NotTunableError, StateError, UnsupportedModelError
 from omnireuse.planning.path import OutputProducts, Path, branches_of
 from omnireuse.planning.solver import Arithmetic, next_latents
 from omnireuse.tuning.recording import Recording
 
-__all__ = ["FullRun", "decibels", "relative_errors", "replayed_steps"]
-
-
-def replayed_steps(total: int) -> int:
-    """How many first steps of a full run of `total` steps are kept, so that shadows need not compute them."""
-    return total // 2
+__all__ = ["FullRun", "decibels", "relative_errors"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +49,13 @@ class FullRun:
         """From a recording, whose values are taken over. Random states stay as they are.
 
         Raises:
-            StateError: the run ended before its last step.
+            StateError: its values could not be kept, or the run ended before its last step.
+            NotTunableError: they could not, and neither could those of other runs like it.
             UnsupportedModelError: it is not known what the scheduler's steps make of their outputs.
             ArithmeticError: the final latents are not finite.
         """
+        if recording.failure is not None:
+            raise (NotTunableError if recording.is_permanent else StateError)(recording.failure)
         steps = recording.steps
         final = steps[-1].latents if recording.is_whole else None
         if final is None:
@@ -72,7 +70,7 @@ class FullRun:
             raise UnsupportedModelError(f"{type(recording.scheduler).__name__}: its steps have no finite effects")
         outputs = [(each.output, branches_of(each.calls, each.output)) for each in steps if each.output is not None]
         products, shares = OutputProducts.of(outputs, final, effects)
-        known = steps[: replayed_steps(len(steps))]
+        known = steps[: len(steps) // 2]  # shadows need not compute them
         path = Path(
             latents=[steps[0].sample, *(each.latents for each in steps if each.latents is not None)],
             shares=shares,

@@ -1,171 +1,130 @@
-"""Runs beside a picture: they fit weights along the full run's path, follow a strategy, or arrive at its latents."""
+"""Runs beside a measured one, from the same latents: they follow a strategy, fit weights, or arrive where it did."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.forecasters import Blend
-from omnireuse.hooks.regions.cuts import Cuts
-from omnireuse.hooks.regions.step import StepRegion
-from omnireuse.hooks.run import Chosen, DenoiserCall, Region, Run, RunStart
+from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
+from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.pictures import pictures_of
 from omnireuse.planning.fit import WeightFit
 from omnireuse.planning.path import branches_of, copied
 from omnireuse.planning.solver import Arithmetic
 from omnireuse.policies import Steps
+from omnireuse.references import ReferenceAxis, References
+from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import FULL
 from omnireuse.tuning.replay import Replay
 from omnireuse.tuning.trials import MeasuredCall, Shadow
 
-__all__ = ["Arriving", "Following", "Leading", "SessionShadows", "called_again", "leading"]
+__all__ = ["Arrived", "Beside", "Led", "SessionShadows", "called_again"]
 
 FRAMES = 8
 """Frames of a clip that are compared at most."""
 
 
-class _Shadow(Region):
-    """A shadow of a full run, from the same latents.
+class Beside(Stepper):
+    """Goes where another stepper leads, beside a full run, whose first steps are not computed again.
 
     Args:
-        full: the full run. Its calls before the first reused step are not made again.
-        first_reused: the first step that is not computed.
+        full: the full run.
+        first_reused: the first step that the other one does not compute. From there on the latents are not those of the
+            full run.
+        inner: the other one.
+
+    Attributes:
+        computed: calls of the model that were made, by the branches of guidance that the host sees.
     """
 
-    def __init__(self, full: FullRun, first_reused: int) -> None:
-        self._full, self._first_reused = full, first_reused
-        self._step, self._order = -1, 0
-        self.computed = 0
-        """Calls of the denoisers that were made."""
-        self.latents: torch.Tensor | None = None
-        """The final latents; None before the last step is done."""
+    def __init__(self, full: FullRun, first_reused: int, inner: Stepper) -> None:
+        self._full, self._inner = full, inner
+        self._first_unknown = min(first_reused, len(full.path.calls))
+        self._known: int | None = None
+        """The step, where its output is due and known."""
+        self._step = self._seen = self.computed = 0
 
-    def stepped(self, run: Run, latents: torch.Tensor | None) -> None:
-        """Note the final latents."""
-        if run.generation.index + 1 == run.generation.total and latents is not None:
-            self.latents = latents.detach().clone()
+    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+        is_due = self._inner.computes(step, latents, denoiser=denoiser)
+        self._step, self._seen = step, 0
+        self._known = step if is_due and step < self._first_unknown else None
+        return is_due and self._known is None
 
-    def _next_call(self, run: Run) -> int:
-        """Count a call of the step; return its place in it, from 0.
-
-        Raises:
-            StateError: the step has more calls than the full run's had.
-        """
-        if self._step != run.generation.index:
-            self._step, self._order = run.generation.index, 0
-        self._order += 1
-        if self._order > self._full.calls:
+    def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:
+        self._seen += 1
+        if self._seen > self._full.calls:
             raise StateError("a shadow has more calls of the denoiser in a step than the full run")
-        return self._order - 1
+        self._inner.see(denoiser, output, kinds)
 
-    def _compute(self, call: DenoiserCall, place: int) -> Any:
-        # From the first reused step on, the latents are no longer those of the full run.
-        if self._step < min(self._first_reused, len(self._full.path.calls)):
-            return self._known(call, self._step, place)
-        self.computed += 1
-        return call.compute()
-
-    def _known(self, call: DenoiserCall, step: int, place: int) -> Any:
-        # Large recordings are on the host.
-        device = next((tensor.device for tensor in call.tensors), None)
-        return copied(self._full.path.calls[step][place], device)
-
-    def _check_start(self, run: Run, sample: torch.Tensor) -> None:
-        start = self._full.path.latents[0].to(sample.device)
-        if run.generation.index == 0 and not (start.shape == sample.shape and torch.equal(start, sample)):
-            raise StateError("a second call with the same arguments begins with other latents")
+    def use(
+        self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
+    ) -> torch.Tensor | None:
+        start = self._full.path.latents[0].to(latents.device)
+        if not self._step and not (start.shape == latents.shape and torch.equal(start, latents)):
+            raise StateError("a run with the same arguments begins with other latents")
+        if output is not None:
+            self.computed += self._seen or 1
+        elif self._known is not None:
+            for each in self._full.path.calls[self._known]:
+                self._inner.see(0, copied(each, latents.device))
+            output = copied(self._full.path.outputs[self._known], latents.device)
+        return self._inner.use(output, latents, given)
 
 
-class Leading(_Shadow):
+class Led(Stepper):
     """Fits weights for a schedule, and follows them along the path of the full run.
 
     Args:
         fit: takes what is learnt.
         full: the full run.
-        scheduler: of the shadow.
+        scheduler: of this run.
     """
 
     def __init__(self, fit: WeightFit, full: FullRun, scheduler: Any) -> None:
-        super().__init__(full, fit.first_gap)
-        self._led, self._scheduler = fit.begin(full.path.shares), scheduler
-        self._made: list[tuple[int, Any]] = []
-        self._last: dict[int, Any] = {}
+        self._led, self._path, self._scheduler = fit.begin(full.path.shares), full.path, scheduler
+        self._made = list[tuple[int, Any]]()
+        self._last = torch.zeros(())
+        """The last computed output, for its shape."""
 
-    def call(self, call: DenoiserCall) -> Any:
-        """The computed output, or the last one where the schedule leaves the step out."""
-        place = self._next_call(call.run)
-        if not self._led.computes and place in self._last:
-            return self._last[place]
-        self._last[place] = output = self._compute(call, place)
-        self._made.append((call.denoiser, copied(output)))
-        return output
+    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+        return self._led.computes
 
-    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """What the weights so far give."""
-        self._check_start(run, sample)
-        given, after = run.given, self._full.path.latents[run.generation.index + 1].to(sample.device)
-        made, self._made = branches_of(self._made, output), []
-        return self._led.step(made, output, lambda: Arithmetic.of(self._scheduler, given).output_to(after)).to(
-            output.dtype
-        )
+    def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:
+        self._made.append((denoiser, copied(output)))
 
-
-def leading(policy: Steps) -> Strategy:
-    """The strategy of a run that is led along the steps of a policy; its forecasts are not used."""
-    return Strategy(policy=policy, forecaster=Blend(), prediction_target="output")
+    def use(
+        self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
+    ) -> torch.Tensor:
+        if output is not None:
+            self._last = output
+        like, after = self._last, self._path.latents[self._led.index + 1].to(latents.device)
+        step = {**given, "model_output": like, "sample": latents}
+        made, self._made = branches_of(self._made, like), []
+        used = self._led.step(made, like, lambda: Arithmetic.of(self._scheduler, step).output_to(after))
+        return used.to(like.dtype)
 
 
-class Following(_Shadow):
-    """Follows a strategy of region "step".
-
-    Args:
-        strategy: what the run follows.
-        full: the full run.
-        first_reused: the first step that the strategy does not compute.
-    """
-
-    def __init__(self, strategy: Strategy, full: FullRun, first_reused: int) -> None:
-        super().__init__(full, first_reused)
-        self._region = StepRegion(strategy, Cuts({}))
-
-    def call(self, call: DenoiserCall) -> Any:
-        """As the strategy's own region."""
-        place = self._next_call(call.run)
-        return self._region.call(replace(call, proceed=lambda *_, **__: self._compute(call, place)))
-
-    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """As the strategy's own region."""
-        self._check_start(run, sample)
-        return self._region.scheduler_step(run, output, sample)
-
-
-class Arriving(_Shadow):
-    """Computes nothing, and arrives at the full run's final latents, so that the pipeline decodes them again."""
+class Arrived(Stepper):
+    """Computes nothing; what it gives the solver has the right shape alone."""
 
     def __init__(self, full: FullRun) -> None:
-        super().__init__(full, 0)
+        self._output = full.path.outputs[0]
 
-    def call(self, call: DenoiserCall) -> Any:
-        """The full run's first output, whose values are not used."""
-        return self._known(call, 0, self._next_call(call.run))
+    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+        return False
 
-    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """The output itself."""
-        self._check_start(run, sample)
-        return output
-
-    def stepped(self, run: Run, latents: torch.Tensor | None) -> None:
-        """Put the full run's final latents in place of those that the last step returned."""
-        if run.generation.index + 1 == run.generation.total and latents is not None:
-            latents.copy_(self._full.final)
-        super().stepped(run, latents)
+    def use(
+        self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
+    ) -> torch.Tensor:
+        found: torch.Tensor = copied(self._output, latents.device)
+        return found
 
 
 def called_again(
@@ -198,11 +157,13 @@ class SessionShadows:
     Attributes:
         session: at work on the pipeline.
         proceed: makes a call of the pipeline.
+        references: of the pipeline; None where lean calls are not tried.
         words: for the bars.
     """
 
     session: Session
     proceed: Callable[..., Any]
+    references: ReferenceAxis | None = None
     words: str = ""
 
     def announce(self, words: str) -> None:
@@ -211,31 +172,55 @@ class SessionShadows:
 
     def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Shadow:
         """As `Shadows.follow`."""
-        return self._made(call, strategy, lambda _: Following(strategy, call.full, first_reused))
+        full = call.full
+        return self._made(
+            call, lambda start: Beside(full, first_reused, self.session.generation(strategy, start, full.pictures))
+        )
 
     def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Shadow:
         """As `Shadows.lead`."""
-        return self._made(call, leading(policy), lambda scheduler: Leading(fit, call.full, scheduler))
+        return self._made(call, lambda start: Beside(call.full, fit.first_gap, Led(fit, call.full, start.scheduler)))
+
+    def lean(self, call: MeasuredCall, strategy: Strategy, full_every: int) -> Shadow | None:
+        """Follow a strategy with full and lean calls, all of which are made; None if the call has no references."""
+        full, axis = call.full, self.references
+        assert axis is not None, "lean calls are tried"
+        before = axis.lean_shadows
+        made = self._made(
+            call,
+            lambda start: Beside(full, 0, self.session.generation(strategy, start, full.pictures)),
+            references=axis.tuned(full_every),
+        )
+        return made if axis.lean_shadows > before else None
 
     def arrive(self, call: MeasuredCall) -> Shadow:
         """As `Shadows.arrive`."""
-        return self._made(call, FULL, lambda _: Arriving(call.full), bar=None)
+        return self._made(call, lambda _: Beside(call.full, 0, Arrived(call.full)), final=call.full.final, bar=None)
 
     def _made(
-        self, call: MeasuredCall, strategy: Strategy, make_region: Callable[[Any], _Shadow], *, bar: str | None = ""
+        self,
+        call: MeasuredCall,
+        stepper: Callable[[RunStart], Beside],
+        *,
+        final: torch.Tensor | None = None,
+        bar: str | None = "",
+        references: References | None = None,
     ) -> Shadow:
-        made: list[_Shadow] = []
+        made: list[tuple[Beside, DrivenRegion]] = []
 
         def choose(start: RunStart) -> Chosen:
-            made.append(make_region(start.scheduler))
-            return Chosen(strategy=strategy, region=made[-1], kind="shadow")
+            beside = stepper(start)
+            driven = DrivenRegion(beside, known=call.full.path.calls, final=final)
+            made.append((beside, driven))
+            region = driven if self.references is None else self.references.region(driven)
+            return Chosen(strategy=FULL, region=region, kind="shadow", references=references)
 
         result = called_again(self.session, call.replay, self.proceed, choose, None if bar is None else self.words)
-        if len(made) != 1 or made[0].latents is None:
+        if len(made) != 1 or (latents := made[0][1].latents) is None:
             raise StateError("a second call with the same arguments ends before its last step")
         try:
             found = pictures_of(result, call.full.pictures, where=type(self.session.pipeline).__name__, strict=False)
             pictures = [each[:: -(-len(each) // FRAMES)] if each.ndim == 4 else each for each in found]
         except ConfigError:
             pictures = None  # latents, say: the final latents are compared then
-        return Shadow(made[0].computed, made[0].latents, pictures)
+        return Shadow(made[0][0].computed, latents, pictures)

@@ -251,8 +251,9 @@ class Store:
         """The configurations that have been seen or measured in part, and have no plan."""
         return {file.stem for file in self._measured.glob("*.json") if not self.file(file.stem).is_file()}
 
-    def lock(self, digest: str) -> FileLock | _NoLock | None:
-        """The lock of the process that measures a configuration; None where another process holds it."""
+    def lock(self, digest: str) -> FileLock | None:
+        """The lock of the process that measures a configuration; None where another process holds it. It is not held
+        where the disk refuses."""
         lock = FileLock(self.path / f"{digest}.lock", thread_local=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -261,7 +262,6 @@ class Store:
             return None
         except OSError as error:
             self._say(f"tuned plans are kept in memory only: {self.path} cannot be written ({error.strerror})")
-            return _NoLock()
         return lock
 
     def files(self) -> list[Path]:
@@ -305,13 +305,6 @@ class Store:
         if text not in self._said:
             self._said.add(text)
             logger.warning("%s", text)
-
-
-class _NoLock:
-    """Stands for a lock where none can be had."""
-
-    def release(self) -> None:
-        """Nothing is held."""
 
 
 def _content(file: Path) -> bytes | None:

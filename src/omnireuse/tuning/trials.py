@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
 import torch
 
 from omnireuse.forecasters import forecaster_named
@@ -76,6 +77,7 @@ class Shadow(NamedTuple):
 
 
 T = TypeVar("T")
+Pictures = Sequence[Sequence[Picture] | None]
 Pausing = Generator[None, None, T]
 """Work that pauses where its host makes pauses, after calls of the model."""
 
@@ -92,10 +94,6 @@ def finished(work: Pausing[T]) -> T:
 def whole(made: Shadow | Pausing[Shadow]) -> Pausing[Shadow]:
     """The shadow, after the pauses of its host."""
     return made if isinstance(made, Shadow) else (yield from made)
-
-
-FullPictures = Sequence[Sequence[Picture] | None]
-"""For each measured call its pictures; None where they are not known."""
 
 
 class Leader(Protocol):
@@ -182,40 +180,35 @@ class Trial:
         """The schedule."""
         return Steps(steps=self.steps, compute_last=self.steps[-1] == self.total - 1)
 
-    def try_next(self, calls: Sequence[MeasuredCall], shadows: Shadows, pictures: FullPictures = ()) -> Pausing[float]:
+    def try_next(self, calls: Sequence[MeasuredCall], shadows: Shadows, pictures: Pictures = ()) -> Pausing[float]:
         """Let the schedule follow the first call that it has not followed; as `lead`."""
         if self.fit is not None:
-            return (yield from self.lead(calls, shadows, pictures, most=1))
+            return (yield from self.lead(calls, shadows, pictures))
         call = calls[self.calls]
         strategy = Strategy.where_it_fits(self.policy, forecaster_named(self.forecaster))
         made = yield from whole(shadows.follow(call, strategy, self.steps_before_gap))
         return self._note(made, call, pictures) / self.total
 
-    def lead(
-        self, calls: Sequence[MeasuredCall], leader: Leader, pictures: FullPictures = (), *, most: int | None = None
-    ) -> Pausing[float]:
-        """Fit weights on the calls that the schedule has not followed.
+    def lead(self, calls: Sequence[MeasuredCall], leader: Leader, pictures: Pictures = ()) -> Pausing[float]:
+        """Fit weights on the first call that the schedule has not followed.
 
         Args:
             pictures: of the full runs; empty where latents are compared.
-            most: how many calls are followed now; None for all.
 
         Returns:
             The work that was done, in full runs of one call.
         """
         assert self.fit is not None, "its weights are fitted"
-        tells_branches = len({len(call.full.path.shares) for call in calls}) == 1
-        work = 0.0
-        for call in calls[self.calls :][:most]:
+        call, full = calls[self.calls], calls[self.calls].full
+        if len({len(each.full.path.shares) for each in calls}) > 1:
             # Branches that one call could not tell apart are not told apart at all.
-            full = call.full if tells_branches else replace(call.full, path=replace(call.full.path, shares=(1.0,)))
-            self.fit.is_done = self.fits is not None and self.fitted >= self.fits
-            made = yield from whole(leader.lead(replace(call, full=full), self.fit, self.policy))
-            self.fitted += 0 if self.fit.is_done else call.full.pictures
-            work += self._note(made, call, pictures) / self.total
-        return work
+            full = replace(full, path=replace(full.path, shares=(1.0,)))
+        self.fit.is_done = self.fits is not None and self.fitted >= self.fits
+        made = yield from whole(leader.lead(replace(call, full=full), self.fit, self.policy))
+        self.fitted += 0 if self.fit.is_done else full.pictures
+        return self._note(made, call, pictures) / self.total
 
-    def _note(self, made: Shadow, call: MeasuredCall, pictures: FullPictures) -> float:
+    def _note(self, made: Shadow, call: MeasuredCall, pictures: Pictures) -> float:
         """Note what a shadow has made; return its work in steps."""
         true = pictures[self.calls] if pictures else None
         self.calls += 1
@@ -226,17 +219,12 @@ class Trial:
             self.closeness += [capped_psnr(*pair) for pair in zip(made.pictures, true, strict=True)]
         return made.computed / call.full.calls
 
-    @property
-    def weights(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
-        """As `WeightFit.weights`; empty for a forecaster with a name."""
-        return () if self.fit is None else self.fit.weights
-
     def plan(self, **seen: tuple[float, ...]) -> Plan:
         """The plan with its evidence; `seen` has further attributes of that."""
         return Plan(
             steps=self.steps,
             forecaster=self.forecaster,
-            weights=self.weights,
+            weights=() if self.fit is None else self.fit.weights,
             psnr=None,
             held_out=(),
             evidence=Evidence(errors=tuple(self.errors), **seen),  # type: ignore[arg-type]  # none is the runs
@@ -286,9 +274,13 @@ class Trying(ABC):
         self._see(calls, shadows)
         self.runs += yield from trial.try_next(calls, shadows, self._pictures)
 
-    def default_evidence(self) -> Evidence:
-        """What is known of runs without a plan."""
-        return Evidence(errors=tuple(self._untuned), stays=True)
+    def decided(self, untuned: tuple[int, ...]) -> Plan:
+        """The plan to keep: the one that evidence is for, or the untuned default's, whose computed steps are given. So
+        the next process measures nothing again."""
+        if (plan := self.plan()) is not None:
+            return plan
+        evidence = Evidence(errors=tuple(self._untuned), stays=True)
+        return msgspec.structs.replace(Trial(steps=untuned, total=self._total).plan(), evidence=evidence)
 
     def _see(self, calls: Sequence[MeasuredCall], shadows: Shadows) -> None:
         """Have the pictures of the full runs made once more, as far as they are not known."""

@@ -4,36 +4,74 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 
 from omnireuse.arguments.tune import TURN_OFF
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Loop, Session
-from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.profile import Profile
+from omnireuse.profiles.target import Target
+from omnireuse.references import ReferenceAxis
 from omnireuse.summary.tuning import Tuning
-from omnireuse.tuning.budget import budget_for
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.entries import Entries, Entry
-from omnireuse.tuning.full_run import FullRun
+from omnireuse.tuning.driven import DrivenRegion
+from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.recording import FULL, Recording
+from omnireuse.tuning.registry import Registry
 from omnireuse.tuning.replay import Replay, noting_bars
 from omnireuse.tuning.shadows import SessionShadows
-from omnireuse.tuning.store import Store
 
-__all__ = ["Tuner"]
+__all__ = ["HostTuner", "Tuner"]
 
 logger = logging.getLogger("omnireuse")
+
+
+class HostTuner:
+    """What the tuners of all hosts have in common: the entries of their runs, and what users are told.
+
+    Args:
+        computes_all: whether every step computes where nothing is tuned, which is then worth a warning.
+    """
+
+    def __init__(self, registry: Registry, *, computes_all: bool = False) -> None:
+        self._registry, self._computes_all = registry, computes_all
+        self._latest: Entry | None = None
+        self._elsewhere = Tuning(state="measuring", wanted=registry.pictures, reason="no run has begun yet")
+        """Holds where the latest run has no entry."""
+        self._said: set[str] = set()
+
+    @property
+    def tuning(self) -> Tuning:
+        """The state of tuning for the configuration of the latest run."""
+        with self._registry.lock:
+            return self._elsewhere if self._latest is None else self._latest.tuning
+
+    def say(self, text: str, level: int = logging.INFO) -> None:
+        """Log a line once."""
+        if text not in self._said:
+            self._said.add(text)
+            logger.log(level, "%s", text)
+
+    def pass_by(self, why: object) -> None:
+        """Say, once for each reason, that the run which begins is not tuned."""
+        elsewhere = Tuning(
+            state="off", wanted=self._registry.pictures, computes_all=self._computes_all, reason=str(why)
+        )
+        with self._registry.lock:
+            self._latest, self._elsewhere = None, elsewhere
+        self.say(str(elsewhere), logging.WARNING if self._computes_all else logging.INFO)
 
 
 class _Attempt:
     """One call of the pipeline: what its run belongs to, and the recording of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.runs = 0
         self.loop: Loop | None = None
         self.entry: Entry | None = None
@@ -41,6 +79,13 @@ class _Attempt:
         self.bars: list[Any] = []
         self.is_full = False
         """Whether every step is computed because the picture is measured, here or by another thread."""
+        self.replay: Replay | None = None
+        self.unlike = ""
+        """Why the call cannot be made again; it is not measured then, and that is said."""
+        try:
+            self.replay = Replay(args, kwargs)
+        except Exception as error:
+            self.unlike = str(error)
 
     def describe(self, words: str) -> None:
         """Say on the bars of the run what it is."""
@@ -50,7 +95,7 @@ class _Attempt:
                 describe(f"{own}: {words}" if own else words)
 
 
-class Tuner:
+class Tuner(HostTuner):
     """Measures the first pictures of each configuration, and serves the others with the plan that suits them.
 
     Calls of one pipeline in several threads measure one at a time; the others compute every step meanwhile.
@@ -58,10 +103,9 @@ class Tuner:
     Args:
         session: at work on the pipeline.
         strategy: the untuned default, in region "step" with a schedule.
-        pictures: how many are measured at most, ≥ 1.
-        store: keeps plans.
-        agreement: of ranks that share a forward pass.
-        quality: PSNR in dB that nine of ten pictures reach; the untuned default then computes every step.
+        target: of the strategy; the untuned default of a quality computes every step.
+        registry: of the configurations.
+        references: of an editing pipeline, whose lean calls are tried, too.
 
     Attributes:
         calls: reads the arguments of the pipeline's calls.
@@ -71,31 +115,19 @@ class Tuner:
         self,
         session: Session,
         strategy: Strategy,
-        *,
-        pictures: int,
-        store: Store,
-        agreement: Agreement | None = None,
-        quality: float | None = None,
+        target: Target,
+        registry: Registry,
+        references: ReferenceAxis | None = None,
     ) -> None:
-        self._strategy, self._quality, self.calls = strategy, quality, Calls()
-        self._entries = Entries(pictures=pictures, store=store, command="omnireuse.enable(pipe)", agreement=agreement)
-        self._lock = self._entries.lock
-        self._latest: Entry | None = None
-        self._elsewhere = Tuning(state="measuring", wanted=pictures, reason="no run has begun yet")
-        """Holds where the latest run has no configuration."""
-        self._is_closed = False
+        super().__init__(registry, computes_all=target.quality is not None)
+        self._strategy, self._target, self._references, self.calls = strategy, target, references, Calls()
+        self._lock, self._is_closed = registry.lock, False
         self.serve(session)
 
     def serve(self, session: Session) -> None:
         """Go on with another session on the same pipeline."""
         self._session = session
         session.surround(self.around, self._outside)
-
-    @property
-    def tuning(self) -> Tuning:
-        """The state of tuning for the configuration of the latest run."""
-        with self._lock:
-            return self._elsewhere if self._latest is None else self._latest.tuning
 
     @property
     def profile(self) -> Profile | None:
@@ -110,38 +142,38 @@ class Tuner:
 
     def measure_all(self) -> None:
         """Measure as many pictures as are wanted, whatever earlier processes have measured."""
-        self._entries.measure_all()
+        self._registry.measures_all = True
 
     def close(self) -> None:
         """Drop what was measured, and let other processes measure."""
         with self._lock:
             self._is_closed = True
-            self._entries.close()
+            self._registry.close()
 
     def around(self, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make one call of the pipeline."""
         if (why := self.calls.untunable(args, kwargs)) is not None:
-            self._pass_by(why)
+            self.pass_by(why)
             return self._session.call(proceed, args, kwargs)
-        self._finish(proceed, [entry for entry in self._entries.whole() if entry.trials is None])
-        pipeline, attempt = self._session.pipeline, _Attempt()
-        replay = self._replay(args, kwargs)
+        self._finish(proceed, [entry for entry in self._registry.whole() if entry.trials is None])
+        pipeline, attempt = self._session.pipeline, _Attempt(args, kwargs)
         arguments = self.calls.arguments(pipeline, args, kwargs)
 
         def choose(start: RunStart) -> Chosen:
-            return self._choose(attempt, start, arguments, replay)
+            return self._choose(attempt, start, arguments)
 
         try:
-            if isinstance(replay, Replay) and self._may_measure():
-                with replay.noting(pipeline), noting_bars(pipeline, self) as attempt.bars:
+            try:
+                with ExitStack() as stack:
+                    if attempt.replay is not None and self.tuning.state != "ready":
+                        stack.enter_context(attempt.replay.noting(pipeline))
+                        attempt.bars = stack.enter_context(noting_bars(pipeline, self))
                     result = self._session.call(proceed, args, kwargs, choose)
-            else:
-                result = self._session.call(proceed, args, kwargs, choose)
-            self._made(attempt, replay, proceed)
-        except BaseException as error:
-            if attempt.recording is not None and attempt.entry is not None:
-                self._broken_off(attempt.entry, error)
-            raise
+            except BaseException as error:
+                if attempt.recording is not None and attempt.entry is not None:
+                    attempt.entry.broken_off(error)
+                raise
+            self._made(attempt, proceed)
         finally:
             if attempt.recording is not None and attempt.entry is not None:
                 attempt.entry.is_busy = False
@@ -149,90 +181,59 @@ class Tuner:
 
     def _outside(self, start: RunStart) -> Chosen:
         """The untuned default for a run that cannot be made again, because no call of the pipeline makes it."""
-        self._pass_by(
+        self.pass_by(
             "a loop is measured where the pipeline's call makes it, so that it can be made again; put it into __call__ "
             "of an object with the scheduler and the denoiser"
         )
         return Chosen(strategy=self._session.strategy)
 
-    def _pass_by(self, why: str) -> None:
-        """Say, once for each reason, that the run which begins is not tuned."""
-        computes_all, pictures = self._quality is not None, self._entries.pictures
-        with self._lock:
-            self._latest, before = None, self._elsewhere
-            self._elsewhere = Tuning(state="off", wanted=pictures, computes_all=computes_all, reason=why)
-        if self._elsewhere != before:
-            logger.log(logging.WARNING if computes_all else logging.INFO, "%s", self._elsewhere)
-
-    @staticmethod
-    def _replay(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replay | str:
-        try:
-            return Replay(args, kwargs)
-        except Exception as error:  # a call that cannot be made again is not measured, and that is said
-            return str(error)
-
-    def _may_measure(self) -> bool:
-        with self._lock:
-            return self._latest is None or self._latest.tuning.state != "ready"
-
-    def _choose(self, attempt: _Attempt, start: RunStart, arguments: Mapping[str, Any], replay: Replay | str) -> Chosen:
+    def _choose(self, attempt: _Attempt, start: RunStart, arguments: Mapping[str, Any]) -> Chosen:
+        untuned = Chosen(strategy=self._strategy)
+        tried = {} if self._references is None else {"references": "tried"}
         attempt.runs += 1
         if attempt.runs > 1:
-            if attempt.recording is not None:
-                attempt.recording.fail("a call has several runs", is_permanent=True)
-                return Chosen(strategy=FULL, region=Recording(None, 0, keeps=False), kind="measured")
-            return Chosen(strategy=self._strategy)
+            if attempt.recording is None:
+                return untuned
+            attempt.recording.fail("a call has several runs", is_permanent=True)
+            return Chosen(strategy=FULL, region=DrivenRegion(attempt.recording), kind="measured")
         with self._lock:
-            entry = self._entry(start, arguments)
-            self._latest = entry
-            if entry is None:
-                return Chosen(strategy=self._strategy)
-            attempt.entry = entry
+            try:
+                entry = self._registry.entry_of(
+                    self._strategy.policy,
+                    start,
+                    lambda: Configuration.of(self._session.pipeline, start, {**arguments, **tried}),
+                    self._target,
+                )
+            except NotTunableError as error:
+                self.pass_by(error)
+                return untuned
+            self._latest = attempt.entry = entry
             attempt.loop = self._session.loop
-            if entry.tuning.state != "measuring" or (entry.is_whole and not entry.is_busy):
-                return Chosen(strategy=entry.strategy or self._strategy)
-            if isinstance(replay, str):
-                self._entries.end(entry, "failed", f"a call cannot be made again: {replay}")
-                return Chosen(strategy=self._strategy)
+            if entry.tuning.state != "measuring" or entry.is_idle:
+                lean = None if self._references is None else self._references.tuned(entry.full_every)
+                return Chosen(strategy=entry.strategy or self._strategy, references=lean)
+            if attempt.replay is None:
+                entry.end("failed", f"a call cannot be made again: {attempt.unlike}")
+                return untuned
             recording = Recording(start.scheduler, start.total or 0, keeps=not entry.is_busy)
             if not entry.is_busy:
-                self._entries.start(entry)
+                entry.start()
                 attempt.recording = recording
                 number = f"{entry.tuning.pictures + 1} of {entry.tuning.wanted}"
                 attempt.describe(f"omnireuse measures picture {number} ({TURN_OFF})")
             attempt.is_full = True
-            return Chosen(strategy=FULL, region=recording, kind="measured")
+            return Chosen(strategy=FULL, region=DrivenRegion(recording), kind="measured")
 
-    def _entry(self, start: RunStart, arguments: Mapping[str, Any]) -> Entry | None:
-        pipeline = self._session.pipeline
-        budget = budget_for(self._strategy.policy, start, self._quality)
-        if isinstance(budget, str):
-            self._pass_by(budget)
-            return None
-        configuration = Configuration.of(pipeline, start, arguments)
-        if configuration.conditions.weights is None:
-            self._pass_by("weights cannot be told apart, because they are sharded or not in memory")
-            return None
-        return self._entries.find(configuration, budget)
-
-    def _made(self, attempt: _Attempt, replay: Replay | str, proceed: Callable[..., Any]) -> None:
+    def _made(self, attempt: _Attempt, proceed: Callable[..., Any]) -> None:
         """The picture is done: learn from it where it was measured, and make the shadows that are due."""
         entry, recording = attempt.entry, attempt.recording
         if entry is None or attempt.loop is None or self._is_closed:
             return
-        self._entries.made(entry, attempt.loop.asked, is_full=attempt.is_full)
-        if recording is None or not isinstance(replay, Replay):
-            self._finish(proceed, self._entries.whole())
-        elif self._entries.learn(entry, recording, lambda: FullRun.of(recording), replay):
-            self._entries.go_on(entry, SessionShadows(self._session, proceed))
-
-    def _broken_off(self, entry: Entry, error: BaseException) -> None:
-        """A picture or its shadows have ended with an error, which goes on to the user."""
-        if isinstance(error, Exception):
-            self._entries.failed(entry, f"a picture has failed ({type(error).__name__})")
-        else:
-            # An interrupt says nothing about the pipeline.
-            self._entries.begin_anew(entry, "it was interrupted")
+        entry.made(is_full=attempt.is_full, calls=attempt.loop.asked)
+        if recording is None:
+            self._finish(proceed, self._registry.whole())
+        elif entry.learn(recording, attempt.replay):
+            entry.go_on(SessionShadows(self._session, proceed, self._references))
 
     def _finish(self, proceed: Callable[..., Any], due: list[Entry]) -> None:
         """Make shadows of pictures that were all measured before this call, one at a time where a run takes long."""
@@ -242,9 +243,6 @@ class Tuner:
                 entry.is_busy = True
         for entry in due:
             try:
-                self._entries.go_on(entry, SessionShadows(self._session, proceed))
-            except BaseException:
-                self._entries.begin_anew(entry, "its trial runs were interrupted")
-                raise
+                entry.go_on(SessionShadows(self._session, proceed, self._references))
             finally:
                 entry.is_busy = False

@@ -27,9 +27,9 @@ FITTED = ("euler", "dpmpp_2m", "uni_pc", "deis", "res_multistep", "gradient_esti
 @pytest.fixture(autouse=True)
 def tuned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OMNIREUSE_TUNE", "1")
-    tuning_module.entries_in.cache_clear()
+    tuning_module.registry_in.cache_clear()
     yield
-    tuning_module.entries_in.cache_clear()
+    tuning_module.registry_in.cache_clear()
 
 
 def state(model: Any) -> Any:

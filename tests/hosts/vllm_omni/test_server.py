@@ -27,14 +27,10 @@ REQUESTS = int(os.environ.get("REQUESTS", "60"))
 SETTINGS: tuple[object, ...] = (None, "on", "off", {"speedup": 3}, {"computed_steps": 9}, {"tolerance": 0.2})
 WRONG: tuple[tuple[object, str], ...] = (
     ({"sped": 2}, "did you mean 'speedup'"),
-    ({"speedup": 0.5}, "speedup must be a number of at least 1"),
     ({"speedup": 2, "tolerance": 0.1}, "must have one target"),
-    ("half", 'must be \\"on\\", \\"off\\" or a mapping'),
     ({"quality": 40}, "a quality can only be promised by a profile"),
     ({"speedup": 1e9}, "speedup must leave at least 2 of the 24 steps computed"),
     ({"computed_steps": 25}, "computed_steps must be at most the 24 steps of the run"),
-    ({"computed_steps": 1}, "computed_steps must be at least 2"),
-    ({"speedup": None}, "speedup must be a number, got None"),
 )
 
 

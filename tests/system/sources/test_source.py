@@ -103,8 +103,6 @@ def test_a_function_that_is_not_there_is_told(importable: None, name: str, compl
     [
         ("not a pipeline", "there is no such folder"),
         ("/nowhere", "there is no such folder"),
-        ("./nowhere", "there is no such folder"),
-        ("../nowhere", "there is no such folder"),
         (HERE, "has no model_index.json; give package:function"),
     ],
 )

@@ -111,7 +111,7 @@ def test_branches_of_their_own_weights_come_closer_than_one_set() -> None:
 
     def miss(shares: tuple[float, ...]) -> float:
         known = replace(full, path=replace(full.path, shares=shares))
-        made = led(tiny.pipe, lambda: tiny.run(steps=8), WeightFit(computed, 8), known, computed)
+        made = led(tiny.pipe, lambda: tiny.run(steps=8), WeightFit(computed, 8), known)
         return float((made - latents).norm())
 
     assert miss(full.path.shares) < miss((1.0,))

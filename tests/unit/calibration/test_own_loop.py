@@ -22,9 +22,9 @@ def test_a_loop_follows_the_plan(target: dict[str, int]) -> None:
     for step, timestep in enumerate(scheduler.timesteps):
         choice = generation.decide(layout=layout_of(latents))
         if choice.reuse:
-            output = generation.predict(choice, latents)
+            output = generation.carry_out(choice, None, latents)
         else:
-            output = generation.observe(choice, latents - torch.tanh(latents), latents)
+            output = generation.carry_out(choice, latents - torch.tanh(latents), latents)
             computed.append(step)
         latents = scheduler.step(output, timestep, latents, return_dict=False)[0]
         generation.advance()
@@ -32,5 +32,5 @@ def test_a_loop_follows_the_plan(target: dict[str, int]) -> None:
 
 
 def test_one_target_is_given() -> None:
-    with pytest.raises(ConfigError, match="give one of speedup, computed_steps and quality"):
+    with pytest.raises(ConfigError, match="profile: give one of speedup and"):
         PROFILE.strategy(speedup=2, computed_steps=14)

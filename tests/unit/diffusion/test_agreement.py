@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import omnireuse
+from omnireuse.errors import StateError
 from omnireuse.loop.agreement import Agreement
 from omnireuse.noise.signals import change_of
 from omnireuse.policies.base import Policy
@@ -56,6 +57,10 @@ def decisions(policy: Policy, rank: int, group: dist.ProcessGroup | None) -> lis
     return [event.reused for event in handle.events]
 
 
+def _fails() -> None:
+    raise MemoryError("no room")
+
+
 def _rank(rank: int, meeting: str, ratios: torch.Tensor, decided: torch.Tensor) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
@@ -67,6 +72,8 @@ def _rank(rank: int, meeting: str, ratios: torch.Tensor, decided: torch.Tensor) 
     kept = pair.clone()
     ratios[rank] = Agreement(group).ratio(pair)
     assert torch.equal(pair, kept)
+    with pytest.raises(StateError, match="MemoryError: no room"):  # the other rank does not wait for a value
+        Agreement(group).of_first(_fails)
     for number, policy in enumerate(POLICIES):
         decided[number, rank] = torch.tensor(decisions(policy, rank, group))
     dist.destroy_process_group()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, FluxImg2ImgPipeline, FluxPipeline
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler, FluxImg2ImgPipeline, FluxPipeline
 from diffusers.callbacks import PipelineCallback
 
 import omnireuse
@@ -168,3 +168,17 @@ def test_classes_are_as_before_when_the_last_handle_ends(flux: Tiny) -> None:
     assert vars(FluxImg2ImgPipeline)["__call__"] is not before[1]
     second.disable()
     assert [vars(cls)["__call__"] for cls in classes] == before
+
+
+def test_a_class_that_is_made_after_enabling_names_its_caller(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe, speedup=2, tune=False) as handle:
+
+        class Later(FluxPipeline):
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                return super().__call__(*args, **kwargs)
+
+        other = Later(**{**flux.pipe.components})
+        other.set_progress_bar_config(disable=True)
+        Tiny(other, flux.inputs).run(seed=5)
+        assert (handle.summary().runs, handle.summary().calls_outside) == (0, 12)
+    assert "__init_subclass__" not in vars(DiffusionPipeline)

@@ -13,9 +13,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from omnireuse import Blend, EveryNth, Generation, Polynomial, Steps, Strategy
 from omnireuse.errors import ConfigError
 from omnireuse.forecasters.gap import Gap
-from omnireuse.loop.batch import Row, observe_batch, predict_batch
 from omnireuse.loop.events import Decision
-from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 
 WITHOUT_VELOCITIES = ("DEISMultistepScheduler", "UniPCMultistepScheduler")
@@ -96,9 +94,9 @@ def by_the_package(
         choice = generation.decide()
         assert choice.reuse == (step not in COMPUTED)
         if choice.reuse:
-            output = generation.predict(choice, latents)
+            output = generation.carry_out(choice, None, latents)
         else:
-            output = generation.observe(choice, velocity(latents, sigma), latents)
+            output = generation.carry_out(choice, velocity(latents, sigma), latents)
         latents = latents + (after - sigma) * output
         generation.advance()
     return latents, events
@@ -125,38 +123,6 @@ def test_the_gap_is_integrated_again(order: int, target: str | None) -> None:
     assert [event.step for event in events if event.corrected] == ([4, 8] if target == "x0" else [4, 8, 11])
 
 
-def test_rows_of_a_batch_have_velocities_of_their_own() -> None:
-    """Under a scheduler whose outputs are noise, so that the latents have a part in the velocity."""
-    scheduler = diffusers.DDIMScheduler(clip_sample=False)
-    scheduler.set_timesteps(12)
-    levels = noise_levels(scheduler)
-    strategy = Strategy(policy=Steps(steps=COMPUTED), forecaster=Blend())
-    start = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(6)).unbind(0)
-
-    def stepped(level: NoiseLevel, latents: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        assert level.step is not None
-        return level.step[0] * level.value_of(latents, output) + level.step[1] * latents
-
-    def run(together: bool) -> list[torch.Tensor]:
-        generations, latents = [Generation(strategy, levels) for _ in start], list(start)
-        for level in levels:
-            rows = []
-            for generation, own in zip(generations, latents, strict=True):
-                choice = generation.decide()
-                output = None if choice.reuse else velocity(own, level.coordinate)
-                rows.append(Row(generation=generation, choice=choice, sample=own, output=output))
-            at_once = predict_batch if rows[0].choice.reuse else observe_batch
-            found = at_once(rows) if together else [at_once([row])[0] for row in rows]
-            latents = [stepped(level, own, output) for own, output in zip(latents, found, strict=True)]
-            for generation in generations:
-                generation.advance()
-        assert all(generation.outputs.target == "velocity" for generation in generations)
-        return latents
-
-    for ours, alone in zip(run(together=True), run(together=False), strict=True):
-        assert torch.equal(ours, alone)
-
-
 @pytest.mark.parametrize("turns", [True, False])
 def test_where_the_line_missed_the_whole_value_the_next_gap_is_held_and_this_one_not_corrected(turns: bool) -> None:
     scheduler, sigmas = sigmas_of()
@@ -168,9 +134,9 @@ def test_where_the_line_missed_the_whole_value_the_next_gap_is_held_and_this_one
     for step, (sigma, after) in enumerate(pairwise(sigmas)):
         choice = generation.decide()
         if choice.reuse:
-            used[step] = generation.predict(choice, latents)
+            used[step] = generation.carry_out(choice, None, latents)
         else:
-            used[step] = generation.observe(choice, lengths[step] * direction, latents)
+            used[step] = generation.carry_out(choice, lengths[step] * direction, latents)
         latents = latents + (after - sigma) * used[step]
         generation.advance()
     for step in (4, 5, 6):

@@ -10,11 +10,7 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse import EveryNth
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.loop.batch import Row, observe_batch, predict_batch
-from omnireuse.loop.generation import Generation, layout_of
-from omnireuse.loop.strategy import Strategy
 from tests.helpers.tiny import Tiny
 
 
@@ -49,44 +45,6 @@ def test_a_forecast_of_another_shape_is_refused(flux: Tiny, region: Any) -> None
     omnireuse.enable(flux.pipe, policy="fixed", forecaster=Faulty("shape"), region=region)
     with pytest.raises(ConfigError, match=message):
         flux.run()
-
-
-def test_a_row_whose_forecast_fails_computes_on_and_leaves_the_others_as_they_are(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def made(forecaster: Any, count: int) -> list[Any]:
-        strategy = Strategy(policy=EveryNth(every=2), forecaster=forecaster, prediction_target="output")
-        return [Generation(strategy, total=6, number=number) for number in range(count)]
-
-    def step(generations: list[Any], number: int) -> list[torch.Tensor | None]:
-        latents, rows = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(number)), []
-        for each in generations:
-            choice = each.decide(layout=layout_of(latents))
-            output = None if choice.reuse else latents.sin()
-            rows.append(Row(generation=each, choice=choice, sample=latents, output=output))
-        reusing = [row for row in rows if row.choice.reuse]
-        computing = [row for row in rows if not row.choice.reuse]
-        found = dict(zip(map(id, reusing), predict_batch(reusing), strict=True))
-        found |= zip(map(id, computing), observe_batch(computing), strict=True)
-        for each in generations:
-            each.advance()
-        return [found[id(row)] for row in rows]
-
-    alone, together = made(omnireuse.Hold(), 2), [*made(omnireuse.Hold(), 2), *made(Faulty("shape"), 1)]
-    for number in range(6):
-        expected, (*got, faulty) = step(alone, number), step(together, number)
-        assert all(torch.equal(*pair) for pair in zip(expected, got, strict=True))
-        assert (faulty is None) == (number == 1)
-    assert (together[0].failure, together[2].decide().reason) == ("", "failed")
-    assert together[2].kept_bytes == 0
-    assert caplog.text.count("generation 0 computes every further step: its forecast failed: ConfigError: Faulty") == 1
-
-
-def test_an_output_that_needs_a_gradient_is_the_callers_fault() -> None:
-    generation = Generation(Strategy(policy=EveryNth(every=2)), total=4)
-    output = torch.ones(1, 4, requires_grad=True)
-    with pytest.raises(StateError, match="gradient"):
-        observe_batch([Row(generation=generation, choice=generation.decide(), sample=torch.ones(1, 4), output=output)])
 
 
 @pytest.mark.parametrize("region", ["step", "call", "blocks", "tail"])

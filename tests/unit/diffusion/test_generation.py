@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +14,9 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnireuse import Blend, ErrorControl, EveryNth, Fitted, Hold, Polynomial, Spread, Steps, Strategy
+from omnireuse import Blend, ErrorControl, EveryNth, Hold, Polynomial, Spread, Steps, Strategy
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.forecasters import Forecaster
-from omnireuse.loop.batch import Row, observe_batch, predict_batch
 from omnireuse.loop.events import Choice, Decision
 from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.noise.parametrization import NoiseLevel
@@ -65,19 +65,21 @@ class Request:
     def compute(self) -> torch.Tensor:
         return model(self.latents, self.generation.level)
 
-    def go_on(self, output: torch.Tensor) -> None:
+    def go_on(self, use: Callable[[], torch.Tensor]) -> None:
+        index, output = self.generation.index, use()
         self.handed_on.append(output)
-        index = self.generation.index
         after = self.levels[index + 1].coordinate if index + 1 < len(self.levels) else 0.0
         self.latents = self.latents + (after - self.levels[index].coordinate) * output
-        self.generation.advance()
 
     def step_alone(self) -> None:
+        self.go_on(self._used)
+        self.generation.advance()
+
+    def _used(self) -> torch.Tensor:
         choice = self.decide()
         if choice.reuse:
-            self.go_on(self.generation.predict(choice, self.latents))
-        else:
-            self.go_on(self.generation.observe(choice, self.compute(), self.latents))
+            return self.generation.carry_out(choice, None, self.latents)
+        return self.generation.carry_out(choice, self.compute(), self.latents)
 
 
 def request(strategy: Strategy, steps: int, seed: int, shape: tuple[int, ...] = (2, 3, 8), **options: Any) -> Request:
@@ -94,17 +96,12 @@ def run_alone(strategy: Strategy, steps: int, seed: int, **options: Any) -> Requ
 
 
 def step_together(requests: list[Request]) -> None:
-    """One wave: the rows that compute in one batch, the rows that are forecast in another."""
-    chosen = [(each, each.decide()) for each in requests]
-    reusing = [(each, Row(generation=each.generation, choice=c, sample=each.latents)) for each, c in chosen if c.reuse]
-    computing = [
-        (each, Row(generation=each.generation, choice=c, sample=each.latents, output=each.compute()))
-        for each, c in chosen
-        if not c.reuse
-    ]
-    for rows, batch in ((reusing, predict_batch), (computing, observe_batch)):
-        for (each, _), output in zip(rows, batch([row for _, row in rows]), strict=True):
-            each.go_on(output)
+    """One wave: all are asked before any computes."""
+    computes = [each.generation.computes(each.generation.index, each.latents) for each in requests]
+    for each, is_computed in zip(requests, computes, strict=True):
+        each.go_on(
+            lambda each=each, own=is_computed: each.generation.use(each.compute() if own else None, each.latents)
+        )
 
 
 def test_deciding_changes_nothing() -> None:
@@ -177,7 +174,7 @@ def test_a_generation_moves_between_devices() -> None:
     for _ in range(5):
         alone.step_alone()
     moved = alone.generation.to("meta")
-    on_meta = moved.predict(moved.decide(layout=layout_of(alone.latents.to("meta"))), alone.latents.to("meta"))
+    on_meta = moved.carry_out(moved.decide(layout=layout_of(alone.latents.to("meta"))), None, alone.latents.to("meta"))
     assert (on_meta.device.type, on_meta.shape) == ("meta", alone.latents.shape)
     back = Request(alone.generation.to("cpu"), alone.levels, alone.latents)
     while back.is_running:
@@ -189,24 +186,49 @@ def test_branches_remember_apart() -> None:
     generation = Generation(Strategy(policy=EVERY_OTHER, region="call", prediction_target="output"), levels_of(6))
     for branch, value in (("cond", 1.0), ("uncond", 2.0)):
         choice = generation.decide(branch)
-        generation.observe(choice, torch.full((1, 2), value), torch.zeros(1, 2))
+        generation.carry_out(choice, torch.full((1, 2), value), torch.zeros(1, 2))
     generation.advance()
     for branch, value in (("cond", 1.0), ("uncond", 2.0)):
-        forecast = generation.predict(generation.decide(branch), torch.zeros(1, 2))
+        forecast = generation.carry_out(generation.decide(branch), None, torch.zeros(1, 2))
         assert torch.equal(forecast, torch.full((1, 2), value))
 
 
 def test_gradients_are_refused() -> None:
     generation = Generation(Strategy(policy=EVERY_OTHER), levels_of(6))
     output = torch.ones(1, 2, requires_grad=True)
-    for refuse in (
-        lambda: generation.observe(generation.decide(), output, torch.zeros(1, 2)),
-        lambda: observe_batch(
-            [Row(generation=generation, choice=generation.decide(), sample=torch.zeros(1, 2), output=output)]
-        ),
-    ):
-        with pytest.raises(OmniReuseError, match="gradient"):
-            refuse()
+    with pytest.raises(OmniReuseError, match="gradient"):
+        generation.carry_out(generation.decide(), output, torch.zeros(1, 2))
+
+
+def test_a_step_is_used_after_it_was_asked_for_and_in_its_order() -> None:
+    generation, latents = Generation(Strategy(policy=EVERY_OTHER), levels_of(6)), torch.zeros(1, 2)
+    with pytest.raises(OmniReuseError, match=r"call computes\(step, latents\)"):
+        generation.use(latents, latents)
+    with pytest.raises(OmniReuseError, match="step 1 is asked for where step 0 is due"):
+        generation.computes(1, latents)
+
+
+def test_a_host_may_compute_a_step_that_could_be_reused() -> None:
+    events: list[Decision] = []
+    generation = Generation(Strategy(policy=EVERY_OTHER), levels_of(6), emit=events.append)
+    for step in range(2):
+        assert generation.computes(step, torch.zeros(1, 2)) is (step == 0)
+        generation.use(torch.ones(1, 2), torch.zeros(1, 2))
+    assert [event.reused for event in events] == [False, False]
+
+
+def test_samples_that_are_decided_on_one_by_one_get_what_they_get_alone() -> None:
+    strategy = Strategy(policy=ErrorControl(tolerance=0.3), forecaster=Blend())
+    alone = [request(strategy, 12, 0), request(strategy, 12, 1)]
+    together = request(strategy, 12, 0)
+    together.latents, together.generation.samples = torch.cat([each.latents[:1] for each in alone]), 2
+    for each in alone:
+        each.latents = each.latents[:1]
+        while each.is_running:
+            each.step_alone()
+    while together.is_running:
+        step_together([together])
+    torch.testing.assert_close(together.latents, torch.cat([each.latents for each in alone]))
 
 
 def strategies() -> st.SearchStrategy[Strategy]:
@@ -248,30 +270,6 @@ def test_rows_of_a_batch_get_what_they_would_get_alone(data: st.DataObject) -> N
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("forecaster", FORECASTERS, ids=repr)
-def test_a_batch_of_one_is_the_solo_call(forecaster: Forecaster) -> None:
-    strategy = Strategy(policy=EVERY_OTHER, forecaster=forecaster)
-    joined = request(strategy, 10, 0)
-    while joined.is_running:
-        step_together([joined])
-    assert torch.equal(joined.latents, run_alone(strategy, 10, 0).latents)
-
-
-def test_corrections_are_made_in_batches() -> None:
-    levels = levels_of(6)
-    weights = ((), (0.8,), (0.9, 0.2), (1.2, -0.2), (1.0, 0.1, -0.1), (0.7, 0.3))
-    fitted = Fitted(coordinates=tuple(level.coordinate for level in levels), weights=(weights,), computed=(0, 2, 4, 5))
-    strategy = Strategy(policy=Steps(steps=(0, 2, 4)), forecaster=fitted)
-    joined = [request(strategy, 6, seed) for seed in range(3)]
-    events: list[Decision] = []
-    joined[0].generation.emit = events.append
-    while joined[0].is_running:
-        step_together(joined)
-    assert [event.step for event in events if event.corrected] == [2, 4, 5]
-    for seed, each in enumerate(joined):
-        assert torch.equal(each.latents, run_alone(strategy, 6, seed).latents)
-
-
 def test_no_row_keeps_the_memory_of_the_others() -> None:
     requests = [request(Strategy(policy=EVERY_OTHER, forecaster=Polynomial(order=1)), 8, seed) for seed in range(4)]
     for _ in range(4):
@@ -303,9 +301,9 @@ def test_the_final_error_of_a_part_is_as_small_as_forecasts_leave_it() -> None:
         for level, end in zip(levels[at:], ends[at:], strict=True):
             choice = generation.decide(layout=layout_of(latents))
             if choice.reuse:
-                output = generation.predict(choice, latents)
+                output = generation.carry_out(choice, None, latents)
             else:
-                output, computed = generation.observe(choice, model(latents, level), latents), computed + 1
+                output, computed = generation.carry_out(choice, model(latents, level), latents), computed + 1
             latents = latents + (end - level.coordinate) * output
             generation.advance()
         assert generation.finished
@@ -342,9 +340,9 @@ def test_the_first_branch_decides_for_a_later_call_of_the_only_sample() -> None:
             for sample in samples:
                 choice = generation.decide(branch, order=int(branch == "alone"), sample=sample)
                 if choice.reuse:
-                    generation.predict(choice, latents)
+                    generation.carry_out(choice, None, latents)
                 else:
-                    generation.observe(choice, latents, latents)
+                    generation.carry_out(choice, latents, latents)
         reasons.append(choice.reason)
         generation.advance()
     assert reasons == ["first", "together", "together"]
@@ -358,8 +356,8 @@ def test_a_branch_that_was_not_asked_at_the_step_before_starts_anew() -> None:
             choice = generation.decide("branch")
             reasons.append(choice.reason)
             if choice.reuse:
-                generation.predict(choice, latents)
+                generation.carry_out(choice, None, latents)
             else:
-                generation.observe(choice, latents, latents)
+                generation.carry_out(choice, latents, latents)
         generation.advance()
     assert reasons == ["first", "policy", "paused", "policy"]

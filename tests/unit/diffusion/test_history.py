@@ -10,7 +10,7 @@ import torch
 import omnireuse
 from omnireuse import Blend, EveryNth, Polynomial, Steps, Strategy
 from omnireuse.arguments.targets import strategy_of
-from omnireuse.errors import ConfigError
+from omnireuse.errors import ConfigError, UnknownNameError
 from tests.helpers.tiny import Tiny
 
 
@@ -125,3 +125,8 @@ def test_kept_bytes_count_history_and_signals_once(flux: Tiny) -> None:
 def test_dtypes_that_hold_no_history_are_refused(dtype: object) -> None:
     with pytest.raises(ConfigError, match="history_dtype must be a floating-point dtype"):
         Strategy(policy=EveryNth(), history_dtype=dtype)
+
+
+def test_an_unknown_axis_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'steps'"):
+        Strategy(policy=EveryNth(), axis="step")

@@ -243,3 +243,11 @@ def test_a_bare_module_is_told_its_step_count_by_the_config(flux: Tiny) -> None:
     assert [event.reused for event in handle.events] == [False] + [True] * 5 + [False] + [True] * 2 + [False]
     assert {event.total for event in handle.events} == {10}
     assert torch.equal(sample(), full)
+
+
+def test_asking_for_ratios_that_were_not_measured_is_an_error(flux: Tiny) -> None:
+    backend = MagCacheBackend(DiffusionCacheConfig())
+    backend.enable(flux.pipe)
+    with pytest.raises(StateError, match="mag_calibrate=True"):
+        backend.calibrated_ratios()
+    backend.disable(flux.pipe)

@@ -195,13 +195,9 @@ def test_an_error_nobody_knows_computes(error: float | None) -> None:
     [
         (EasyCache, {"threshold": 0}, "threshold must be a finite number above 0"),
         (EasyCache, {"warmup": 0}, "warmup must be a whole number of at least 1"),
-        (SeaCache, {"threshold": math.nan}, "threshold must be a finite number above 0"),
-        (SeaCache, {"warmup": 1.5}, "warmup must be a whole number"),
         (ErrorControl, {"tolerance": -1}, "tolerance must be a finite number above 0"),
         (ErrorControl, {"tolerance": 1}, r"tolerance must be below 1, got 1; it is a share, not a percentage"),
         (ErrorControl, {"tolerance": 15.0}, "0.05 is 5 %"),
-        (ErrorControl, {"scale": 0}, "scale must be a finite number above 0"),
-        (ErrorControl, {"max_gap": 0}, "max_gap must be a whole number of at least 1"),
         (ErrorControl, {"safety": 1.1}, "safety must be above 0 and at most 1"),
         (ErrorControl, {"growth": 0.5}, "growth must be a finite number of at least 1"),
     ],
@@ -221,13 +217,12 @@ BOLD = {
 }
 
 
-@pytest.mark.parametrize("region", ["step", "call"])
 @pytest.mark.parametrize("name", ONLINE)
-def test_both_regions_are_served(flux: Tiny, name: str, region: str) -> None:
+def test_every_pipeline_is_served(tiny: Tiny, name: str) -> None:
     results = []
-    with omnireuse.enable(flux.pipe, Strategy(policy=BOLD[name], region=region, max_consecutive=2)) as handle:
+    with omnireuse.enable(tiny.pipe, Strategy(policy=BOLD[name], max_consecutive=2)) as handle:
         for _ in range(2):
-            results.append(flux.run(steps=9))
+            results.append(tiny.run(steps=9))
     assert torch.equal(*results)
     assert torch.isfinite(results[0]).all()
     for branch in {event.branch for event in handle.events}:

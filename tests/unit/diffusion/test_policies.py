@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnireuse import EveryNth, Never, Spread, Steps, TeaCache
-from omnireuse.errors import ConfigError, StateError, UnknownNameError
-from omnireuse.policies import policy_named
+from omnireuse.errors import ConfigError, StateError
 from omnireuse.policies.base import Policy, StepView
 from omnireuse.policies.by_change import TeaCacheState
 from omnireuse.policies.spread import spread_by_noise
@@ -280,13 +279,10 @@ def test_coefficients_must_be_five_finite_numbers(value: object) -> None:
     ("schedule", "options", "message"),
     [
         (EveryNth, {"every": 0}, "every must be a whole number of at least 1"),
-        (Spread, {"num_computed": 2.5}, "num_computed must"),
         (Spread, {"speedup": math.nan}, "speedup must be a finite number"),
-        (Spread, {"speedup": 0.5}, "speedup must"),
         (Spread, {"speedup": "2"}, "speedup must be a finite number of at least 1, got '2'"),
         (Spread, {"power": "2", "speedup": 2.0}, "power must be a finite number"),
         (Steps, {"steps": 5}, "steps must be a sequence of whole numbers, got 5"),
-        (EveryNth, {"warmup": -1}, "warmup must"),
         (Spread, {"by_noise": 1, "speedup": 2.0}, "by_noise must be True or False"),
         (Spread, {"min_computed": 1, "speedup": 2.0}, "min_computed must be a whole number of at least 2"),
         (
@@ -294,7 +290,6 @@ def test_coefficients_must_be_five_finite_numbers(value: object) -> None:
             {"min_steps": 9, "num_computed": 4},
             "min_steps must be a whole number of at least 2, given with",
         ),
-        (Steps, {"steps": "0,1"}, "steps must be a sequence of whole numbers"),
         (Steps, {"steps": (1.5,)}, "steps must be a sequence of whole numbers"),
         (Spread, {"num_computed": 4, "speedup": 2.0}, "speedup must be given, or num_computed, and not both"),
         (Steps, {"steps": (1,), "made_at": (1.0, 0.5)}, "elsewhere must be given with made_at, and only then"),
@@ -315,8 +310,3 @@ def test_steps_that_were_chosen_for_one_run_leave_others_to_another_schedule() -
     assert policy.schedule(9) == elsewhere.schedule(9)
     numbers = Steps(steps=(0, 1, 2), made_at=(0.0, 1.0, 2.0, 3.0), elsewhere=elsewhere, compute_last=False)
     assert numbers.schedule(4, here) == {0, 1, 2}, "the noise of its run is not known"
-
-
-def test_unknown_policies_suggest_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'tea_cache'"):
-        policy_named("teacache")

@@ -11,9 +11,11 @@ import torch
 
 from omnireuse.engines.comfyui.solver import CallSigmas, Response, measured_response
 from omnireuse.errors import UnsupportedModelError
+from omnireuse.loop.stepper import Stepper, stepped
 from omnireuse.planning.fit import WeightFit
 from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.loops import Led, LoopRun, MeasuredLoop
+from omnireuse.tuning.recording import Recording
+from omnireuse.tuning.shadows import Beside, Led
 from tests.unit.integrations.played_comfyui import Call, Function, Model, Sampler, euler, heun, noisy
 
 SIGMAS = (1.0, 0.8, 0.5, 0.3, 0.1, 0.0)
@@ -74,7 +76,7 @@ def test_the_calls_of_a_sampler_are_known_before_they_are_made() -> None:
 class Run:
     """A run of a solver whose steps are decided by another."""
 
-    def __init__(self, run: LoopRun, response: Response | None = None) -> None:
+    def __init__(self, run: Stepper, response: Response | None = None) -> None:
         self.run, self.response, self.calls = run, response, 0
 
     def made(self, solver: Any) -> torch.Tensor:
@@ -87,7 +89,7 @@ class Run:
                 self.calls += 1
                 return (x - (x * (1 - sigma) + x.roll(1, -1).tanh() * sigma)) / sigma
 
-            output = self.run.step(compute, step, x, denoiser=0)
+            output = stepped(self.run, compute, step, x, given={"return_dict": False})
             if self.response is not None:
                 self.response.step(output, x)
             step += 1
@@ -97,20 +99,16 @@ class Run:
         return result
 
 
-def given(step: int) -> dict[str, Any]:
-    return {"return_dict": False}
-
-
 @pytest.mark.parametrize("solver", [euler, two_steps])
 def test_a_led_run_arrives_closer_than_held_outputs_and_computes_no_other_steps(solver: Any) -> None:
     response = response_of(solver)
-    measured = MeasuredLoop(response, STEPS, given)
-    final = Run(measured).made(solver)
-    measured.end(final)
-    full = FullRun.of(measured.recording)
+    recording = Recording(response, STEPS)
+    final = Run(recording).made(solver)
+    recording.arrived(final)
+    full = FullRun.of(recording)
     np.testing.assert_allclose(full.products.effects, response.moved[-1], atol=1e-6)
     fit, again = WeightFit((0, 2, 4), STEPS), response_of(solver)
-    run = Run(Led(full, fit, again, given), again)
+    run = Run(Beside(full, fit.first_gap, Led(fit, full, again)), again)
     led = run.made(solver)
     # Steps 1 and 3 are forecast, and steps 2 and 4 corrected.
     assert [len(weights) for weights in fit.weights[0]] == [0, 1, 2, 2, 3]
@@ -120,12 +118,13 @@ def test_a_led_run_arrives_closer_than_held_outputs_and_computes_no_other_steps(
     assert (led - final).norm() < 0.5 * (held - final).norm()
 
 
-class _Holding(LoopRun):
+class _Holding(Stepper):
     def __init__(self, computed: tuple[int, ...]) -> None:
-        super().__init__()
         self._computed, self._last = computed, torch.zeros(())
 
-    def step(self, predict: Any, step: int, latents: torch.Tensor, *, denoiser: int) -> torch.Tensor:
-        if step in self._computed:
-            self._last = predict()
+    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+        return step in self._computed
+
+    def use(self, output: torch.Tensor | None, latents: torch.Tensor, given: Any = ()) -> torch.Tensor:
+        self._last = self._last if output is None else output
         return self._last

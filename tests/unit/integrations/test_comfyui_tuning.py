@@ -12,7 +12,7 @@ import torch
 
 from omnireuse.engines.comfyui import attach, plan_for, reuse_of
 from omnireuse.engines.comfyui import tuning as tuning_module
-from omnireuse.tuning.entries import MOST_MEASURED
+from omnireuse.tuning.entry import MOST_MEASURED
 from tests.unit.integrations.played_comfyui import STEPS, Guider, InterruptProcessingException, Model, Sampler
 
 COMPUTED = 12
@@ -21,9 +21,9 @@ COMPUTED = 12
 @pytest.fixture(autouse=True)
 def tuned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OMNIREUSE_TUNE", "1")
-    tuning_module.entries_in.cache_clear()
+    tuning_module.registry_in.cache_clear()
     yield
-    tuning_module.entries_in.cache_clear()
+    tuning_module.registry_in.cache_clear()
 
 
 def picture(model: Model, number: int, sampler: Sampler | None = None, **options: Any) -> torch.Tensor:
@@ -84,7 +84,7 @@ def test_a_plan_is_kept_for_other_processes() -> None:
         picture(patched, number)
     expected, path = picture(patched, 5), state(patched).path
     assert Path(path).is_file()
-    tuning_module.entries_in.cache_clear()
+    tuning_module.registry_in.cache_clear()
     later = node(Model())
     assert calls_of(later, 5) == COMPUTED
     assert torch.equal(picture(later, 5), expected)

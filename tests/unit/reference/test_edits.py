@@ -209,3 +209,34 @@ def test_judging_tells_a_copy_of_the_reference_from_the_edit():
     assert right.psnr == pytest.approx(40, abs=0.1)
     copied = judge(examples, noisy, shows(lambda edit: edit.before))
     assert (copied.changed_right, copied.kept_right, copied.edits_right) == (0, 1, 0)
+
+
+def test_examples_of_the_checkout_are_held_out_edits_with_their_pictures():
+    from reference.edits import held_out_examples
+    from reference.faces.checker import check
+
+    examples = held_out_examples()
+    assert list(examples.edits) == held_out_edits(64, two_share=0.25)
+    assert [len(examples.with_references(number).edits) for number in (1, 2)] == [48, 16]
+    for edit, pictures, truth in zip(examples.edits, examples.references, examples.truths, strict=True):
+        assert edit.giver is not None or not pictures[1].any()
+        for person, picture in zip((*edit.people, edit.after), (*pictures[: len(edit.people)], truth), strict=True):
+            assert all(check(person, picture).values())
+
+
+def test_saved_examples_are_those_of_the_checkout(tmp_path):
+    from reference.edits.examples import EXAMPLES, held_out_examples, save_examples
+
+    save_examples(held_out_examples(), tmp_path / "examples.npz")
+    with np.load(tmp_path / "examples.npz") as saved, np.load(EXAMPLES) as kept:
+        assert saved.files == kept.files
+        assert all(np.array_equal(saved[name], kept[name]) for name in kept.files)
+
+
+def test_missing_examples_are_told(monkeypatch, tmp_path):
+    from omnireuse.errors import ConfigError
+    from reference.edits import examples
+
+    monkeypatch.setattr(examples, "EXAMPLES", tmp_path / "examples.npz")
+    with pytest.raises(ConfigError, match="must be a file"):
+        examples.held_out_examples()

@@ -31,7 +31,7 @@ def run(tiny: Tiny, plan: Any, **call: Any) -> tuple[torch.Tensor, ReferenceCall
 
 def test_each_branch_has_keys_of_its_own() -> None:
     tiny = EDITING["kontext"]()
-    _, calls = run(tiny, References(full_every=None, full_last=False))
+    _, calls = run(tiny, References(full_every=None))
     assert (calls.full, calls.lean) == (2, 8)
     model = tiny.pipe.transformer
     attentions = DECLARED["FluxTransformer2DModel"].attentions(model)
@@ -89,6 +89,15 @@ def test_reused_steps_are_forecast_and_computed_ones_are_full_or_lean(region: An
     assert (summary.references.full, summary.references.lean) == (6, 4), "steps 0, 4 and 7; steps 2 and 6"
     assert summary.reused_calls == (3 if region == "step" else 6)
     assert not summary.fallbacks
+
+
+def test_what_forecasts_keep_is_counted_beside_the_keys() -> None:
+    tiny = EDITING["kontext"]()
+    policy = EveryNth(every=2)
+    with omnireuse.enable(tiny.pipe, policy=policy, forecaster="hold", references=True) as handle:
+        latents = tiny.run(steps=6)
+        # The value that is held, and the last output of each branch.
+        assert handle.summary().kept_bytes == 3 * latents.nbytes
 
 
 def test_region_call_forecasts_the_targets_latents_alone() -> None:
@@ -211,4 +220,4 @@ def test_a_callback_may_change_the_text() -> None:
 
     given = {"callback_on_step_end": change, "callback_on_step_end_tensor_inputs": ["prompt_embeds"]}
     _, calls = run(tiny, References(full_every=None), **given)
-    assert (calls.full, calls.lean) == (5, 5), "the first and the last of both branches, and one for the other text"
+    assert (calls.full, calls.lean) == (3, 7)

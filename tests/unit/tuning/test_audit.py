@@ -58,7 +58,7 @@ def test_an_audit_that_fails_leaves_the_picture(
         def run_out(*_: object) -> None:
             raise torch.OutOfMemoryError("full")
 
-        monkeypatch.setattr("omnireuse.tuning.recording.Recording.call", run_out)
+        monkeypatch.setattr("omnireuse.tuning.driven.DrivenRegion.call", run_out)
         assert flux.run(steps=STEPS).isfinite().all()
         assert handle.summary().audits == ()
         assert handle.summary().fallbacks == {"no audit": 1}

@@ -13,7 +13,7 @@ from diffusers import FluxPipeline
 
 import omnireuse
 from omnireuse.profiles.origin import versions
-from omnireuse.tuning import entries, recording
+from omnireuse.tuning import entry, recording
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import flux as tiny_flux
 from tests.helpers.tiny import wan as tiny_wan
@@ -66,7 +66,7 @@ def test_a_shadow_that_fails_leaves_the_picture(flux: Tiny, monkeypatch: pytest.
             def run_out(*_: object) -> None:
                 raise torch.OutOfMemoryError("full")
 
-            patched.setattr("omnireuse.tuning.shadows.Leading.call", run_out)
+            patched.setattr("omnireuse.tuning.shadows.Led.use", run_out)
             assert torch.equal(flux.run(steps=STEPS), full)
         assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 0)
         for _ in range(3):
@@ -104,7 +104,7 @@ def test_an_interrupt_within_a_shadow_reaches_the_user(flux: Tiny, monkeypatch: 
         def cancel(*_: object) -> None:
             raise Cancelled
 
-        monkeypatch.setattr("omnireuse.tuning.shadows.Leading.call", cancel)
+        monkeypatch.setattr("omnireuse.tuning.shadows.Led.use", cancel)
         with pytest.raises(Cancelled):
             flux.run(steps=STEPS)
         assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 0)
@@ -116,7 +116,7 @@ def test_three_failures_in_a_row_end_tuning_with_one_warning(
     def run_out(*_: object) -> None:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr("omnireuse.tuning.shadows.Leading.call", run_out)
+    monkeypatch.setattr("omnireuse.tuning.shadows.Led.use", run_out)
     full = flux.run(steps=STEPS)
     with caplog.at_level(logging.WARNING, logger="omnireuse"), omnireuse.enable(flux.pipe) as handle:
         for _ in range(6):
@@ -260,4 +260,4 @@ def test_two_threads_measure_one_after_the_other() -> None:
 
 
 def test_the_most_failures_are_few() -> None:
-    assert entries.MOST_FAILURES == 3
+    assert entry.MOST_FAILURES == 3

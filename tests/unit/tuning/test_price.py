@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse.tuning import entries
-from omnireuse.tuning.ledger import FROM, PRICE, Ledger, work_of
+from omnireuse.tuning import entry
+from omnireuse.tuning.budget import FROM, PRICE, Ledger, work_of
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import flux as tiny_flux
 
@@ -134,7 +134,7 @@ def test_shadows_of_long_runs_come_one_after_each_picture(
         for seed in range(3):
             work.picture(seed)
         expected = handle.tuning.expected
-    monkeypatch.setattr(entries, "SLOW", -1.0)
+    monkeypatch.setattr(entry, "SLOW", -1.0)
     monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path / "other"))
     other = tiny_flux()
     slow, states = Work(other), []

@@ -444,7 +444,7 @@ def test_a_profile_names_a_negative_prompt_where_guidance_acts(flux: Tiny, scale
         call={"true_cfg_scale": scale},
         shape=(4, 4),
     )
-    profile = configuration.profile({}, coordinates=(1.0, 0.5), pictures=3, runs=4.0, command="a test")
+    profile = configuration.profile({}, coordinates=(1.0, 0.5), num_prompts=(3, 0), cost_in_runs=4.0, command="a test")
     assert ("negative_prompt" in profile.call) is is_guided
 
 

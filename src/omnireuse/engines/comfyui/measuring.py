@@ -15,11 +15,12 @@ from omnireuse.engines.comfyui.noise import RunNoise
 from omnireuse.engines.comfyui.solver import Response
 from omnireuse.engines.comfyui.wrappers import PARTS, PREDICT, SAMPLER, Wrappers
 from omnireuse.engines.loops import Loop
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.generation import Generation
+from omnireuse.loop.stepper import Stepper, stepped
 from omnireuse.profiles.conditions import Conditions
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.loops import LoopRun
 
 __all__ = ["Measurement", "SamplerLoop", "SamplerSteps"]
 
@@ -57,18 +58,14 @@ class SamplerLoop(Loop):
     def twin(self) -> SamplerLoop:
         return replace(self, response=copy.deepcopy(self.response))
 
-    def given(self, step: int) -> dict[str, Any]:
-        return {"return_dict": False}
-
-    def untunable(self) -> str | None:
+    def check(self) -> None:
         call = self.call
         if call.given.get("denoise_mask") is not None:
-            return "runs with a mask are not tuned"
+            raise NotTunableError("runs with a mask are not tuned")
         if len(call.given.get("latent_shapes") or ()) > 1:
-            return "runs with several kinds of latents are not tuned"
+            raise NotTunableError("runs with several kinds of latents are not tuned")
         if any("hooks" in each for group in call.conds.values() for each in group):
-            return "runs whose conditions change the weights are not tuned"
-        return None
+            raise NotTunableError("runs whose conditions change the weights are not tuned")
 
     def configuration(self, start: RunStart) -> Configuration:
         assert self.conditions is not None, "only a run that begins is looked up"
@@ -105,7 +102,7 @@ class SamplerSteps:
         response: of the run, which is told the outputs; None if nobody asks it.
     """
 
-    def __init__(self, run: LoopRun, sigmas: tuple[float, ...], response: Response | None) -> None:
+    def __init__(self, run: Stepper, sigmas: tuple[float, ...], response: Response | None) -> None:
         self.run, self._sigmas, self._response = run, sigmas, response
         self._step, self._parts = 0, list[torch.Tensor]()
 
@@ -129,11 +126,12 @@ class SamplerSteps:
             self._parts.clear()
             x0 = executor(x, timestep, options, seed)
             output: torch.Tensor = (x - x0) / sigma
-            self.run.branches = [(x - part) / sigma for part in self._parts]
+            for part in self._parts:
+                self.run.see(0, (x - part) / sigma)
             computed[id(output)] = x0
             return output
 
-        used = self.run.step(compute, step, x, denoiser=0)
+        used = stepped(self.run, compute, step, x, given={"return_dict": False})
         if self._response is not None:
             self._response.step(used, x)
         return computed[id(used)] if id(used) in computed else x - sigma * used
@@ -147,7 +145,7 @@ class Measurement(SamplerSteps):
     """
 
     def __init__(self, loop: SamplerLoop, generation: Generation) -> None:
-        self.measured = loop.measured()
+        self.measured = loop.recording()
         super().__init__(self.measured, loop.noise.sigmas, None)
         self.loop, self.generation = loop, generation
 
@@ -157,7 +155,7 @@ class Measurement(SamplerSteps):
 
     def predict(self, executor: Any, x: torch.Tensor, timestep: torch.Tensor, options: Any, seed: Any) -> torch.Tensor:
         if self._step == len(self._sigmas):
-            self.measured.recording.fail(f"the sampler calls the model more than {self._step} times", is_permanent=True)
+            self.measured.fail(f"the sampler calls the model more than {self._step} times", is_permanent=True)
             x0: torch.Tensor = executor(x, timestep, options, seed)
             return x0
         self.generation.pass_by(replace(self.generation.decide(), reason="measuring"))
@@ -167,13 +165,13 @@ class Measurement(SamplerSteps):
     def sample(self, executor: Any, *args: Any) -> Any:
         """The solver's run."""
         result = executor(*args)
-        self.measured.end(result)
-        self.measured.recording.keep(self._check, result)
+        self.measured.arrived(result)
+        self.measured.keep(self._check, result)
         return result
 
     def _check(self, final: torch.Tensor) -> None:
         """Refuse a run whose latents are not those that its outputs lead to: something else changes them."""
-        recording, twin = self.measured.recording, copy.deepcopy(self.loop.response)
+        recording, twin = self.measured, copy.deepcopy(self.loop.response)
         assert twin is not None, "it was measured first"
         reached: Any = recording.steps[0].sample
         outputs: list[Any] = [step.output for step in recording.steps]

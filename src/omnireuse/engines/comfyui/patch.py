@@ -67,7 +67,7 @@ class Reuse:
     ) -> None:
         self.plan, self._strategy, self._span = plan, plan.strategy, span
         is_tuned = tune and plan.strategy is not None and not is_off_by_environment()
-        self._tuner = SamplerTuner(plan.strategy) if is_tuned and plan.strategy is not None else None
+        self._tuner = SamplerTuner(plan) if is_tuned else None
         self._parts = Parts()
         self._item_now, self._item = item, item()
         self._call_sigmas = CallSigmas()
@@ -130,7 +130,7 @@ class Reuse:
                 finally:
                     self._stats.end_run(chosen.generation.number)
                     logger.info("omnireuse (%s): %s", self.plan.name, self._tuner.tuning)
-            strategy = chosen
+            strategy = chosen or strategy
         run = self._run(guider, strategy, call, part, before)
         return proceed() if run is None else self._reused(guider, call, run, part, proceed)
 

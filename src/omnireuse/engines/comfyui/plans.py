@@ -11,6 +11,7 @@ from omnireuse.engines.settings import RequestPlan
 from omnireuse.errors import ConfigError
 from omnireuse.loop.strategy import Strategy
 from omnireuse.profiles.profile import Profile
+from omnireuse.profiles.target import Target
 
 __all__ = ["MOST", "plan_for", "plan_of_profile"]
 
@@ -40,9 +41,10 @@ def plan_for(*, speedup: float = 0.0, tolerance: float = 0.0) -> RequestPlan:
             f"Omnireuse(speedup={speedup:g}, tolerance={tolerance:g}): speedup must be 0 if tolerance is given, got "
             f"{speedup:g}; set one of them to 0"
         )
-    if not speedup and not tolerance:
+    target = Target.of("Omnireuse", speedup=speedup or None, tolerance=tolerance or None)
+    if not target:
         return RequestPlan(strategy=Strategy.default(), name="default")
-    chosen = strategy_for(None, profile=None, region="step", speedup=speedup or None, tolerance=tolerance or None)
+    chosen = strategy_for(None, target, region="step")
     # ComfyUI's model computes all pictures of a batch or none.
     return RequestPlan(strategy=replace(chosen.strategy, per_sample=False), name=chosen.name)
 
@@ -55,7 +57,7 @@ def plan_of_profile(path: str | os.PathLike[str], *, speedup: float = 0.0) -> Re
     Args:
         speedup: so many times fewer steps, ≥ 1; 0 for 2.
     """
-    chosen = Profile.from_pretrained(path).choose(speedup=speedup or None)
+    chosen = Profile.from_pretrained(path).choose(Target.of("Omnireuse", speedup=speedup or None))
     promise = chosen.promise
     if promise is not None and promise.but is None:
         promise = replace(promise, but=_UNCHECKED)

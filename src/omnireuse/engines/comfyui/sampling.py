@@ -148,13 +148,13 @@ class SamplingRun:
             for name, branch in zip(names, branches, strict=True)
         ]
         if self.generation.index not in self._always and all(choice.reuse for choice in choices):
-            return [self._x0(self.generation.predict(choice, x), x) for choice in choices]
+            return [self._x0(self.generation.carry_out(choice, None, x), x) for choice in choices]
         pairs = zip(choices, compute(), strict=True)
         return [self._observed(replace(choice, reuse=False), x0, x) for choice, x0 in pairs]
 
     def _observed(self, choice: Choice, x0: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         output = (x - x0) / self.sigma if self._by_derivative and self.sigma else x0
-        used = self.generation.observe(choice, output, x)
+        used = self.generation.carry_out(choice, output, x)
         return x0 if used is output else self._x0(used, x)
 
     def _x0(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from omnireuse.arguments.tune import PICTURES
-from omnireuse.base.validation import in_words
 from omnireuse.engines.comfyui.calls import SamplerCall
 from omnireuse.engines.comfyui.graph import conditions_of, sampler_name
 from omnireuse.engines.comfyui.measuring import Measurement, SamplerLoop, SamplerSteps
@@ -20,19 +19,20 @@ from omnireuse.engines.comfyui.noise import RunNoise
 from omnireuse.engines.comfyui.solver import Response, measured_response
 from omnireuse.engines.comfyui.wrappers import with_wrappers
 from omnireuse.engines.loops import LoopShadows, LoopTuner
+from omnireuse.engines.settings import RequestPlan
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.loop.generation import Emit, Generation
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import ErrorControl
 from omnireuse.profiles.conditions import Conditions
-from omnireuse.summary.tuning import Tuning
-from omnireuse.tuning.entries import Entries, Entry
-from omnireuse.tuning.loops import ShadowLoop
+from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.recording import FULL
+from omnireuse.tuning.registry import Registry
+from omnireuse.tuning.shadows import Beside
 from omnireuse.tuning.store import Store, folder
 from omnireuse.tuning.trials import Pausing
 
-__all__ = ["SamplerTuner", "entries_in"]
+__all__ = ["SamplerTuner", "registry_in"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -41,60 +41,56 @@ INTERRUPT = "InterruptProcessingException"
 
 
 @functools.cache
-def entries_in(path: Path) -> Entries:
-    """The entries of this process, for a folder of plans.
+def registry_in(path: Path) -> Registry:
+    """The registry of this process, for a folder of plans.
 
-    They outlive a node: ComfyUI makes its model anew as often as one of its inputs changes.
+    It outlives a node: ComfyUI makes its model anew as often as one of its inputs changes.
     """
-    return Entries(pictures=PICTURES, store=Store(path), command="the Omnireuse node of ComfyUI")
+    return Registry(pictures=PICTURES, store=Store(path), command="the Omnireuse node of ComfyUI")
 
 
 class SamplerTuner(LoopTuner):
-    """Chooses what each run of one patched model does."""
+    """Chooses what each run of one patched model does.
 
-    def __init__(self, strategy: Strategy) -> None:
-        super().__init__(entries_in(folder()))
-        self._strategy = strategy
-        self._latest: Entry | None = None
-        self._elsewhere = Tuning(state="measuring", wanted=PICTURES, reason="no run has begun yet")
-        """Holds if the latest run has no configuration."""
+    Args:
+        plan: the untuned one, which computes not every step.
+    """
+
+    def __init__(self, plan: RequestPlan) -> None:
+        super().__init__(registry_in(folder()))
+        self._plan = plan
         self._model: tuple[Any, Conditions] | None = None
-
-    @property
-    def tuning(self) -> Tuning:
-        """The state of tuning for the configuration of the latest run."""
-        return self._elsewhere if self._latest is None else self._latest.tuning
 
     def begin(
         self, executor: Any, call: SamplerCall, *, number: int, emit: Emit, untuned: str = ""
-    ) -> Strategy | Measurement:
+    ) -> Strategy | Measurement | None:
         """The strategy of a run, or its measurement.
 
         Args:
             untuned: why the run is not to be tuned; "" if it may be.
         """
-        self._latest = None
-        if not untuned and isinstance(self._strategy.policy, ErrorControl):
+        strategy = self._plan.strategy
+        if not untuned and strategy is not None and isinstance(strategy.policy, ErrorControl):
             untuned = "a tolerance is not tuned in ComfyUI: errors seen within the run decide"
         elif len(call.sigmas) < 2:
             untuned = "the run has no steps"
-        loop = self._loop(executor.class_obj, call) if not untuned else None
-        entry = untuned if loop is None else self.find(self._strategy.policy, loop)
-        if isinstance(entry, str) or loop is None:
-            if entry != self._elsewhere.reason:
-                self._elsewhere = Tuning(state="off", wanted=PICTURES, reason=str(entry))
-                logger.info("%s", self._elsewhere)
-            return self._strategy
-        self._latest = entry
-        if entry.is_whole and not entry.is_busy:
-            self._go_on(entry, executor, is_done=False)
-        is_measured = entry.tuning.state == "measuring" and not (entry.is_busy or entry.is_whole)
-        response = self._response(entry, executor, call) if is_measured else None
-        if response is None:
-            self.made(entry, is_full=False)
-            return entry.strategy or self._strategy
+        if untuned:
+            self.pass_by(untuned)
+            return strategy
+        loop, responses = self._loop(executor.class_obj, call), list[Response]()
+
+        def may_measure(entry: Entry) -> bool:
+            if (response := self._response(entry, executor, call)) is not None:
+                responses.append(response)
+            return bool(responses)
+
+        plan, entry = self.choose(
+            self._plan, loop, lambda entry: self._go_on(entry, executor, is_done=False), may_measure
+        )
+        if entry is None:
+            return plan.strategy
         generation = Generation(FULL, loop.noise.levels, number=number, emit=emit)
-        return Measurement(replace(loop, response=response), generation)
+        return Measurement(replace(loop, response=responses.pop()), generation)
 
     def serve_measured(self, executor: Any, measurement: Measurement, proceed: Callable[[], Any]) -> Any:
         """Make a picture that is measured, and the shadows that are due after it."""
@@ -147,21 +143,20 @@ class SamplerTuner(LoopTuner):
             return measured_response(call.sampler, call.sigmas.tolist(), executor.class_obj.model_patcher)
         except UnsupportedModelError as error:
             why = f"no weights can be fitted for the sampler {sampler_name(call.sampler)}: {error}"
-            self.entries.end(entry, "off", why)
+            entry.end("off", why)
         except Exception as error:  # the picture must not fail because measuring it does
-            self.entries.failed(entry, in_words(error))
+            entry.failed(error)
         return None
 
     def _go_on(self, entry: Entry, executor: Any, *, is_done: bool) -> None:
         """Make the shadows that are due. An interrupt ends them, and the run only if it has not been made yet."""
 
-        def made_again(loop: SamplerLoop, run: ShadowLoop) -> Pausing[torch.Tensor]:
+        def made_again(loop: SamplerLoop, run: Beside) -> Pausing[torch.Tensor]:
             yield
             return loop.call.make(executor, SamplerSteps(run, loop.noise.sigmas, loop.response).wrappers)
 
         try:
-            self.entries.go_on(entry, LoopShadows(made_again))
+            entry.go_on(LoopShadows(made_again))
         except BaseException as error:
-            self.entries.begin_anew(entry, f"the trial runs were interrupted ({type(error).__name__})")
             if not is_done or type(error).__name__ != INTERRUPT:
                 raise

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from omnireuse.engines.request import figures_of
-from omnireuse.engines.settings import KEY, RequestPlan
+from omnireuse.engines.settings import KEY
 from omnireuse.engines.sglang.native import denoising_loop, predicted_noise
 from omnireuse.engines.sglang.process import FIELD, Process
 from omnireuse.engines.sglang.tuning import StageLoop
@@ -53,15 +53,14 @@ def _loop(original: Callable[..., Any], stage: Any, ctx: Any, batch: Any, server
     if wanted.off:
         return original(stage, ctx, batch, server_args, **kwargs)
     plan, tuner, loop = REUSE.plan(wanted), REUSE.tuner(wanted), StageLoop(original, stage, ctx, batch, server_args)
-    served = plan if tuner is None else tuner.begin(plan, loop)
-    if isinstance(served, RequestPlan):
-        result, reuse = denoising_loop(original, served, stage, ctx, batch, server_args, **kwargs)
-        if reuse.computed or reuse.reused:
-            REUSE.report(batch, wanted, reuse.figures())
+    plan, entry = (plan, None) if tuner is None else tuner.begin(plan, loop)
+    if tuner is not None and entry is not None:
+        result, figures = tuner.serve_measured(entry, loop, **kwargs)
+        REUSE.report(batch, wanted, figures_of(f"{plan.name}, measured", None, len(ctx.timesteps), 0) | figures)
         return result
-    assert tuner is not None, "it has found the entry"
-    result, figures = tuner.serve_measured(served, loop, **kwargs)
-    REUSE.report(batch, wanted, figures_of(f"{plan.name}, measured", None, len(ctx.timesteps), 0) | figures)
+    result, reuse = denoising_loop(original, plan, stage, ctx, batch, server_args, **kwargs)
+    if reuse.computed or reuse.reused:
+        REUSE.report(batch, wanted, reuse.figures())
     return result
 
 

@@ -1,23 +1,33 @@
-"""SGLang's own pipelines: a request's steps are computed or forecast after guidance, in SGLang's denoising loop.
-
-An error of reuse does not fail a request: it computes every further step.
-"""
+"""SGLang's own pipelines: a request's steps are computed or forecast after guidance, in SGLang's denoising loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
 from omnireuse.engines.request import RequestReuse, warn_of
 from omnireuse.engines.settings import KEY, RequestPlan
-from omnireuse.errors import StateError
-from omnireuse.loop.events import Choice
-from omnireuse.loop.generation import layout_of
-from omnireuse.tuning.loops import LoopRun
+from omnireuse.loop.stepper import NOTHING, Stepper, stepped
 
-__all__ = ["denoising_loop", "predicted_noise"]
+__all__ = ["Driven", "denoising_loop", "predicted_noise"]
+
+
+def _nothing(step: int) -> Mapping[str, Any]:
+    return NOTHING
+
+
+class Driven(NamedTuple):
+    """What drives the steps of a request, in its `extra`.
+
+    Attributes:
+        stepper: decides.
+        given: arguments of the scheduler's step beside the output and the latents, by the step, where somebody asks.
+    """
+
+    stepper: Stepper
+    given: Callable[[int], Mapping[str, Any]] = _nothing
 
 
 def denoising_loop(
@@ -32,8 +42,8 @@ def denoising_loop(
     Returns:
         The loop's result, and the reuse.
     """
-    batch.extra[KEY] = reuse = RequestReuse(plan, getattr(batch, "request_id", None))
-    total = len(ctx.timesteps)
+    reuse, total = RequestReuse(plan, getattr(batch, "request_id", None)), len(ctx.timesteps)
+    batch.extra[KEY] = Driven(reuse)
     try:
         warn_of(plan, total)
         reuse.start(ctx.scheduler, total)
@@ -70,44 +80,12 @@ def predicted_noise(
         The guided output, of the shape of the latents.
     """
     kwargs |= {"batch": batch, "timestep_index": timestep_index, "latents": latents, "current_model": current_model}
-    # Another expert makes another output: those of the one before it are of another kind.
-    is_first = current_model is getattr(stage, "transformer", current_model)
-    reuse: RequestReuse | LoopRun | None = batch.extra.get(KEY)
-    if isinstance(reuse, LoopRun):
-        return reuse.step(lambda: original(stage, **kwargs), timestep_index, latents, denoiser=0 if is_first else 1)
-    if reuse is None:
+    driven: Driven | None = batch.extra.get(KEY)
+    if driven is None:
         return original(stage, **kwargs)
-    choice, output = _forecast(reuse, timestep_index, latents, (is_first, layout_of(latents)))
-    if output is None:
-        output = original(stage, **kwargs)
-        reuse.computed += 1
-    else:
-        reuse.reused += 1
-    if choice is None or (generation := reuse.generation) is None:
-        return output
-    try:
-        if not choice.reuse:
-            if not isinstance(output, torch.Tensor):
-                raise StateError(f"{type(stage).__name__} predicts {type(output).__name__} and not one tensor")
-            output = generation.observe(choice, output, latents)
-        generation.advance()
-    except Exception as error:  # of reuse: the request goes on
-        reuse.give_up("the end of a step", error)
-    return output
-
-
-def _forecast(
-    reuse: RequestReuse, step: int, latents: torch.Tensor, layout: tuple[Any, ...]
-) -> tuple[Choice | None, torch.Tensor | None]:
-    """The decision on a step, and the forecast output if it is reused; None for a request without reuse."""
-    generation = reuse.generation
-    if generation is None:
-        return None, None
-    try:
-        if generation.index != step:
-            raise StateError(f"step {step} is predicted although step {generation.index} is due")
-        choice = generation.decide(layout=layout)
-        return choice, generation.predict(choice, latents) if choice.reuse else None
-    except Exception as error:  # of reuse: the request goes on
-        reuse.give_up("the decision on a step", error)
-        return None, None
+    # Another expert makes another output: those of the one before it are of another kind.
+    denoiser = int(current_model is not getattr(stage, "transformer", current_model))
+    given = driven.given(timestep_index)
+    return stepped(
+        driven.stepper, lambda: original(stage, **kwargs), timestep_index, latents, denoiser=denoiser, given=given
+    )

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from omnireuse.arguments.tune import check_tune, is_off_by_environment
 from omnireuse.engines.host import check_host
 from omnireuse.engines.request import STRATEGY, count_request
 from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings, ServerSettings
@@ -194,11 +193,10 @@ class Process:
         Requests that ask for something else are not measured: the wish of one client would cost the others the time of
         its shadows.
         """
-        pictures = check_tune(self.settings.tune)
-        if not pictures or wanted.targets or is_off_by_environment():
+        if wanted.target or not self.settings.pictures:
             return None
         if self._tuner is None:
-            self._tuner = RequestTuner(pictures)
+            self._tuner = RequestTuner(self.settings.pictures)
         return self._tuner
 
     def whole(self, stage: Any) -> WholeRequests:
@@ -212,7 +210,7 @@ class Process:
         exposes them (``--enable-metrics``), if SGLang has made those of this rank."""
         self.served += 1
         if import_module("sglang.multimodal_gen.runtime.observability.metrics").get_metrics() is not None:
-            count_request(figures, wanted.target)
+            count_request(figures, wanted.kind)
         computed, reused = (int(figures[f"{KEY}_steps_{did}"]) for did in ("computed", "reused"))
         if request.metrics is not None:
             setattr(request.metrics, KEY, figures)

@@ -13,12 +13,15 @@ import torch.distributed as dist
 from omnireuse.engines.loops import Loop, LoopShadows, LoopTuner
 from omnireuse.engines.request import levels_of, tuning_figures
 from omnireuse.engines.settings import KEY, RequestPlan
+from omnireuse.engines.sglang.native import Driven
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
 from omnireuse.profiles.conditions import watch_of
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.entries import Entries, Entry
-from omnireuse.tuning.loops import ShadowLoop
+from omnireuse.tuning.entry import Entry
+from omnireuse.tuning.registry import Registry
 from omnireuse.tuning.replay import unchanged_random_states
+from omnireuse.tuning.shadows import Beside
 from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import Pausing
 
@@ -79,20 +82,22 @@ class StageLoop(Loop):
         return dataclasses.replace(self, ctx=again, batch=batch)
 
     def given(self, step: int) -> dict[str, Any]:
+        """Arguments of the scheduler's step beside the output and the latents."""
         return {"timestep": self.ctx.timesteps[step], **self.ctx.extra_step_kwargs, "return_dict": False}
 
-    def untunable(self) -> str | None:
+    def check(self) -> None:
         if type(self.stage).__name__ not in SAFE:
-            return f"{type(self.stage).__name__} may keep more than its context, so its loop is not made again"
+            raise NotTunableError(
+                f"{type(self.stage).__name__} may keep more than its context, so its loop is not made again"
+            )
         if dist.is_initialized() and dist.get_world_size() > 1:
-            return "SGLang's own pipelines are tuned on one rank alone"
+            raise NotTunableError("SGLang's own pipelines are tuned on one rank alone")
         if self.ctx.reserved_frames_mask is not None or self.ctx.z is not None:
-            return "loops that change their latents after the scheduler's step are not tuned"
+            raise NotTunableError("loops that change their latents after the scheduler's step are not tuned")
         if self.batch.sampling_params.rollout:
-            return "rollouts are not tuned"
+            raise NotTunableError("rollouts are not tuned")
         if any("WithLoRA" in type(each).__name__ for each in self.stage.transformer.modules()):
-            return "LoRA adapters of SGLang cannot be told apart"
-        return None
+            raise NotTunableError("LoRA adapters of SGLang cannot be told apart")
 
     def configuration(self, start: RunStart) -> Configuration:
         """By the weights and all fields of the request that reach the loop."""
@@ -137,23 +142,11 @@ class RequestTuner(LoopTuner):
     """
 
     def __init__(self, pictures: int) -> None:
-        super().__init__(Entries(pictures=pictures, store=Store(), command="SGLang with omnireuse"))
+        super().__init__(Registry(pictures=pictures, store=Store(), command="SGLang with omnireuse"))
 
-    def begin(self, plan: RequestPlan, loop: StageLoop) -> RequestPlan | Entry:
-        """The plan of a loop, or the entry that it is to be measured for."""
-        if plan.strategy is None:
-            return plan
-        found = self.find(plan.strategy.policy, loop)
-        if isinstance(found, str):
-            self.say(f"tuning is off: {found}")
-            return plan
-        if found.is_whole:
-            # One batch has shown enough, or shadows have waited: they come before the next one.
-            self._go_on(found)
-        if found.tuning.state == "measuring" and not found.is_whole:
-            return found
-        self.made(found, is_full=False)
-        return self.tuned(plan, found)
+    def begin(self, plan: RequestPlan, loop: StageLoop) -> tuple[RequestPlan, Entry | None]:
+        """As `choose`."""
+        return self.choose(plan, loop, _go_on)
 
     def serve_measured(self, entry: Entry, loop: StageLoop, **kwargs: Any) -> tuple[Any, dict[str, float]]:
         """Make a loop that is measured, and the shadows that are due after it.
@@ -161,26 +154,27 @@ class RequestTuner(LoopTuner):
         Returns:
             The loop's result, and figures for the response.
         """
-        again, run = loop.twin(), loop.measured()
+        again, run = loop.twin(), loop.recording()
 
         def proceed() -> Any:
-            loop.batch.extra[KEY] = run
+            loop.batch.extra[KEY] = Driven(run, loop.given)
             try:
                 result = loop.make(**kwargs)
-                run.end(loop.ctx.latents)
+                run.arrived(loop.ctx.latents)
                 return result
             finally:
                 loop.batch.extra.pop(KEY, None)
 
-        result = self.measure(entry, again, run, proceed, self._go_on)
+        result = self.measure(entry, again, run, proceed, _go_on)
         return result, tuning_figures(False, entry.tuning)
 
-    def _go_on(self, entry: Entry) -> None:
-        self.entries.go_on(entry, LoopShadows(_made_again))
+
+def _go_on(entry: Entry) -> None:
+    entry.go_on(LoopShadows(_made_again))
 
 
-def _made_again(loop: StageLoop, run: ShadowLoop) -> Pausing[torch.Tensor]:
-    loop.batch.extra[KEY] = run
+def _made_again(loop: StageLoop, run: Beside) -> Pausing[torch.Tensor]:
+    loop.batch.extra[KEY] = Driven(run, loop.given)
     with unchanged_random_states():
         loop.make(collect_trajectory=False)
     yield

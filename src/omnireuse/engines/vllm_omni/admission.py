@@ -89,12 +89,12 @@ class Admission:
         """Refuse what cannot be served."""
         sampling = request.sampling_params
         wanted = self._settings.wanted(sampling.extra_args)
-        if not wanted.targets:
+        if not wanted.target:
             return
         self._settings.check_limits(wanted, steps=sampling.num_inference_steps)
         plan = self._settings.plan(wanted, None)
-        profile, targets = self._settings.profile, dict(wanted.targets)
-        if profile is not None and "quality" in targets and self._dtype and profile.dtype not in (None, self._dtype):
+        profile, is_promised = self._settings.profile, wanted.target.quality is not None
+        if profile is not None and is_promised and self._dtype and profile.dtype not in (None, self._dtype):
             raise StateError(
                 f"{KEY}(quality=…): nothing is promised, for the profile was measured in {profile.dtype}, the server "
                 f"runs in {self._dtype}; ask for speedup= or computed_steps="

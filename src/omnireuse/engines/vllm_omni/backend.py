@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from omnireuse.arguments.tune import check_tune, is_off_by_environment
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, install_prompt_embed_cache
 from omnireuse.engines.request import PROMPTS, figures_of, warn_of
 from omnireuse.engines.settings import KEY, OFF, RequestPlan, RequestSettings
@@ -146,7 +145,7 @@ class Backend:
             refuse_pipeline(pipeline, place=self.settings.place)
             refuse_plan(self._plan(RequestSettings()), place=self.settings.place)
             denoise, tuner = pipeline.denoise_step, None
-            if self._tunes and (pictures := check_tune(self.settings.tune)) and not is_off_by_environment():
+            if self._tunes and (pictures := self.settings.pictures):
                 tuner = WaveTuner(self._pipeline, lambda state: denoise(sub_batch([state]), states=[state]), pictures)
             self.waves = Waves(denoise, sub_batch, self._plan_of, *([] if tuner is None else [tuner.after_wave]))
             self._tuner, pipeline.denoise_step = tuner, self.waves.denoise_step
@@ -160,7 +159,7 @@ class Backend:
         plan = self._plan(wanted)
         refuse_plan(plan, place=self.settings.place)
         warn_of(plan, state.total_steps)
-        return plan if wanted.targets or self._tuner is None else self._tuner.plan(plan, state)
+        return plan if wanted.target or self._tuner is None else self._tuner.plan(plan, state)
 
     def _plan(self, wanted: RequestSettings) -> RequestPlan:
         plan = self.settings.plan(wanted, self._pipeline)

@@ -151,7 +151,7 @@ def _metrics(original: Original, engine: Any, request: Any, output: Any) -> Any:
     for result in results if ours else ():
         result.metrics.update(ours)
         wanted = RequestSettings.of(request.sampling_params.extra_args)
-        told = {**ours, **prompts, STRATEGY: strategy, "target": wanted.target}
+        told = {**ours, **prompts, STRATEGY: strategy, "target": wanted.kind}
         result.custom_output, prompts = {**result.custom_output, KEY: told}, {}
     return results
 

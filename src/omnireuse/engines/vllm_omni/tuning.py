@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import logging
 import weakref
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -20,13 +20,16 @@ from omnireuse.engines.loops import Loop, LoopShadows, LoopTuner
 from omnireuse.engines.request import levels_of
 from omnireuse.engines.settings import RequestPlan
 from omnireuse.engines.vllm_omni.calls import request_scales, untunable
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
+from omnireuse.loop.stepper import stepped
 from omnireuse.planning.solver import next_latents
-from omnireuse.tuning.budget import Budget
+from omnireuse.policies.base import Policy
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.entries import Entries, Entry
-from omnireuse.tuning.loops import ShadowLoop
+from omnireuse.tuning.entry import Entry
+from omnireuse.tuning.registry import Registry
 from omnireuse.tuning.replay import unchanged_random_states
+from omnireuse.tuning.shadows import Beside
 from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import Pausing
 
@@ -45,10 +48,12 @@ class RequestLoop(Loop):
     Attributes:
         state: the engine's.
         pipeline: that serves it.
+        apart: what its configuration has beside the arguments of the request, as text by name.
     """
 
     state: Any
     pipeline: Any
+    apart: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def start(self) -> RunStart:
@@ -68,13 +73,17 @@ class RequestLoop(Loop):
         return replace(self, state=twin)
 
     def given(self, step: int) -> dict[str, Any]:
+        """Arguments of the scheduler's step beside the output and the latents."""
         return {"timestep": self.state.timesteps[step], "return_dict": False}
 
-    def untunable(self) -> str | None:
-        return untunable(self.state.sampling)
+    def check(self) -> None:
+        if (why := untunable(self.state.sampling)) is not None:
+            raise NotTunableError(why)
 
     def configuration(self, start: RunStart) -> Configuration:
-        return Configuration.of(self.pipeline, start, request_scales(self.state.sampling, self.state.prompt))
+        scales = request_scales(self.state.sampling, self.state.prompt)
+        found = Configuration.of(self.pipeline, start, scales)
+        return msgspec.structs.replace(found, call={**found.call, **self.apart})
 
     def stepped(self, scheduler: Any, output: torch.Tensor) -> torch.Tensor:
         """The latents after the present step, which pipelines of the engine leave to the scheduler of the request."""
@@ -93,33 +102,37 @@ class WaveTuner(LoopTuner):
 
     def __init__(self, pipeline: Any, denoise: Denoise, pictures: int) -> None:
         command = "vllm-omni's step mode with omnireuse"
-        super().__init__(Entries(pictures=pictures, store=Store(), command=command))
+        super().__init__(Registry(pictures=pictures, store=Store(), command=command))
         self._pipeline, self._denoise = pipeline, denoise
         self._measured: Callable[[], _MeasuredRequest | None] = lambda: None
         """The request that is measured. It ends with the engine's state of it, if it is aborted, say."""
+        self._entry: Entry | None = None
+        """Of the request that is measured."""
         self._under_way: Generator[None, None, None] | None = None
         """The shadows that are being made."""
 
     def plan(self, plan: RequestPlan, state: Any) -> RequestPlan:
         """The plan of a request that begins: the given one, a tuned one, or none while it is measured."""
-        if plan.strategy is None or state.step_index or state.chunk_index:
+        if state.step_index or state.chunk_index:
             return plan
+        if self._entry is not None and self._measured() is None:  # it was aborted
+            self._entry.is_busy, self._entry = False, None
         loop = RequestLoop(state, self._pipeline)
-        entry = self.find(plan.strategy.policy, loop)
-        if isinstance(entry, str):
-            self.say(f"tuning is off: {entry}")
+        plan, entry = self.choose(plan, loop, self._go_on, self._may_measure)
+        if entry is None:
             return plan
-        if entry.tuning.state == "ready":
-            self.say(str(entry.tuning))
-        elif entry.is_whole:
-            self._go_on(entry)
-        elif entry.tuning.state == "measuring" and self._under_way is None and self._measured() is None:
-            self.entries.start(entry)
-            measured = _MeasuredRequest(loop, entry, self._learn)
-            self._measured = weakref.ref(measured)
-            return replace(plan, strategy=None, name=f"{plan.name}, measured", entry=entry, measured=measured)
-        self.made(entry, is_full=False)
-        return self.tuned(plan, entry)
+        entry.start()
+        measured = _MeasuredRequest(loop, entry, self._learn)
+        self._measured, self._entry = weakref.ref(measured), entry
+        return replace(plan, strategy=None, name=f"{plan.name}, measured", measured=measured)
+
+    def find(self, policy: Policy, loop: Loop) -> Entry:
+        entry = super().find(policy, loop)
+        if entry.strategy is not None and entry.strategy.region != "step":
+            self.say("a kept plan has weights for the branches of guidance, and waves are forecast after it")
+            assert isinstance(loop, RequestLoop)
+            entry = super().find(policy, replace(loop, apart={"guidance": "as one call"}))
+        return entry
 
     def after_wave(self) -> None:
         """Go on with the shadows that are due, by one call of the model at most. The wave is done, and goes on."""
@@ -136,12 +149,14 @@ class WaveTuner(LoopTuner):
 
     def _learn(self, measured: _MeasuredRequest) -> None:
         entry = measured.entry
-        self._measured = lambda: None
-        self.made(entry, is_full=True)
-        self.learn(entry, measured.twin, measured.loop)
+        self._measured, self._entry = lambda: None, None
+        self.learn(entry, measured.twin, measured.recording)
         entry.is_busy = False
         if entry.is_whole:
             self._go_on(entry)
+
+    def _may_measure(self, entry: Entry) -> bool:
+        return self._under_way is None and self._measured() is None
 
     def _go_on(self, entry: Entry) -> None:
         """Let the waves to come make the shadows that are due."""
@@ -151,15 +166,15 @@ class WaveTuner(LoopTuner):
     def _going_on(self, entry: Entry) -> Pausing[None]:
         entry.is_busy = True
         try:
-            yield from self.entries.going_on(entry, LoopShadows(self._made_again))
+            yield from entry.going_on(LoopShadows(self._made_again))
         finally:
             entry.is_busy = False
 
-    def _made_again(self, loop: RequestLoop, run: ShadowLoop) -> Pausing[torch.Tensor]:
+    def _made_again(self, loop: RequestLoop, run: Beside) -> Pausing[torch.Tensor]:
         """The final latents of a loop, which pauses after each call of the model."""
         state, computed = loop.state, 0
-        while state.step_index < state.total_steps:
-            output = run.step(lambda: self._denoise(state), state.step_index, state.latents, denoiser=0)
+        while (step := state.step_index) < state.total_steps:
+            output = stepped(run, lambda: self._denoise(state), step, state.latents, given=loop.given(step))
             state.latents = loop.stepped(state.scheduler, output)
             state.step_index += 1
             if run.computed > computed:
@@ -167,14 +182,6 @@ class WaveTuner(LoopTuner):
                 yield
         latents: torch.Tensor = state.latents
         return latents
-
-    def _entry(self, configuration: Configuration, budget: Budget) -> Entry:
-        entry = super()._entry(configuration, budget)
-        if entry.strategy is not None and entry.strategy.region != "step":
-            self.say("a kept plan has weights for the branches of guidance, and waves are forecast after it")
-            call = {**configuration.call, "guidance": "as one call"}
-            entry = super()._entry(msgspec.structs.replace(configuration, call=call), budget)
-        return entry
 
 
 class _MeasuredRequest:
@@ -186,15 +193,16 @@ class _MeasuredRequest:
 
     def __init__(self, loop: RequestLoop, entry: Entry, learn: Callable[[_MeasuredRequest], None]) -> None:
         self.entry, self.twin, self._learn = entry, loop.twin(), learn
-        self.loop, self._is_over = self.twin.twin().measured(), False
+        self.recording, self._is_over = self.twin.twin().recording(), False
 
     def note(self, state: Any, output: Any) -> None:
         """Take in the output of a step, whose scheduler's step is still to come."""
         if self._is_over:  # the engine has begun another chunk
             return
-        self.loop.step(lambda: output, state.step_index, state.latents, denoiser=0)
-        self._is_over = state.step_index + 1 == state.total_steps
+        step, recording, now = state.step_index, self.recording, RequestLoop(state, None)
+        recording.computes(step, state.latents)
+        recording.use(output, state.latents, self.twin.given(step))
+        self._is_over = step + 1 == state.total_steps
         if self._is_over:
-            now = RequestLoop(state, None)
-            self.loop.recording.keep(lambda: self.loop.end(now.stepped(copy.deepcopy(state.scheduler), output)))
+            recording.keep(lambda: recording.arrived(now.stepped(copy.deepcopy(state.scheduler), output)))
             self._learn(self)

@@ -17,9 +17,6 @@ import torch
 
 from omnireuse.engines.request import RequestReuse
 from omnireuse.engines.settings import KEY, RequestPlan
-from omnireuse.loop.batch import Row, observe_batch, predict_batch
-from omnireuse.loop.events import Choice
-from omnireuse.loop.generation import layout_of
 
 __all__ = ["Waves"]
 
@@ -31,25 +28,21 @@ class _Entry:
     Attributes:
         state: the engine's.
         request: its reuse state.
-        choice: the decision at this step; None for a request without reuse, which computes.
+        failures: of the request before this step.
+        computes: whether it computes this step.
         output: its scheduler's input.
     """
 
     state: Any
     request: RequestReuse
-    choice: Choice | None = None
+    failures: int
+    computes: bool = True
     output: torch.Tensor | None = None
 
-    @property
-    def reuses(self) -> bool:
-        return self.choice is not None and self.choice.reuse
-
-    def row(self) -> Row:
-        assert self.request.generation is not None, "only requests with reuse have rows"
-        assert self.choice is not None, "and they have chosen"
-        return Row(
-            generation=self.request.generation, choice=self.choice, sample=self.state.latents, output=self.output
-        )
+    def use(self) -> bool:
+        """Turn what was computed, or nothing, into the scheduler's input; False where nothing can stand in."""
+        self.output = self.request.use(self.output, self.state.latents)
+        return self.output is not None
 
 
 class Waves:
@@ -85,13 +78,21 @@ class Waves:
         if not states:
             return self._denoise(input_batch, states=states, **kwargs)
         entries = [self._entry(state) for state in states]
-        computing = [entry for entry in entries if not entry.reuses]
+        try:
+            return self._step(entries, input_batch, kwargs)
+        finally:
+            # Ranks that share a forward pass must fail alike, or the engine ends them: the error of one rank alone
+            # cannot be told to the others in the middle of a step.
+            self.failures += sum(entry.request.failures - entry.failures for entry in entries)
+
+    def _step(self, entries: Sequence[_Entry], input_batch: Any, kwargs: dict[str, Any]) -> Any:
+        computing = [entry for entry in entries if entry.computes]
         whole = input_batch if len(computing) == len(entries) else None
         if computing and not self._compute(computing, whole, kwargs):
             return None
         # Nothing of any request has changed up to here: a step that raises leaves all of them as they were.
-        reusing = [entry for entry in entries if entry.reuses]
-        if failed := self._served(predict_batch, reusing):
+        reusing = [entry for entry in entries if not entry.computes]
+        if failed := [entry for entry in reusing if not entry.use()]:
             for entry in computing:  # a graph of the device may write over its last output
                 entry.output = None if entry.output is None else entry.output.clone()
             try:
@@ -99,12 +100,15 @@ class Waves:
             except BaseException as error:
                 for entry in reusing:
                     if entry not in failed:  # its forecast is made, and the step is not
-                        self._give_up(entry, "the computation of another request", error)
+                        entry.request.reused -= 1
+                        entry.request.give_up("the computation of another request", error)
                 raise
             if not is_computed:
                 return None
-        self._served(observe_batch, [entry for entry in computing if entry.choice is not None])
-        self._count(entries)
+        for entry in (*computing, *failed):
+            entry.use()
+        for entry in entries:
+            self._note(entry)
         outputs = torch.cat([entry.output for entry in entries if entry.output is not None])
         self._after()
         return outputs
@@ -112,7 +116,7 @@ class Waves:
     def _entry(self, state: Any) -> _Entry:
         kept: RequestReuse | None = state.extra.get(KEY)
         request = RequestReuse(name=getattr(state, "request_id", None)) if kept is None else kept
-        entry = _Entry(state, request)
+        entry = _Entry(state, request, request.failures)
         try:
             if kept is None:
                 state.extra[KEY] = request
@@ -120,19 +124,20 @@ class Waves:
             if kept is None or not request.is_at(state.chunk_index, state.step_index):
                 request.chunk = state.chunk_index
                 request.start(state.scheduler, state.total_steps, at=state.step_index)
-            if request.generation is not None:
-                latents = state.latents
-                entry.choice = request.generation.decide(layout=layout_of(latents), signal=latents)
+            entry.computes = request.computes(state.step_index, state.latents)
         except Exception as error:  # of this request alone
-            self._give_up(entry, "the decision on a step", error)
+            request.give_up("the decision on a step", error)
         return entry
 
-    def _give_up(self, entry: _Entry, doing: str, error: BaseException) -> None:
-        """Compute every further step of a request. Ranks that share a forward pass must fail alike, or the engine ends
-        them: the error of one rank alone cannot be told to the others in the middle of a step."""
-        entry.request.give_up(doing, error)
-        entry.choice = None
-        self.failures += 1
+    def _note(self, entry: _Entry) -> None:
+        request, state = entry.request, entry.state
+        try:
+            if request.plan.measured is not None:
+                request.plan.measured.note(state, entry.output)
+        except Exception as error:  # of this request alone
+            request.give_up("the end of a step", error)
+        # The one mapping of numbers that travels with a request to its response; `hooks` makes metrics of them.
+        state.stage_durations.update(request.figures())
 
     def _compute(self, entries: Sequence[_Entry], batch: Any, kwargs: dict[str, Any]) -> bool:
         """Compute the outputs of some requests; False if the pipeline was interrupted."""
@@ -144,33 +149,3 @@ class Waves:
         for entry, part in zip(entries, output.split(rows), strict=True):
             entry.output = part
         return True
-
-    def _served(
-        self, fused: Callable[[list[Row]], Sequence[torch.Tensor | None]], entries: Sequence[_Entry]
-    ) -> list[_Entry]:
-        """Run a fused operation; return the requests that it failed for, whose outputs stay as they were."""
-        rows, failed = [entry.row() for entry in entries], []
-        for entry, row, output in zip(entries, rows, fused(rows), strict=True):
-            if row.generation.failure:
-                entry.request.end()
-                entry.choice = None
-                self.failures += 1
-                failed.append(entry)
-            else:
-                entry.output = output
-        return failed
-
-    def _count(self, entries: Sequence[_Entry]) -> None:
-        for entry in entries:
-            request = entry.request
-            request.computed += not entry.reuses
-            request.reused += entry.reuses
-            try:
-                if request.plan.measured is not None:
-                    request.plan.measured.note(entry.state, entry.output)
-                if request.generation is not None:
-                    request.generation.advance()
-            except Exception as error:  # of this request alone
-                self._give_up(entry, "the end of a step", error)
-            # The one mapping of numbers that travels with a request to its response; `hooks` makes metrics of them.
-            entry.state.stage_durations.update(request.figures())

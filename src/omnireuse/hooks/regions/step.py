@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from itertools import compress
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.regions.cuts import Cuts
-from omnireuse.hooks.regions.rows import flattened, row_of, unflattened, with_rows
+from omnireuse.hooks.regions.rows import flattened, unflattened, with_rows
 from omnireuse.hooks.run import DenoiserCall, Layout, Region, Run
 from omnireuse.loop.events import Choice
 from omnireuse.loop.strategy import Strategy
@@ -40,12 +41,10 @@ class StepRegion(Region):
 
     def __init__(self, strategy: Strategy, cuts: Cuts) -> None:
         self._strategy, self._cuts = strategy, cuts
-        self._step = -1
-        """The step that the choices are for."""
         self._first_call: DenoiserCall | None = None
-        """The first call of that step; None once the scheduler was given its output."""
+        """Of the step; None between steps."""
         self._choices: list[Choice] = []
-        """One a sample or one for the batch; none where that must wait for the scheduler."""
+        """Of the step: one a sample or one for the batch; none where that must wait for the scheduler."""
         self._placeholders: dict[Hashable, tuple[Layout, Any]] = {}
         """The last computed output of each denoiser, branch and form, with the layout of its call: returned where only
         its shape matters."""
@@ -62,16 +61,15 @@ class StepRegion(Region):
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output; for reused samples the last one, whose values are not used."""
-        index = call.run.generation.index
-        if self._step != index:
-            self._step, self._first_call = index, call
-            self._choices = self._decide(call)
+        if call.run.calls == 1:
+            self._first_call, self._choices = call, self._decide(call)
         key = (call.denoiser, call.branch, call.options)
         reused = [choice.sample for choice in self._choices if choice.reuse]
         layout, last = self._placeholders.get(key, (None, None))
         if reused and layout != call.layout:
             # The last computed step did not have this call, and only computing it shows the form of its output.
-            logger.info("step %d: branch %s is new and is computed although the step is reused", index, call.branch)
+            step = call.run.generation.index
+            logger.info("step %d: branch %s is new and is computed although the step is reused", step, call.branch)
             reused = []
         if reused and len(reused) == len(self._choices):
             return last
@@ -147,36 +145,24 @@ class StepRegion(Region):
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """For reused samples the forecast; computed ones are remembered and used, corrected or as they are."""
-        call, self._first_call = self._first_call, None
-        if call is None:
-            return output
-        choices = self._choices
+        call, self._first_call, choices = self._first_call, None, self._choices
+        assert call is not None, "a step begins with a call"
         if self._shape != sample.shape and self._strategy.decides_by_sample:
             self._shape = sample.shape
             choices = self._choices = self._decide(call)
-        parts = [self._replaced(run, choice, output, sample) for choice in choices]
-        if all(part is None for part in parts):
-            return output
-        rows = [row_of(output, c.sample) if part is None else part for c, part in zip(choices, parts, strict=True)]
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
-
-    def _replaced(self, run: Run, choice: Choice, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor | None:
-        """The replacement of a sample's part of the output, or None."""
-        generation = run.generation
-        if choice.sample is not None:
-            output, sample = row_of(output, choice.sample), row_of(sample, choice.sample)
+        generation, branches = run.generation, run.branches
         # Guidance that begins or ends changes the output: remembered values are of another kind then.
-        is_other_kind = self._branches_when_computed.get(choice.sample, run.branches) != run.branches
-        if choice.reuse:
-            (forecast,) = generation.predict_outputs(choice, [sample], [output.dtype])
-            if is_other_kind:
+        known = self._branches_when_computed
+        is_other = [known.get(choice.sample, branches) != branches for choice in choices]
+        for choice in compress(choices, is_other):
+            if not choice.reuse:
                 generation.forget(choice)
-            return forecast
-        if is_other_kind:
-            generation.forget(choice)
-        self._branches_when_computed[choice.sample] = run.branches.copy()
-        corrected = generation.observe_outputs(choice, [output], [sample])
-        return None if corrected is None else corrected[0]
+        used = [generation.carry_out(choice, output, sample) for choice in choices]
+        for choice in compress(choices, is_other):
+            if choice.reuse:
+                generation.forget(choice)
+        known |= {choice.sample: branches.copy() for choice in choices if not choice.reuse}
+        return used[0] if len(used) == 1 else torch.cat(used)
 
 
 def kinds_of(call: DenoiserCall, output: Any) -> int:

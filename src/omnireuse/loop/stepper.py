@@ -1,0 +1,76 @@
+"""What whoever drives a denoising loop needs to know of reuse: two questions at each step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+__all__ = ["NOTHING", "Stepper", "stepped"]
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Stepper(ABC):
+    """Answers for each step of one loop whether it computes, and what the solver gets. `stepped` asks both.
+
+    A generation, the recording of a full run and runs beside a recorded one are steppers.
+    """
+
+    @abstractmethod
+    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+        """Whether the model is called at this step. Asked once for each step, in order.
+
+        Args:
+            step: from 0.
+            latents: that the model would get, shape (B, …); None where they are not one tensor.
+            denoiser: place of the model, for hosts with one for early and one for late steps.
+        """
+
+    @abstractmethod
+    def use(
+        self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
+    ) -> torch.Tensor | None:
+        """The solver's input at the step that was asked for.
+
+        Args:
+            output: of the model, after guidance; None where it was not called.
+            latents: that the solver starts the step from.
+            given: arguments of the solver's step beside these two, by the names of a scheduler of diffusers.
+
+        Returns:
+            None where nothing can stand in: call the model, and ask again with its output.
+        """
+
+    def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:  # noqa: B027  # most look at the sum alone
+        """A branch of guidance was computed at this step; told by hosts that see them.
+
+        Args:
+            denoiser: place of the model.
+            output: of the model, in whatever structure; its next call may write over it.
+            kinds: of latents in it, of which the solver gets one.
+        """
+
+    def arrived(self, latents: torch.Tensor | None) -> None:  # noqa: B027  # most see them at the next step
+        """The solver has returned these latents; told by hosts that see them, and at the end of the loop."""
+
+
+def stepped(
+    stepper: Stepper,
+    compute: Callable[[], torch.Tensor],
+    step: int,
+    latents: torch.Tensor,
+    *,
+    denoiser: int = 0,
+    given: Mapping[str, Any] = NOTHING,
+) -> torch.Tensor:
+    """The solver's input at one step: what `compute` returns, or what stands in for it."""
+    output = compute() if stepper.computes(step, latents, denoiser=denoiser) else None
+    used = stepper.use(output, latents, given)
+    if used is None:
+        used = stepper.use(compute(), latents, given)
+    assert used is not None, "a computed output can always be used"
+    return used

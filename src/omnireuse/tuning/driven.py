@@ -1,0 +1,84 @@
+"""A pipeline's run whose steps a stepper decides that measures or is measured: one output a step, after guidance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from omnireuse.hooks.regions.step import kinds_of
+from omnireuse.hooks.run import DenoiserCall, Region, Run
+from omnireuse.loop.stepper import Stepper
+from omnireuse.planning.path import copied
+
+__all__ = ["DrivenRegion"]
+
+
+class DrivenRegion(Region):
+    """Asks a stepper at each step of a run, whose events say that it is measured.
+
+    Args:
+        stepper: of the run.
+        known: outputs of the denoisers at the first steps of an equal run, which stand in for calls that are left out.
+            Later ones return the last output of their place, whose values are not used.
+        final: latents in place of those that the last step returns; None for its own.
+        inner: makes the calls, computes every one, and tells events of its own; None for a run under `FULL`.
+
+    Attributes:
+        coordinates: of the noise level of each step so far.
+        latents: a copy of the final ones; None before the last step is done.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        *,
+        known: Sequence[Sequence[Any]] = (),
+        final: torch.Tensor | None = None,
+        inner: Region | None = None,
+    ) -> None:
+        self._stepper, self._known, self._final, self._inner = stepper, known, final, inner
+        self._computes = True
+        self._last: dict[int, Any] = {}
+        self.coordinates: list[float] = []
+        self.latents: torch.Tensor | None = None
+
+    def call(self, call: DenoiserCall) -> Any:
+        """The computed output, or what stands in for it."""
+        step, place = call.run.generation.index, call.run.calls - 1
+        if not place:
+            self._computes = self._stepper.computes(step, call.input, denoiser=call.denoiser)
+        if not self._computes:
+            if step < len(self._known) and place < len(self._known[step]):
+                # Large recordings are on the host.
+                device = next((tensor.device for tensor in call.tensors), None)
+                self._last[place] = copied(self._known[step][place], device)
+            if place in self._last:
+                return self._last[place]
+        output = self._last[place] = call.compute() if self._inner is None else self._inner.call(call)
+        self._stepper.see(call.denoiser, output, kinds_of(call, output))
+        return output
+
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """What the stepper gives the solver."""
+        self.coordinates.append(run.generation.level.coordinate)
+        if self._inner is None:
+            run.generation.pass_by(replace(run.generation.decide(), reason="measuring"))
+        used = self._stepper.use(output if self._computes else None, sample, run.given)
+        assert used is not None, "a run that is measured always goes on"
+        return used
+
+    def stepped(self, run: Run, latents: torch.Tensor | None) -> None:
+        """Tell the stepper, and keep the final latents."""
+        if run.generation.index + 1 == run.generation.total and latents is not None:
+            if self._final is not None:
+                latents.copy_(self._final)
+            self.latents = latents.detach().clone()
+        self._stepper.arrived(latents)
+
+    def undo(self) -> None:
+        """Take back what the inner region put between objects."""
+        if self._inner is not None:
+            self._inner.undo()

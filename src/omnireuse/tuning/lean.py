@@ -1,0 +1,104 @@
+"""Lean calls of an editing model: tried with the plan that the other trials leave, once all pictures are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from omnireuse.loop.strategy import Strategy
+from omnireuse.profiles.plan import Plan
+from omnireuse.tuning.budget import SHORT_ERROR, Budget
+from omnireuse.tuning.full_run import relative_errors
+from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadow, Shadows, Try, Trying
+
+__all__ = ["LeanTrials"]
+
+CANDIDATES = (0, 8, 4, 2)
+"""`Plan.full_every`, fewest full calls first."""
+MOST_GROWTH = 10 ** (2 / 20)
+"""What a plan's error in a measured picture may be multiplied by: 2 dB. Where every step computes, `SHORT_ERROR` is the
+limit."""
+
+
+class LeanShadows(Shadows, Protocol):
+    """Shadows on a pipeline whose denoiser may get references."""
+
+    def lean(self, call: MeasuredCall, strategy: Strategy, full_every: int) -> Shadow | None:
+        """Follow a strategy with full and lean calls; None if the call has no references."""
+
+
+class LeanTrials(Trying):
+    """Other trials, then those of lean calls on the plan that they leave.
+
+    Args:
+        inner: the others; of a number of computed steps.
+        budget: of both.
+    """
+
+    def __init__(self, inner: Trying, budget: Budget) -> None:
+        super().__init__(budget.noises, ())
+        self._inner, self._budget = inner, budget
+        self._left = list(CANDIDATES)
+        self._errors: list[float] = []
+        """With the first candidate that is left, of each picture so far."""
+        self._calls = 0
+
+    def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
+        """As `Trying.due`: the others first."""
+        if (due := self._inner.due(calls, is_whole=is_whole)) is not None:
+            return due._replace(make=partial(self._try_other, due.make))
+        plan = self._inner.decided(self._budget.untuned_steps) if is_whole else None
+        # With as many calls as steps, the first is full alone.
+        self._left = [each for each in self._left if plan is None or each < len(plan.steps)]
+        if plan is None or not self._left or self._calls == len(calls):
+            return None
+        words = "computing references at some calls only"
+        return Try(words, len(plan.steps) / self._total, partial(self._try_lean, plan, calls))
+
+    def _try_other(self, make: Callable[[Shadows], Pausing[None]], shadows: Shadows) -> Pausing[None]:
+        before = self._inner.runs
+        yield from make(shadows)
+        self.runs += self._inner.runs - before
+
+    def _try_lean(self, plan: Plan, calls: Sequence[MeasuredCall], shadows: LeanShadows) -> Pausing[None]:
+        call = calls[self._calls]
+        made = shadows.lean(call, plan.strategy(self._noises), self._left[0])
+        if made is None:
+            self._left.clear()
+            return
+        yield
+        self.runs += made.computed / call.full.calls / self._total
+        assert plan.evidence is not None, "it was tried"
+        own = plan.evidence.errors[-sum(each.full.pictures for each in calls) :][len(self._errors) :]
+        errors = relative_errors(made.latents, call.full.final)
+        computes_all = len(plan.steps) == self._total
+        limits = [SHORT_ERROR if computes_all else MOST_GROWTH * error for error in own]
+        self._errors, self._calls = [*self._errors, *errors], self._calls + 1
+        if any(error > limit for error, limit in zip(errors, limits, strict=False)):
+            del self._left[0]
+            self._errors, self._calls = [], 0
+
+    def plan(self) -> Plan | None:
+        """As `Trying.plan`, without lean calls."""
+        return self._inner.plan()
+
+    def decided(self, untuned: tuple[int, ...]) -> Plan:
+        """As `Trying.decided`, with the fewest full calls that have left errors small enough."""
+        plan = self._inner.decided(untuned)
+        if not self._errors:
+            return msgspec.structs.replace(plan, full_every=1)
+        assert plan.evidence is not None, "it was tried"
+        evidence = msgspec.structs.replace(plan.evidence, errors=tuple(self._errors))
+        return msgspec.structs.replace(plan, full_every=self._left[0], evidence=evidence)
+
+    @property
+    def tried(self) -> int:
+        """As `Trying.tried`."""
+        return self._inner.tried
+
+    def let_go(self, calls: int) -> bool:
+        """As `Trying.let_go`."""
+        return not self._calls and self._inner.let_go(calls)

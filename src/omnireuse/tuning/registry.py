@@ -1,0 +1,148 @@
+"""The configurations that a process tunes, whatever host makes its runs, and the plans that are known of them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from omnireuse.errors import NotTunableError
+from omnireuse.hooks.run import RunStart
+from omnireuse.planning.path import OutputProducts
+from omnireuse.policies.base import Policy
+from omnireuse.profiles.profile import Profile
+from omnireuse.profiles.target import Target
+from omnireuse.summary.tuning import BEGINS, Tuning
+from omnireuse.tuning.budget import JUDGED, Budget, budget_for
+from omnireuse.tuning.configuration import Configuration
+from omnireuse.tuning.entry import Entry, Shared
+
+__all__ = ["Registry"]
+
+logger = logging.getLogger("omnireuse")
+
+MOST_UNFINISHED = 3
+"""Configurations measured in part, from which on a new one is measured from its second picture on."""
+MOST_BUDGETS = 2
+"""Numbers of computed steps for one configuration, from which on a new one is measured from its second picture on."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Registry(Shared):
+    """The entries of one process. A host finds the entry of each run here, and hands it what it has measured."""
+
+    _seen: set[str] = field(default_factory=set)
+    _said: set[tuple[tuple[str, int], str]] = field(default_factory=set)
+    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def entry_of(
+        self, policy: Policy, start: RunStart, configuration: Callable[[], Configuration], target: Target | None = None
+    ) -> Entry:
+        """The entry of a run that begins under the untuned default; as `find`.
+
+        Args:
+            configuration: of the run.
+            target: of the untuned default.
+
+        Raises:
+            NotTunableError: the run has none.
+        """
+        budget, known = budget_for(policy, start, target or Target()), configuration()
+        if known.conditions.weights is None:
+            raise NotTunableError("weights cannot be told apart, because they are sharded or not in memory")
+        with self.lock:
+            return self.find(known, budget)
+
+    def find(self, configuration: Configuration, budget: Budget) -> Entry:
+        """The entry of a run: "ready" with a plan of the store; else "measuring".
+
+        It is "off" for this picture as long as another pipeline or process measures; where the ledger does not allow
+        more; and where a user seems to change an argument with every picture: for the first picture of a configuration
+        beside `MOST_UNFINISHED` that are measured in part, or of a number of computed steps beside `MOST_BUDGETS`.
+        """
+        if budget.aim:
+            aim = {budget.aim.name: repr(budget.aim.value), "judged": repr(JUDGED)}
+            configuration = msgspec.structs.replace(configuration, call={**configuration.call, **aim})
+        key = (configuration.digest, len(budget.steps))
+        entry = self.entries.get(key) or self._new(key, configuration, budget)
+        entry.budget, entry.last = budget, next(self._numbers)
+        if entry.is_due and not entry.may_measure:
+            return self._passed_by(entry, f"{entry.waits}; it is measured once reuse has saved enough")
+        return entry
+
+    def whole(self) -> list[Entry]:
+        """The entries of which nothing but shadows is missing, and that nobody is at work on."""
+        return [entry for entry in self.entries.values() if entry.is_idle]
+
+    def close(self) -> None:
+        """Drop what was measured, and let other processes measure."""
+        with self.lock:
+            for entry in self.entries.values():
+                entry.drop()
+                entry.release()
+
+    def _new(self, key: tuple[str, int], configuration: Configuration, budget: Budget) -> Entry:
+        tuning = Tuning(
+            state="measuring",
+            wanted=max(self.pictures, JUDGED) if budget.aim else self.pictures,
+            computes_all=budget.aim.quality is not None,
+            reason=BEGINS,
+            is_sure=budget.reuses and not budget.aim,
+        )
+        entry = Entry(shared=self, configuration=configuration, budget=budget, tuning=tuning, pace=self.ledger.pace)
+        try:
+            known, earlier, budgets = self.agreement.of_first(lambda: self._kept(entry))
+        except NotTunableError as error:
+            entry.release()
+            return self._passed_by(entry, str(error))
+        self.entries[key] = entry
+        plan = None if known is None else budget.plan_of(known.plans)
+        if known is not None and plan is not None:
+            entry.take(known, plan, str(self.store.file(configuration.digest)))
+        else:
+            entry.earlier, entry.budgets = earlier, budgets | {len(budget.steps)}
+            entry.tuning = replace(tuning, near=self.store.near(configuration))
+            entry.note()
+        return entry
+
+    def _passed_by(self, entry: Entry, why: str) -> Entry:
+        """What serves one picture untuned; the next one of the configuration looks again."""
+        passed = replace(entry, tuning=replace(entry.tuning, state="off", reason=why), calls=[], trials=None, lock=None)
+        said = (entry.configuration.digest, len(entry.budget.steps)), why
+        if said not in self._said:
+            self._said.add(said)
+            logger.info("%s", passed.tuning)
+        return passed
+
+    def _kept(self, entry: Entry) -> tuple[Profile | None, list[OutputProducts], frozenset[int]]:
+        """What the store has for an entry: plans, calls of earlier processes, and with which numbers of computed steps.
+        Its lock is taken where it has no plan.
+
+        Raises:
+            NotTunableError: it is not measured now.
+        """
+        digest, count, store = entry.configuration.digest, len(entry.budget.steps), self.store
+        known = store.load(digest)
+        if known is not None and entry.budget.plan_of(known.plans) is not None:
+            return known, [], frozenset()
+        entry.lock = store.lock(digest)
+        if entry.lock is None:
+            raise NotTunableError("another pipeline or process measures it, and its plan serves here once it is kept")
+        if self.measures_all:
+            return None, [], frozenset()
+        earlier, budgets = store.measured(digest)
+        if digest not in self._seen and digest not in (begun := store.begun()) and known is None:
+            begun_here = [each for each in self.entries.values() if each.tuning.state == "measuring" and each.calls]
+            if len({each.configuration.digest for each in begun_here} | begun) >= MOST_UNFINISHED:
+                self._seen.add(digest)
+                store.keep_measured(entry.configuration, [], budgets)
+                others = f"{MOST_UNFINISHED} other configurations are measured in part"
+                raise NotTunableError(f"{others}; this one is measured from its second picture on")
+        if count not in budgets and len(budgets) >= MOST_BUDGETS:
+            store.keep_measured(entry.configuration, earlier, budgets | {count})
+            others = f"{MOST_BUDGETS} other numbers of computed steps were asked for"
+            raise NotTunableError(f"{others}; this one is measured from its second picture on")
+        return None, earlier, budgets
