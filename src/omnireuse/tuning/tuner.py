@@ -182,8 +182,8 @@ class Tuner(HostTuner):
     def _outside(self, start: RunStart) -> Chosen:
         """The untuned default for a run that cannot be made again, because no call of the pipeline makes it."""
         self.pass_by(
-            "only a loop that the pipeline's call makes is measured, because it can be made again; put it into __call__ "
-            "of an object with the scheduler and the denoiser"
+            "only a loop that the pipeline's call makes is measured, because it can be made again; put it into "
+            "__call__ of an object with the scheduler and the denoiser"
         )
         return Chosen(strategy=self._session.strategy)
 
