@@ -161,7 +161,7 @@ class LeanPass:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes that are free on a device, with those that torch holds and does not use; None where nobody tells."""
+    """Bytes that are free on a device, with those that torch holds and does not use; None if nobody tells."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
