@@ -109,19 +109,14 @@ def test_region_call_forecasts_the_targets_latents_alone() -> None:
         assert not handle.summary().fallbacks
 
 
-def test_pictures_that_are_measured_are_equal_and_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_that_are_measured_are_equal_and_keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNIREUSE_TUNE", "1")
     tiny = EDITING["kontext"]()
     expected = tiny.run(steps=20)
-    with omnireuse.enable(tiny.pipe, references=True, tune=1) as handle:
+    with omnireuse.enable(tiny.pipe, references=True) as handle:
         assert torch.equal(tiny.run(steps=20), expected)
+        assert handle.tuning.state == "measuring"
         assert handle.summary().references == ReferenceCalls()
-        for _ in range(4):
-            tiny.run(steps=20)
-        assert handle.tuning.state == "ready"
-        calls = handle.summary().references
-    assert calls is not None
-    assert calls.lean > calls.full > 0
 
 
 def test_two_pipelines_of_one_class_do_not_meet() -> None:
