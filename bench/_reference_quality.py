@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 import omnireuse
+from bench._reference_figures import draw_edits
 from bench._resumable import Row, Rows
 from bench.harm import closeness
 from bench.tune import cache_in
@@ -20,7 +22,7 @@ from omnireuse.references import References
 from omnireuse_lab.peers.editing import Dropped, RegionWise, TextKept, Whole
 from reference.drawing import Array
 from reference.edits.drawing import Drawer, draw_parts
-from reference.edits.evaluate import Examples, draw_examples, generate, judge, save_sheet
+from reference.edits.evaluate import Examples, draw_examples, generate, judge
 from reference.edits.task import held_out_edits
 from reference.load import EDIT_SAMPLING, load_edit_pipeline
 
@@ -28,7 +30,7 @@ __all__ = ["STEPS", "measure"]
 
 STEPS = {"faces-edit": 28, "faces-edit-8": 8}
 SEED, TUNED_SEED, PICTURES = 41_000, 43_000, 3
-TWO_SHARE = 0.25
+TWO_SHARE, SHOWN = 0.25, 6
 TOKENS, TEXT = (EDIT_SAMPLING["height"] // 8) ** 2, EDIT_SAMPLING["max_sequence_length"]
 """Of a picture, and of an instruction."""
 ALL = EveryNth(every=1)
@@ -38,9 +40,11 @@ REGIONS = {28: {"first": 6, "last": 2, "between": (16,)}, 8: {"first": 2, "last"
 """Steps -> which of them RegionE computes whole: as published for 28."""
 
 
-def named(every: int | None) -> str:
-    """The name of a way whose every such call is full."""
-    return "first full" if every is None else f"every {every}th full".replace("2th", "2nd")
+def named(every: int | None, *, last: bool = True) -> str:
+    """The name of a way with these full calls."""
+    if every is None:
+        return "first and last full" if last else "first full"
+    return f"every {every}{'nd' if every == 2 else 'th'} and last full"
 
 
 def measure(rows: Rows, options: argparse.Namespace) -> None:
@@ -50,19 +54,19 @@ def measure(rows: Rows, options: argparse.Namespace) -> None:
         print(f"quality is left out: {' and '.join(STEPS)} are not in {options.model}")
         return
     drawer = Drawer(draw_parts(options.parts_in))
-    for name in names:
-        for number in (1, 2):
-            key = {"part": "quality", "model": name, "references": number}
-            player = Player(options.model / name, number, options.edits, STEPS[name], drawer)
-            if not rows.like(key | {"way": "full"}):
-                rows.add(key | {"way": "full"} | player.judged(player.full, 1.0))
-            for way in player.ways:
-                if not rows.like(key | {"way": way}):
-                    rows.add(key | {"way": way} | player.play(way))
-                    print(rows.record["rows"][-1], flush=True)
-            if number == 1 and name == "faces-edit":
-                options.out.mkdir(parents=True, exist_ok=True)
-                save_sheet(player.examples, player.lean(None)[0], options.out / "edits-lean.png")
+    for number, name in itertools.product((1, 2), names):
+        key = {"part": "quality", "model": name, "references": number}
+        player = Player(options.model / name, number, options.edits, STEPS[name], drawer)
+        if not rows.like(key | {"way": "full"}):
+            rows.add(key | {"way": "full"} | player.judged(player.full, 1.0))
+        for way in player.ways:
+            if not rows.like(key | {"way": way}):
+                rows.add(key | {"way": way} | player.play(way))
+                print(rows.record["rows"][-1], flush=True)
+        if number == 1 and STEPS[name] > 8 and not (options.out / "edits.png").exists():
+            shown = _some(player.examples, 0, SHOWN)
+            lean = player.lean(References(), shown)[0]
+            draw_edits(shown, player.full[:SHOWN], lean, options.out / "edits.png")
 
 
 class Player:
@@ -92,8 +96,10 @@ class Player:
     def _ways(self) -> Mapping[str, Callable[[], tuple[Array, float]]]:
         steps = self._steps
         ways: dict[str, Callable[[], tuple[Array, float]]] = {
-            named(every): partial(self.lean, every) for every in CURVE[steps]
+            named(every): partial(self.lean, References(full_every=every)) for every in CURVE[steps]
         }
+        alone = References(full_every=None, full_last=False)
+        ways[named(None, last=False)] = partial(self.lean, alone)
         ways["first full, text kept"] = lambda: self._left_out(TextKept)
         equal = self._lean_share(steps, 1)
         ways["fewer steps"] = lambda: self._fewer(round(equal * steps))
@@ -103,6 +109,7 @@ class Player:
         ways["region-wise"] = lambda: self._region_wise(equal)
         if steps >= 20:
             ways["step reuse"] = partial(self._reused, references=False)
+            ways[f"step reuse, {named(None, last=False)}"] = partial(self._reused, references=alone)
             for every in (None, 4, 2):
                 ways[f"step reuse, {named(every)}"] = partial(self._reused, references=References(full_every=every))
             ways["fewer steps, half"] = lambda: self._fewer(steps // 2)
@@ -124,10 +131,10 @@ class Player:
             "tokens": share,
         }
 
-    def lean(self, every: int | None) -> tuple[Array, float]:
-        """Every such call full, and no step reused."""
-        with omnireuse.enable(self.pipeline, policy=ALL, references=References(full_every=every)) as handle:
-            pictures = self._make(self._steps)
+    def lean(self, plan: References, examples: Examples | None = None) -> tuple[Array, float]:
+        """No step reused, and full calls by a plan."""
+        with omnireuse.enable(self.pipeline, policy=ALL, references=plan) as handle:
+            pictures = self._make(self._steps, examples)
             calls = handle.summary().references
         assert calls is not None
         return pictures, self._lean_share(calls.full + calls.lean, calls.full)

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ RUN = "flux.1-kontext"
 RUNS = ((1, 28), (1, 8), (4, 8), (4, 28))
 """References and steps of whole runs, and their model."""
 ALL, HALF = EveryNth(every=1), EveryNth(every=2)
-FIRST, FOURTH = References(full_every=None), References()
+FIRST, FOURTH = References(full_every=None, full_last=False), References(full_last=False)
 WAYS: Mapping[str, dict[str, Any] | None] = {
     "full": None,
     "first full": {"policy": ALL, "references": FIRST},
@@ -85,7 +86,7 @@ def _call(sampler: EditingSampler, part: Row, repeats: int) -> Row:
     is_cuda = sampler.device.type == "cuda"
     if is_cuda:  # kernels are loaded, and memory is taken
         _timed(sampler, 1)
-    plan, kept, peaks = References(full_every=None, on_host=part["on_host"]), 0, Row()
+    plan, kept, peaks = replace(FIRST, on_host=part["on_host"]), 0, Row()
     found: dict[str, list[float]] = {"full": [], "keeping": [], "lean": []}
     for _ in range(repeats):
         if is_cuda or part["references"] < 2:

@@ -2,11 +2,14 @@
 
     python -m bench references --parts time --device cuda --true [--seconds 170] [--out out/bench]
     python -m bench references --parts time [--device cpu] [--tiny]
+    python -m bench references --parts memory
+    python -m bench references --parts quality [--model models] [--parts-in runs/faces-edit] [--edits 48]
 
 "time" takes random weights in bfloat16 and a target of 1024 × 1024 pixels with up to four references of that size.
-`--true` takes whole models (24 and 41 GB), otherwise two blocks at the true width, `--tiny` none of that size,
-to try the code. Seconds are those of the wall on a GPU, and of the process's own computation on a CPU. Rows are written
-as they are measured; another run adds those that are missing.
+`--true` takes whole models (24 and 41 GB), otherwise two blocks at the true width, `--tiny` none of that size, to try
+the code. Seconds are those of the wall on a GPU, and of the process's own computation on a CPU. "memory" takes the
+bytes of whole models on a device without data, and "quality" the editing pipelines of this project. Rows are written as
+they are measured; another run adds those that are missing.
 """
 
 from __future__ import annotations
@@ -18,18 +21,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
-from bench import _reference_quality, _reference_time
+from bench import _reference_memory, _reference_quality, _reference_time
 from bench._editing_size import EDITING
-from bench._resumable import record_of
+from bench._reference_figures import draw, show
+from bench._resumable import Row, record_of
 from omnireuse.errors import ConfigError
 
 TOP = Path(__file__).resolve().parents[1]
-PARTS: Mapping[str, Any] = {"time": _reference_time.measure, "quality": _reference_quality.measure}
+PARTS: Mapping[str, Any] = {
+    "time": _reference_time.measure,
+    "memory": _reference_memory.measure,
+    "quality": _reference_quality.measure,
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Add the missing rows of these parts to ``references.json``."""
+    """Add the missing rows of these parts to ``references.json``; show tables, and draw ``references.png``."""
     parser = argparse.ArgumentParser(prog="python -m bench references", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--models", nargs="+", choices=list(EDITING), default=list(EDITING))
@@ -46,8 +55,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     check(options)
+    rows: list[Row] = []
     for part in options.parts:
-        record_of("references", options, PARTS[part])
+        rows = record_of("references", options, PARTS[part])["rows"]
+    show(rows, Console())
+    draw(rows, options.out / "references.png")
 
 
 def check(options: argparse.Namespace) -> None:

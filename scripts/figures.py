@@ -25,7 +25,7 @@ HEAD = """\
 
 All measurements of this project. PSNR is in dB to the full run of the same solver from the same noise: more is closer.
 "Guided" is guidance 6, 4 on shapes-sd and 3 on faces; "none" is no guidance. Images are of shapes-flux, clips of
-shapes-wan; shapes-dev, shapes-sd and faces make images too ([the five pipelines](reference.md)). Ratios carry over to
+shapes-wan; shapes-dev, shapes-sd and faces make images too ([all pipelines](reference.md)). Ratios carry over to
 other machines, times do not: the machine had two shared CPU cores, and a benchmark used one.
 
 Each table names the records that it is made of (`bench/results`), with their day and, if it is known, their revision.
@@ -423,6 +423,75 @@ def _gpu_ways(record: Record) -> Rows:
     return rows
 
 
+PUBLISHED = (1.40, 1.77, 1.99, 2.22)
+"""FLUX.2 klein 9B-KV, a variant trained to keep keys, for 1 to 4 references at 1024 × 1024: as its publishers say."""
+
+
+def _rows(record: Record, **key: Any) -> list[Record]:
+    return [row for row in record["rows"] if all(row.get(name) == value for name, value in key.items())]
+
+
+def _times(row: Record) -> tuple[float, float]:
+    """Seconds of a full and of a lean call."""
+    seconds = row["seconds"]
+    return median(seconds["full"] or seconds["keeping"]), median(seconds["lean"])
+
+
+def _reference_calls(record: Record) -> Rows:
+    rows = []
+    for row in _rows(record, part="call", size="true", on_host=False):
+        if not (count := row["references"]):
+            continue
+        same = {"part": "call", "model": row["model"], "references": count}
+        full, lean = _times(row)
+        others = [
+            f"{seconds[0] / seconds[1]:.2f}" if found else "–"
+            for found in (_rows(record, **same, size="true", on_host=True), _rows(record, **same, size="few"))
+            for seconds in [_times(found[0]) if found else (0.0, 1.0)]
+        ]
+        cells = [f"{1000 * full:.0f}", f"{1000 * lean:.0f}", f"{full / lean:.2f}", *others]
+        rows.append([f"{row['model']}, {count}", *cells, f"{PUBLISHED[count - 1]:.2f}"])
+    return rows
+
+
+def _reference_runs(record: Record) -> Rows:
+    rows = []
+    for first in _rows(record, part="run", size="true", way="full"):
+        key = {name: first[name] for name in ("part", "size", "model", "references", "steps")}
+        seconds = {row["way"]: row["seconds"] for row in _rows(record, **key)}
+        gains = [f"{first['seconds'] / seconds[way]:.2f}" if way in seconds else "–" for way in RUN_WAYS]
+        rows.append([f"{first['references']}, {first['steps']}", f"{first['seconds']:.1f}", *gains])
+    return rows
+
+
+RUN_WAYS = ("first full", "every 4th full", "reuse", "reuse, first full", "reuse, every 4th full")
+
+
+def _reference_memory(record: Record) -> Rows:
+    gib = 2**30
+    return [
+        [
+            row["model"],
+            f"{2 * row['parameters'] / gib:.1f}",
+            *(f"{count * row['kept_bytes'] / gib:.2f}" for count in range(1, 5)),
+        ]
+        for row in _rows(record, part="memory")
+    ]
+
+
+def _reference_quality(record: Record) -> Rows:
+    rows = []
+    for row in _rows(record, part="quality"):
+        each = row["each"]
+        enough = 35 if row["model"].endswith("-8") else 40
+        share = fmean(value >= enough for value in each)
+        psnr = [f"{fmean(each):.1f}", f"{_low(each):.1f}", f"{min(each):.1f}"] if row["way"] != "full" else ["–"] * 3
+        right = [f"{100 * row[name]:.1f}" for name in ("changed_right", "kept_right")]
+        name = f"{row['model']}, {row['references']}: {row['way']}"
+        rows.append([name, f"{100 * row['tokens']:.0f}", *psnr, f"{100 * share:.0f}", *right])
+    return rows
+
+
 GROUPS: dict[str, tuple[Table, ...]] = {
     "Reuse of denoising steps": (
         Table(
@@ -515,6 +584,49 @@ GROUPS: dict[str, tuple[Table, ...]] = {
             ("cache", "Flux", "Qwen", "Wan 480", "Wan 720", "operations", "reads"),
             _memory,
             (*STEPS, "src/omnireuse/named", "src/omnireuse/diffusion/cache"),
+        ),
+    ),
+    "References of editing models": (
+        Table(
+            "A full and a lean call",
+            ("references",),
+            "Milliseconds of a call at true size with random weights in bfloat16 on one NVIDIA H200, for a target and "
+            "1 to 4 references of 1024 × 1024 pixels; how many times as long a full call takes: with kept keys on the "
+            "GPU, on the host, and in two blocks on a CPU; the last column is what FLUX.2 klein 9B-KV, which was "
+            "trained to keep keys, is published with for whole pictures",
+            ("model, references", "full", "lean", "times", "host", "CPU", "klein KV"),
+            _reference_calls,
+            (_ROOMS + "references",),
+            ("references.png", "Time of lean calls by the number of references, and closeness by computed tokens"),
+        ),
+        Table(
+            "Whole runs of an editing model",
+            ("references",),
+            "Seconds of a full run of flux.1-kontext on the H200, without text encoders and decoder, and how many "
+            "times as fast others are: the first call full, also every fourth; every second step reused, and both (the "
+            "last step's call is lean here)",
+            ("references, steps", "full, s", "first", "every 4th", "reuse", "reuse, first", "reuse, 4th"),
+            _reference_runs,
+            (_ROOMS + "references",),
+        ),
+        Table(
+            "Memory of kept keys and values",
+            ("references",),
+            "GiB in bfloat16 for each branch of guidance, for 1 to 4 references of 1024 × 1024 pixels, beside the "
+            "weights; tensors have their true shapes and no data",
+            ("model", "weights", "1", "2", "3", "4"),
+            _reference_memory,
+            (_ROOMS + "references",),
+        ),
+        Table(
+            "What lean calls change",
+            ("references",),
+            "Held-out edits of people by the number of references: computed tokens (in % of the full run's), PSNR in "
+            "dB to the full run (mean, 5 % quantile, worst), pictures with 40 dB or more (35 of the model with 8 "
+            "steps; in %), and attributes that changed and stayed as they should (in %)",
+            ("way", "tokens", "mean", "5 %", "worst", "enough", "changed", "kept"),
+            _reference_quality,
+            (_ROOMS + "references", *STEPS),
         ),
     ),
     "Comparison with other caches": (

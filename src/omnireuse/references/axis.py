@@ -145,8 +145,9 @@ class _LeanRegion(Region):
                 kept.lean_calls += 1
                 self._axis.count("lean", call.run)
                 return result
-        # Of another number of samples, or changed: nothing that was kept is of use.
+        # Nothing that was kept is of use any more, and its memory is that of what is kept next.
         self._kept.pop(key, None)
+        kept = None
         split, keeps = declared.split(arguments), not self._is_off and plan.full_every != 1
         if not isinstance(split, Split):
             return call.proceed(*args, **kwargs)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from diffusers.models.attention_dispatch import attention_backend
 import omnireuse
 from omnireuse import EveryNth, Steps
 from omnireuse.references import DECLARED, References, kept_bytes
+from omnireuse.references.attention import FullPass
 from omnireuse.summary.summary import ReferenceCalls
 from tests.helpers.editing import EDITING
 from tests.helpers.tiny import TINY, Tiny
@@ -216,3 +219,21 @@ def test_a_callback_may_change_the_text() -> None:
     given = {"callback_on_step_end": change, "callback_on_step_end_tensor_inputs": ["prompt_embeds"]}
     _, calls = run(tiny, References(full_every=None), **given)
     assert (calls.full, calls.lean) == (3, 7)
+
+
+def test_what_was_kept_is_freed_before_the_next_full_call() -> None:
+    tiny = EDITING["kontext"]()
+    kept: list[weakref.ref[torch.Tensor]] = []
+    held: list[int] = []
+    original = FullPass.take
+
+    def take(self: FullPass, *given: Any) -> Any:
+        if not self.keys:
+            held.append(sum(each() is not None for each in kept))
+        result = original(self, *given)
+        kept.append(weakref.ref(self.keys[-1]))
+        return result
+
+    with patch.object(FullPass, "take", take):
+        run(tiny, References(full_every=2), true_cfg_scale=1.0)
+    assert held == [0, 0, 0]

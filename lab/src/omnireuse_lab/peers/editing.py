@@ -1,4 +1,4 @@
-"""What else can be left out of the calls of an editing model: unedited regions, some of the references' tokens, the text.
+"""What else can be left out of the calls of an editing model: unedited regions, tokens of references, the text.
 
 `RegionWise` is written after RegionE (Chen et al., arXiv 2510.25590; code: github.com/Peyton-Chen/RegionE): some first
 steps are computed whole; then the tokens of the target whose estimated clean value is unlike the reference's are
@@ -11,13 +11,14 @@ All of them are for FluxTransformer2DModel without guidance. `RegionWise` takes 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 
-from omnireuse.references.attention import FullPass, LeanPass, attending, watch
+from omnireuse.references.attention import FullPass, LeanPass, attending
 from omnireuse.references.declared import DECLARED, Split
 
 __all__ = ["Dropped", "RegionWise", "TextKept", "Whole"]
@@ -36,15 +37,13 @@ class Whole:
     @contextmanager
     def on(self, denoiser: Any) -> Iterator[None]:
         """Within it, the denoiser's calls, which are those of one run, are computed so."""
-        self._step, self._compute, self._class = 0, denoiser.forward, type(denoiser)
+        self._step, self._compute, self._module = 0, denoiser.forward, sys.modules[type(denoiser).__module__]
         self._attentions = DECLARED["FluxTransformer2DModel"].attentions(denoiser)
-        end = watch(self._class)
         denoiser.forward = self._counted
         try:
             yield
         finally:
             del denoiser.forward
-            end()
 
     def _counted(self, *, return_dict: bool = False, **call: Any) -> tuple[torch.Tensor]:
         split = DECLARED["FluxTransformer2DModel"].split(call)
@@ -67,10 +66,11 @@ class Whole:
     def keep(self, split: Split, call: dict[str, Any]) -> torch.Tensor:
         """The velocities of a whole call, whose keys and values are kept: of text, target and references."""
         kept = FullPass(Split(0, 0, split.full), self._attentions, on_host=False)
-        with attending(kept):
+        with attending(kept, self._module):
             output = self.compute(call)
-        if why := kept.why_not():
-            raise ValueError(f"{type(self).__name__}: nothing is kept: {why}")
+        kept.end()
+        if kept.why_not:
+            raise ValueError(f"{type(self).__name__}: nothing is kept: {kept.why_not}")
         self._keys, self._values = kept.keys, kept.values
         return output[:, : split.target]
 
@@ -78,9 +78,9 @@ class Whole:
         """The velocities of a call whose attentions see the kept keys and values of these tokens, too."""
         keys, values = ([each[:, others] for each in kept] for kept in (self._keys, self._values))
         lean = LeanPass(own, keys, values)
-        with attending(lean):
+        with attending(lean, self._module):
             output = self.compute(call)
-        lean.check_complete()
+        lean.end()
         return output
 
 
@@ -100,6 +100,7 @@ class RegionWise(Whole):
         self._first, self._last, self._between, self._edited = first, steps - last, between, edited
 
     def call(self, split: Split, call: dict[str, Any]) -> torch.Tensor:
+        """As of any."""
         if self._step < self._first - 1 or self._step >= self._last:
             return super().call(split, call)
         if self._step == self._first - 1 or self._step in self._between:
@@ -143,6 +144,7 @@ class Dropped(Whole):
         self._how, self._share = how, share
 
     def call(self, split: Split, call: dict[str, Any]) -> torch.Tensor:
+        """As of any."""
         taken = {name: self._taken(split, call[name], name) for name in ("hidden_states", "img_ids")}
         return self.compute(call | taken)[:, : split.target]
 
@@ -164,6 +166,7 @@ class TextKept(Whole):
     and text."""
 
     def call(self, split: Split, call: dict[str, Any]) -> torch.Tensor:
+        """As of any."""
         if self._step == 0:
             return self.keep(split, call)
         none = {name: call[name][..., :0, :] for name in ("encoder_hidden_states", "txt_ids")}

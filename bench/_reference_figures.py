@@ -1,0 +1,115 @@
+"""What the benchmark of references shows: a table, and the plot of the docs."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from bench._common import new_table
+from bench._resumable import Row
+from reference.drawing import Array
+from reference.edits.evaluate import Examples
+from reference.figures import BASELINES, OURS, PEERS, WIDTH, explain, panels_of, quiet_axes, save_figure
+
+__all__ = ["draw", "draw_edits", "show"]
+
+KLEIN = (1.40, 1.77, 1.99, 2.22)
+"""FLUX.2 klein 9B-KV, as published."""
+MODEL = "faces-edit"
+
+
+def ratio(row: Row) -> float:
+    """A full call's time over a lean one's."""
+    seconds = row["seconds"]
+    return statistics.median(seconds["full"] or seconds["keeping"]) / statistics.median(seconds["lean"])
+
+
+def show(rows: Sequence[Row], console: Console) -> None:
+    """Calls, and what lean calls change."""
+    table = new_table("a full call's time over a lean one's", "model, device", "1", "2", "3", "4")
+    calls = [row for row in rows if row["part"] == "call" and row["references"] and not row["on_host"]]
+    for key in dict.fromkeys((row["model"], row["device"], row["size"]) for row in calls):
+        own = {r["references"]: f"{ratio(r):.2f}" for r in calls if (r["model"], r["device"], r["size"]) == key}
+        table.add_row(f"{key[0]}, {key[1]}, {key[2]}", *(own.get(count, "–") for count in range(1, 5)))
+    console.print(table)
+    table = new_table("PSNR to the full run in dB", "way", "tokens", "mean", "5 %", "worst")
+    for row in rows:
+        if row["part"] == "quality" and row["way"] != "full":
+            each, name = row["each"], f"{row['model']}, {row['references']}: {row['way']}"
+            figures = (np.mean(each), np.quantile(each, 0.05), min(each))
+            table.add_row(name, f"{row['tokens']:.0%}", *(f"{value:.1f}" for value in figures))
+    console.print(table)
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Left how many times as long full calls take, right the worst of twenty pictures by computed tokens."""
+    figure, (left, right) = panels_of(2)
+    true = [row for row in rows if row["part"] == "call" and row["references"] and row["size"] == "true"]
+    for model, colour in zip(dict.fromkeys(row["model"] for row in true), OURS, strict=False):
+        for on_host, style in ((False, "o-"), (True, "o:")):
+            own = [row for row in true if row["model"] == model and row["on_host"] == on_host]
+            label = model + (", keys on the host" if on_host else "")
+            _line(left, [(row["references"], ratio(row)) for row in own], style, colour, label)
+    _line(left, list(enumerate(KLEIN, 1)), "s--", BASELINES[0], "klein 9B-KV, as published")
+    left.set_xticks(range(1, 5))
+    left.set_xlabel("references of 1024 × 1024")
+    left.set_title("time of a full call / of a lean one", fontsize=10)
+    own = [row for row in rows if row["part"] == "quality" and (row["model"], row["references"]) == (MODEL, 1)]
+    groups = {
+        "lean calls": [row for row in own if row["way"].endswith("full") and "reuse" not in row["way"]],
+        "step reuse": [row for row in own if row["way"] == "step reuse"],
+        "step reuse and lean calls": [row for row in own if row["way"].startswith("step reuse,")],
+        "tokens dropped": [row for row in own if "dropped" in row["way"]],
+        "region-wise": [row for row in own if row["way"] == "region-wise"],
+        "fewer steps": [row for row in own if row["way"].startswith("fewer")],
+    }
+    colours = (OURS[0], OURS[1], OURS[4], PEERS[0], PEERS[1], BASELINES[1])
+    for (label, found), colour in zip(groups.items(), colours, strict=True):
+        points = sorted(
+            (100 * row["tokens"], float(np.quantile(row["each"], 0.05))) for row in found if row["tokens"] < 1
+        )
+        _line(right, points, "o" if "dropped" in label else "o-", colour, label)
+    right.set_xlabel("computed tokens, % of the full run's")
+    right.set_title("faces-edit, 28 steps: dB of the 5 % quantile", fontsize=10)
+    for panel in (left, right):
+        quiet_axes(panel)
+        panel.legend(frameon=False, fontsize=7.5)
+    explain(
+        figure,
+        "Left: the more references, the more a lean call saves. Right: how close to the full run nineteen of twenty "
+        "pictures are at least; higher and further left is better.",
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_figure(figure, path, dpi=110)
+
+
+def draw_edits(examples: Examples, full: Array, lean: Array, path: Path) -> None:
+    """Two edits a row: the reference, the instruction, and the pictures of full and of lean calls."""
+    count = len(full)
+    figure = Figure(figsize=(WIDTH, 0.5 + 1.45 * -(-count // 2)), layout="constrained", facecolor="white")
+    panels = figure.subplots(-(-count // 2), 6, squeeze=False)
+    for panel in panels.ravel():
+        panel.set_axis_off()
+    for at, edit in enumerate(examples.edits):
+        row = panels[at // 2, 3 * (at % 2) : 3 * (at % 2) + 3]
+        for panel, picture in zip(row, (examples.references[at, 0], full[at], lean[at]), strict=True):
+            panel.imshow(picture, interpolation="lanczos")
+        row[0].set_title(textwrap.fill(edit.instruction, 44), fontsize=8.5, loc="left")
+    explain(
+        figure,
+        "Edits of people that training never saw: the reference, the picture of full calls, and that of full and lean "
+        "calls (references=True), from the same noise.",
+    )
+    save_figure(figure, path, dpi=110)
+
+
+def _line(panel: Any, points: Sequence[tuple[float, float]], style: str, colour: str, label: str) -> None:
+    if points:
+        panel.plot(*zip(*points, strict=True), style, color=colour, ms=4, lw=1.2, label=label)
