@@ -34,7 +34,7 @@ def run(tiny: Tiny, plan: Any, **call: Any) -> tuple[torch.Tensor, ReferenceCall
 
 def test_each_branch_has_keys_of_its_own() -> None:
     tiny = EDITING["kontext"]()
-    _, calls = run(tiny, References(full_every=None))
+    _, calls = run(tiny, References(full_every=None, full_last=False))
     assert (calls.full, calls.lean) == (2, 8)
     model = tiny.pipe.transformer
     attentions = DECLARED["FluxTransformer2DModel"].attentions(model)
@@ -217,7 +217,7 @@ def test_a_callback_may_change_the_text() -> None:
         return {"prompt_embeds": values["prompt_embeds"] + 1} if step == 1 else {}
 
     given = {"callback_on_step_end": change, "callback_on_step_end_tensor_inputs": ["prompt_embeds"]}
-    _, calls = run(tiny, References(full_every=None), **given)
+    _, calls = run(tiny, References(full_every=None, full_last=False), **given)
     assert (calls.full, calls.lean) == (3, 7)
 
 
