@@ -18,6 +18,7 @@ from bench._resumable import Row, Rows
 from bench.harm import closeness
 from bench.tune import cache_in
 from omnireuse import EveryNth
+from omnireuse.errors import StateError
 from omnireuse.references import References
 from omnireuse_lab.peers.editing import Dropped, RegionWise, TextKept, Whole
 from reference.drawing import Array
@@ -112,6 +113,7 @@ class Player:
             ways[f"step reuse, {named(None, last=False)}"] = partial(self._reused, references=alone)
             for every in (None, 4, 2):
                 ways[f"step reuse, {named(every)}"] = partial(self._reused, references=References(full_every=every))
+            ways["tuned"] = partial(self._reused, references=None)
             ways["fewer steps, half"] = lambda: self._fewer(steps // 2)
         return ways
 
@@ -143,8 +145,8 @@ class Player:
         """Tokens of so many calls, these of them full, by those of a full run."""
         return (full * self._call + (calls - full) * (TEXT + TOKENS)) / (self._steps * self._call)
 
-    def _reused(self, references: bool | References) -> tuple[Array, float]:
-        """Step reuse at 2x, tuned on some pictures."""
+    def _reused(self, references: bool | References | None) -> tuple[Array, float]:
+        """Half of the steps, tuned on some pictures; None lets tuning decide on lean calls."""
         with (
             tempfile.TemporaryDirectory() as folder,
             cache_in(folder),
@@ -153,15 +155,13 @@ class Player:
             for place in range(PICTURES):
                 self._make(self._steps, _some(self._tuned_on, place, place + 1))
             if handle.tuning.state != "ready":
-                raise RuntimeError(f"nothing was tuned: {handle.tuning}")
+                raise StateError(f"nothing was tuned: {handle.tuning}")
             before = handle.summary().references
             pictures = self._make(self._steps)
             computed = sum(not event.reused for event in handle.events[-self._steps :])
             after = handle.summary().references
-        if before is None or after is None:
-            return pictures, computed / self._steps
-        full = after.full - before.full
-        return pictures, self._lean_share(computed, full)
+        lean = 0 if before is None or after is None else after.lean - before.lean
+        return pictures, self._lean_share(computed, computed - lean)
 
     def _fewer(self, steps: int) -> tuple[Array, float]:
         return self._make(steps), steps / self._steps
