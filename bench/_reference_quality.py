@@ -66,7 +66,7 @@ def measure(rows: Rows, options: argparse.Namespace) -> None:
                 print(rows.record["rows"][-1], flush=True)
         if number == 1 and STEPS[name] > 8 and not (options.out / "edits.png").exists():
             shown = _some(player.examples, 0, SHOWN)
-            lean = player.lean(References(), shown)[0]
+            lean = player.lean(References(full_last=True), shown)[0]
             draw_edits(shown, player.full[:SHOWN], lean, options.out / "edits.png")
 
 
@@ -97,7 +97,7 @@ class Player:
     def _ways(self) -> Mapping[str, Callable[[], tuple[Array, float]]]:
         steps = self._steps
         ways: dict[str, Callable[[], tuple[Array, float]]] = {
-            named(every): partial(self.lean, References(full_every=every)) for every in CURVE[steps]
+            named(every): partial(self.lean, References(full_every=every, full_last=True)) for every in CURVE[steps]
         }
         alone = References(full_every=None, full_last=False)
         ways[named(None, last=False)] = partial(self.lean, alone)
@@ -110,9 +110,13 @@ class Player:
         ways["region-wise"] = lambda: self._region_wise(equal)
         if steps >= 20:
             ways["step reuse"] = partial(self._reused, references=False)
+            ways["step reuse, 3x"] = partial(self._reused, references=False, speedup=3)
+            ways["fewer steps, a third"] = lambda: self._fewer(round(steps / 3))
             ways[f"step reuse, {named(None, last=False)}"] = partial(self._reused, references=alone)
             for every in (None, 4, 2):
-                ways[f"step reuse, {named(every)}"] = partial(self._reused, references=References(full_every=every))
+                ways[f"step reuse, {named(every)}"] = partial(
+                    self._reused, references=References(full_every=every, full_last=True)
+                )
             ways["tuned"] = partial(self._reused, references=None)
             ways["fewer steps, half"] = lambda: self._fewer(steps // 2)
         return ways
@@ -145,12 +149,12 @@ class Player:
         """Tokens of so many calls, these of them full, by those of a full run."""
         return (full * self._call + (calls - full) * (TEXT + TOKENS)) / (self._steps * self._call)
 
-    def _reused(self, references: bool | References | None) -> tuple[Array, float]:
-        """Half of the steps, tuned on some pictures; None lets tuning decide on lean calls."""
+    def _reused(self, references: bool | References | None, speedup: float = 2) -> tuple[Array, float]:
+        """Fewer computed steps, tuned on some pictures; None lets tuning decide on lean calls."""
         with (
             tempfile.TemporaryDirectory() as folder,
             cache_in(folder),
-            omnireuse.enable(self.pipeline, speedup=2, tune=PICTURES, references=references) as handle,
+            omnireuse.enable(self.pipeline, speedup=speedup, tune=PICTURES, references=references) as handle,
         ):
             for place in range(PICTURES):
                 self._make(self._steps, _some(self._tuned_on, place, place + 1))
