@@ -185,7 +185,7 @@ class Unlike(Model):
 
 NAMES = (*CASES, "pixel_flux", "pixels", *_unlike.COUSINS)
 RECORD = {
-    "runs": ("shift 1", "shift 3", "shift 1.5", "DDIM", "Euler", "DPM++ 2M"),
+    "runs": ("shift 1", "shift 3", "shift 6", "shift 1.5", "DDIM", "Euler", "DPM++ 2M"),
     "budgets": ("28:14", "28:9", "28:7"),
     "strengths": (1.0,),
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +17,12 @@ from reference.evaluate import Figures
 TEMPLATES = Path(__file__).parent / "cards"
 GRID_COLUMNS = 8
 #: A clip's samples are an animation, and large.
-GRID_ROWS = {"image": 4, "clip": 2}
+GRID_ROWS = {"image": 4, "clip": 1}
 
 
 HEAD = """---
 library_name: diffusers
-pipeline_tag: text-to-{kind}
+pipeline_tag: {tag}
 widget:
 - text: {prompt}
 inference:
@@ -29,14 +31,23 @@ inference:
 ---
 
 """
-KINDS = {"image": "image", "clip": "video"}
+TAGS = {"image": "text-to-image", "clip": "text-to-video"}
 
 
-def head(case: Case) -> str:
+def head(tag: str, prompt: str, sampling: Mapping[str, Any]) -> str:
     """The metadata that a card begins with; `omnireuse demo` takes its prompt and its call from there."""
-    parameters = "\n".join(f"    {name}: {json.dumps(value)}" for name, value in case.sampling.items())
-    prompt = json.dumps(case.caption(case.held_out(1)[0]))
-    return HEAD.format(kind=KINDS[case.unit], prompt=prompt, parameters=parameters)
+    parameters = "\n".join(f"    {name}: {json.dumps(value)}" for name, value in sampling.items())
+    return HEAD.format(tag=tag, prompt=json.dumps(prompt), parameters=parameters)
+
+
+def arguments(sampling: Mapping[str, Any]) -> str:
+    """``sampling`` as lines of a call."""
+    return "\n".join(f"    {name}={value!r}," for name, value in sampling.items())
+
+
+def table(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and values as a Markdown table."""
+    return "\n".join(["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
 def figures_table(case: Case, figures: Figures) -> str:
@@ -55,7 +66,7 @@ def figures_table(case: Case, figures: Figures) -> str:
         ("prompts behind each PSNR", f"{figures.num_psnr_prompts}"),
         ("weights", f"{figures.weight_bytes / 1e6:.1f} MB"),
     ]
-    return "\n".join(["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+    return table(rows)
 
 
 def sample_grid(made: Array, rows: int, columns: int) -> Array:
@@ -72,12 +83,14 @@ def write_card(case: Case, folder: Path, figures: Figures, made: Array) -> None:
     rows = min(GRID_ROWS[case.unit], max(len(made) // GRID_COLUMNS, 1))
     save_clip(sample_grid(made, rows, columns), folder / "samples.png")
     card = (TEMPLATES / f"{case.name}.md").read_text(encoding="utf-8")
+    prompt = case.caption(case.held_out(1)[0])
     values = {
-        "prompt": case.caption(case.held_out(1)[0]),
-        "arguments": "\n".join(f"    {name}={value!r}," for name, value in case.sampling.items()),
+        "prompt": prompt,
+        "arguments": arguments(case.sampling),
         "length": case.sampling.get("max_sequence_length"),
         "guidance": case.sampling[case.guidance],
         "table": figures_table(case, figures),
         "num_samples": rows * columns,
     }
-    (folder / "README.md").write_text(head(case) + card.format(**values), encoding="utf-8")
+    text = head(TAGS[case.unit], prompt, case.sampling) + card.format(**values)
+    (folder / "README.md").write_text(text, encoding="utf-8")

@@ -25,7 +25,7 @@ HEAD = """\
 
 All measurements of this project. PSNR is in dB to the full run of the same solver from the same noise: more is closer.
 "Guided" is guidance 6, 4 on shapes-sd and 3 on faces; "none" is no guidance. Images are of shapes-flux, clips of
-shapes-wan; shapes-dev, shapes-sd and faces make images too ([the five pipelines](reference.md)). Ratios carry over to
+shapes-wan; shapes-dev, shapes-sd and faces make images too ([all pipelines](reference.md)). Ratios carry over to
 other machines, times do not: the machine had two shared CPU cores, and a benchmark used one.
 
 Each table names the records that it is made of (`bench/results`), with their day and, if it is known, their revision.

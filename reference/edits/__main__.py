@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from reference.edits.card import Measured, write_card
 from reference.edits.drawing import Drawer, draw_parts
-from reference.edits.evaluate import draw_examples, generate, judge, reconstruct, save_sheet
+from reference.edits.evaluate import draw_examples, generate, judge, reconstruct, save_sheet, seconds_each
 from reference.edits.examples import EXAMPLES, NUM_EXAMPLES, TWO_SHARE, save_examples
 from reference.edits.task import held_out_edits
 from reference.edits.train import Run, distil_edits, export_edits, new_pool, train_edits
@@ -33,10 +34,15 @@ def _evaluate(folder: Path, name: str, args: argparse.Namespace) -> None:
         sampling |= {"negative_prompt": "", "true_cfg_scale": args.guidance}
     made = generate(pipeline, examples, sampling)
     # What the autoencoder leaves of the truth is the most that a pipeline can reach; copies are the least.
-    best, copies = reconstruct(pipeline, examples.truths), examples.references[:, 0]
-    for what, pictures in (("made", made), ("truth through the autoencoder", best), ("copies", copies)):
-        log.info("%s, %d held-out edits, %s: %s", name, args.edits, what, asdict(judge(examples, pictures)))
+    pictures = {"made": made, "best": reconstruct(pipeline, examples.truths), "copies": examples.references[:, 0]}
+    figures = {what: judge(examples, shown) for what, shown in pictures.items()}
+    for what, judged in figures.items():
+        log.info("%s, %d held-out edits, %s: %s", name, args.edits, what, asdict(judged))
     save_sheet(examples, made, args.out / f"{name}.png")
+    if args.card:
+        weights = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+        measured = Measured(**figures, seconds=seconds_each(pipeline, examples, sampling), weight_bytes=weights)
+        write_card(name, folder, MODELS[name][1], examples, made, measured)
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -87,8 +93,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--guidance", type=float, help="true_cfg_scale of the judged calls (default: none)")
     parser.add_argument("--pipeline", choices=MODELS, default="faces-edit", help="which to evaluate")
     parser.add_argument("--path", type=Path, help="its folder (default: the checkout's)")
+    parser.add_argument("--card", action="store_true", help="write README.md and samples.png beside the weights")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
+    if args.card and (args.device != "cpu" or args.guidance is not None):
+        parser.error("--card is of calls as the card shows them, on a CPU: leave --device and --guidance out")
     args.out = args.out or args.run
     for folder in (args.run, args.out):
         folder.mkdir(parents=True, exist_ok=True)

@@ -39,8 +39,8 @@ def run(
 ) -> int:
     """Measure a pipeline ahead of time, and keep the plan in the cache folder.
 
-    Every pipeline with the same weights, steps and guidance then reuses from
-    its first picture on.
+    Give --call the arguments of your later calls. Every pipeline with the same
+    weights and arguments then reuses from its first picture on.
     """
     source = pipeline_source("tune", model, pipeline)
     texts = read_prompts(prompts, "tune(--prompts")[:pictures]

@@ -33,8 +33,8 @@ class NoiseLevel:
         step: (c, r) if the scheduler goes from x to c · x0 + r · x, as DDIM does, and solvers of higher order but
             for what they take from earlier steps; None for solvers that add noise or call the model more than once.
         flow_scale: 1/(α+σ): latents times this are (1 − t) · clean + t · noise, with t the coordinate. Known if
-            `step` is and velocities can stand in for x0: not under UniPC and DEIS, where that lost with guidance
-            (bench/notes/2026-11-23-corrections.md).
+            `step` is and velocities can stand in for x0: not under DEIS, where that loses up to 4 dB
+            (bench/notes/2026-11-26-harm.md).
         is_bounded: whether a solver without noise of its own bounds x0 in its step (`clip_sample`, `thresholding`): its
             output is then easier to forecast (bench/notes/2026-11-25-clipping.md).
     """

@@ -32,8 +32,8 @@ class Spread(Schedule):
         speedup: steps divided by computed steps, ≥ 1. The number of computed steps is rounded to the nearest, halves
             up, and never below what the warm-up and the last step need.
         warmup: steps at the start that are always computed, ≥ 0; they count as computed steps.
-        by_noise: spread the steps by noise, as a share of the run's first noise, evenly in (1 − noise)^0.4, or ^0.6
-            below 0.3 of the steps. Runs whose noise is not known, or does not fall, go by `power`.
+        by_noise: spread the steps by noise, as a share of the run's first noise, evenly in (1 − noise)^0.4, or ^0.5
+            below 0.4 of the steps. Runs whose noise is not known, or does not fall, go by `power`.
         power: spreads them by number: the k-th of n gaps ends at (k / n)^power of the way, ≥ 1. 1 spreads them evenly;
             above 1 they are closest at the beginning.
         min_computed: with `speedup`, the least number of steps that are computed, ≥ 2.
@@ -153,8 +153,8 @@ def _spread_by_number(total: int, count: int, warmup: int, power: float) -> froz
 
 EXPONENT, END = 0.4, 2.5
 """The gap after the last computed step counts 2.5 times: no later one corrects it (bench/notes/2026-11-23-rules.md)."""
-FEW, FEW_EXPONENT, FEW_END = 0.3, 0.6, 1.0
-"""Below this share of the steps most gaps are held: their error grows with the square, that of lines with the cube."""
+FEW, FEW_EXPONENT = 0.4, 0.5
+"""Of spreads below this share of the steps, which are too few to be as dense early (``python -m bench harm``)."""
 
 
 def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compute_last: bool) -> frozenset[int]:
@@ -167,14 +167,14 @@ def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compu
         compute_last: whether the last step is computed. Otherwise the gap from the last computed step to no noise
             counts too, `END` times: if the last step has little noise left, it is better spent earlier.
     """
-    exponent, end = (FEW_EXPONENT, FEW_END) if count < FEW * len(noises) else (EXPONENT, END)
+    exponent = FEW_EXPONENT if count < FEW * len(noises) else EXPONENT
     # Rounding may leave a shifted scheduler's first noise fraction above 1.
     places = (1 - np.minimum(noises, 1.0)[warmup - 1 :] / min(noises[0], 1.0)) ** exponent
     if not compute_last:
         places = np.append(places, 1.0)
     squares = np.square(places[None, :] - places[:, None])
     if not compute_last:
-        squares[:, -1] *= end
+        squares[:, -1] *= END
     later, earlier = np.tril_indices(len(places), -1)
     ends = np.where(np.arange(len(places)) == len(places) - 1, 0.0, np.inf)
     chosen = cheapest_path(earlier, later, squares[earlier, later], ends, count - warmup + (not compute_last))

@@ -70,9 +70,7 @@ class ReferenceAxis:
         """The plan of a run that tuning has one for: as `References.full_every`, but for 0, which stands for the first
         call alone; None where nothing was tried."""
         on_host = self.plan is not None and self.plan.on_host
-        return (
-            None if full_every is None else References(full_every=full_every or None, full_last=True, on_host=on_host)
-        )
+        return None if full_every is None else References(full_every=full_every or None, on_host=on_host)
 
 
 class _LeanRegion(Region):
@@ -224,9 +222,7 @@ def axis_for(
         return None if hindrance else ReferenceAxis(None)
     if hindrance:
         raise ConfigError(f"{where}: {hindrance}")
-    return ReferenceAxis(
-        references if isinstance(references, References) else References(full_last=True, on_host=references == "host")
-    )
+    return ReferenceAxis(references if isinstance(references, References) else References(on_host=references == "host"))
 
 
 def _hindrance(pipeline: Any, region: str | None, aim: str) -> str:

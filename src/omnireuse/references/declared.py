@@ -43,7 +43,7 @@ class References:
 
     full_every: Count | None = 4
     full_steps: Iterable[int] = ()
-    full_last: bool = False
+    full_last: bool = True
     on_host: bool = False
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadow, Shadows, Try,
 
 __all__ = ["LeanTrials"]
 
-CANDIDATES = (0, 8, 4, 2)
+CANDIDATES = (0, 4, 2)
 """`Plan.full_every`, fewest full calls first."""
 MOST_GROWTH = 10 ** (2 / 20)
 """What a plan's error in a measured picture may be multiplied by: 2 dB. Where every step computes, `SHORT_ERROR` is the

@@ -83,7 +83,7 @@ def refused(server: Server, request: Any) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("broken", ["decide", "predict", "observe", "advance"])
+@pytest.mark.parametrize("broken", ["decide", "predict_outputs", "observe_outputs", "advance"])
 def test_an_error_of_reuse_does_not_fail_the_request(
     native: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
@@ -107,7 +107,7 @@ def test_an_error_of_reuse_does_not_fail_the_request(
     figures = metrics.to_dict()
     assert figures["omnireuse_failures"] == 1
     assert figures["omnireuse_steps_computed"] + figures["omnireuse_steps_reused"] == 28
-    assert figures["omnireuse_steps_reused"] == (1 if broken == "predict" else 0)
+    assert figures["omnireuse_steps_reused"] == (1 if broken == "predict_outputs" else 0)
     assert caplog.text.count("computes every further step: ") == 1
     assert "no memory for a forecast" in caplog.text
     assert torch.equal(native.calls(reuse="on")[0], alone)

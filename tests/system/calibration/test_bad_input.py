@@ -64,41 +64,6 @@ def test_the_command_says_where_an_interrupted_search_is(
     assert "not judged" in said
 
 
-def test_the_command_shows_a_profile_that_the_disk_does_not_take(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "profile.json"
-    monkeypatch.setattr("omnireuse.calibration.calibrate.calibrate", lambda *_, **__: PROFILE)
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    assert main(arguments(tmp_path, out)) == 2
-    said = capsys.readouterr()
-    assert "No space left on device" in said.err
-    out.write_text(said.out[said.out.index("{") :])
-    assert Profile.load(out) == PROFILE, "nothing is lost: the text on the console is the file"
-
-
-def test_an_interrupt_while_plans_are_judged_keeps_them(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    score, judged = PipelineRunner.score, []
-
-    def interrupted(*given: Any) -> list[float]:
-        judged.append(given)
-        if len(judged) > 1:
-            raise KeyboardInterrupt
-        return score(*given)
-
-    monkeypatch.setattr(PipelineRunner, "score", interrupted)
-    profile = omnireuse.calibrate(Prompted(), PROMPTS, steps=5, computed_steps=[3, 4])
-    assert not profile.complete
-    assert [len(plan.held_out) for _, plan in sorted(profile.plans.items())] == [1, 0]
-    assert "promises nothing" in caplog.text
-
-
 def test_an_interrupt_before_anything_was_found_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = Prompted()
 

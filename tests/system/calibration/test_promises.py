@@ -161,17 +161,6 @@ def test_what_changes_after_enable_ends_the_promise_at_the_next_run(
         assert caplog.text.count(named) == 1
 
 
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")
-def test_autocast_ends_the_promise_of_the_runs_under_it(profile: Profile, caplog: pytest.LogCaptureFixture) -> None:
-    pipeline = Prompted()
-    with omnireuse.enable(pipeline, profile=profile, quality=30) as handle:
-        with torch.autocast("cpu", torch.bfloat16):
-            pipeline("a circle", num_inference_steps=STEPS, output_type="latent")
-        assert "not promised: the pipeline runs with autocast cpu bfloat16, the profile was" in str(handle.summary())
-    with torch.autocast("cpu", torch.bfloat16):
-        assert "autocast cpu bfloat16" in refused(pipeline, profile)
-
-
 def test_other_arguments_end_the_promise(profile: Profile, caplog: pytest.LogCaptureFixture) -> None:
     pipeline = Prompted()
     with omnireuse.enable(pipeline, profile=profile, quality=30) as handle:
@@ -212,18 +201,6 @@ def test_another_step_count_is_served_and_not_promised(profile: Profile, caplog:
     assert not summary.promise_holds
     assert "not promised: a run has 24 steps, the profile was measured on runs of 12 steps" in str(summary)
     assert caplog.text.count("nothing is promised") == 1
-
-
-def test_another_shift_is_served_and_not_promised(profile: Profile, caplog: pytest.LogCaptureFixture) -> None:
-    pipeline = Prompted()
-    shifted = FlowMatchEulerDiscreteScheduler(shift=4.0)
-    pipeline.scheduler = pipeline.inner.scheduler = shifted
-    steps, summary = computed(pipeline, profile)
-    assert len(steps) == 5
-    assert steps != [0, 1, 2, 5, 11]
-    assert not summary.promise_holds
-    assert "a run has other noise levels" in str(summary)
-    assert "the default's steps are computed, and nothing is promised" in caplog.text
 
 
 def test_a_quality_without_a_profile_says_both_ways() -> None:

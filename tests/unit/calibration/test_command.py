@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
 from omnireuse import Profile
 from omnireuse.cli import main
-from omnireuse.cli.calibrate import profile_table
 from tests.unit.calibration.test_profile_file import PLAN, PROFILE
 
 
@@ -71,22 +68,3 @@ def test_a_profile_that_is_there_is_not_written_over_unless_forced(
     assert seen == [], "it is refused before the work begins"
     assert main(command(out, "--force")) == 0
     assert Profile.load(out) == PROFILE
-
-
-def test_the_table_is_whole_at_eighty_columns() -> None:
-    steps = (*range(30), 39, 49)
-    plans = {
-        32: replace(PLAN, steps=steps, psnr=100.0, held_out=(100.0,) * 5),
-        3: replace(PLAN, forecaster="polynomial", held_out=()),
-    }
-    made = replace(
-        PROFILE, num_inference_steps=50, coordinates=tuple(1 - i / 50 for i in range(50)), measured=None, plans=plans
-    )
-    target = io.StringIO()
-    Console(file=target, width=80).print(profile_table(made))
-    text = target.getvalue()
-    assert max(map(len, text.splitlines())) <= 80
-    assert "…" not in text
-    words = text.split()
-    for word in ("computed", "reach", "forecaster", "polynomial", "16.67×", "100.0", *map(str, steps)):
-        assert word in words

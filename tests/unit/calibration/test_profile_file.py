@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,18 +83,6 @@ def test_the_committed_profiles_have_a_ratio_for_each_step(path: Path) -> None:
         assert branch[0] == 1.0
 
 
-def test_there_are_committed_profiles() -> None:
-    assert COMMITTED
-
-
-def test_a_file_that_was_cut_off_is_refused_wherever_it_was(tmp_path: Path) -> None:
-    text = PROFILE.as_text()
-    for end in range(0, len(text.rstrip()), 7):
-        (tmp_path / "profile.json").write_text(text[:end])
-        with pytest.raises(ConfigError, match="not a whole profile"):
-            Profile.load(tmp_path / "profile.json")
-
-
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
@@ -155,32 +140,6 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.undo()
     assert Profile.load(path) == PROFILE
     assert [each.name for each in tmp_path.iterdir()] == ["profile.json"]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = shutil.which("mount")
-    if (
-        mount is None
-        or subprocess.run(
-            [mount, "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(place)], capture_output=True, check=False
-        ).returncode
-    ):
-        pytest.skip("a small file system cannot be mounted here")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-def test_a_disk_that_is_really_full_leaves_the_old_file(small_disk: Path) -> None:
-    path = small_disk / "profile.json"
-    PROFILE.save(path)
-    longer = replace(PROFILE, call={"filler": "x" * 40_000})
-    with pytest.raises(StateError, match=r"No space left on device.*untouched"):
-        longer.save(path)
-    assert Profile.load(path) == PROFILE
-    assert [each.name for each in small_disk.iterdir()] == ["profile.json"]
 
 
 def test_a_place_where_nothing_can_be_written_is_found_out_beforehand(tmp_path: Path) -> None:

@@ -694,3 +694,33 @@ def test_a_cuda_step_is_cached_without_synchronising() -> None:
     live.zero_()
     assert torch.equal(cache.hidden_states_cache.view(-1, 256)[:512], expected)
     assert torch.equal(cache.mm_outputs_cache["a"].view(-1, 8)[:512], expected[:, :8])
+
+
+def test_hits_last_for_the_step() -> None:
+    cache = make_cache()
+    assert not cache.has_prefix_cached_new_req_ids()
+    cache.add_prefix_cached_new_req_id("r0")
+    assert cache.has_prefix_cached_new_req_ids()
+    cache.reset_prefix_cached_new_req_ids()
+    assert not cache.has_prefix_cached_new_req_ids()
+
+
+def test_rows_of_a_request_that_left_are_dropped_where_its_slots_are_not_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache, batch = make_cache(), make_batch([4], [[3]])
+    del batch.block_table
+    stage(cache, batch, rows(4, 2))
+    with caplog.at_level(logging.INFO, logger="omnireuse.core.prefix_cache"):
+        cache.commit_deferred_mm_outputs(["r0"], make_batch([], []))
+    assert "4 deferred rows of request 'r0' dropped: the slots of these rows of 'codes' are not known" in caplog.text
+    assert cache.mm_cache_keys == set()
+    assert (cache.stats()["deferred_rows_dropped"], cache.stats()["deferred_bytes"]) == (4, 0)
+
+
+def test_rows_beyond_the_blocks_of_a_request_are_dropped_and_the_others_written() -> None:
+    cache = make_cache()
+    stage(cache, make_batch([8], [[0, 1]]), rows(8, 2))
+    cache.commit_deferred_mm_outputs(["r0"], make_batch([4], [[6]]))
+    assert torch.equal(cache.mm_outputs_cache["codes"][6], rows(4, 2))
+    assert cache.stats()["deferred_rows_dropped"] == 4

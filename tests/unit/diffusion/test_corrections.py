@@ -16,7 +16,7 @@ from omnireuse.forecasters.gap import Gap
 from omnireuse.loop.events import Decision
 from omnireuse.noise.schedulers import noise_levels
 
-WITHOUT_VELOCITIES = ("DEISMultistepScheduler", "UniPCMultistepScheduler")
+WITHOUT_VELOCITIES = ("DEISMultistepScheduler",)
 COMPUTED = (0, 1, 2, 4, 5, 8, 11)
 SHAPE = (2, 3, 8)
 

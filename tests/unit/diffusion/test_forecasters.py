@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from omnireuse import Blend, Hold, Polynomial
-from omnireuse.errors import ConfigError
+from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.forecasters import FORECASTERS, forecaster_named
 from omnireuse.forecasters.base import lagrange_weights
 
@@ -176,3 +176,8 @@ def test_low_precision_comes_back_in_its_own_dtype(forecaster: Hold | Polynomial
 def test_orders_out_of_range_are_refused(kind: type, order: object) -> None:
     with pytest.raises(ConfigError, match="order must be 1, 2 or 3"):
         kind(order=order)
+
+
+def test_unknown_forecasters_suggest_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'polynomial'"):
+        forecaster_named("polinomial")

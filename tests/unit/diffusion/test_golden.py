@@ -6,7 +6,7 @@ After a change that is meant: ``pytest tests/unit/diffusion/test_golden.py --wri
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
-from omnireuse import EasyCache, ErrorControl, Generation, Never, Strategy, layout_of, noise_levels
+from omnireuse import Decision, EasyCache, ErrorControl, Generation, Never, Strategy, noise_levels
 from tests.helpers.tiny import TINY
 
 FILE = Path(__file__).with_name("golden.json")
@@ -34,7 +34,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "own loop": {
         "default": {"strategy": Strategy.default()},
         "never": {"strategy": Strategy(policy=Never())},
-        "easy_cache": {"strategy": Strategy(policy=EasyCache(threshold=0.3))},
+        "easy_cache": {"strategy": Strategy(policy=EasyCache(threshold=0.05))},
         "error_control": {"strategy": Strategy(**{**MEASURED, "forecaster": omnireuse.Blend()})},
     },
 }
@@ -75,42 +75,28 @@ def on_pipeline(tiny: Any, **choice: Any) -> dict[str, Any]:
             tiny.run(steps=STEPS, seed=1)
         if handle.tuning.state == "ready":
             latents = tiny.run(steps=STEPS, seed=0)
-    events = [event for event in handle.events if event.run == handle.events[-1].run]
-    told = [
-        (e.branch, f"{'reused' if e.reused else 'computed'} {e.reason}{' corrected' * e.corrected}") for e in events
-    ]
-    return trace(told, handle.strategy, latents)
+    return trace([event for event in handle.events if event.run == handle.events[-1].run], handle.strategy, latents)
 
 
 def in_own_loop(strategy: Strategy) -> dict[str, Any]:
     scheduler = FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(STEPS)
-    latents, told = torch.randn(1, 16, 8, generator=torch.Generator().manual_seed(0)), []
-    generation = Generation(strategy, noise_levels(scheduler))
-    for timestep in scheduler.timesteps:
-        choice = generation.decide(layout=layout_of(latents))
-        if choice.reuse:
-            output = generation.predict(choice, latents)
-        else:
-            output = generation.observe(choice, velocity(latents, float(timestep) / 1000), latents)
-        told.append((choice.branch, said(choice.reuse, choice.reason)))
-        latents = scheduler.step(output, timestep, latents, return_dict=False)[0]
-        generation.advance()
+    latents = torch.randn(1, 16, 8, generator=torch.Generator().manual_seed(0))
+    events: list[Decision] = []
+    generation = Generation(strategy, noise_levels(scheduler), emit=events.append)
+    for step, timestep in enumerate(scheduler.timesteps):
+        output = velocity(latents, float(timestep) / 1000) if generation.computes(step, latents) else None
+        latents = scheduler.step(generation.use(output, latents), timestep, latents, return_dict=False)[0]
     generation.finish()
-    return trace(told, strategy, latents)
+    return trace(events, strategy, latents)
 
 
-def said(reused: bool, reason: str) -> str:
-    return f"{'reused' if reused else 'computed'} {reason}"
-
-
-def trace(told: Iterable[tuple[str, str]], strategy: Strategy, latents: torch.Tensor) -> dict[str, Any]:
+def trace(events: list[Decision], strategy: Strategy, latents: torch.Tensor) -> dict[str, Any]:
     """Per branch the steps with their decision and reason, what is forecast, and a digest of the latents."""
     steps: dict[str, dict[str, list[int]]] = {}
-    counts: dict[str, int] = {}
-    for branch, done in told:
-        steps.setdefault(branch, {}).setdefault(done, []).append(counts.get(branch, 0))
-        counts[branch] = counts.get(branch, 0) + 1
+    for event in events:
+        done = f"{'reused' if event.reused else 'computed'} {event.reason}{' corrected' * event.corrected}"
+        steps.setdefault(event.branch, {}).setdefault(done, []).append(event.step)
     digest = [latents.abs().mean(), *latents.flatten()[:: latents.numel() // 7][:7]]
     return {
         "steps": {branch: {done: ranges(at) for done, at in of.items()} for branch, of in steps.items()},

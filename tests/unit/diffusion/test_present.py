@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import math
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import omnireuse
-from omnireuse import Spread, Steps, Summary
+from omnireuse import Profile, Spread, Steps, Summary
 from omnireuse.loop.events import Decision
 from omnireuse.summary.counters import Stats
 from omnireuse.summary.summary import Promise
+from tests import TOP
 from tests.helpers.tiny import Tiny
+
+PROFILE = TOP / "models/shapes-flux/profiles/shapes-flux-28-unguided.json"
 
 
 class Elements(HTMLParser):
@@ -155,3 +161,26 @@ def test_runs_that_were_broken_off_are_kept_out_of_the_means(flux: Tiny) -> None
     text = str(summary)
     assert "3 of 6 steps computed (2.00x fewer) in 1 run\n" in text
     assert "2 runs ended before the last step; no mean includes them" in text
+
+
+def test_a_stream_that_cannot_show_the_strip_gets_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    print(summary_of(False, True, True))
+    stream.seek(0)
+    assert "latest run: #.. (# computed, . forecast)" in stream.read()
+
+
+def test_short_forms_fit_a_line(flux: Tiny) -> None:
+    with omnireuse.enable(flux.pipe, policy=Spread(num_computed=3)) as handle:
+        assert repr(handle).endswith("on step: nothing decided yet>>")
+        flux.run(steps=6)
+        done = "<Summary of Spread × Hold on step: 3 of 6 steps computed (2.00x fewer), 1 run>"
+        assert repr(handle.summary()) == done
+        assert repr(handle) == f"<Handle on FluxPipeline: {done}>"
+    assert repr(handle) == f"<Handle on FluxPipeline (disabled): {done}>"
+    profile = Profile.load(PROFILE)
+    assert repr(profile) == (
+        "<Profile of FluxTransformer2DModel: 28 steps, plans for 4 or 5 or 7 or 9 or 11 or 14 computed>"
+    )
+    assert repr(structs.replace(profile, complete=False)).endswith("computed, search not finished>")

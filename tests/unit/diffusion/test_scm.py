@@ -168,3 +168,8 @@ def test_refresh_tells_an_engine_without_a_scheduler_another_step_count(flux: Ti
         counts.append(backend.stats()["computed_calls"] - before)
     assert counts == [sum(scm_mask("ultra", steps)) for steps in (9, 6, 9)]
     backend.disable(engine)
+
+
+def test_a_step_count_below_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="num_inference_steps must be a whole number of at least 1, got 0"):
+        scm_mask("fast", 0)

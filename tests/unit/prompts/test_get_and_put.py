@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import pickle
 from collections import OrderedDict
 
 import numpy as np
@@ -186,3 +187,7 @@ def test_lists_and_dicts_of_a_hit_are_the_callers_own():
 def test_a_put_of_something_else_is_refused():
     with pytest.raises(WrongTypeError, match="generator"):
         PromptEmbedCache().put("k", (x for x in "a"))
+
+
+def test_the_miss_sentinel_stays_one_through_pickle():
+    assert pickle.loads(pickle.dumps(_CACHE_MISS)) is _CACHE_MISS

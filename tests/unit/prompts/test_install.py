@@ -1,5 +1,6 @@
 """Install and uninstall as specified: what a call gives through the cache, and what is left of it afterwards."""
 
+import copy
 import gc
 import inspect
 import logging
@@ -172,3 +173,23 @@ def test_any_returned_value_is_served_again(kind):
 def test_bump_without_a_cache_says_what_to_do():
     with pytest.raises(StateError, match="install_prompt_embed_cache"):
         bump_epoch(Pipeline())
+
+
+def test_the_wrapper_looks_like_the_function():
+    pipeline = Pipeline()
+    install_prompt_embed_cache(pipeline)
+    assert inspect.signature(pipeline.encode_prompt) == inspect.signature(Pipeline().encode_prompt)
+    assert pipeline.encode_prompt.__name__ == "encode_prompt"
+    assert pipeline.encode_prompt.__doc__ == "Encode."
+    assert pipeline.encode_prompt.__self__ is pipeline
+
+
+def test_what_was_assigned_to_the_cache_counts_as_installed(caplog):
+    pipeline = Pipeline()
+    cache = install_prompt_embed_cache(pipeline, max_size=8)
+    cache.max_size, cache.enabled = 4, False
+    assert install_prompt_embed_cache(pipeline, max_size=4, enabled=False) is cache
+    assert not caplog.text
+    install_prompt_embed_cache(pipeline, max_size=8, enabled=False)
+    assert "max_size=8 (installed: 4)" in caplog.text
+    assert copy.deepcopy(pipeline).encode_prompt.cache.max_size == 4

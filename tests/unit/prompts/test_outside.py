@@ -1,6 +1,7 @@
 """Embeddings outlive the process, belong to the very weights that made them, and no tier can hurt a request."""
 
 import logging
+import re
 import subprocess
 import sys
 
@@ -107,3 +108,19 @@ def test_the_checksum_sees_order_and_every_byte():
         sums.add(tensor_checksum(changed))
     assert len(sums) == 32
     assert tensor_checksum(base[1:]) == tensor_checksum(base[1:].clone())
+
+
+def test_a_compiled_pattern_is_known_by_its_content(tier):
+    def made(pattern):
+        pipeline, cache = installed(tier)
+        pipeline.text_encoder.renames = [re.compile(pattern)]  # as models of transformers keep them
+        return pipeline, cache
+
+    first, _ = made("^visual")
+    first.encode_prompt("abc")
+    pipeline, cache = made("^visual")
+    pipeline.encode_prompt("abc")
+    assert (pipeline.num_encodes, cache.details()["outside_hits"]) == (0, 1)
+    other, cache = made("^model")
+    other.encode_prompt("abc")
+    assert (other.num_encodes, cache.details()["outside_hits"]) == (1, 0)

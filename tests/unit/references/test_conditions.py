@@ -17,7 +17,7 @@ from tests.helpers.editing import EDITING
 from tests.helpers.tiny import Tiny
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
-ONE_FULL = References(full_every=None)
+ONE_FULL = References(full_every=None, full_last=False)
 
 
 class Loop:
@@ -152,7 +152,7 @@ def test_autocast_makes_the_next_call_full(kontext: Loop) -> None:
 
 
 def test_the_plan_says_which_calls_are_full() -> None:
-    loop = Loop(EDITING["kontext"](), References(full_every=None, full_steps=(2, 3), full_last=True))
+    loop = Loop(EDITING["kontext"](), References(full_every=None, full_steps=(2, 3)))
     with loop.handle:
         kinds = []
         for _ in range(8):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-import torch
 
 import omnireuse
 from tests.helpers.tiny import Tiny
@@ -36,23 +35,6 @@ def test_bars_say_what_is_measured_and_tried(flux: Tiny, capfd: pytest.CaptureFi
         assert f"{STEPS}/{STEPS}" in text
     assert "omnireuse" not in fourth
     assert "omnireuse" not in shown(flux, capfd, 5), "the settings are as before"
-
-
-def test_words_of_the_user_stay(flux: Tiny, capfd: pytest.CaptureFixture[str]) -> None:
-    flux.pipe.set_progress_bar_config(desc="mine", mininterval=0)
-    with omnireuse.enable(flux.pipe, computed_steps=8):
-        assert "mine: omnireuse measures picture 1 of 3" in shown(flux, capfd, 0)
-    assert flux.pipe._progress_bar_config == {"desc": "mine", "mininterval": 0}
-
-
-def test_a_bar_that_is_disabled_stays_so(flux: Tiny, capfd: pytest.CaptureFixture[str]) -> None:
-    flux.pipe.set_progress_bar_config(disable=True)
-    full = flux.run(steps=STEPS, seed=0)
-    with omnireuse.enable(flux.pipe, computed_steps=8) as handle:
-        assert not any(shown(flux, capfd, seed) for seed in range(3))
-        assert handle.tuning.state == "ready"
-    assert flux.pipe._progress_bar_config == {"disable": True}
-    assert torch.equal(flux.run(steps=STEPS, seed=0), full)
 
 
 def test_a_pipeline_whose_bar_was_replaced_is_measured_all_the_same(flux: Tiny) -> None:

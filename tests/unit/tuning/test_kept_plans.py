@@ -261,18 +261,6 @@ def test_pictures_are_bit_equal_beside_damaged_files(flux: Tiny, cache: Path, se
             assert torch.equal(flux.run(steps=STEPS), full) or handle.tuning.state == "ready"
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", "null", "\xff\xfe", "[" * 10_000, '{"a":' * 10_000])
-@pytest.mark.parametrize("kind", ["tuned", "measured"])
-def test_files_that_hold_nothing_are_measured_anew(flux: Tiny, cache: Path, kind: str, damage: str) -> None:
-    with enabled(flux):
-        flux.run(steps=STEPS)
-    (cache / kind / the_file(cache, "measured").name).write_text(damage, encoding="latin-1")
-    full = flux.run(steps=STEPS)
-    with enabled(flux) as handle:
-        assert torch.equal(flux.run(steps=STEPS), full)
-        assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 1)
-
-
 class Server:
     """Stands for Redis."""
 

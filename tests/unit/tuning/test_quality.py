@@ -60,32 +60,6 @@ def test_a_quality_is_tuned_and_then_kept_with_a_fixed_schedule(flux: Tiny) -> N
     assert torch.equal(flux.run(steps=STEPS, seed=JUDGED), full[JUDGED])
 
 
-def test_another_process_finds_the_plan_of_its_quality_alone(flux: Tiny) -> None:
-    found = []
-    for count in (JUDGED + 1, 1):
-        with omnireuse.enable(flux.pipe, quality=QUALITY) as handle:
-            for seed in range(JUDGED + 1 - count, JUDGED + 1):
-                last = flux.run(steps=STEPS, seed=seed)
-            found.append((handle.tuning.reason, handle.tuning.path, last))
-    # The second handle measures nothing, and makes the same picture.
-    assert found[0][:2] == found[1][:2]
-    assert torch.equal(found[0][2], found[1][2])
-    for other in ({"quality": 35}, {"tolerance": 0.1}, {"computed_steps": 15}):
-        with omnireuse.enable(flux.pipe, **other) as handle:
-            flux.run(steps=STEPS)
-            assert handle.tuning.state == "measuring"
-
-
-def test_a_higher_quality_computes_no_fewer_steps(flux: Tiny) -> None:
-    counts = []
-    for quality in (15, 25, 50):
-        with omnireuse.enable(flux.pipe, quality=quality) as handle:
-            pictures(flux, JUDGED + 1)
-            counts.append(len(computed(handle)))
-    assert counts == sorted(counts)
-    assert counts[0] < counts[-1]
-
-
 def test_a_quality_that_no_plan_keeps_computes_every_step_here_and_in_the_next_process(flux: Tiny) -> None:
     full = pictures(flux, JUDGED + 1)
     for measured in (JUDGED + 1, 0):
@@ -158,32 +132,6 @@ def test_a_quality_with_a_profile_is_not_tuned(flux: Tiny) -> None:
         omnireuse.enable(flux.pipe, profile=profile, quality=20)
     with pytest.raises(ConfigError, match=r"quality= and tolerance=, and profile has chosen one"):
         omnireuse.enable(flux.pipe, profile=profile, quality=20, tune=True)
-
-
-def test_a_quality_is_tuned_ahead_of_time(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = flux.inputs(guided=False, batch=1)
-    embeds = {name: call.pop(name) for name in [*call] if name.endswith("embeds")}
-    del call["output_type"]
-
-    class Prompted(type(flux.pipe)):  # type: ignore[misc]  # diffusers is untyped
-        def __call__(self, prompt: str, num_inference_steps: int = STEPS, generator: Any = None, **more: Any) -> Any:
-            return super().__call__(num_inference_steps=num_inference_steps, generator=generator, **embeds, **more)
-
-    flux.pipe.__class__ = Prompted
-    profile = omnireuse.tune(flux.pipe, list("abcdef")[:JUDGED], quality=QUALITY, progress=False, **call)
-    (count,) = profile.plans
-    with omnireuse.enable(flux.pipe, quality=QUALITY) as handle:
-        flux.pipe("d", generator=torch.Generator().manual_seed(5), **call)
-        assert handle.tuning.state == "ready"
-        assert len(computed(handle)) == count < STEPS
-    for aim in ({"quality": 40}, {"tolerance": 0.1}):
-        with pytest.raises(ConfigError, match=f"at least {JUDGED} for a quality or a tolerance, got 3"):
-            omnireuse.tune(flux.pipe, ["a", "b", "c"], progress=False, **aim, **call)
-    with pytest.raises(ConfigError, match="give one of speedup and quality, not both"):
-        omnireuse.tune(flux.pipe, ["a"], speedup=2, quality=30, **call)
-    monkeypatch.setenv("OMNIREUSE_TUNE", "0")
-    with pytest.raises(ConfigError, match="OMNIREUSE_TUNE turns it off"):
-        omnireuse.tune(flux.pipe, ["a"], quality=30, **call)
 
 
 @pytest.mark.parametrize("given", [0.9, 0.0, 14.9, 101])

@@ -319,3 +319,20 @@ def test_a_name_that_two_models_may_share_is_no_name_of_weights(weights: object)
         ConnectorOptions(redis="redis://x", weights=weights)
     ConnectorOptions(redis="redis://x", weights="0123456789abcdef" * 4)
     ConnectorOptions(weights="")
+
+
+def test_an_output_larger_than_the_host_tier_is_not_kept() -> None:
+    half, worker = planner(host_bytes=100), WorkerHalf(None, "")
+    for number, size in enumerate((4, 8)):  # 64 and 128 bytes
+        asked = request(f"r{number}", (str(number), size))
+        half.is_available(asked, 0)
+        half.allocated(asked, 0)
+        plan = half.plan(step({f"r{number}": [0]}))
+        worker.begin(plan, {}, CPU)
+        worker.save(str(number), expected(str(number), size))
+        report = worker.report()
+        if report is not None:
+            half.reported(report)
+    assert plan.keeps == set()
+    assert half.counts["no_room"] == 1
+    assert half.stats()["host_bytes"] == 64

@@ -7,10 +7,11 @@ import threading
 import weakref
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
-from omnireuse.errors import ConfigError
+from omnireuse.errors import ConfigError, StateError, WrongTypeError
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
 from omnireuse.stores.tier import Tier, TieredStore
@@ -228,3 +229,13 @@ def test_a_tier_that_fails_is_a_counted_miss(how: str) -> None:
     assert store.stats()["load_misses"] == 1
     assert near.counts["corrupt" if how == "half a value" else "failed_read"] == 1
     store.assert_invariants()
+
+
+def test_numpy_is_refused() -> None:
+    with pytest.raises(WrongTypeError, match="numpy"):
+        EncoderOutputStore().put(CAT, np.zeros(3), 3)
+
+
+def test_what_is_not_there_is_said() -> None:
+    with pytest.raises(StateError, match="must be on the device"):
+        EncoderOutputStore().get(CAT)

@@ -145,3 +145,10 @@ def test_configuration_is_read_from_vllm_and_options_are_refused() -> None:
         VllmEncoderCacheManager.create_manager(cache_size=7, vllm_config=configured)
     with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
         make(is_encoder_decoder=True)
+
+
+def test_allocating_without_room_is_refused() -> None:
+    manager = make(4)
+    plan(manager, Request("a", [("cat", 4)]))
+    with pytest.raises(StateError, match="ask can_allocate first"):
+        manager.allocate(Request("b", [("dog", 4)]), 0)

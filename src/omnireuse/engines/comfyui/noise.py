@@ -15,8 +15,8 @@ __all__ = ["NEAR", "RunNoise"]
 NEAR = 1e-5
 """Relative difference of two sigmas that count as one."""
 
-_X0_ONLY = {"deis", "res_multistep", "unipc", "unipc_bh2"}
-_ONE_CALL = {*_X0_ONLY, "dpmpp_2m", "euler", "gradient_estimation"}
+_X0_ONLY = {"deis", "res_multistep"}
+_ONE_CALL = {*_X0_ONLY, "dpmpp_2m", "euler", "gradient_estimation", "unipc", "unipc_bh2"}
 """Functions of samplers that add no noise, call the model once a step, and are of third order at most. Under the first,
 velocities do not stand in for x0."""
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from omnireuse.errors import ConfigError, WrongTypeError
 from omnireuse.stores.flight import SingleFlight
 from omnireuse.stores.memory import MemoryStore
-from omnireuse.stores.trees import compact_copy, flatten, unflatten
+from omnireuse.stores.trees import compact_copy, flatten, storage_bytes, unflatten
 
 
 @pytest.mark.parametrize("name", ["max_bytes", "max_entries"])
@@ -131,3 +131,20 @@ def test_copies_are_compact_and_count_versions_even_from_inference_mode():
     assert copy._version >= 1  # an inference tensor would raise
     turned = compact_copy(torch.ones(2, 3).T)
     assert turned.stride() == (1, 3)
+
+
+def test_a_peek_neither_counts_nor_touches():
+    store = MemoryStore(max_entries=2)
+    store.put("a", 1, 1)
+    store.put("b", 2, 1)
+    assert (store.peek("a"), store.peek("x"), "a" in store, len(store)) == (1, None, True, 2)
+    store.put("c", 3, 1)
+    assert "a" not in store
+    assert store.counts == {"evictions": 1}
+
+
+def test_storage_is_counted_once_and_whole():
+    base = torch.zeros(100)
+    assert storage_bytes([base[:1], base[1:2]]) == 400
+    array = np.zeros(100)
+    assert storage_bytes([array[:1], array[1:]]) == 800

@@ -26,7 +26,7 @@ def secured(tmp_path: Path) -> Iterator[str]:
     request = "req -x509 -newkey rsa:2048 -nodes -keyout server.key -out server.crt -days 2 -subj /CN=localhost"
     subject = ["-addext", "subjectAltName=DNS:localhost"]
     subprocess.run([openssl, *request.split(), *subject], cwd=tmp_path, check=True, capture_output=True)
-    users = re.search(r"`(user default off)` and `(user omni on .*?)`", (TOP / "docs" / "serving.md").read_text())
+    users = re.search(r"`(user default off)`\s+and\s+`(user omni on .*?)`", (TOP / "docs" / "serving.md").read_text())
     assert users is not None
     (tmp_path / "users.acl").write_text("\n".join(users.groups()).replace("PASSWORD", "secret") + "\n")
     with socket.socket() as free:
