@@ -80,7 +80,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     right.set_title("faces-edit, 28 steps: dB of the 5 % quantile", fontsize=10)
     for panel in (left, right):
         quiet_axes(panel)
-        panel.legend(frameon=False, fontsize=7.5)
+        if panel.lines:
+            panel.legend(frameon=False, fontsize=7.5)
     explain(
         figure,
         "Left: the more references, the more a lean call saves. Right: how close to the full run nineteen of twenty "

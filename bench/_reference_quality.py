@@ -18,6 +18,7 @@ from bench._resumable import Row, Rows
 from bench.harm import closeness
 from bench.tune import cache_in
 from omnireuse import EveryNth
+from omnireuse.errors import StateError
 from omnireuse.references import References
 from omnireuse_lab.peers.editing import Dropped, RegionWise, TextKept, Whole
 from reference.drawing import Array
@@ -65,7 +66,7 @@ def measure(rows: Rows, options: argparse.Namespace) -> None:
                 print(rows.record["rows"][-1], flush=True)
         if number == 1 and STEPS[name] > 8 and not (options.out / "edits.png").exists():
             shown = _some(player.examples, 0, SHOWN)
-            lean = player.lean(References(), shown)[0]
+            lean = player.lean(References(full_last=True), shown)[0]
             draw_edits(shown, player.full[:SHOWN], lean, options.out / "edits.png")
 
 
@@ -96,7 +97,7 @@ class Player:
     def _ways(self) -> Mapping[str, Callable[[], tuple[Array, float]]]:
         steps = self._steps
         ways: dict[str, Callable[[], tuple[Array, float]]] = {
-            named(every): partial(self.lean, References(full_every=every)) for every in CURVE[steps]
+            named(every): partial(self.lean, References(full_every=every, full_last=True)) for every in CURVE[steps]
         }
         alone = References(full_every=None, full_last=False)
         ways[named(None, last=False)] = partial(self.lean, alone)
@@ -109,9 +110,14 @@ class Player:
         ways["region-wise"] = lambda: self._region_wise(equal)
         if steps >= 20:
             ways["step reuse"] = partial(self._reused, references=False)
+            ways["step reuse, 3x"] = partial(self._reused, references=False, speedup=3)
+            ways["fewer steps, a third"] = lambda: self._fewer(round(steps / 3))
             ways[f"step reuse, {named(None, last=False)}"] = partial(self._reused, references=alone)
             for every in (None, 4, 2):
-                ways[f"step reuse, {named(every)}"] = partial(self._reused, references=References(full_every=every))
+                ways[f"step reuse, {named(every)}"] = partial(
+                    self._reused, references=References(full_every=every, full_last=True)
+                )
+            ways["tuned"] = partial(self._reused, references=None)
             ways["fewer steps, half"] = lambda: self._fewer(steps // 2)
         return ways
 
@@ -143,25 +149,23 @@ class Player:
         """Tokens of so many calls, these of them full, by those of a full run."""
         return (full * self._call + (calls - full) * (TEXT + TOKENS)) / (self._steps * self._call)
 
-    def _reused(self, references: bool | References) -> tuple[Array, float]:
-        """Step reuse at 2x, tuned on some pictures."""
+    def _reused(self, references: bool | References | None, speedup: float = 2) -> tuple[Array, float]:
+        """Fewer computed steps, tuned on some pictures; None lets tuning decide on lean calls."""
         with (
             tempfile.TemporaryDirectory() as folder,
             cache_in(folder),
-            omnireuse.enable(self.pipeline, speedup=2, tune=PICTURES, references=references) as handle,
+            omnireuse.enable(self.pipeline, speedup=speedup, tune=PICTURES, references=references) as handle,
         ):
             for place in range(PICTURES):
                 self._make(self._steps, _some(self._tuned_on, place, place + 1))
             if handle.tuning.state != "ready":
-                raise RuntimeError(f"nothing was tuned: {handle.tuning}")
+                raise StateError(f"nothing was tuned: {handle.tuning}")
             before = handle.summary().references
             pictures = self._make(self._steps)
             computed = sum(not event.reused for event in handle.events[-self._steps :])
             after = handle.summary().references
-        if before is None or after is None:
-            return pictures, computed / self._steps
-        full = after.full - before.full
-        return pictures, self._lean_share(computed, full)
+        lean = 0 if before is None or after is None else after.lean - before.lean
+        return pictures, self._lean_share(computed, computed - lean)
 
     def _fewer(self, steps: int) -> tuple[Array, float]:
         return self._make(steps), steps / self._steps

@@ -58,8 +58,9 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[Row] = []
     for part in options.parts:
         rows = record_of("references", options, PARTS[part])["rows"]
-    show(rows, Console())
-    draw(rows, options.out / "references.png")
+    if rows:
+        show(rows, Console())
+        draw(rows, options.out / "references.png")
 
 
 def check(options: argparse.Namespace) -> None:
