@@ -323,7 +323,9 @@ class Entry:
                 text += f"{expected:.2%} error of the final latents expected"
             if evidence.untuned:
                 text += f" ({sum(evidence.untuned) / len(evidence.untuned):.2%} untuned)"
-        if plan.full_every not in (None, 1) and evidence is not None:
+        if plan.full_every == 1:
+            text += "; references computed in every call, as no lean calls were seen to add little error"
+        elif plan.full_every is not None and evidence is not None:
             calls = f"one of {plan.full_every} calls" if plan.full_every else "the first call"
             error = sum(evidence.errors) / len(evidence.errors)
             text += f"; references computed in {calls} and at the last step, {error:.2%} error with that"
