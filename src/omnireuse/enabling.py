@@ -213,13 +213,8 @@ def _tuner(
     from omnireuse.tuning.store import Store
     from omnireuse.tuning.tuner import Tuner
 
-    registry = Registry(
-        pictures=check_tune(tune),
-        store=Store(),
-        command="omnireuse.enable(pipe)",
-        agreement=agreement,
-        tries_lean=references is not None,
-    )
+    command, pictures = "omnireuse.enable(pipe)", check_tune(tune)
+    registry = Registry(pictures=pictures, store=Store(), command=command, agreement=agreement)
     return partial(Tuner, strategy=strategy, target=target, registry=registry, references=references)
 
 

@@ -22,7 +22,7 @@ from omnireuse.tuning.budget import PRICE, Budget, Ledger, Work, work_of
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.fewest import trying
 from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.lean import LeanTrials
+from omnireuse.tuning.lean import REFERENCES, LeanTrials
 from omnireuse.tuning.recording import Recording
 from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import MOST_WORK, MeasuredCall, Pausing, Shadows, Trying, finished
@@ -53,7 +53,6 @@ class Shared:
             alone reads and writes files. Alone by default.
         ledger: of the work of all pictures.
         measures_all: measure as many pictures as are wanted, whatever is known and whatever it costs.
-        tries_lean: whether lean calls of an editing model are tried, too.
         entries: by the digest of their configuration, and their number of computed steps.
         lock: guards the entries.
     """
@@ -64,7 +63,6 @@ class Shared:
     agreement: Agreement = field(default_factory=Agreement)
     ledger: Ledger = field(default_factory=Ledger)
     measures_all: bool = False
-    tries_lean: bool = False
     entries: dict[tuple[str, int], Entry] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -267,7 +265,7 @@ class Entry:
         is_slow = self.shared.agreement.of_first(lambda: self.seconds > SLOW and not self.shared.measures_all)
         if self.trials is None:
             self.trials = trying(self.budget, self.calls, self.earlier)
-            if self.shared.tries_lean and not self.budget.aim:
+            if REFERENCES in self.configuration.call and not self.budget.aim:
                 self.trials = LeanTrials(self.trials, self.budget)
         trials = self.trials
         while (due := trials.due(self.calls, is_whole=self.is_whole)) is not None:
@@ -325,7 +323,9 @@ class Entry:
                 text += f"{expected:.2%} error of the final latents expected"
             if evidence.untuned:
                 text += f" ({sum(evidence.untuned) / len(evidence.untuned):.2%} untuned)"
-        if plan.full_every not in (None, 1) and evidence is not None:
+        if plan.full_every == 1:
+            text += "; references computed in every call, as no lean calls were seen to add little error"
+        elif plan.full_every is not None and evidence is not None:
             calls = f"one of {plan.full_every} calls" if plan.full_every else "the first call"
             error = sum(evidence.errors) / len(evidence.errors)
             text += f"; references computed in {calls} and at the last step, {error:.2%} error with that"

@@ -14,8 +14,10 @@ from omnireuse.tuning.budget import SHORT_ERROR, Budget
 from omnireuse.tuning.full_run import relative_errors
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadow, Shadows, Try, Trying
 
-__all__ = ["LeanTrials"]
+__all__ = ["REFERENCES", "LeanTrials"]
 
+REFERENCES = "references"
+"""Among the arguments of a configuration whose calls have pictures to edit, and with which lean calls are tried."""
 CANDIDATES = (0, 4, 2)
 """`Plan.full_every`, fewest full calls first."""
 MOST_GROWTH = 10 ** (2 / 20)

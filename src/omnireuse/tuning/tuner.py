@@ -22,6 +22,7 @@ from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.entry import Entry
+from omnireuse.tuning.lean import REFERENCES
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.registry import Registry
 from omnireuse.tuning.replay import Replay, noting_bars
@@ -189,7 +190,8 @@ class Tuner(HostTuner):
 
     def _choose(self, attempt: _Attempt, start: RunStart, arguments: Mapping[str, Any]) -> Chosen:
         untuned = Chosen(strategy=self._strategy)
-        tried = {} if self._references is None else {"references": "tried"}
+        has_references = self._references is not None and arguments.get("image") is not None
+        tried = {REFERENCES: "tried"} if has_references else {}
         attempt.runs += 1
         if attempt.runs > 1:
             if attempt.recording is None:
