@@ -51,6 +51,7 @@ def show(rows: Sequence[Row], console: Console) -> None:
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Left how many times as long full calls take, right the worst of twenty pictures by computed tokens."""
     figure, (left, right) = panels_of(2)
+    figure.set_figheight(4.6)
     true = [row for row in rows if row["part"] == "call" and row["references"] and row["size"] == "true"]
     for model, colour in zip(dict.fromkeys(row["model"] for row in true), OURS, strict=False):
         for on_host, style in ((False, "o-"), (True, "o:")):
@@ -64,8 +65,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     own = [row for row in rows if row["part"] == "quality" and (row["model"], row["references"]) == (MODEL, 1)]
     groups = {
         "lean calls": [row for row in own if row["way"].endswith("full") and "reuse" not in row["way"]],
-        "step reuse": [row for row in own if row["way"] == "step reuse"],
-        "step reuse and lean calls": [row for row in own if row["way"].startswith("step reuse,")],
+        "step reuse": [row for row in own if row["way"] in ("step reuse", "step reuse, 3x")],
+        "step reuse and lean calls": [
+            row for row in own if row["way"].startswith("step reuse") and "full" in row["way"]
+        ],
         "tokens dropped": [row for row in own if "dropped" in row["way"]],
         "region-wise": [row for row in own if row["way"] == "region-wise"],
         "fewer steps": [row for row in own if row["way"].startswith("fewer")],
@@ -81,7 +84,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for panel in (left, right):
         quiet_axes(panel)
         if panel.lines:
-            panel.legend(frameon=False, fontsize=7.5)
+            panel.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     explain(
         figure,
         "Left: the more references, the more a lean call saves. Right: how close to the full run nineteen of twenty "
@@ -94,8 +97,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 def draw_edits(examples: Examples, full: Array, lean: Array, path: Path) -> None:
     """Two edits a row: the reference, the instruction, and the pictures of full and of lean calls."""
     count = len(full)
-    figure = Figure(figsize=(WIDTH, 0.5 + 1.45 * -(-count // 2)), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(WIDTH, 0.6 + 1.5 * -(-count // 2)), facecolor="white")
     panels = figure.subplots(-(-count // 2), 6, squeeze=False)
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.01, top=0.82, wspace=0.05, hspace=0.25)
     for panel in panels.ravel():
         panel.set_axis_off()
     for at, edit in enumerate(examples.edits):

@@ -12,16 +12,29 @@ All of them are for FluxTransformer2DModel without guidance. `RegionWise` takes 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from omnireuse.references.attention import FullPass, LeanPass, attending
-from omnireuse.references.declared import DECLARED, Split
+__all__ = ["Dropped", "RegionWise", "Split", "TextKept", "Whole"]
 
-__all__ = ["Dropped", "RegionWise", "TextKept", "Whole"]
+Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values of an attention, (batch, tokens, heads, channels), and those that it takes instead."""
+
+
+class Split(NamedTuple):
+    """Tokens of a call. In attentions text comes first, then the target, then the references."""
+
+    text: int
+    target: int
+    references: int
+
+    @property
+    def full(self) -> int:
+        """All tokens."""
+        return sum(self)
 
 
 class Whole:
@@ -37,8 +50,8 @@ class Whole:
     @contextmanager
     def on(self, denoiser: Any) -> Iterator[None]:
         """Within it, the denoiser's calls, which are those of one run, are computed so."""
-        self._step, self._compute, self._module = 0, denoiser.forward, sys.modules[type(denoiser).__module__]
-        self._attentions = DECLARED["FluxTransformer2DModel"].attentions(denoiser)
+        self._step, self._compute = 0, denoiser.forward
+        self._module: Any = sys.modules[type(denoiser).__module__]
         denoiser.forward = self._counted
         try:
             yield
@@ -46,9 +59,11 @@ class Whole:
             del denoiser.forward
 
     def _counted(self, *, return_dict: bool = False, **call: Any) -> tuple[torch.Tensor]:
-        split = DECLARED["FluxTransformer2DModel"].split(call)
-        if not isinstance(split, Split):
-            raise ValueError(f"{type(self).__name__}: the call has no references: {split}")
+        picture = call["img_ids"][:, 0]
+        target = int((picture == picture[0]).sum())
+        if target == len(picture):
+            raise ValueError(f"{type(self).__name__}: the call has no references")
+        split = Split(call["encoder_hidden_states"].shape[1], target, len(picture) - target)
         output = self.call(split, call)
         self._step += 1
         return (output,)
@@ -65,23 +80,39 @@ class Whole:
 
     def keep(self, split: Split, call: dict[str, Any]) -> torch.Tensor:
         """The velocities of a whole call, whose keys and values are kept: of text, target and references."""
-        kept = FullPass(Split(0, 0, split.full), self._attentions, on_host=False)
-        with attending(kept, self._module):
-            output = self.compute(call)
-        kept.end()
-        if kept.why_not:
-            raise ValueError(f"{type(self).__name__}: nothing is kept: {kept.why_not}")
-        self._keys, self._values = kept.keys, kept.values
-        return output[:, : split.target]
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def beside(self, own: Split, others: torch.Tensor, call: dict[str, Any]) -> torch.Tensor:
+        def keep(key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            self._kept.append((key, value))
+            return key, value
+
+        with self._attending(keep):
+            return self.compute(call)[:, : split.target]
+
+    def beside(self, others: torch.Tensor, call: dict[str, Any]) -> torch.Tensor:
         """The velocities of a call whose attentions see the kept keys and values of these tokens, too."""
-        keys, values = ([each[:, others] for each in kept] for kept in (self._keys, self._values))
-        lean = LeanPass(own, keys, values)
-        with attending(lean, self._module):
-            output = self.compute(call)
-        lean.end()
-        return output
+        left = iter(self._kept)
+
+        def add(key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            kept_key, kept_value = next(left)
+            return torch.cat([key, kept_key[:, others]], dim=1), torch.cat([value, kept_value[:, others]], dim=1)
+
+        with self._attending(add):
+            return self.compute(call)
+
+    @contextmanager
+    def _attending(self, change: Change) -> Iterator[None]:
+        """Within it, keys and values pass through `change` before each attention of the model."""
+        attend = self._module.dispatch_attention_fn
+
+        def changed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            return attend(query, *change(key, value), *args, **kwargs)
+
+        self._module.dispatch_attention_fn = changed
+        try:
+            yield
+        finally:
+            self._module.dispatch_attention_fn = attend
 
 
 class RegionWise(Whole):
@@ -108,9 +139,8 @@ class RegionWise(Whole):
             self._chosen, self._others = self._choose(split, call)
             return self._velocity
         tokens = call | {name: call[name][..., self._chosen, :] for name in ("hidden_states", "img_ids")}
-        own = Split(split.text, len(self._chosen), split.target + split.references - len(self._chosen))
         velocity = self._velocity.clone()
-        velocity[:, self._chosen] = self.beside(own, self._others, tokens)
+        velocity[:, self._chosen] = self.beside(self._others, tokens)
         return velocity
 
     def _choose(self, split: Split, call: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,6 +201,5 @@ class TextKept(Whole):
             return self.keep(split, call)
         none = {name: call[name][..., :0, :] for name in ("encoder_hidden_states", "txt_ids")}
         own = {name: call[name][..., : split.target, :] for name in ("hidden_states", "img_ids")}
-        text, references = range(split.text), range(split.lean, split.full)
-        others: Sequence[int] = [*text, *references]
-        return self.beside(Split(0, split.target, len(others)), torch.tensor(others), call | none | own)
+        others = [*range(split.text), *range(split.text + split.target, split.full)]
+        return self.beside(torch.tensor(others), call | none | own)
