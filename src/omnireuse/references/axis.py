@@ -67,10 +67,12 @@ class ReferenceAxis:
         return _LeanRegion(inner, self)
 
     def tuned(self, full_every: int | None) -> References | None:
-        """The plan of a run that tuning has one for: as `References.full_every`, but for 0, which stands for the first
-        call alone; None if nothing was tried."""
+        """The plan of a run that tuning has one for, with a full last step: as `References.full_every`, but for 0, which
+        stands for the first call; None if nothing was tried."""
+        if full_every is None:
+            return None
         on_host = self.plan is not None and self.plan.on_host
-        return None if full_every is None else References(full_every=full_every or None, on_host=on_host)
+        return References(full_every=full_every or None, full_last=True, on_host=on_host)
 
 
 class _LeanRegion(Region):
