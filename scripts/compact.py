@@ -76,10 +76,10 @@ def compact_picture(path: Path) -> None:
     Raises:
         SystemExit: when the picture is transparent somewhere.
     """
-    picture = Image.open(path)
+    picture: Image.Image = Image.open(path)
     if picture.mode == "P":
         return
-    if picture.mode == "RGBA" and picture.getextrema()[3] != (255, 255):
+    if picture.mode == "RGBA" and picture.getchannel("A").getextrema() != (255, 255):
         raise SystemExit(f"{path}: must be opaque")
     picture = picture.convert("RGB")
     if path.stem not in SAMPLES:

@@ -86,6 +86,7 @@ def write_card(
         "arguments": arguments(sampling),
         "length": sampling["max_sequence_length"],
         "table": figures_table(len(examples.edits), measured),
+        "num_edits": len(examples.edits),
         "num_samples": NUM_SAMPLES,
         **WORDS[name],
     }

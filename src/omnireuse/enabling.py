@@ -144,7 +144,7 @@ def enable(
         references: of editing models: True computes the references' tokens at the first computed call, at every fourth
             after it and at the last step. The calls in between use the keys and values that were kept of them; such
             lean calls are an approximation, and add to the error of reuse. "host" keeps them in the memory of the host.
-            False computes all tokens at all computed calls. With None, and where pictures are measured with True and
+            False computes all tokens at all computed calls. With None, and if pictures are measured with True and
             "host" too, tuning decides: it takes lean calls if they add little to the error of its plan.
         options: fields of `DiffusionCacheConfig` with a backend; with a policy `prediction_target`, `signal`, `axis`.
 
@@ -213,13 +213,8 @@ def _tuner(
     from omnireuse.tuning.store import Store
     from omnireuse.tuning.tuner import Tuner
 
-    registry = Registry(
-        pictures=check_tune(tune),
-        store=Store(),
-        command="omnireuse.enable(pipe)",
-        agreement=agreement,
-        tries_lean=references is not None,
-    )
+    command, pictures = "omnireuse.enable(pipe)", check_tune(tune)
+    registry = Registry(pictures=pictures, store=Store(), command=command, agreement=agreement)
     return partial(Tuner, strategy=strategy, target=target, registry=registry, references=references)
 
 

@@ -47,7 +47,7 @@ FIT_PROMPTS = 5
 more."""
 GROWTHS: tuple[float, ...] = (2.0, 0.0, 4.0)
 """How errors grow on their way to the final latents (`Planner`), which full runs do not show: trials for the smallest
-budget decide, where growth counts most and runs cost least."""
+budget decide, because growth counts most there and runs cost least."""
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of at most {total:.0f} full runs [{elapsed}<{remaining}]"
 
 
@@ -71,8 +71,8 @@ def calibrate(
     """Search the best schedule for each budget of computed steps, on the pipeline's own runs.
 
     The full runs show how alike the outputs of all steps are, and with that how much error each schedule leaves. So
-    schedules are planned without further runs. A few runs then fit the weights, where the scheduler allows it, and
-    decide between plans where there are several. The results are evaluated on prompts that the search has not seen.
+    schedules are planned without further runs. A few runs then fit the weights, if the scheduler allows it, and
+    decide between plans if there are several. The results are evaluated on prompts that the search has not seen.
 
     Args:
         pipeline: a pipeline that makes images or clips from prompts, with nothing enabled on it. Or the folder of one,
@@ -229,7 +229,7 @@ class _Search:
             self._spend("full runs", len(batch))
 
     def find_best(self) -> None:
-        """Find the plan for each budget: the default's steps where no weights can be fitted."""
+        """Find the plan for each budget: the default's steps if no weights can be fitted."""
         if len(self._products) < len(self._for_search):
             for budget in self._budgets:
                 steps = tuple(sorted(Spread(num_computed=budget).schedule(self._runner.steps, self.noises)))
@@ -247,7 +247,7 @@ class _Search:
             growths = (tried[self.plans[budget].steps],)
 
     def _try(self, steps: tuple[int, ...]) -> None:
-        """Fit the weights of a schedule, and keep it where it is the best of its budget."""
+        """Fit the weights of a schedule, and keep it if it is the best of its budget."""
         budget, total, best = len(steps), self._runner.steps, self.plans.get(len(steps))
         trial, pictures = Trial.of_fit(steps, total), [run.pictures for run in self.searched]
         while trial.calls < len(self._calls):
@@ -285,7 +285,7 @@ def held_out_last(prompts: Sequence[T], for_search: int) -> list[T]:
 
 
 def number_searched(prompts: int, held_out: float) -> int:
-    """How many of the prompts are for the search. Warns where the others are too few for a promise.
+    """How many of the prompts are for the search. Warns if the others are too few for a promise.
 
     Raises:
         ConfigError: a share outside of (0, 1).

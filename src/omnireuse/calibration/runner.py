@@ -41,7 +41,7 @@ class RunInFull:
 
     Attributes:
         pictures: one for each prompt, an image or a clip, in 0…1.
-        full: the run as fits and plans need it; None unless recorded, and where no weights can be fitted.
+        full: the run as fits and plans need it; None unless recorded, and if no weights can be fitted.
         coordinates: of its steps, as forecasters see them.
         seen: of the blocks.
     """
@@ -63,7 +63,7 @@ class PipelineRunner:
         options: of the `Caller`: `seed`, `batch_size`, `pictures`, `known`.
 
     Attributes:
-        blocks_unseen: why the blocks are not watched in full runs, in words; empty where they are.
+        blocks_unseen: why the blocks are not watched in full runs, in words; empty if they are.
 
     Raises:
         ConfigError: as `Caller`.
@@ -130,7 +130,7 @@ class PipelineRunner:
         )
 
     def _watching(self) -> Strategy:
-        """Computes every step, and watches the blocks where it can."""
+        """Computes every step, and watches the blocks if it can."""
         if not self.blocks_unseen:
             try:
                 if any(map(is_compiled_whole, denoisers_of(self.pipeline))):
@@ -143,7 +143,7 @@ class PipelineRunner:
         return FULL
 
     def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Shadow:
-        """As `Leader.lead`."""
+        """Fit weights for a schedule along the full runs' paths, and follow them."""
         beside, path = Beside(call.full, fit.first_gap, Led(fit, call.full, self.pipeline.scheduler)), call.full.path
         region = DrivenRegion(beside, known=path.calls)
         with Handle(self.pipeline, FULL, name="fit", region=lambda *_: region):
@@ -153,7 +153,7 @@ class PipelineRunner:
         return Shadow(beside.computed, region.latents, pictures)
 
     def score(self, strategy: Strategy, places: range, full: Sequence[Picture]) -> list[float]:
-        """PSNR in dB of the prompts of these places to the pictures of their `full` run, as `capped_psnr`, where one
+        """PSNR in dB of the prompts of these places to the pictures of their `full` run, as `capped_psnr`, if one
         call follows a strategy."""
         with Handle(self.pipeline, strategy, name="plan"):
             pictures = self.pictures(places)

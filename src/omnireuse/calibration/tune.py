@@ -44,8 +44,8 @@ def tune(
         pipeline: a pipeline that makes pictures from prompts, with nothing enabled on it. Or the folder of one, its id
             on a hub, "package:function", or a function without arguments that makes one.
         prompts: at least one; three are enough. A quality or a tolerance takes six.
-        speedup: all steps divided by computed steps, ≥ 1; half of the steps compute by default.
-        computed_steps: how many steps compute, ≥ 2.
+        speedup: all steps divided by computed steps, ≥ 1; half of the steps are computed by default.
+        computed_steps: how many steps are computed, ≥ 2.
         quality: PSNR in dB that nine of ten pictures reach, with as few computed steps as that takes.
         tolerance: relative L1 error that nine of ten final latents stay within, in the same way. Give one of the four.
         seed: of the first prompt's noise; the others count on from it.
@@ -56,7 +56,7 @@ def tune(
 
     Returns:
         The profile with the plan. It is kept in the cache folder, and `Profile.save` writes it elsewhere. The plan has
-        no weights where nothing was better than the untuned default.
+        no weights if nothing was better than the untuned default.
 
     Raises:
         ConfigError: no prompts or too few, an argument out of range or one that is set here, or a pipeline that cannot

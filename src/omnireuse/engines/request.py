@@ -78,7 +78,7 @@ class RequestReuse(Stepper):
             self.generation = Generation(self.plan.strategy, levels, total=total, at=at, agreement=agreement)
 
     def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
-        """As `Stepper.computes`; the engine counts the step."""
+        """Whether the model is called at this step, which the engine counts."""
         if self.generation is None:
             return True
         try:
@@ -90,7 +90,7 @@ class RequestReuse(Stepper):
     def use(
         self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
     ) -> torch.Tensor | None:
-        """As `Stepper.use`: None where a forecast has failed; an output itself where learning from it has."""
+        """The solver's input. None if a forecast has failed; the output itself if learning from it has failed."""
         used = output
         try:
             if output is not None and not isinstance(output, torch.Tensor):

@@ -176,7 +176,7 @@ class ServerSettings:
 
     @property
     def pictures(self) -> int:
-        """How many pictures are measured at most; 0 where nothing is tuned."""
+        """How many pictures are measured at most; 0 if nothing is tuned."""
         return 0 if is_off_by_environment() else check_tune(self.tune)
 
     def _check_tune(self) -> None:

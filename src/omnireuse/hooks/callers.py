@@ -116,7 +116,7 @@ class CallerWatch:
         """Base classes whose subclasses are seen when they are made, and what stood in that place."""
 
     def begin(self) -> None:
-        """Watch, once more."""
+        """Start to watch, for one more watcher."""
         with self._lock:
             self._watchers += 1
             self.look()
@@ -132,7 +132,7 @@ class CallerWatch:
                         self._watch(cls)
 
     def end(self) -> None:
-        """Watch once less. The last to end restores every class."""
+        """Stop to watch, for one watcher. The last one restores every class."""
         with self._lock:
             self._watchers -= 1
             if self._watchers:

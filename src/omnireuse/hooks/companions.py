@@ -1,9 +1,9 @@
-"""ControlNets, which compute residuals for the denoiser: counted, and left out where nobody reads their output.
+"""ControlNets, which compute residuals for the denoiser: counted, and left out if nobody reads their output.
 
 In region "step" the denoiser's calls of a reused step are not made, so that nobody reads what a ControlNet has computed
-for them. It is called before them, so a call is left out only where a schedule says beforehand that the step is reused,
-and where the last computed step has handed all its tensors to the denoiser as they were, at the same scale. What is
-returned instead has their shapes. If a call of the denoiser is made nevertheless, as where guidance begins, the
+for them. It is called before them, so a call is left out only if a schedule says beforehand that the step is reused,
+and if the last computed step has handed all its tensors to the denoiser as they were, at the same scale. What is
+returned instead has their shapes. If a call of the denoiser is made nevertheless, as when guidance begins, the
 ControlNet computes then.
 """
 
@@ -79,13 +79,13 @@ class Companions:
         self._scales: dict[str, Any] = {}
         """Of the latest call of each companion."""
         self.scales: tuple[tuple[str, Any], ...] = ()
-        """The same, as pairs. Where one changes, as at the end of ControlNet guidance, what the denoiser returns is of
+        """The same, as pairs. If one changes, as at the end of ControlNet guidance, what the denoiser returns is of
         another kind."""
         self._calls = Counter[tuple[str, bool]]()
         """Calls of the run so far, by companion and whether it was made."""
 
     def begin(self) -> None:
-        """A run is about to begin."""
+        """Prepare for a new run."""
         self._calls.clear()
         self._outputs.clear()
         self._scales.clear()
@@ -93,7 +93,7 @@ class Companions:
         self._enter(None)
 
     def take_calls(self) -> dict[str, tuple[int, int]]:
-        """Made and all calls of the run that ends, by companion."""
+        """For each companion, the calls that were made and all calls, of the run that ends."""
         calls = self._calls
         found = {name: (calls[name, True], calls[name, True] + calls[name, False]) for name, _ in calls}
         self.begin()
@@ -119,7 +119,7 @@ class Companions:
         """One call of a companion.
 
         Args:
-            run: that it belongs to; None where its run has not begun.
+            run: that it belongs to; None if its run has not begun.
             is_reused: whether a schedule reuses the present step in region "step".
             scale: a number or a list of them, one for each of several ControlNets.
         """

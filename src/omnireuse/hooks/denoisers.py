@@ -117,7 +117,7 @@ def is_compiled_whole(module: torch.nn.Module) -> bool:
 
 
 def adapter_scales(module: torch.nn.Module) -> tuple[Any, ...] | None:
-    """Adapters in use with their scales, in the first layer that has some (PEFT); None where no layer has any."""
+    """Adapters in use with their scales, in the first layer that has some (PEFT); None if no layer has any."""
     layers: Iterable[Any] = module.modules()
     for layer in layers:
         if isinstance(scaling := vars(layer).get("scaling"), dict):
@@ -147,7 +147,7 @@ def describe(pipeline: Any) -> str:
 
 
 def forward_group(denoisers: Iterable[torch.nn.Module]) -> dist.ProcessGroup | None:
-    """The ranks whose collectives these denoisers' forwards enter; None where each rank runs its own model.
+    """The ranks whose collectives these denoisers' forwards enter; None if each rank runs its own model.
 
     Known are the context parallelism of diffusers (`enable_parallelism`) and parameters that are spread over a device
     mesh (`fully_shard`, tensor parallelism).
@@ -170,7 +170,7 @@ def forward_group(denoisers: Iterable[torch.nn.Module]) -> dist.ProcessGroup | N
 
 
 def check_agreement(policy: Policy, agreement: Agreement, denoiser: torch.nn.Module) -> None:
-    """Raise a StateError where a policy would measure on one of several ranks alone: they would wait for each other."""
+    """Raise a StateError if a policy would measure on one of several ranks alone: they would wait for each other."""
     if not (policy.needs_drift or policy.needs_error) or not agreement.is_alone:
         return
     if forward_group([denoiser]) is not None:

@@ -145,7 +145,7 @@ class InertRuns:
         self._lock = threading.Lock()
 
     def end(self, run: Run, is_complete: bool) -> None:
-        """The run has ended; nothing is said of one that was broken off.
+        """Look at a run that has ended; one that was aborted is not reported.
 
         Raises:
             StateError: as `_check_finite`.
@@ -182,7 +182,7 @@ class InertRuns:
 
     def _explain(self, run: Run, is_complete: bool) -> None:
         generation, last = run.generation, (run.generation.total or 0) - 1
-        # Where timesteps alone tell the steps, the last one ends when another run begins.
+        # If timesteps alone tell the steps, the last one ends when another run begins.
         is_whole = is_complete or (not run.is_stepped and generation.index >= last)
         record = self._stats.end_run(generation.number, is_whole=is_whole)
         explanation = None
@@ -200,7 +200,7 @@ class InertRuns:
             self._say(explanation)
 
     def no_run(self, pipeline: str, *, is_called: bool) -> None:
-        """A pipeline has finished without a run; its denoiser was called or not."""
+        """Warn of a call of the pipeline that has finished without a run, whether its denoiser was called or not."""
         if is_called:
             self._say(_no_steps(f"the scheduler of {pipeline} was told no timesteps before"))
             return
@@ -213,7 +213,7 @@ class InertRuns:
         )
 
     def no_step_ended(self, calls: int) -> None:
-        """The denoiser was called for more than a step, and no step ended."""
+        """Warn that the denoiser was called for more than a step, and no step ended."""
         self._say(_no_steps(f"no step ended after {calls} calls: nobody calls scheduler.step"))
 
     def _say(self, explanation: Explanation) -> None:
@@ -226,7 +226,7 @@ class InertRuns:
 
 
 def _first_broken(magnitudes: Sequence[tuple[int, torch.Tensor]]) -> int | None:
-    """The step after which the latents were first not finite; None where they always were."""
+    """The step after which the latents were first not finite; None if they always were."""
     if not magnitudes:
         return None
     device = magnitudes[0][1].device

@@ -191,11 +191,11 @@ class _Slot:
         return vars(self.module).get(_SLOT) is self
 
     def add(self, interception: Interception, receiver: Any) -> None:
-        """Ask this interception before the others."""
+        """Put this interception before the others."""
         self.layers = (*self.layers, interception)
 
     def remove(self, interception: Interception) -> None:
-        """Ask it no more, and leave the slot when nobody is asked."""
+        """Remove the interception, and leave the slot after the last one."""
         self.layers = tuple(layer for layer in self.layers if layer is not interception)
         if self.layers or not self.is_in_place:
             return
@@ -238,7 +238,7 @@ class _Layer(NamedTuple):
 
 
 class _Dispatcher:
-    """A method of a class which asks the interceptions of each instance."""
+    """A method of a class, which calls the interceptions of each instance."""
 
     def __init__(self, definer: Any, name: str) -> None:
         self._definer, self._name = definer, name
@@ -275,7 +275,7 @@ class _Dispatcher:
         return vars(self._definer).get(self._name) is self._method
 
     def add(self, interception: Interception, receiver: Any) -> None:
-        """Ask this interception before the others of the same instance."""
+        """Put this interception before the others of the same instance."""
         key = id(receiver)
 
         def gone(_: object) -> None:
@@ -290,7 +290,7 @@ class _Dispatcher:
         self._layers[key] = (*self._layers.get(key, ()), layer)
 
     def remove(self, interception: Interception) -> None:
-        """Ask it no more, and leave the class when nobody is asked."""
+        """Remove the interception, and leave the class after the last one."""
         for key in list(self._layers):
             self._clean(key, interception)
 
@@ -307,7 +307,7 @@ class _Dispatcher:
             self._leave_unused()
 
     def remove_for_all(self, interception: ClassInterception) -> None:
-        """Ask this interception of every instance no more."""
+        """Remove this interception of every instance."""
         if interception in self.for_all:
             self.for_all.remove(interception)
         self._leave_unused()
@@ -322,7 +322,7 @@ class _Dispatcher:
             _dispatchers.remove(self)
 
     def is_for(self, definer: Any, name: str) -> bool:
-        """True if it serves this method, as the first that its callers meet."""
+        """True if this handles the method, and its callers meet it first."""
         return self._definer is definer and self._name == name and self.is_outermost
 
 

@@ -65,7 +65,7 @@ class Parts:
             self._intercept(str(place), denoiser, self._on_denoisers)
 
     def refresh_others(self, pipeline: Any) -> None:
-        """Intercept the pipeline's present other parts, where any is another one or bypassed."""
+        """Intercept the pipeline's present other parts, if any is another one or bypassed."""
         parts = {name: getattr(pipeline, name, None) for name in ("scheduler", *COMPANIONS, *GUIDERS)}
         if _are_same([*parts.values()], [*self._others.values()]) and not self.are_bypassed:
             return
@@ -96,11 +96,11 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 class Others:
-    """Warnings of others, once for each kind.
+    """Warnings about other users of the pipeline's parts, each given once.
 
     Args:
         name: of the session's pipeline.
-        stats: promises nothing any more where another cache is at work.
+        stats: promises nothing any more if another cache is at work.
         has_reuse: whether reuse is enabled on a pipeline, too.
     """
 
@@ -123,7 +123,7 @@ class Others:
             )
 
     def was_called_by(self, caller: Any) -> None:
-        """Another pipeline has called a denoiser of the session's pipeline."""
+        """Warn that another pipeline has called a denoiser of the session's pipeline."""
         kind = type(caller).__name__
         if kind not in self._said and not self._has_reuse(caller):
             self._say(
@@ -133,7 +133,7 @@ class Others:
             )
 
     def have_replaced_the_denoiser(self) -> None:
-        """The pipeline has another denoiser in mid-run, as for steps in another precision."""
+        """Warn that the denoiser was replaced during a run, for example by one in another precision."""
         self._stats.fell_back("computing every step")
         self._say(
             "replaced",
@@ -167,7 +167,7 @@ def guider_handlers(guider: Any, guided: Callable[[], Guided]) -> dict[str, Call
     """Handlers of a guider's methods, which give each denoiser call the name of its batch as its branch.
 
     Modular pipelines call a denoiser without `cache_context`, as a rule, and the order of a call does not show its
-    branch: where guidance by an unconditional branch ends, the second call is that of another branch.
+    branch: if guidance by an unconditional branch ends, the second call is that of another branch.
 
     Args:
         guided: gives the state of the loop that calls.

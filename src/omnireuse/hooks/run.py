@@ -32,10 +32,10 @@ class RunStart:
     """A run that begins.
 
     Attributes:
-        total: number of steps; None where it is not known.
-        levels: noise level of each step; empty where unknown.
-        scheduler: the pipeline's scheduler, with its timesteps; None where nobody watches one.
-        shape: of the denoiser's latents, with the batch; empty where they are not one tensor.
+        total: number of steps; None if it is not known.
+        levels: noise level of each step; empty if unknown.
+        scheduler: the pipeline's scheduler, with its timesteps; None if nobody watches one.
+        shape: of the denoiser's latents, with the batch; empty if they are not one tensor.
     """
 
     total: int | None
@@ -108,7 +108,7 @@ class Run:
         return order, f"{name}#{repeat + 1}" if repeat else name
 
     def end_step(self, latents: torch.Tensor | None) -> None:
-        """The scheduler or a user has ended the step; the next one starts from `latents`. Cost: one reduction."""
+        """End the step; the next one starts from `latents`. Cost: one reduction."""
         if latents is not None and latents.is_floating_point() and latents.numel() and not latents.is_meta:
             self.magnitudes.append((self.generation.index, torch.linalg.vector_norm(latents.detach(), math.inf)))
         self.next_step()
@@ -122,7 +122,7 @@ class Run:
         self.branches.clear()
 
     def sigma_told(self, sigma: float) -> None:
-        """`cache_context` has named the noise level of this step, and the scheduler's algebra is not known."""
+        """Take the noise level of this step from `cache_context`, if the scheduler's algebra is not known."""
         if self._first_sigma is None:
             self._first_sigma = sigma
         self.generation.call_at(told_level(sigma, self._first_sigma))
@@ -156,7 +156,7 @@ class Region(ABC):
         return vars(self)
 
     def for_run(self) -> Region:
-        """The region of one run: an own one where something of the run is kept, this one for all elsewhere."""
+        """The region of one run: an own one if something of the run is kept, this one for all elsewhere."""
         return self
 
     @abstractmethod
@@ -168,7 +168,7 @@ class Region(ABC):
         return output
 
     def stepped(self, run: Run, latents: torch.Tensor | None) -> None:  # noqa: B027  # most have seen all they need
-        """The scheduler's step has returned these latents."""
+        """Take the latents that the scheduler's step has returned."""
 
     def undo(self) -> None:  # noqa: B027  # most put nothing
         """Take back whatever this region put between objects."""
@@ -183,7 +183,7 @@ class Layout(NamedTuple):
 
     Attributes:
         arguments: name, shape, dtype and device of each tensor argument, in the order of their names.
-        scales: of adapters; None where there are none.
+        scales: of adapters; None if there are none.
         streams: the same of the tensors that enter the blocks.
         denoiser: its number.
         controls: scales of the ControlNets whose outputs the call may be given, by name.
@@ -245,7 +245,7 @@ class DenoiserCall:
     controls: tuple[tuple[str, Any], ...] = ()
 
     def decide(self, row: int | None, *, layout: Hashable, signal: torch.Tensor | None, visit: int = 1) -> Choice:
-        """Compute or reuse one row of the batch, or all of it for None?
+        """Decide whether one row of the batch is computed or reused; None decides for all rows.
 
         Args:
             signal: that of the whole batch.
@@ -310,7 +310,7 @@ class DenoiserCall:
 
     @cached_property
     def batch(self) -> int:
-        """Rows of the input; 1 where it has none, or is several tensors."""
+        """Rows of the input; 1 if it has none, or is several tensors."""
         return self.latents[0].shape[0] if len(self.latents) == 1 and self.latents[0].ndim else 1
 
     @cached_property
@@ -328,7 +328,7 @@ class DenoiserCall:
         return Layout(tuple(arguments), scales, (), self.denoiser, self.controls)
 
     def watched(self, strategy: Strategy) -> torch.Tensor | None:
-        """The signal, as seen from outside; None where there is none."""
+        """The signal, as seen from outside; None if there is none."""
         if self.input is not None and strategy.chosen_signal == "filtered_latents":
             grids, layout = self.run.grids, self.layout
             if layout not in grids:
@@ -342,7 +342,7 @@ class DenoiserCall:
         return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, torch.Tensor)]
 
     def refuse_gradients(self) -> None:
-        """Raise where autograd is on and the output would carry gradients, whether it will be computed or not.
+        """Raise if autograd is on and the output would carry gradients, whether it will be computed or not.
 
         Asked before anything runs, because a reused call has no output to look at, and reentrant checkpointing hides
         the graph from the blocks.

@@ -105,8 +105,8 @@ class Session:
         make_region: makes the region of a strategy.
         stats, inert: count, and explain runs that reuse nothing.
         handle: the user's.
-        follows: chooses the strategy of each run; None where `strategy` serves any.
-        adapts: go on in region "call" where region "step" meets a denoiser that returns several kinds of latents.
+        follows: chooses the strategy of each run; None if `strategy` serves any.
+        adapts: go on in region "call" if region "step" meets a denoiser that returns several kinds of latents.
 
     Attributes:
         strategy: of runs that no chooser chooses another one for.
@@ -115,7 +115,7 @@ class Session:
         peak_kept_bytes: most bytes of tensors that one run held.
 
     Raises:
-        UnsupportedModelError: a pipeline without a denoiser, or without a scheduler where the region forecasts what it
+        UnsupportedModelError: a pipeline without a denoiser, or without a scheduler if the region forecasts what it
             is given, or one whose parts cannot be intercepted.
     """
 
@@ -137,14 +137,14 @@ class Session:
         self.stats, self.handle, self._inert, self.strategy = stats, handle, inert, strategy
         self.calls_outside = self.peak_kept_bytes = 0
         self._expected: int | None = None
-        """Number of steps of the next run, where no scheduler tells it."""
+        """Number of steps of the next run, if no scheduler tells it."""
         self.outside: Chooser | None = None if follows is None else lambda start: follows(self.strategy, None)(start)
         self._make_region, self._follows, self._adapts = make_region, follows, adapts
         self._agreement, self._numbers, self._said = agreement or Agreement(), itertools.count(1), set[str]()
         self._others = Others(self._name, stats, lambda pipeline: session_of(pipeline) is not None)
         self._parts, self._loops = Parts(self._handlers), _Loops()
         self._region: Region | None = None
-        """The region that `_kind` names; None where nothing is intercepted."""
+        """The region that `_kind` names; None if nothing is intercepted."""
         self._kind = ""
         self._around: Around | None = None
         self._on_pipeline: Interception | None = None
@@ -238,7 +238,7 @@ class Session:
         self._expected = num_inference_steps
 
     def advance(self, latents: torch.Tensor | None) -> None:
-        """The step of this thread's run is over; the next one starts from `latents`.
+        """End the step of this thread's run; the next one starts from `latents`.
 
         Raises:
             StateError: no run, because no timesteps were set or all steps are done.
@@ -253,7 +253,7 @@ class Session:
     # -- the pipeline's calls
 
     def called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Take a call of the pipeline."""
+        """Handle a call of the pipeline."""
         if self.is_in_call:
             return self.call(proceed, args, kwargs)
         try:
@@ -289,7 +289,7 @@ class Session:
         return result
 
     def _called_back(self) -> None:
-        """A callback has run, which may have exchanged the scheduler."""
+        """Handle the end of a callback, which may have replaced the scheduler."""
         if self._is_open:
             self._parts.refresh_others(self.pipeline)
 
@@ -517,7 +517,7 @@ class Session:
         """Intercept the pipeline's present parts.
 
         Raises:
-            UnsupportedModelError: no denoiser, or no scheduler where the region needs one, or parts that cannot be
+            UnsupportedModelError: no denoiser, or no scheduler if the region needs one, or parts that cannot be
                 intercepted.
         """
         _watch.look()
@@ -558,6 +558,6 @@ class Session:
 
 
 def _shape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of the latents that a denoiser is called with, its first tensor; empty where that is none."""
+    """The shape of the latents that a denoiser is called with, its first tensor; empty if that is none."""
     first = next((each for each in (*args[:1], *kwargs.values()) if isinstance(each, torch.Tensor)), None)
     return () if first is None else tuple(first.shape)

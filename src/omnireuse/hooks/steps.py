@@ -40,7 +40,7 @@ class Asked(NamedTuple):
     Attributes:
         module: the denoiser.
         denoiser: its place among the pipeline's denoisers.
-        branch: its name, where the pipeline or its guider gives one.
+        branch: its name, if the pipeline or its guider gives one.
     """
 
     module: torch.nn.Module
@@ -62,9 +62,9 @@ class Begin:
     """A run begins with a call.
 
     Attributes:
-        total: number of steps; None where it is not known.
-        levels: noise level of each step; empty where unknown.
-        scheduler: tells the steps; None where none does.
+        total: number of steps; None if it is not known.
+        levels: noise level of each step; empty if unknown.
+        scheduler: tells the steps; None if none does.
         completes: whether the run before is complete.
         ends_step: whether the step before is over.
     """
@@ -112,7 +112,7 @@ class Timetable:
         return place if 0 <= place < len(mine) else None
 
     def read(self, given: Any) -> float | None:
-        """The value of a timestep; None where reading it would wait for a device."""
+        """The value of a timestep; None if reading it would wait for a device."""
         if not isinstance(given, torch.Tensor):
             return float(given) if is_number(given) else None
         if not given.numel() or given.is_meta:
@@ -144,7 +144,7 @@ class Steps:
         self.forget()
 
     def forget(self) -> None:
-        """The run is over."""
+        """Forget the run."""
         self.scheduler = None
         self._by_timestep.last = None
         self._scheduler: Any = None
@@ -158,7 +158,7 @@ class Steps:
         self._agreed: set[int] = set()
 
     def announce(self) -> None:
-        """The next call begins a run."""
+        """Announce that the next call begins a run."""
         self.forget()
         self._by_timestep.announce()
 
@@ -171,7 +171,7 @@ class Steps:
         Args:
             run: under way.
             is_watched: whether a scheduler tells the steps.
-            expected: number of steps of a run that no scheduler tells; None where it is not known.
+            expected: number of steps of a run that no scheduler tells; None if it is not known.
             taken: how many of the scheduler's steps the pipeline's call says that it takes.
         """
         if self.scheduler is not None:
@@ -261,7 +261,7 @@ class Steps:
         return self._calls_a_step is not None and run.calls >= self._calls_a_step
 
     def _is_same(self, latents: torch.Tensor | None) -> bool:
-        """True if the step has begun with these latents. Cost: a read of the device where it is another tensor."""
+        """True if the step has begun with these latents. Cost: a read of the device if it is another tensor."""
         if latents is None or self._latents is None:
             return True
         before, version = self._latents
@@ -319,7 +319,7 @@ class Steps:
 
 
 def previous_sample(result: Any) -> torch.Tensor | None:
-    """The latents that a scheduler's step returned, in whatever form; None where there are none."""
+    """The latents that a scheduler's step returned, in whatever form; None if there are none."""
     sample = getattr(result, "prev_sample", None)
     if sample is None and isinstance(result, (tuple, list)) and result:
         sample = result[0]

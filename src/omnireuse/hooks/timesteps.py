@@ -1,4 +1,4 @@
-"""The timestep of a denoiser call, and the steps that follow from it where no scheduler tells them."""
+"""The timestep of a denoiser call, and the steps that follow from it if no scheduler tells them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ("timestep", "timesteps", "t", "sigma", "noise_level")
 
 
 def given_timestep(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The argument that a denoiser is given as its timestep, by position or by name; None where there is none."""
+    """The argument that a denoiser is given as its timestep, by position or by name; None if there is none."""
     # The class's own signature counts: hooks replace that of an instance.
     values = {**dict(zip(parameters_of(type(unwrapped(module)).forward), args, strict=False)), **kwargs}
     for name in NAMES:
@@ -32,7 +32,7 @@ def given_timestep(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping
 
 
 def timestep_of(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
-    """The timestep that a denoiser is called with, as a number; None where there is none.
+    """The timestep that a denoiser is called with, as a number; None if there is none.
 
     Of several (one for each sample or token) it is the largest: tokens that are given and not denoised have 0.
 
@@ -66,7 +66,7 @@ def warn_without_timestep(model: str) -> None:
 class StepsByTimestep:
     """Steps and runs, told apart by the timesteps of the calls in one thread.
 
-    Within a run timesteps change in one direction, and a run begins where they jump back. They fall as a rule. The
+    Within a run timesteps change in one direction, and a run begins when they jump back. They fall as a rule. The
     first change after an announcement shows the direction. Without one, two changes in a row against the assumed
     direction reverse it.
     """
@@ -79,7 +79,7 @@ class StepsByTimestep:
         self._against = 0
 
     def announce(self) -> None:
-        """The next call begins a run."""
+        """Announce that the next call begins a run."""
         self.last, self._is_announced = None, True
 
     def see(self, now: float) -> Literal["same step", "next step", "next run"]:

@@ -52,7 +52,7 @@ class Agreement:
         return float(numerator / denominator)
 
     def of_first(self, make: Callable[[], T]) -> T:
-        """The first rank's value, or its error, on all ranks. The others make nothing."""
+        """The first rank's value, or its error, on all ranks. The other ranks do not compute it."""
         if self._group is None:
             return make()
         held: list[Any] = [None, None]
@@ -66,7 +66,7 @@ class Agreement:
         return cast(T, held[0])
 
     def of_any(self, value: T | None) -> T | None:
-        """The value of the first rank that has one, on all ranks; None where none has."""
+        """The value of the first rank that has one, on all ranks; None if none has."""
         if self._group is None:
             return value
         held: list[T | None] = [None] * dist.get_world_size(self._group)

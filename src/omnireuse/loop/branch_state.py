@@ -24,7 +24,7 @@ Scales = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
 
 def refuse_gradients(tensors: Iterable[torch.Tensor]) -> None:
-    """Raise a StateError where autograd is on and one of these tensors needs a gradient."""
+    """Raise a StateError if autograd is on and one of these tensors needs a gradient."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise StateError(
             "reuse would cut the gradient of what it stands in for; sample under torch.no_grad(), or disable reuse "
@@ -33,7 +33,7 @@ def refuse_gradients(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def measures_errors(strategy: Strategy, value: torch.Tensor) -> bool:
-    """True if forecast errors are measured: where needed, or where reading one back stalls no device."""
+    """True if forecast errors are measured: if needed, or if reading one back stalls no device."""
     return strategy.measure_errors or strategy.policy.needs_error or value.device.type == "cpu"
 
 
@@ -53,7 +53,7 @@ class BranchState:
         layout: of the inputs that the memories belong to.
         step: the last one that it was carried out at, computed or reused; None before the first.
         signal: the watched tensor of the step that drift is measured from.
-        computed: signal and values of the last computed step, where the output's change is estimated from the signal's.
+        computed: signal and values of the last computed step, if the output's change is estimated from the signal's.
         rate: relative change of the values over that of the signal between the last two computed steps.
         error: of the last forecast that was compared with the truth.
         consecutive: reused steps since the last computed one.
@@ -93,7 +93,7 @@ class BranchState:
         return replace(self, **transformed(kept, change))
 
     def drift(self, signal: torch.Tensor) -> float | None:
-        """Relative change of the signal since it was remembered; None where there is nothing to compare it with."""
+        """Relative change of the signal since it was remembered; None if there is nothing to compare it with."""
         before = self.signal
         if before is None or (before.shape, before.dtype, before.device) != (signal.shape, signal.dtype, signal.device):
             return None
@@ -103,7 +103,7 @@ class BranchState:
         return None if self.rate is None else self.agreement.ratio(change_of(signal, before)) * self.rate
 
     def gap_before(self, index: int, levels: Sequence[NoiseLevel], target: str | None) -> Gap | None:
-        """The reused steps since the branch last computed; None where there are none, or nothing corrects them.
+        """The reused steps since the branch last computed; None if there are none, or nothing corrects them.
 
         Args:
             index: of the present step.
@@ -134,13 +134,13 @@ class BranchState:
         Args:
             coordinate: of the values.
             values: the computed ones.
-            signal: watched at this step; None where nothing was.
+            signal: watched at this step; None if nothing was.
             scales: units of errors; the values' own magnitude by default.
-            gap: the reused steps that these values end, where their effect is to be corrected.
+            gap: the reused steps that these values end, if their effect is to be corrected.
             forecasts: gives the forecasts for these values.
 
         Returns:
-            The forecast's error relative to the output, where it was measured; the replacement of the values, or None
+            The forecast's error relative to the output, if it was measured; the replacement of the values, or None
             for these values themselves.
 
         Raises:
@@ -179,7 +179,7 @@ class BranchState:
         )
 
     def start_memories(self, values: Sequence[torch.Tensor]) -> None:
-        """Start the memory of each value where there is none."""
+        """Start the memory of each value if there is none."""
         if len(self.memories) != len(values):
             branch = self.order if self.order < self.forecaster.branches else 0
             self.memories, self.primed = [self.forecaster.start(branch) for _ in values], False
@@ -188,7 +188,7 @@ class BranchState:
     def _measure_error(
         self, forecasts: Sequence[torch.Tensor], values: Sequence[torch.Tensor], scales: Scales | None
     ) -> float | None:
-        """Keep the forecasts' error relative to x0 for the policy, and return that relative to the output; None where
+        """Keep the forecasts' error relative to x0 for the policy, and return that relative to the output; None if
         forecasts and values do not fit."""
         if [forecast.shape for forecast in forecasts] != [value.shape for value in values]:
             return None

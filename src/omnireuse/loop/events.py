@@ -48,17 +48,17 @@ class Decision:
     Attributes:
         run: number of the run in this handle, counted from 1.
         step: denoising step, counted from 0.
-        total: steps of the run; None where it is not known.
-        branch: which call of the step: "cond", "uncond", "0", "1", …; "step" where one decision covers the whole step.
-        sample: row of the batch that was decided on; None where one decision covers the batch.
+        total: steps of the run; None if it is not known.
+        branch: which call of the step: "cond", "uncond", "0", "1", …; "step" if one decision covers the whole step.
+        sample: row of the batch that was decided on; None if one decision covers the batch.
         reused: whether the step was reused; False if it was computed.
         corrected: on a computed step, whether its output was corrected for the forecasts before it.
         reason: "policy", or the guard that made the step compute ("first", "last", "unprimed", …).
-        sigma: the scheduler's noise level; None where it has none.
-        noise: noise fraction in the latents, in [0, 1]; None where the scheduler's algebra is not known.
-        drift: relative L1 change of the signal since the previous step; None where it was not measured.
-        measured: the value that the policy compared with its threshold; None where it measured nothing.
-        error: on a computed step, the relative L1 error that the forecast for it would have had; None where unknown.
+        sigma: the scheduler's noise level; None if it has none.
+        noise: noise fraction in the latents, in [0, 1]; None if the scheduler's algebra is not known.
+        drift: relative L1 change of the signal since the previous step; None if it was not measured.
+        measured: the value that the policy compared with its threshold; None if it measured nothing.
+        error: on a computed step, the relative L1 error that the forecast for it would have had; None if unknown.
         host_seconds: time spent on the decision and on the forecast, without the model's own computation.
     """
 

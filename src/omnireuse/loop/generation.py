@@ -48,12 +48,12 @@ class Generation(Stepper):
     different generations share nothing.
 
     Args:
-        strategy: decides and forecasts.
-        levels: noise level of each step (`noise_levels(scheduler)`); empty where unknown.
+        strategy: what decides and forecasts.
+        levels: noise level of each step (`noise_levels(scheduler)`); empty if unknown.
         total: number of steps, ≥ 1; that of the levels by default, unknown without any.
-        at: the first step that is made, where a run begins in the middle, as image-to-image and resumed requests do,
+        at: the first step that is made, if a run begins in the middle, as image-to-image and resumed requests do,
             ≥ 0 and below `total`. That part is a run of its own: the generation counts its steps from 0, its first step
-            computes, and computed steps are spread over it.
+            is computed, and the computed steps are spread over it.
         agreement: how ranks agree; alone by default.
         number: names the generation in its events.
         emit: takes an event for each decision that was carried out.
@@ -84,9 +84,9 @@ class Generation(Stepper):
         self.strategy, self.agreement = strategy, agreement or Agreement()
         self.number, self.emit = number, emit
         self.total = steps
-        """Number of steps; None where it is not known."""
+        """Number of steps; None if it is not known."""
         self.levels = tuple(levels)
-        """Noise level of each step; empty where unknown."""
+        """Noise level of each step; empty if unknown."""
         plan = strategy.for_run(steps, self.levels)
         self.noises, self.schedule, self.forecaster = plan.noises, plan.schedule, plan.forecaster
         self.outputs = Parametrization(plan.target, is_required=strategy.prediction_target is not None)
@@ -96,7 +96,7 @@ class Generation(Stepper):
         self.change: tuple[Hashable, Hashable] | None = None
         """The layouts before and after the latest change of one."""
         self.samples = 1
-        """Rows of the batch that `computes` decides on one by one, where the strategy says so."""
+        """Rows of the batch that `computes` decides on one by one, if the strategy says so."""
         self._choices: list[Choice] = []
         """Of the step that `computes` was asked for, until `use`."""
         self._move_to(0)
@@ -113,13 +113,13 @@ class Generation(Stepper):
         return self.total is not None and self.index >= self.total
 
     def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
-        """Whether the model is called at this step, as `Stepper.computes`.
+        """Whether the model is called at this step. Ask once for each step, in order.
 
         Raises:
             StateError: another step is due.
         """
         if step != self.index:
-            raise StateError(f"step {step} is asked for where step {self.index} is due")
+            raise StateError(f"step {step} is asked for although step {self.index} is due")
         layout, by_sample = (denoiser, layout_of(latents)), self.samples > 1 and self.strategy.decides_by_sample
         rows: Sequence[int | None] = range(self.samples) if by_sample else [None]
         self._choices = [self.decide(sample=row, layout=layout, signal=latents) for row in rows]
@@ -128,7 +128,7 @@ class Generation(Stepper):
     def use(
         self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
     ) -> torch.Tensor:
-        """The solver's input: the output, corrected or as it is, or its forecast. The step is over then.
+        """The solver's input: the output, corrected or as it is, or its forecast. Ends the step.
 
         Raises:
             StateError: `computes` was not asked for this step.
@@ -143,15 +143,15 @@ class Generation(Stepper):
         return used[0] if len(used) == 1 else torch.cat(used)
 
     def carry_out(self, choice: Choice, output: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
-        """What the solver gets by a choice of this step: the forecast, or the computed output, which is learnt from.
+        """The solver's input for a choice of this step: the forecast, or the computed output, which is learnt from.
 
         Args:
             choice: made at this step.
-            output: of the model, shape (B, …); kept only as a copy, and not looked at where the choice is to reuse.
+            output: of the model, shape (B, …); kept only as a copy, and not looked at if the choice is to reuse.
             latents: that the model was called with, or would have been.
 
         Returns:
-            A new tensor, or the output itself. Where one sample was decided on, for that sample alone.
+            A new tensor, or the output itself. If one sample was decided on, for that sample alone.
         """
         if choice.sample is not None:
             row = slice(choice.sample, choice.sample + 1)
@@ -173,20 +173,20 @@ class Generation(Stepper):
         layout: Hashable = None,
         signal: torch.Tensor | None = None,
     ) -> Choice:
-        """Compute or reuse? Changes nothing.
+        """Decide whether the step is computed or reused. Changes nothing.
 
         Args:
             branch: names the branch; what it remembers is its own.
-            denoiser: number of the model, where there are several.
+            denoiser: number of the model, if there are several.
             order: place among the step's calls of the denoiser, from 0.
             sample: row of the batch that is decided on; None for all of them together.
             layout: of the inputs (`layout_of`); a reuse needs the remembered one.
-            signal: the tensor to watch; ignored where the strategy watches none.
+            signal: the tensor to watch; ignored if the strategy watches none.
 
         Raises:
             StateError: a policy that depends on the number of steps, which is not known.
 
-        Cost: one host synchronisation where the policy measures, and one all-reduce where ranks agree.
+        Cost: one host synchronisation if the policy measures, and one all-reduce if ranks agree.
         """
         started, strategy, level = perf_counter(), self.strategy, self.level
         state = self._states.get((denoiser, branch, sample)) or self._new_state(order)
@@ -270,7 +270,7 @@ class Generation(Stepper):
         outputs: Sequence[torch.Tensor],
         samples: Sequence[torch.Tensor | None] | None = None,
     ) -> list[torch.Tensor] | None:
-        """Learn from the model's outputs; their corrections, or None where they are used as they are.
+        """Learn from the model's outputs; their corrections, or None if they are used as they are.
 
         Without samples they are the values to remember, and are kept as they are: nobody may write to them.
         """
@@ -295,16 +295,16 @@ class Generation(Stepper):
         return algebra.outputs(self.level, samples, corrected, [output.dtype for output in outputs])
 
     def pass_by(self, choice: Choice) -> None:
-        """Note a computed step of which nothing is remembered."""
+        """Record a computed step without remembering anything of it."""
         self.forget(choice)
         self.conclude(choice, self.state_of(choice), perf_counter())
 
     def forget(self, choice: Choice) -> None:
-        """Drop this branch's memory, as where guidance begins or ends and outputs are of another kind."""
+        """Drop this branch's memory, for example when guidance begins or ends: outputs are then of another kind."""
         self.state_of(choice).forget()
 
     def advance(self) -> None:
-        """The step is over."""
+        """End the step."""
         before = self.forecaster
         self.forecaster = before.after_calls(self.index, len(self._done))
         if self.forecaster is not before:
@@ -320,7 +320,7 @@ class Generation(Stepper):
         self.call_at(self.levels[index] if is_known else NoiseLevel(sigma=None, coordinate=float(index)))
 
     def call_at(self, level: NoiseLevel) -> None:
-        """Until the step is over, the model is called at this noise level, as solvers do between two steps."""
+        """Set the noise level of the model's calls until the step ends, as solvers do between two steps."""
         self.level = level
         """The noise level at which the model is called."""
         self.coordinate = float(self.index) if self.strategy.axis == "steps" else level.coordinate
@@ -328,7 +328,7 @@ class Generation(Stepper):
 
     def begin_at(self, step: int, remembered: Generation | None = None) -> None:
         """Begin at a later step of a run, with the memory of the generation of the steps before, under an equal
-        strategy. That step computes unless there is enough to forecast it from."""
+        strategy. That step is computed unless there is enough to forecast it from."""
         self._move_to(step)
         if remembered is not None:
             known = remembered.copy()

@@ -15,7 +15,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Stepper(ABC):
-    """Answers for each step of one loop whether it computes, and what the solver gets. `stepped` asks both.
+    """Answers for each step of one loop whether it is computed, and what the solver gets. `stepped` asks both.
 
     A generation, the recording of a full run and runs beside a recorded one are steppers.
     """
@@ -26,7 +26,7 @@ class Stepper(ABC):
 
         Args:
             step: from 0.
-            latents: that the model would get, shape (B, …); None where they are not one tensor.
+            latents: that the model would get, shape (B, …); None if they are not one tensor.
             denoiser: place of the model, for hosts with one for early and one for late steps.
         """
 
@@ -37,16 +37,16 @@ class Stepper(ABC):
         """The solver's input at the step that was asked for.
 
         Args:
-            output: of the model, after guidance; None where it was not called.
+            output: of the model, after guidance; None if it was not called.
             latents: that the solver starts the step from.
             given: arguments of the solver's step beside these two, by the names of a scheduler of diffusers.
 
         Returns:
-            None where nothing can stand in: call the model, and ask again with its output.
+            None if nothing can stand in: call the model, and ask again with its output.
         """
 
     def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:  # noqa: B027  # most look at the sum alone
-        """A branch of guidance was computed at this step; told by hosts that see them.
+        """Take the output of a branch of guidance at this step, from hosts that see the branches.
 
         Args:
             denoiser: place of the model.
@@ -55,7 +55,7 @@ class Stepper(ABC):
         """
 
     def arrived(self, latents: torch.Tensor | None) -> None:  # noqa: B027  # most see them at the next step
-        """The solver has returned these latents; told by hosts that see them, and at the end of the loop."""
+        """Take the latents that the solver has returned, from hosts that see them, and at the end of the loop."""
 
 
 def stepped(
@@ -67,7 +67,7 @@ def stepped(
     denoiser: int = 0,
     given: Mapping[str, Any] = NOTHING,
 ) -> torch.Tensor:
-    """The solver's input at one step: what `compute` returns, or what stands in for it."""
+    """The solver's input at one step: what `compute` returns, or a forecast of it."""
     output = compute() if stepper.computes(step, latents, denoiser=denoiser) else None
     used = stepper.use(output, latents, given)
     if used is None:

@@ -23,7 +23,7 @@ from omnireuse.policies.spread import SHORT_RUN, Spread
 __all__ = ["AXES", "PREDICTION_TARGETS", "REGIONS", "Region", "Strategy", "WholeRegion"]
 
 AXES = {
-    "noise": "the noise level, in [0, 1]; the step index where the scheduler's is not known",
+    "noise": "the noise level, in [0, 1]; the step index if the scheduler's is not known",
     "steps": "the step index",
 }
 
@@ -63,8 +63,8 @@ class RunPlan(NamedTuple):
     """The parts of a strategy that depend on the run.
 
     Attributes:
-        noises: noise fraction at each step; None where the scheduler's algebra is not known.
-        schedule: the steps that the policy computes; None where it measures, or the number of steps is unknown. Guards
+        noises: noise fraction at each step; None if the scheduler's algebra is not known.
+        schedule: the steps that the policy computes; None if it measures, or the number of steps is unknown. Guards
             may compute more: a step whose inputs changed shape computes.
         forecaster: the strategy's, for this run.
         target: the value to remember.
@@ -85,10 +85,10 @@ class Strategy:
         forecaster: gives what stands in for a value that was not computed.
         region: "step", "call", "blocks" or "tail".
         prediction_target: "x0", "output" or "residual"; None takes the region's default. "x0" asked for by name is a
-            promise: the run raises where the scheduler's algebra is unknown. As the default it falls back to "output",
+            promise: the run raises if the scheduler's algebra is unknown. As the default it falls back to "output",
             and says so.
         signal: a name in `SIGNALS`; None takes what the policy and the region need.
-        first_blocks: region "tail": blocks at the start of the stack that always run, ≥ 0, and ≥ 1 where their
+        first_blocks: region "tail": blocks at the start of the stack that always run, ≥ 0, and ≥ 1 if their
             residual is watched; None is 1.
         last_blocks: region "tail": blocks at its end that always run, ≥ 0; None is 0.
         axis: the forecasters' measure of distance: "noise" (level) or "steps".
@@ -100,7 +100,7 @@ class Strategy:
             schedule decides for all alike in any case.
         shared_cfg_decision: let the first branch of a step (conditional, as a rule) decide for the others. Guidance
             magnifies differences of branches, such as a computed one beside a reused one.
-        measure_errors: compare every forecast with the truth once it is known, also where reading the figure back
+        measure_errors: compare every forecast with the truth once it is known, also if reading the figure back
             stalls an accelerator (one host synchronisation a computed step). On the CPU it is always done.
 
     Raises:
@@ -183,14 +183,14 @@ class Strategy:
                 if self.region != "tail":
                     raise field_error(self, name, f"be left out in region {self.region!r}", do="region 'tail' has it")
         if self.first_blocks == 0 and self.chosen_signal == "first_residual":
-            raise field_error(self, "first_blocks", "be at least 1 where their residual is watched")
+            raise field_error(self, "first_blocks", "be at least 1 if their residual is watched")
 
     def for_run(self, total: int | None, levels: Sequence[NoiseLevel]) -> RunPlan:
         """The plan of a run.
 
         Args:
-            total: number of steps; None where it is not known.
-            levels: noise level of each step; empty where unknown.
+            total: number of steps; None if it is not known.
+            levels: noise level of each step; empty if unknown.
 
         Raises:
             StateError: a policy that cannot serve a run of so many steps.
@@ -244,8 +244,8 @@ class Strategy:
 
         Args:
             speedup: all steps divided by computed steps, ≥ 1.
-            computed_steps: how many steps compute, ≥ 2. Without either, half of the steps compute but at least 12, and
-                runs of fewer than 20 steps compute everything.
+            computed_steps: how many steps are computed, ≥ 2. Without either, half of the steps are computed, but at
+                least 12, and runs of fewer than 20 steps are computed whole.
 
         Raises:
             ConfigError: both are given, or one is out of range.
@@ -257,7 +257,7 @@ class Strategy:
 
     @classmethod
     def where_it_fits(cls, policy: Policy, forecaster: Forecaster) -> Strategy:
-        """In region "step", or else in the first that the forecaster can serve."""
+        """The strategy in region "step", or else in the first region that the forecaster supports."""
         regions = forecaster.regions or tuple(REGIONS)
         region = "step" if "step" in regions else regions[0]
         return cls(policy=policy, forecaster=forecaster, region=region, shared_cfg_decision=region != "step")
@@ -274,7 +274,7 @@ class Strategy:
 
     @cached_property
     def chosen_signal(self) -> str:
-        """The signal to be watched: the one asked for, else the policy's own, else the region's where the policy
+        """The signal to be watched: the one asked for, else the policy's own, else the region's if the policy
         measures, else none."""
         chosen = self.signal or self.policy.signal
         if chosen is not None:

@@ -58,7 +58,7 @@ class Plan(Record, frozen=True, kw_only=True):
         held_out: PSNR of each held-out prompt; empty if an interrupt came before.
         evidence: of its trials; None without any, and in earlier files of calibrations.
         full_every: of an editing model's computed calls every so many compute the references, 1 for all of them and 0
-            for the first alone; None where that was not tried.
+            for the first alone; None if that was not tried.
 
     Raises:
         ConfigError: steps that are not in order or lack the first; weights without the name "fitted", or none with it;

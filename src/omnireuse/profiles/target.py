@@ -30,11 +30,11 @@ TARGETS = tuple(_MUST)
 
 @dataclass(frozen=True)
 class Target:
-    """One target; false where none is given.
+    """One target; false if none is given.
 
     Attributes:
         name: "speedup", "computed_steps", "quality" (PSNR in dB that nine of ten pictures reach), "tolerance" (relative
-            L1 error that nine of ten final latents stay within), or "" where nothing is asked for.
+            L1 error that nine of ten final latents stay within), or "" if nothing is asked for.
         value: as it was given.
     """
 
@@ -75,7 +75,7 @@ class Target:
 
     @property
     def is_of_results(self) -> bool:
-        """Whether it says how close results stay, and not how many steps compute."""
+        """Whether it says how close results stay, and not how many steps are computed."""
         return self.name in ("quality", "tolerance")
 
     def __bool__(self) -> bool:

@@ -8,11 +8,11 @@ of `torch.compile`, are called straight through.
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -161,13 +161,16 @@ class LeanPass:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes that are free on a device, with those that torch holds and does not use; None where nobody tells."""
+    """Bytes that are free on a device, with those that torch holds and does not use; None if nobody tells."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    if device.type == "cpu" and "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
+    try:
+        # Free pages alone leave out what the kernel holds of files and gives back.
+        lines = Path("/proc/meminfo").read_text().splitlines() if device.type == "cpu" else []
+        return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+    except (OSError, ValueError):
+        return None
 
 
 def _copied(tensor: torch.Tensor, on_host: bool) -> torch.Tensor:

@@ -68,7 +68,7 @@ class ReferenceAxis:
 
     def tuned(self, full_every: int | None) -> References | None:
         """The plan of a run that tuning has one for: as `References.full_every`, but for 0, which stands for the first
-        call alone; None where nothing was tried."""
+        call alone; None if nothing was tried."""
         on_host = self.plan is not None and self.plan.on_host
         return None if full_every is None else References(full_every=full_every or None, on_host=on_host)
 
@@ -202,7 +202,7 @@ def axis_for(
 
     Args:
         references: None, True, False, "host", or a plan.
-        region: what reuse skips; None where a named cache chooses it.
+        region: what reuse skips; None if a named cache chooses it.
         aim: a target for results that is given, too.
         is_tuned: whether tuning decides.
 

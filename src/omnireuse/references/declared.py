@@ -33,7 +33,7 @@ class References:
         full_every: every so many computed calls of a branch one is full; 1 for all of them. None makes no call full but
             the first and those of `full_steps`.
         full_steps: numbers of further steps whose calls are full, from 0.
-        full_last: make those of the last step full, where the number of steps is known. What is left of an error there
+        full_last: make those of the last step full, if the number of steps is known. What is left of an error there
             stays in the picture (faces-edit, 28 steps: 49 dB in place of 43 with every eighth call).
         on_host: keep keys and values in the memory of the host.
 

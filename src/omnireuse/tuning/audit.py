@@ -34,7 +34,7 @@ class Auditor:
     Args:
         session: at work on the pipeline.
         share: of the calls, above 0.
-        tolerance: relative L1 error that is promised; None where none is.
+        tolerance: relative L1 error that is promised; None if none is.
     """
 
     def __init__(self, session: Session, share: float, tolerance: float | None) -> None:
@@ -50,7 +50,7 @@ class Auditor:
             return tuple(self._audits)
 
     def around(self, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Make one call of the pipeline, and audit it where one is due."""
+        """Make one call of the pipeline, and audit it if one is due."""
         with self._lock:
             self._calls += 1
             number = self._calls

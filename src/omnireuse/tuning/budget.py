@@ -1,4 +1,4 @@
-"""What a run may compute where a plan is tuned for it, and what tuning itself may cost."""
+"""What a run may compute if a plan is tuned for it, and what tuning itself may cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["JUDGED", "PRICE", "SHORT_ERROR", "Budget", "Ledger", "Work", "budget
 FROM = 10
 """The picture from which on the price holds: the first ones are measured."""
 FROM_FOR_AIMS = 16
-"""The same where something is asked of the pictures, so that more of them are measured to judge it."""
+"""The same if something is asked of the pictures, so that more of them are measured to judge it."""
 PRICE = 1.1
 """Most work of all pictures so far, as a multiple of that of computing every step."""
 
@@ -34,16 +34,16 @@ Work = NDArray[np.float64]
 SHORTEST = 4
 """Steps of the shortest run that is tuned."""
 JUDGED = 6
-"""Pictures that are measured at least where something is asked of them: some judge what was fitted to the others."""
+"""Pictures that are measured at least if something is asked of them: some judge what was fitted to the others."""
 
 SHORT_ERROR = 0.05
-"""Largest error that a plan may leave in a measured picture where the untuned default computes every step."""
+"""Largest error that a plan may leave in a measured picture if the untuned default computes every step."""
 _WITHIN = f"leaves at most {SHORT_ERROR:.0%} error in the final latents of each measured picture"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What is asked of a run.
+    """The target of a run: a number of computed steps, a tolerance or a quality.
 
     Attributes:
         steps: computed steps as the untuned default spreads them.
@@ -63,12 +63,12 @@ class Budget:
 
     @property
     def untuned_steps(self) -> tuple[int, ...]:
-        """The steps that compute without a plan; all for a tolerance, whose rule chooses them in the run."""
+        """The steps that are computed without a plan; all for a tolerance, whose rule chooses them during the run."""
         return self.steps if self.reuses else tuple(range(len(self.noises)))
 
     @property
     def expected_share(self) -> float:
-        """The share of steps that a plan is expected to compute: half for what is asked of pictures."""
+        """The share of steps that is expected to be computed with a plan: half for a target for pictures."""
         return 0.5 if self.aim else len(self.steps) / len(self.noises)
 
     @property
@@ -78,7 +78,7 @@ class Budget:
 
     @property
     def words(self) -> str:
-        """What follows the measured pictures."""
+        """What happens after the measured pictures, in words."""
         if self.aim:
             return f"as few steps are computed as keep {self.aim.name}={self.aim.value:g}"
         few = f"{len(self.steps)} steps are computed"
@@ -86,7 +86,7 @@ class Budget:
 
     @property
     def none_found(self) -> str:
-        """What stays without a plan, and why."""
+        """What is used if no plan is found, and why, in words."""
         if not self.aim and not self.reuses:
             return f"every step is computed, as in runs so short without a plan; no plan {_WITHIN}"
         if not self.aim:
@@ -96,11 +96,11 @@ class Budget:
         return f"{stays}; {kept}, and omnireuse.calibrate, which sees more of them, may find one"
 
     def plan_of(self, plans: Mapping[int, Plan]) -> Plan | None:
-        """The plan that was kept for this budget."""
+        """The saved plan for this budget."""
         return next(iter(plans.values()), None) if self.aim else plans.get(len(self.steps))
 
     def beside(self, plans: Mapping[int, Plan], plan: Plan) -> dict[int, Plan]:
-        """What to keep: the plan beside those of other numbers of steps. What is asked of pictures has one alone."""
+        """The plans to save: this one beside those of other numbers of steps. A target for pictures has one alone."""
         return {len(plan.steps): plan} if self.aim else {**plans, len(self.steps): plan}
 
 
@@ -143,7 +143,7 @@ def work_of(calls: float, elements: int) -> Work:
 
 
 class Ledger:
-    """Notes work, and says whether tuning may spend more. Threads may share it."""
+    """Adds up work, and tells whether tuning may spend more. Threads may share it."""
 
     def __init__(self) -> None:
         self._pictures, self._plain, self._spent = 0, work_of(0, 0), work_of(0, 0)
@@ -155,7 +155,7 @@ class Ledger:
         """Note a picture.
 
         Args:
-            plain: its work if every step computes.
+            plain: its work if every step is computed.
             share: of its steps that were computed.
         """
         with self._lock:
@@ -173,9 +173,9 @@ class Ledger:
 
         Args:
             work: to be spent.
-            picture: work of a picture like the present one if every step computes. As many as are missing to `by` are
-                taken to follow.
-            share: of their steps that compute.
+            picture: work of a picture like the present one if every step is computed. As many as are missing to `by`
+                are taken to follow.
+            share: of their steps that are computed.
             full: pictures to come before them that compute every step.
             by: the picture from which on the price holds.
         """

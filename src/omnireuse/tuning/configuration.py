@@ -41,7 +41,7 @@ class Configuration(Record, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, pipeline: Any, start: RunStart, arguments: Mapping[str, Any]) -> Configuration:
-        """Of a run that begins.
+        """The configuration of a run that begins.
 
         Args:
             pipeline: the pipeline.
@@ -59,13 +59,13 @@ class Configuration(Record, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """32 hex digits."""
+        """A digest of the configuration: 32 hex digits."""
         text = json.dumps(self.content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
     def content(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
+        """The configuration as JSON."""
         content: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return content
 

@@ -46,7 +46,7 @@ class DrivenRegion(Region):
         self.latents: torch.Tensor | None = None
 
     def call(self, call: DenoiserCall) -> Any:
-        """The computed output, or what stands in for it."""
+        """The computed output, or a forecast of it."""
         step, place = call.run.generation.index, call.run.calls - 1
         if not place:
             self._computes = self._stepper.computes(step, call.input, denoiser=call.denoiser)

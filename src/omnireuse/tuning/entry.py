@@ -22,7 +22,7 @@ from omnireuse.tuning.budget import PRICE, Budget, Ledger, Work, work_of
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.fewest import trying
 from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.lean import LeanTrials
+from omnireuse.tuning.lean import REFERENCES, LeanTrials
 from omnireuse.tuning.recording import Recording
 from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import MOST_WORK, MeasuredCall, Pausing, Shadows, Trying, finished
@@ -53,7 +53,6 @@ class Shared:
             alone reads and writes files. Alone by default.
         ledger: of the work of all pictures.
         measures_all: measure as many pictures as are wanted, whatever is known and whatever it costs.
-        tries_lean: whether lean calls of an editing model are tried, too.
         entries: by the digest of their configuration, and their number of computed steps.
         lock: guards the entries.
     """
@@ -64,7 +63,6 @@ class Shared:
     agreement: Agreement = field(default_factory=Agreement)
     ledger: Ledger = field(default_factory=Ledger)
     measures_all: bool = False
-    tries_lean: bool = False
     entries: dict[tuple[str, int], Entry] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -79,7 +77,7 @@ class Entry:
 
     Attributes:
         pace: calls of the denoiser in each step.
-        strategy: of the plan; None where the untuned default serves.
+        strategy: of the plan; None if the untuned default serves.
         full_every: as `Plan.full_every`.
         earlier: what is known of calls that cannot be made again: of earlier processes, of other numbers of computed
             steps, or set aside.
@@ -124,18 +122,18 @@ class Entry:
 
     @property
     def work(self) -> Work:
-        """Work of a picture where every step computes."""
+        """Work of a picture with every step computed."""
         return work_of(self.pace * len(self.budget.noises), self.budget.elements)
 
     @property
     def share(self) -> float:
-        """The share of the steps that compute where the picture is not measured."""
+        """The share of steps that are computed if the picture is not measured."""
         plan = None if self.profile is None or self.strategy is None else self.budget.plan_of(self.profile.plans)
         return len(self.budget.untuned_steps if plan is None else plan.steps) / len(self.budget.noises)
 
     @property
     def waits(self) -> str:
-        """Why measuring waits where the ledger does not allow more."""
+        """Why measuring waits if the ledger does not allow more."""
         return f"all work stays within {PRICE:g} times that without reuse from picture {self.budget.settled} on"
 
     @property
@@ -146,7 +144,7 @@ class Entry:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing but shadows is missing, and nobody is at work on it."""
+        """Whether only shadows are missing, and nobody is working on it."""
         return self.is_whole and not self.is_busy
 
     @property
@@ -178,7 +176,7 @@ class Entry:
             self.shared.ledger.made(self.work, 1.0 if is_full else self.share)
 
     def start(self) -> None:
-        """A picture is being measured, until the host says that the entry is busy no more."""
+        """Begin to measure a picture, until the host says that the entry is no longer busy."""
         self.is_busy, self.begun = True, time.monotonic()
         if self.calls or self.failures:
             return
@@ -229,7 +227,7 @@ class Entry:
         self.note()
 
     def go_on(self, shadows: Shadows) -> None:
-        """Make the shadows that are due and that the ledger allows; decide where all pictures are measured. After an
+        """Make the shadows that are due and that the ledger allows; once all pictures are measured, decide. After an
         interrupt measuring begins anew."""
         try:
             finished(self.going_on(shadows))
@@ -238,7 +236,7 @@ class Entry:
             raise
 
     def going_on(self, shadows: Shadows) -> Pausing[None]:
-        """As `go_on`, with the pauses of the host's shadows."""
+        """The work of `go_on` in parts, between which the host may pause."""
         failure: OmniReuseError | None = None
         waits, agreement = "", self.shared.agreement
         try:
@@ -263,11 +261,11 @@ class Entry:
         self.release()
 
     def _trying(self, shadows: Shadows) -> Pausing[str]:
-        """Make the shadows that are due; return why others wait, empty where none do."""
+        """Make the shadows that are due; return why others wait, empty if none do."""
         is_slow = self.shared.agreement.of_first(lambda: self.seconds > SLOW and not self.shared.measures_all)
         if self.trials is None:
             self.trials = trying(self.budget, self.calls, self.earlier)
-            if self.shared.tries_lean and not self.budget.aim:
+            if REFERENCES in self.configuration.call and not self.budget.aim:
                 self.trials = LeanTrials(self.trials, self.budget)
         trials = self.trials
         while (due := trials.due(self.calls, is_whole=self.is_whole)) is not None:
@@ -308,7 +306,7 @@ class Entry:
         return profile, plan, None if path is None else str(path)
 
     def take(self, profile: Profile, plan: Plan, path: str | None) -> None:
-        """Serve a plan from now on; without a strategy of its own the untuned default serves."""
+        """Use a plan from now on; without a strategy of its own, the untuned default is used."""
         self.profile = profile
         is_own = plan.evidence is None or not plan.evidence.stays
         self.strategy = plan.strategy(profile.coordinates) if is_own else None
@@ -325,7 +323,9 @@ class Entry:
                 text += f"{expected:.2%} error of the final latents expected"
             if evidence.untuned:
                 text += f" ({sum(evidence.untuned) / len(evidence.untuned):.2%} untuned)"
-        if plan.full_every not in (None, 1) and evidence is not None:
+        if plan.full_every == 1:
+            text += "; references computed in every call, as no lean calls were seen to add little error"
+        elif plan.full_every is not None and evidence is not None:
             calls = f"one of {plan.full_every} calls" if plan.full_every else "the first call"
             error = sum(evidence.errors) / len(evidence.errors)
             text += f"; references computed in {calls} and at the last step, {error:.2%} error with that"
@@ -341,7 +341,7 @@ class Entry:
         )
 
     def failed(self, error: Exception) -> None:
-        """What was measured is dropped; the next picture measures anew, unless that is known to be in vain."""
+        """Drop what was measured; the next picture is measured anew, unless that is known to be in vain."""
         with self.shared.lock:
             self.failures += 1
             if isinstance(error, (NotTunableError, UnsupportedModelError)) or self.failures >= MOST_FAILURES:
@@ -351,14 +351,14 @@ class Entry:
             self.begin_anew(in_words(error))
 
     def broken_off(self, error: BaseException) -> None:
-        """A picture that was being measured has ended with an error. An interrupt says nothing about the pipeline."""
+        """Handle the error of a picture that was being measured. An interrupt says nothing about the pipeline."""
         if isinstance(error, Exception):
             self.failed(StateError(f"a picture has failed ({type(error).__name__})"))
         else:
             self.begin_anew("it was interrupted")
 
     def begin_anew(self, why: str) -> None:
-        """What was measured is dropped, and the next picture measures anew. Its shadows are not held against it."""
+        """Drop what was measured; the next picture is measured anew. Its trial runs do not count as a failure."""
         with self.shared.lock:
             self.drop()
             self.earlier = []
@@ -370,7 +370,7 @@ class Entry:
             self.note()
 
     def end(self, state: Literal["off", "failed"], why: str) -> None:
-        """Measure no more; the untuned default is used."""
+        """Stop measuring; the untuned default is used."""
         self.tuning = replace(self.tuning, state=state, pictures=0, runs=0.0, reason=why)
         self.release()
         (logger.warning if state == "failed" else logger.info)("%s", self.tuning)

@@ -33,14 +33,14 @@ ALWAYS = 2
 FITTED_TO = 3
 """Pictures that plans and weights are made from; those after them judge."""
 SLOPE, TAIL_SLOPE = 24.0, 12.0
-"""Fall of the error in dB where the number of computed steps doubles, before two trials have shown it; and the least
+"""Fall of the error in dB if the number of computed steps doubles, before two trials have shown it; and the least
 that is expected of the worst pictures, after a miss."""
 
 
 class FewestSteps(Trying):
-    """The plans that are tried for one tolerance or quality. None computes as many steps as the untuned rule does.
+    """The plans that are tried for one tolerance or quality. Each has fewer computed steps than the untuned rule.
 
-    A plan keeps it where `bound_of_few` does, of what the plan leaves in pictures that nothing was fitted to: of the
+    A plan keeps it if `bound_of_few` does, of what the plan leaves in pictures that nothing was fitted to: of the
     error of their final latents for a tolerance, of their PSNR for a quality. The numbers of steps come from a regula
     falsi over their logarithm.
 
@@ -67,9 +67,9 @@ class FewestSteps(Trying):
         """Calls that were known when the next one was looked for."""
 
     def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
-        """First how many steps compute without a plan. The first plan follows the pictures as they come, unless it
-        misses in those that it was fitted to; once all are measured, others do. All shadows take no more work than the
-        full runs."""
+        """First, how many steps are computed without a plan. The first plan follows the pictures as they come, unless
+        it misses in those that it was fitted to; once all are measured, others do. All shadows take no more work than
+        the full runs."""
         if self._rule is not None and not self._untuned:
             return Try("the untuned default", 1.0, partial(self._follow_rule, calls[0]))
         if self._quality is not None and len(self._pictures) < len(calls):
@@ -88,7 +88,7 @@ class FewestSteps(Trying):
         return Try(words, self._trial.cost(calls[self._trial.calls :][:1]), partial(self._try, self._trial, calls))
 
     def _next(self, calls: Sequence[MeasuredCall]) -> Trial | None:
-        """The plan to try next; None where the search has ended, or would take too much work."""
+        """The plan to try next; None if the search has ended, or would take too much work."""
         fewest, most = max(-(-self._total // LARGEST_SPEEDUP), 2), math.ceil(self._computed) - 1
         wanted = count_for(self._excesses(), self._further) if self._tried else math.ceil(self._share * self._computed)
         count = min(max(wanted, fewest), most)
@@ -126,7 +126,7 @@ class FewestSteps(Trying):
         return {count: self._excess(trial) for count, trial in self._tried.items()}
 
     def _excess(self, trial: Trial) -> float:
-        """By how many dB nine of ten other pictures are expected to miss it; negative where they exceed it."""
+        """By how many dB nine of ten other pictures are expected to miss it; negative if they exceed it."""
         if self._quality is not None:
             return self._quality - bound_of_few(trial.closeness[trial.fitted :] or trial.closeness)
         errors = [-_decibels(error) for error in trial.errors[trial.fitted :] or trial.errors]
@@ -138,7 +138,7 @@ class FewestSteps(Trying):
 
     @property
     def tried(self) -> int:
-        """As `Trying.tried`."""
+        """How many of the measured calls every candidate so far has followed."""
         return self._looked if self._trial is None else self._trial.calls
 
     def plan(self) -> Plan | None:

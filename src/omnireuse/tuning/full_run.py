@@ -26,7 +26,7 @@ class FullRun:
         path: latents before the first and after each step; the calls of the first half of the steps.
         products: of the outputs.
         calls: how many calls of the denoisers a step has at most.
-        unfit: why no weights can be fitted; None where they can.
+        unfit: why no weights can be fitted; None if they can.
     """
 
     path: Path
@@ -82,7 +82,7 @@ class FullRun:
 
 
 def _unfit(recording: Recording) -> str | None:
-    """Why no weights can be fitted, by the first, the middle and the last step; None where they can."""
+    """Why no weights can be fitted, by the first, the middle and the last step; None if they can."""
     twin, last = copy.deepcopy(recording.scheduler), len(recording.steps) - 1
     for number, step in enumerate(recording.steps):
         given = {**step.given, "generator": None} if "generator" in step.given else dict(step.given)
@@ -115,7 +115,7 @@ def _effects(recording: Recording, like: torch.Tensor) -> NDArray[np.float64]:
     twins = _unbounded(recording.scheduler), _unbounded(recording.scheduler)
     for number, step in enumerate(recording.steps):
         given = {**step.given, "generator": None} if "generator" in step.given else dict(step.given)
-        # The same noise for both, where the solver adds some.
+        # The same noise for both, if the solver adds some.
         with torch.random.fork_rng(devices=_devices(like)):
             moved = next_latents(twins[0].step(**{**given, "model_output": impulses[number], "sample": moved}))
         still = next_latents(twins[1].step(**{**given, "model_output": zeros, "sample": still}))
@@ -123,7 +123,7 @@ def _effects(recording: Recording, like: torch.Tensor) -> NDArray[np.float64]:
 
 
 def relative_errors(latents: torch.Tensor, full: torch.Tensor) -> list[float]:
-    """Relative L1 error of each row; infinite where it is not finite."""
+    """Relative L1 error of each row; infinite if it is not finite."""
     given, true = (each.to("cpu", torch.float64).flatten(1) for each in (latents, full))
     errors = (given - true).abs().sum(1) / true.abs().sum(1).clamp_min(1e-30)
     return [float(each) for each in torch.nan_to_num(errors, nan=float("inf"), posinf=float("inf"))]

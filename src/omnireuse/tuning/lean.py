@@ -14,12 +14,14 @@ from omnireuse.tuning.budget import SHORT_ERROR, Budget
 from omnireuse.tuning.full_run import relative_errors
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadow, Shadows, Try, Trying
 
-__all__ = ["LeanTrials"]
+__all__ = ["REFERENCES", "LeanTrials"]
 
+REFERENCES = "references"
+"""Among the arguments of a configuration whose calls have pictures to edit, and with which lean calls are tried."""
 CANDIDATES = (0, 4, 2)
 """`Plan.full_every`, fewest full calls first."""
 MOST_GROWTH = 10 ** (2 / 20)
-"""What a plan's error in a measured picture may be multiplied by: 2 dB. Where every step computes, `SHORT_ERROR` is the
+"""What a plan's error in a measured picture may be multiplied by: 2 dB. If every step is computed, `SHORT_ERROR` is the
 limit."""
 
 
@@ -47,7 +49,7 @@ class LeanTrials(Trying):
         self._calls = 0
 
     def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
-        """As `Trying.due`: the others first."""
+        """The trial run that comes next: those of the other candidates first, then those with lean calls."""
         if (due := self._inner.due(calls, is_whole=is_whole)) is not None:
             return due._replace(make=partial(self._try_other, due.make))
         plan = self._inner.decided(self._budget.untuned_steps) if is_whole else None
@@ -82,11 +84,11 @@ class LeanTrials(Trying):
             self._errors, self._calls = [], 0
 
     def plan(self) -> Plan | None:
-        """As `Trying.plan`, without lean calls."""
+        """The plan that evidence is for, without lean calls; None if the untuned default stays."""
         return self._inner.plan()
 
     def decided(self, untuned: tuple[int, ...]) -> Plan:
-        """As `Trying.decided`, with the fewest full calls that have left errors small enough."""
+        """The plan to keep, with the fewest full calls that have left errors small enough."""
         plan = self._inner.decided(untuned)
         if not self._errors:
             return msgspec.structs.replace(plan, full_every=1)
@@ -96,9 +98,9 @@ class LeanTrials(Trying):
 
     @property
     def tried(self) -> int:
-        """As `Trying.tried`."""
+        """How many of the measured calls every candidate so far has followed."""
         return self._inner.tried
 
     def let_go(self, calls: int) -> bool:
-        """As `Trying.let_go`."""
+        """Go on without the first calls, if every candidate has followed them; return whether that is so."""
         return not self._calls and self._inner.let_go(calls)

@@ -1,4 +1,4 @@
-"""A full run that is measured: every step computes, and copies of its outputs and latents are kept."""
+"""A full run that is measured: every step is computed, and copies of its outputs and latents are kept."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Recording(Stepper):
         total: steps of the loop.
         keeps: whether anything is kept.
         is_bounded: whether at most `MOST_BYTES` are kept.
-        calls_may_change: whether steps may have other calls than the first, as where guidance ends on the way.
+        calls_may_change: whether steps may have other calls than the first, as when guidance ends on the way.
     """
 
     def __init__(

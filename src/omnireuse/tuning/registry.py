@@ -41,7 +41,7 @@ class Registry(Shared):
     def entry_of(
         self, policy: Policy, start: RunStart, configuration: Callable[[], Configuration], target: Target | None = None
     ) -> Entry:
-        """The entry of a run that begins under the untuned default; as `find`.
+        """The entry of a run that begins under the untuned default (`find`).
 
         Args:
             configuration: of the run.
@@ -59,8 +59,8 @@ class Registry(Shared):
     def find(self, configuration: Configuration, budget: Budget) -> Entry:
         """The entry of a run: "ready" with a plan of the store; else "measuring".
 
-        It is "off" for this picture as long as another pipeline or process measures; where the ledger does not allow
-        more; and where a user seems to change an argument with every picture: for the first picture of a configuration
+        It is "off" for this picture as long as another pipeline or process measures; if the ledger does not allow
+        more; and if a user seems to change an argument with every picture: for the first picture of a configuration
         beside `MOST_UNFINISHED` that are measured in part, or of a number of computed steps beside `MOST_BUDGETS`.
         """
         if budget.aim:
@@ -74,7 +74,7 @@ class Registry(Shared):
         return entry
 
     def whole(self) -> list[Entry]:
-        """The entries of which nothing but shadows is missing, and that nobody is at work on."""
+        """The entries of which only shadows are missing, and that nobody is working on."""
         return [entry for entry in self.entries.values() if entry.is_idle]
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Registry(Shared):
         return entry
 
     def _passed_by(self, entry: Entry, why: str) -> Entry:
-        """What serves one picture untuned; the next one of the configuration looks again."""
+        """The untuned default for one picture; the next picture of the configuration looks again."""
         passed = replace(entry, tuning=replace(entry.tuning, state="off", reason=why), calls=[], trials=None, lock=None)
         said = (entry.configuration.digest, len(entry.budget.steps)), why
         if said not in self._said:
@@ -119,7 +119,7 @@ class Registry(Shared):
 
     def _kept(self, entry: Entry) -> tuple[Profile | None, list[OutputProducts], frozenset[int]]:
         """What the store has for an entry: plans, calls of earlier processes, and with which numbers of computed steps.
-        Its lock is taken where it has no plan.
+        Its lock is taken if it has no plan.
 
         Raises:
             NotTunableError: it is not measured now.

@@ -75,7 +75,7 @@ class Replay:
             bar: words for the bar that the pipeline shows; None hides it.
 
         Returns:
-            What the call returns, with pictures as floats where it would make images of Pillow.
+            What the call returns, with pictures as floats if it would make images of Pillow.
         """
         results = {name: iter(kept) for name, kept in self._results.items()}
 
@@ -100,7 +100,7 @@ class Replay:
 
 
 def _default(pipeline: Any, name: str) -> Any:
-    """The default of an argument of the pipeline's call; None where it has none."""
+    """The default of an argument of the pipeline's call; None if it has none."""
     try:
         parameter = inspect.signature(type(pipeline).__call__).parameters.get(name)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Runs beside a measured one, from the same latents: they follow a strategy, fit weights, or arrive where it did."""
+"""Runs beside a measured one, from the same latents: they follow a strategy, fit weights, or end in its latents."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FRAMES = 8
 
 
 class Beside(Stepper):
-    """Goes where another stepper leads, beside a full run, whose first steps are not computed again.
+    """Follows another stepper beside a full run, whose first steps are not computed again.
 
     Args:
         full: the full run.
@@ -48,7 +48,7 @@ class Beside(Stepper):
         self._full, self._inner = full, inner
         self._first_unknown = min(first_reused, len(full.path.calls))
         self._known: int | None = None
-        """The step, where its output is due and known."""
+        """The step, if its output is due and known."""
         self._step = self._seen = self.computed = 0
 
     def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
@@ -112,7 +112,7 @@ class Led(Stepper):
 
 
 class Arrived(Stepper):
-    """Computes nothing; what it gives the solver has the right shape alone."""
+    """Computes nothing; its outputs have the right shape, and their values are not used."""
 
     def __init__(self, full: FullRun) -> None:
         self._output = full.path.outputs[0]
@@ -152,12 +152,12 @@ def called_again(
 
 @dataclass
 class SessionShadows:
-    """Shadows of calls of a pipeline, as `Shadows`. Each shows a bar where the pipeline does.
+    """Shadows of calls of a pipeline, as `Shadows`. Each shows a bar if the pipeline does.
 
     Attributes:
         session: at work on the pipeline.
         proceed: makes a call of the pipeline.
-        references: of the pipeline; None where lean calls are not tried.
+        references: of the pipeline; None if lean calls are not tried.
         words: for the bars.
     """
 
@@ -167,18 +167,18 @@ class SessionShadows:
     words: str = ""
 
     def announce(self, words: str) -> None:
-        """As `Shadows.announce`."""
+        """Say what the following trial runs try."""
         self.words = words
 
     def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Shadow:
-        """As `Shadows.follow`."""
+        """Follow a strategy of region "step"; `first_reused` is its first step that is not computed."""
         full = call.full
         return self._made(
             call, lambda start: Beside(full, first_reused, self.session.generation(strategy, start, full.pictures))
         )
 
     def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Shadow:
-        """As `Shadows.lead`."""
+        """Fit weights for the steps of a policy along the full run's path, and follow them."""
         return self._made(call, lambda start: Beside(call.full, fit.first_gap, Led(fit, call.full, start.scheduler)))
 
     def lean(self, call: MeasuredCall, strategy: Strategy, full_every: int) -> Shadow | None:
@@ -194,7 +194,7 @@ class SessionShadows:
         return made if axis.lean_shadows > before else None
 
     def arrive(self, call: MeasuredCall) -> Shadow:
-        """As `Shadows.arrive`."""
+        """Decode the full run's latents again, without a call of the denoisers."""
         return self._made(call, lambda _: Beside(call.full, 0, Arrived(call.full)), final=call.full.final, bar=None)
 
     def _made(

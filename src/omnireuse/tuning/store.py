@@ -153,7 +153,7 @@ def _shared() -> RedisTier | None:
 
 
 class Store:
-    """The tuned plans in a folder, and in Redis where `OMNIREUSE_CACHE_REDIS` is set. What cannot be read or written is
+    """The tuned plans in a folder, and in Redis if `OMNIREUSE_CACHE_REDIS` is set. What cannot be read or written is
     said once, and plans stay in memory.
 
     Raises:
@@ -172,7 +172,7 @@ class Store:
         return self.path / f"{digest}.json"
 
     def load(self, digest: str) -> Profile | None:
-        """The plans of a configuration; None where there are none. Those in Redis replace the file. What is damaged or
+        """The plans of a configuration; None if there are none. Those in Redis replace the file. What is damaged or
         belongs to another configuration is measured anew."""
         file = self.file(digest)
         text = None if self._shared is None else self._shared.lookup(digest)
@@ -203,7 +203,7 @@ class Store:
             return None
 
     def save(self, configuration: Configuration, profile: Profile) -> Path | None:
-        """Keep plans; None where the disk refuses."""
+        """Keep plans; None if the disk refuses."""
         digest = configuration.digest
         file, text = self.file(digest), _kept_text(profile, HEAD, configuration)
         try:
@@ -217,7 +217,7 @@ class Store:
 
     def measured(self, digest: str) -> tuple[list[OutputProducts], frozenset[int]]:
         """What earlier processes have measured of a configuration, one for each call, and with which numbers of
-        computed steps; empty where nothing is kept."""
+        computed steps; empty if nothing is kept."""
         file = self._measured / f"{digest}.json"
         try:
             if (data := _content(file)) is None:
@@ -252,8 +252,8 @@ class Store:
         return {file.stem for file in self._measured.glob("*.json") if not self.file(file.stem).is_file()}
 
     def lock(self, digest: str) -> FileLock | None:
-        """The lock of the process that measures a configuration; None where another process holds it. It is not held
-        where the disk refuses."""
+        """The lock of the process that measures a configuration; None if another process holds it. It is not held
+        if the disk refuses."""
         lock = FileLock(self.path / f"{digest}.lock", thread_local=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -269,8 +269,8 @@ class Store:
         return sorted(self.path.glob("*.json")) if self.path.is_dir() else []
 
     def near(self, configuration: Configuration) -> str:
-        """For which arguments of the same pipeline a plan is kept where this configuration has others, in words; of the
-        plans with the fewest such differences. Empty where there are none."""
+        """How the arguments of saved plans of the same pipeline differ from this configuration's, in words; of the
+        plans with the fewest differences. Empty if there are none."""
         own, found = (
             {**configuration.call, "num_inference_steps": str(len(configuration.noises))},
             list[dict[str, str]](),
@@ -278,7 +278,7 @@ class Store:
         for file in self.files():
             try:
                 other = msgspec.convert(msgspec.json.decode(file.read_bytes())["configuration"], Configuration)
-            except Exception:  # what is damaged is said where it is used
+            except Exception:  # damage is reported when the plan is used
                 logger.debug("%s is not read", file)
                 continue
             if other.conditions == configuration.conditions:
@@ -308,7 +308,7 @@ class Store:
 
 
 def _content(file: Path) -> bytes | None:
-    """The content of a file; None where there is none."""
+    """The content of a file; None if there is none."""
     try:
         return file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

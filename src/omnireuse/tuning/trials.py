@@ -68,7 +68,7 @@ class Shadow(NamedTuple):
     Attributes:
         computed: calls of the denoisers that were made.
         latents: the final latents, one row for each picture.
-        pictures: as floats in 0…1; None where the call returns none.
+        pictures: as floats in 0…1; None if the call returns none.
     """
 
     computed: int
@@ -79,11 +79,11 @@ class Shadow(NamedTuple):
 T = TypeVar("T")
 Pictures = Sequence[Sequence[Picture] | None]
 Pausing = Generator[None, None, T]
-"""Work that pauses where its host makes pauses, after calls of the model."""
+"""Work that pauses if its host makes pauses, after calls of the model."""
 
 
 def finished(work: Pausing[T]) -> T:
-    """Do all of the work at once; return what it comes to."""
+    """Do all of the work at once; return its result."""
     while True:
         try:
             next(work)
@@ -138,12 +138,12 @@ class Trial:
     """A schedule that is tried, and what its shadows have shown.
 
     Attributes:
-        steps: the steps that compute, in order, with the first.
+        steps: the steps that are computed, in order, with the first.
         total: steps of a run.
         forecaster: its name.
         fit: of the weights of its forecasts; None for a forecaster with a name of its own.
         errors: relative L1 error of the final latents of each picture.
-        closeness: PSNR of each picture to the full run's in dB; of its final latents where no pictures are known.
+        closeness: PSNR of each picture to the full run's in dB; of its final latents if no pictures are known.
         calls: how many of the measured calls it has followed.
         fits: how many pictures weights are fitted to, or a few more of the same call; the others judge them. None for
             all.
@@ -181,7 +181,7 @@ class Trial:
         return Steps(steps=self.steps, compute_last=self.steps[-1] == self.total - 1)
 
     def try_next(self, calls: Sequence[MeasuredCall], shadows: Shadows, pictures: Pictures = ()) -> Pausing[float]:
-        """Let the schedule follow the first call that it has not followed; as `lead`."""
+        """Let the schedule follow the first call that it has not followed, and fit weights on it."""
         if self.fit is not None:
             return (yield from self.lead(calls, shadows, pictures))
         call = calls[self.calls]
@@ -193,7 +193,7 @@ class Trial:
         """Fit weights on the first call that the schedule has not followed.
 
         Args:
-            pictures: of the full runs; empty where latents are compared.
+            pictures: of the full runs; empty if latents are compared.
 
         Returns:
             The work that was done, in full runs of one call.
@@ -250,7 +250,7 @@ class Trying(ABC):
 
     @abstractmethod
     def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
-        """The shadow that comes next; None where nothing is left to try.
+        """The shadow that comes next; None if nothing is left to try.
 
         Args:
             calls: measured so far.
@@ -259,7 +259,7 @@ class Trying(ABC):
 
     @abstractmethod
     def plan(self) -> Plan | None:
-        """The plan that evidence is for; None where the untuned default stays."""
+        """The plan that evidence is for; None if the untuned default stays."""
 
     @property
     def tried(self) -> int:
@@ -295,7 +295,7 @@ class Trying(ABC):
 
 class Trials(Trying):
     """The candidates for one number of computed steps: the untuned default, and schedules whose weights are fitted.
-    Where none can be fitted, the default's forecaster follows planned schedules, and its schedule holds outputs.
+    If none can be fitted, the default's forecaster follows planned schedules, and its schedule holds outputs.
 
     Args:
         budget: with a number of computed steps.
@@ -328,7 +328,7 @@ class Trials(Trying):
         return [*([] if self.untuned is None else [self.untuned]), *self.others]
 
     def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
-        """As `Trying.due`: each candidate on one call after the other."""
+        """The trial run that comes next: each candidate on one call after the other."""
         candidates = self._candidates
         number, trial = min(enumerate(candidates, 1), key=lambda each: each[1].calls, default=(0, None))
         if trial is None or trial.calls >= len(calls):
@@ -338,11 +338,11 @@ class Trials(Trying):
 
     @property
     def tried(self) -> int:
-        """As `Trying.tried`."""
+        """How many of the measured calls every candidate so far has followed."""
         return min((trial.calls for trial in self._candidates), default=0)
 
     def let_go(self, calls: int) -> bool:
-        """As `Trying.let_go`."""
+        """Go on without the first calls, if every candidate has followed them; return whether that is so."""
         if any(trial.calls != calls for trial in self._candidates):
             return False
         for trial in self._candidates:
@@ -351,21 +351,21 @@ class Trials(Trying):
         return True
 
     def plan(self) -> Plan | None:
-        """The plan that evidence is for; None where the untuned default stays."""
+        """The plan that evidence is for; None if the untuned default stays."""
         best = clearly_closest(self.others, self.untuned)
         if self.untuned is not None:
             self._untuned = self.untuned.errors
-        elif best is None:  # every step computes
+        elif best is None:  # every step is computed
             self._untuned = [0.0 for trial in self.others[:1] for _ in trial.errors]
         return None if best is None else best.plan(untuned=tuple(self._untuned))
 
 
 def clearly_closest(others: Sequence[Trial], untuned: Trial | None) -> Trial | None:
     """The schedule whose pictures are closest, of those that leave no picture's latents farther than the untuned
-    default does; None where it is not closer than that by enough.
+    default does; None if it is not closer than that by enough.
 
     Args:
-        untuned: None where the default computes every step.
+        untuned: None if the default computes every step.
     """
     if untuned is not None:
         others = [trial for trial in others if all(map(operator.le, trial.errors, untuned.errors))]

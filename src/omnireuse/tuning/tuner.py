@@ -22,6 +22,7 @@ from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.entry import Entry
+from omnireuse.tuning.lean import REFERENCES
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.registry import Registry
 from omnireuse.tuning.replay import Replay, noting_bars
@@ -36,14 +37,14 @@ class HostTuner:
     """What the tuners of all hosts have in common: the entries of their runs, and what users are told.
 
     Args:
-        computes_all: whether every step computes where nothing is tuned, which is then worth a warning.
+        computes_all: whether every step is computed if nothing is tuned, which is then worth a warning.
     """
 
     def __init__(self, registry: Registry, *, computes_all: bool = False) -> None:
         self._registry, self._computes_all = registry, computes_all
         self._latest: Entry | None = None
         self._elsewhere = Tuning(state="measuring", wanted=registry.pictures, reason="no run has begun yet")
-        """Holds where the latest run has no entry."""
+        """The state of tuning if the latest run has no entry."""
         self._said: set[str] = set()
 
     @property
@@ -88,7 +89,7 @@ class _Attempt:
             self.unlike = str(error)
 
     def describe(self, words: str) -> None:
-        """Say on the bars of the run what it is."""
+        """Show on the run's progress bars what it is."""
         for bar in self.bars:
             if callable(describe := getattr(bar, "set_description", None)):
                 own = str(getattr(bar, "desc", None) or "").removesuffix(": ")
@@ -96,7 +97,7 @@ class _Attempt:
 
 
 class Tuner(HostTuner):
-    """Measures the first pictures of each configuration, and serves the others with the plan that suits them.
+    """Measures the first pictures of each configuration, and uses the best plan for the others.
 
     Calls of one pipeline in several threads measure one at a time; the others compute every step meanwhile.
 
@@ -182,14 +183,15 @@ class Tuner(HostTuner):
     def _outside(self, start: RunStart) -> Chosen:
         """The untuned default for a run that cannot be made again, because no call of the pipeline makes it."""
         self.pass_by(
-            "a loop is measured where the pipeline's call makes it, so that it can be made again; put it into __call__ "
-            "of an object with the scheduler and the denoiser"
+            "only a loop that the pipeline's call makes is measured, because it can be made again; put it into "
+            "__call__ of an object with the scheduler and the denoiser"
         )
         return Chosen(strategy=self._session.strategy)
 
     def _choose(self, attempt: _Attempt, start: RunStart, arguments: Mapping[str, Any]) -> Chosen:
         untuned = Chosen(strategy=self._strategy)
-        tried = {} if self._references is None else {"references": "tried"}
+        has_references = self._references is not None and arguments.get("image") is not None
+        tried = {REFERENCES: "tried"} if has_references else {}
         attempt.runs += 1
         if attempt.runs > 1:
             if attempt.recording is None:
@@ -225,7 +227,7 @@ class Tuner(HostTuner):
             return Chosen(strategy=FULL, region=DrivenRegion(recording), kind="measured")
 
     def _made(self, attempt: _Attempt, proceed: Callable[..., Any]) -> None:
-        """The picture is done: learn from it where it was measured, and make the shadows that are due."""
+        """Learn from a finished picture if it was measured, and make the trial runs that are due."""
         entry, recording = attempt.entry, attempt.recording
         if entry is None or attempt.loop is None or self._is_closed:
             return
@@ -236,7 +238,7 @@ class Tuner(HostTuner):
             entry.go_on(SessionShadows(self._session, proceed, self._references))
 
     def _finish(self, proceed: Callable[..., Any], due: list[Entry]) -> None:
-        """Make shadows of pictures that were all measured before this call, one at a time where a run takes long."""
+        """Make shadows of pictures that were all measured before this call, one at a time if a run takes long."""
         with self._lock:
             due = [entry for entry in due if not entry.is_busy]
             for entry in due:

@@ -12,6 +12,7 @@ import omnireuse
 from omnireuse import EveryNth
 from omnireuse.references import References
 from tests.helpers.editing import EDITING
+from tests.helpers.sweep import sweep
 
 GUIDED = {"flux_2": 1}
 """Denoiser calls of a step; two for the others."""
@@ -45,7 +46,7 @@ def test_a_lean_call_at_the_inputs_of_the_full_call_gives_its_output(name: str) 
 
 
 @pytest.mark.parametrize("name", EDITING)
-@pytest.mark.parametrize("region", ["step", "call"])
+@pytest.mark.parametrize("region", sweep(["step", "call"], quick=["step"]))
 def test_full_calls_and_a_disabled_pipeline_give_equal_bits(name: str, region: Any) -> None:
     tiny = EDITING[name]()
     attention, expected = attention_of(tiny.pipe), tiny.run(steps=3)

@@ -204,7 +204,7 @@ def test_a_step_is_used_after_it_was_asked_for_and_in_its_order() -> None:
     generation, latents = Generation(Strategy(policy=EVERY_OTHER), levels_of(6)), torch.zeros(1, 2)
     with pytest.raises(OmniReuseError, match=r"call computes\(step, latents\)"):
         generation.use(latents, latents)
-    with pytest.raises(OmniReuseError, match="step 1 is asked for where step 0 is due"):
+    with pytest.raises(OmniReuseError, match="step 1 is asked for although step 0 is due"):
         generation.computes(1, latents)
 
 

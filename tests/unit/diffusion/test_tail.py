@@ -285,7 +285,7 @@ def test_every_field_is_checked(name: str, value: Any) -> None:
         ({"region": "tail", "first_blocks": 4, "last_blocks": 1}, "at most the 4 blocks of FluxTransf.*, got 5"),
         ({"region": "tail", "first_blocks": -1}, "first_blocks must be a whole number of at least 0"),
         ({"region": "tail", "last_blocks": True}, "last_blocks must be a whole number of at least 0"),
-        ({"region": "tail", "first_blocks": 0}, "first_blocks must be at least 1 where their residual is watched"),
+        ({"region": "tail", "first_blocks": 0}, "first_blocks must be at least 1 if their residual is watched"),
         ({"region": "blocks", "first_blocks": 1}, "first_blocks must be left out in region 'blocks'"),
         ({"region": "step", "last_blocks": 1}, "last_blocks must be left out in region 'step'"),
         ({"region": "blocks", "signal": "first_residual"}, "signal must be"),

@@ -16,6 +16,7 @@ import omnireuse
 from omnireuse import EveryNth, Strategy
 from omnireuse.errors import ConfigError, WrongTypeError
 from omnireuse.references import DECLARED, References
+from omnireuse.references.attention import free_bytes
 from tests.helpers.editing import EDITING, picture
 from tests.helpers.tiny import TINY, Tiny
 
@@ -74,6 +75,12 @@ def test_keys_that_do_not_fit_are_not_kept(caplog: pytest.LogCaptureFixture, mon
     assert re.search(r"GiB are needed, and 0.00 GiB are free on cpu; references='host'", caplog.text)
     assert summary.references is not None
     assert (summary.references.lean, summary.references.kept_bytes) == (0, 0)
+
+
+def test_free_memory_of_the_host_counts_what_files_take() -> None:
+    free = free_bytes(torch.device("cpu"))
+    assert free is None or free >= 2**20
+    assert free_bytes(torch.device("meta")) is None
 
 
 def test_a_processor_that_attends_in_its_own_way_makes_calls_full(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ class Driven(NamedTuple):
 
     Attributes:
         stepper: decides.
-        given: arguments of the scheduler's step beside the output and the latents, by the step, where somebody asks.
+        given: arguments of the scheduler's step beside the output and the latents, by the step, if somebody asks.
     """
 
     stepper: Stepper

@@ -145,7 +145,7 @@ class RequestTuner(LoopTuner):
         super().__init__(Registry(pictures=pictures, store=Store(), command="SGLang with omnireuse"))
 
     def begin(self, plan: RequestPlan, loop: StageLoop) -> tuple[RequestPlan, Entry | None]:
-        """As `choose`."""
+        """Choose the plan of a request that begins, and whether it is measured."""
         return self.choose(plan, loop, _go_on)
 
     def serve_measured(self, entry: Entry, loop: StageLoop, **kwargs: Any) -> tuple[Any, dict[str, float]]:

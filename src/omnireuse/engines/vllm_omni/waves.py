@@ -40,7 +40,7 @@ class _Entry:
     output: torch.Tensor | None = None
 
     def use(self) -> bool:
-        """Turn what was computed, or nothing, into the scheduler's input; False where nothing can stand in."""
+        """Turn what was computed, or nothing, into the scheduler's input; False if nothing can stand in."""
         self.output = self.request.use(self.output, self.state.latents)
         return self.output is not None
 

@@ -21,11 +21,11 @@ from omnireuse.loop.strategy import Strategy
 
 __all__ = ["BlocksRegion"]
 
-_SKIPPED = "reuse of the stack would be wrong; use region 'call' or 'step' where blocks are left out"
+_SKIPPED = "reuse of the stack would be wrong; use region 'call' or 'step' if blocks are left out"
 
 
 class BlocksRegion(Region):
-    """One decision a denoiser call, taken where the first block is called.
+    """One decision a denoiser call, taken when the first block is called.
 
     Args:
         strategy: of the run.
@@ -91,7 +91,7 @@ class BlocksRegion(Region):
         self._interceptions.append(intercept(block.module, self._owner, {"__call__": within_a_pass}))
 
     def call(self, call: DenoiserCall) -> Any:
-        """Run the denoiser, whose blocks ask this region."""
+        """Run the denoiser; its blocks consult this region."""
         outer = self._pass
         current = self._here.stack_pass = StackPass(call, self._strategy)
         try:

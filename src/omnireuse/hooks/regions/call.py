@@ -122,7 +122,7 @@ def _is_negated(call: DenoiserCall) -> bool:
 def _latents_before(call: DenoiserCall) -> list[torch.Tensor]:
     """The latents of a call that will be computed, for `_samples`.
 
-    Copies where they are needed behind the call: the denoiser may use its input as scratch space. Cost: one copy of the
+    Copies if they are needed behind the call: the denoiser may use its input as scratch space. Cost: one copy of the
     latents a computed call.
     """
     if call.run.generation.outputs.target == "output":

@@ -41,7 +41,7 @@ class Cuts:
     """Which calls can be computed for some rows of their batch alone; one for all runs of a handle.
 
     The first call that is cut is computed whole as well, and its rows are compared with those of the whole result,
-    which is used. That is done again only where rows differ in an argument in which they were alike before, since a
+    which is used. That is done again only if rows differ in an argument in which they were alike before, since a
     wrong cut of that argument did not show. A call that fails, or differs, is computed whole from then on.
 
     Args:
@@ -76,7 +76,7 @@ class Cuts:
     def compute(self, call: DenoiserCall, rows: Sequence[int]) -> tuple[Any, bool]:
         """The result for some rows, or that of the whole call; and whether it is the whole one.
 
-        Cost: a forward more where a cut is verified, at most one for each configuration as a rule; a comparison, which
+        Cost: a forward more if a cut is verified, at most one for each configuration as a rule; a comparison, which
         waits for the device, of each argument whose rows were never seen to differ.
         """
         key = call.configuration
@@ -112,7 +112,7 @@ class Cuts:
     def _verify(self, call: DenoiserCall, rows: Sequence[int]) -> Any:
         """The result of the whole call, and a comparison with it of the same call for some rows."""
         first = range(len(rows))
-        # The first rows show nothing where a model takes as many first rows of what was not cut.
+        # The first rows show nothing if a model takes as many first rows of what was not cut.
         rows = [row + call.batch - len(rows) for row in first] if list(rows) == [*first] else rows
         differing = differing_parts(call.arguments, rows, call.batch)
         # Copied before and compared after: what a cut call writes to its arguments is lost, and must not be shared.
@@ -143,7 +143,7 @@ def _difference(call: DenoiserCall, whole: Any, part: Any, rows: Sequence[int]) 
     Rounding depends on the order of sums, and kernels choose that by shape. In float32 it leaves 1e-7 to 1e-5 of the
     output; in half precision every layer rounds anew, and what remains is about one unit in the last place. Rows that
     got the values of others are off by their whole difference, 1e-3 and more. The limit lies between: 1e-4 of a row's
-    magnitude, and 2 units in the last place where those are larger.
+    magnitude, and 2 units in the last place if those are larger.
     """
     found, form = _tensors(part, len(rows))
     every, whole_form = _tensors(whole, call.batch)

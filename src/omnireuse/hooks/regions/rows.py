@@ -72,7 +72,7 @@ def differing_parts(
 ) -> set[Hashable]:
     """The places of a call's arguments in which these rows differ from as many first rows.
 
-    A call that is cut there in a wrong way shows. Where they are alike it need not.
+    A call that is cut there in a wrong way shows. If they are alike it need not.
 
     Args:
         but: places that are not looked at, for each look at a tensor waits for its device.

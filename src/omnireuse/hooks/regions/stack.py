@@ -33,7 +33,7 @@ class Block:
         module: the block.
         streams: names of the parameters that it returns updated, in the order of its return value.
         is_joined: whether its one stream is the stack's streams, concatenated along the tokens.
-        bypass: the result in place of running it, where that is not its streams as they came in.
+        bypass: the result in place of running it, if that is not its streams as they came in.
     """
 
     module: torch.nn.Module
@@ -65,7 +65,7 @@ class Block:
             raise UnknownNameError(kind, error.args[0], arguments, hint=hint) from error
 
     def entering(self, arguments: Arguments) -> list[torch.Tensor]:
-        """Its streams as they come in: this rank's tokens, where diffusers' context parallelism splits them here."""
+        """Its streams as they come in: this rank's tokens, if diffusers' context parallelism splits them here."""
         registry = getattr(self.module, "_diffusers_hook", None)
         for hook in () if registry is None else registry.hooks.values():
             if type(hook).__name__ == "ContextParallelSplitHook":
@@ -121,7 +121,7 @@ class StackPass:
     A denoiser with guidance in its forward goes that way more than once within a call; each visit has its own history.
 
     Attributes:
-        start: the streams before the first block, where what the first blocks add is watched.
+        start: the streams before the first block, if what the first blocks add is watched.
         signal: the signal of this pass, until the decision has used it.
         entry: the streams before the skipped blocks.
         choices: one for each sample or one for all; empty before `enter`.
@@ -164,17 +164,17 @@ class StackPass:
             for row in (range(call.batch) if by_row else [None])
         ]
         self.signal = None
-        # Copied where it is needed after the blocks: they, and what the model adds between them, may write in place.
+        # Copied if it is needed after the blocks: they, and what the model adds between them, may write in place.
         self.entry = [stream.clone() for stream in streams] if self._adds else streams
 
     def leave(self, computed: Sequence[torch.Tensor | None] | None = None) -> list[torch.Tensor]:
         """The streams behind the blocks: computed or forecast, each sample as it was decided.
 
-        The whole batch runs through the blocks where any sample needs them, since only the model knows which of the
+        The whole batch runs through the blocks if any sample needs them, since only the model knows which of the
         tensors between its blocks have rows; the others get what they would get alone all the same.
 
         Args:
-            computed: the blocks' outputs, None for a stream that they no longer return; left out where they were
+            computed: the blocks' outputs, None for a stream that they no longer return; left out if they were
                 skipped.
         """
         parts = [self._streams_of(choice, computed or ()) for choice in self.choices]

@@ -44,9 +44,9 @@ class StepRegion(Region):
         self._first_call: DenoiserCall | None = None
         """Of the step; None between steps."""
         self._choices: list[Choice] = []
-        """Of the step: one a sample or one for the batch; none where that must wait for the scheduler."""
+        """Of the step: one a sample or one for the batch; none if that must wait for the scheduler."""
         self._placeholders: dict[Hashable, tuple[Layout, Any]] = {}
-        """The last computed output of each denoiser, branch and form, with the layout of its call: returned where only
+        """The last computed output of each denoiser, branch and form, with the layout of its call: returned if only
         its shape matters."""
         self._branches_when_computed: dict[int | None, Counter[tuple[int, str]]] = {}
         """The calls of each sample's last computed step, by branch: guidance that begins or ends changes them."""
@@ -88,7 +88,7 @@ class StepRegion(Region):
         by_sample = self._strategy.decides_by_sample
         if by_sample and self._shape is None:
             # Guidance may have stacked its branches in one call: only the scheduler's call shows how many samples there
-            # are. The first step computes, so it can wait for that.
+            # are. The first step is computed, so it can wait for that.
             return []
         count = self._samples
         divided = by_sample and count > 1 and self._may_divide(call)

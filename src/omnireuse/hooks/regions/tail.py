@@ -87,7 +87,7 @@ class TailRegion(BlocksRegion):
         return handler
 
     def call(self, call: DenoiserCall) -> Any:
-        """Run the denoiser, whose blocks ask this region."""
+        """Run the denoiser; its blocks consult this region."""
         if not any(call.module is each for each in self._whole):
             return super().call(call)
         choice = call.decide(None, layout=call.layout, signal=None)
