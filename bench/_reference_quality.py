@@ -108,6 +108,7 @@ class Player:
         ways["references dropped, random half"] = lambda: self._left_out(lambda: Dropped("random"))
         ways["references dropped, a quarter by area"] = lambda: self._left_out(lambda: Dropped("area"))
         ways["region-wise"] = lambda: self._region_wise(equal)
+        ways["tuned"] = partial(self._reused, references=None, speedup=2 if steps >= 20 else None)
         if steps >= 20:
             ways["step reuse"] = partial(self._reused, references=False)
             ways["step reuse, 3x"] = partial(self._reused, references=False, speedup=3)
@@ -117,7 +118,6 @@ class Player:
                 ways[f"step reuse, {named(every)}"] = partial(
                     self._reused, references=References(full_every=every, full_last=True)
                 )
-            ways["tuned"] = partial(self._reused, references=None)
             ways["fewer steps, half"] = lambda: self._fewer(steps // 2)
         return ways
 
@@ -149,7 +149,7 @@ class Player:
         """Tokens of so many calls, these of them full, by those of a full run."""
         return (full * self._call + (calls - full) * (TEXT + TOKENS)) / (self._steps * self._call)
 
-    def _reused(self, references: bool | References | None, speedup: float = 2) -> tuple[Array, float]:
+    def _reused(self, references: bool | References | None, speedup: float | None = 2) -> tuple[Array, float]:
         """Fewer computed steps, tuned on some pictures; None lets tuning decide on lean calls."""
         with (
             tempfile.TemporaryDirectory() as folder,

@@ -481,7 +481,7 @@ def _reference_memory(record: Record) -> Rows:
 
 def _reference_quality(record: Record) -> Rows:
     rows = []
-    for row in _rows(record, part="quality"):
+    for row in sorted(_rows(record, part="quality"), key=lambda row: (row["model"], row["references"])):
         each = row["each"]
         enough = 35 if row["model"].endswith("-8") else 40
         share = fmean(value >= enough for value in each)
