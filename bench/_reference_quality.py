@@ -101,6 +101,7 @@ class Player:
         }
         alone = References(full_every=None, full_last=False)
         ways[named(None, last=False)] = partial(self.lean, alone)
+        ways["every 4th full"] = partial(self.lean, References())
         ways["first full, text kept"] = lambda: self._left_out(TextKept)
         equal = self._lean_share(steps, 1)
         ways["fewer steps"] = lambda: self._fewer(round(equal * steps))

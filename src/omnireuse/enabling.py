@@ -141,9 +141,9 @@ def enable(
             disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it off.
         audit: share of the pipeline's calls, in 0…1, that are made again in full after their pictures are done;
             `summary().audits` holds the error of each. It goes with the default, the targets and a profile.
-        references: of editing models: True computes the references' tokens at the first computed call, at every fourth
-            after it and at the last step. The calls in between use the keys and values that were kept of them; such
-            lean calls are an approximation, and add to the error of reuse. "host" keeps them in the memory of the host.
+        references: of editing models: True computes the references' tokens at the first computed call and at every
+            fourth after it. The calls in between use the keys and values that were kept of them; such lean calls are
+            an approximation, and add to the error of reuse. "host" keeps them in the memory of the host.
             False computes all tokens at all computed calls. With None, and if pictures are measured with True and
             "host" too, tuning decides: it takes lean calls if they add little to the error of its plan.
         options: fields of `DiffusionCacheConfig` with a backend; with a policy `prediction_target`, `signal`, `axis`.
