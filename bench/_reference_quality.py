@@ -66,7 +66,7 @@ def measure(rows: Rows, options: argparse.Namespace) -> None:
                 print(rows.record["rows"][-1], flush=True)
         if number == 1 and STEPS[name] > 8 and not (options.out / "edits.png").exists():
             shown = _some(player.examples, 0, SHOWN)
-            lean = player.lean(References(full_last=True), shown)[0]
+            lean = player.lean(References(), shown)[0]
             draw_edits(shown, player.full[:SHOWN], lean, options.out / "edits.png")
 
 

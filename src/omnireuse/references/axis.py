@@ -67,8 +67,8 @@ class ReferenceAxis:
         return _LeanRegion(inner, self)
 
     def tuned(self, full_every: int | None) -> References | None:
-        """The plan of a run that tuning has one for, with a full last step: as `References.full_every`, but for 0, which
-        stands for the first call; None if nothing was tried."""
+        """The plan of a run that tuning has one for, with a full last step: as `References.full_every`, but for 0,
+        which stands for the first call; None if nothing was tried."""
         if full_every is None:
             return None
         on_host = self.plan is not None and self.plan.on_host
