@@ -64,7 +64,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     left.set_title("time of a full call / of a lean one", fontsize=10)
     own = [row for row in rows if row["part"] == "quality" and (row["model"], row["references"]) == (MODEL, 1)]
     groups = {
-        "lean calls": [row for row in own if row["way"].endswith("full") and "reuse" not in row["way"]],
+        "lean calls, last step full": [
+            row for row in own if row["way"].endswith("last full") and "reuse" not in row["way"]
+        ],
+        "lean calls, references=True": [row for row in own if row["way"] == "every 4th full"],
         "step reuse": [row for row in own if row["way"] in ("step reuse", "step reuse, 3x")],
         "step reuse and lean calls": [
             row for row in own if row["way"].startswith("step reuse") and "full" in row["way"]
@@ -73,7 +76,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         "region-wise": [row for row in own if row["way"] == "region-wise"],
         "fewer steps": [row for row in own if row["way"].startswith("fewer")],
     }
-    colours = (OURS[0], OURS[1], OURS[4], PEERS[0], PEERS[1], BASELINES[1])
+    colours = (OURS[0], OURS[2], OURS[1], OURS[4], PEERS[0], PEERS[1], BASELINES[1])
     for (label, found), colour in zip(groups.items(), colours, strict=True):
         points = sorted(
             (100 * row["tokens"], float(np.quantile(row["each"], 0.05))) for row in found if row["tokens"] < 1
