@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,15 @@ from bench._common import new_table
 from bench._resumable import Row
 from reference.drawing import Array
 from reference.edits.evaluate import Examples
-from reference.figures import BASELINES, OURS, PEERS, WIDTH, explain, panels_of, quiet_axes, save_figure
+from reference.figures import BASELINES, OURS, PEERS, explain, quiet_axes, save_figure
 
 __all__ = ["draw", "draw_edits", "show"]
 
 KLEIN = (1.40, 1.77, 1.99, 2.22)
 """FLUX.2 klein 9B-KV, as published."""
 MODEL = "faces-edit"
+NARROW = 5.2
+"""Inches of a figure."""
 
 
 def ratio(row: Row) -> float:
@@ -49,19 +50,20 @@ def show(rows: Sequence[Row], console: Console) -> None:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Left how many times as long full calls take, right the worst of twenty pictures by computed tokens."""
-    figure, (left, right) = panels_of(2)
-    figure.set_figheight(4.6)
+    """Above how many times as long full calls take, below the worst of twenty pictures by computed tokens."""
+    # Narrow: a phone shows it on its page, and the letters must stay readable.
+    figure = Figure(figsize=(NARROW, 7.6), layout="constrained", facecolor="white")
+    above, below = figure.subplots(2)
     true = [row for row in rows if row["part"] == "call" and row["references"] and row["size"] == "true"]
     for model, colour in zip(dict.fromkeys(row["model"] for row in true), OURS, strict=False):
         for on_host, style in ((False, "o-"), (True, "o:")):
             own = [row for row in true if row["model"] == model and row["on_host"] == on_host]
             label = model + (", keys on the host" if on_host else "")
-            _line(left, [(row["references"], ratio(row)) for row in own], style, colour, label)
-    _line(left, list(enumerate(KLEIN, 1)), "s--", BASELINES[0], "klein 9B-KV, as published")
-    left.set_xticks(range(1, 5))
-    left.set_xlabel("references of 1024 × 1024")
-    left.set_title("time of a full call / of a lean one", fontsize=10)
+            _line(above, [(row["references"], ratio(row)) for row in own], style, colour, label)
+    _line(above, list(enumerate(KLEIN, 1)), "s--", BASELINES[0], "klein 9B-KV, as published")
+    above.set_xticks(range(1, 5))
+    above.set_xlabel("references of 1024 × 1024")
+    above.set_title("time of a full call / of a lean one", fontsize=10)
     own = [row for row in rows if row["part"] == "quality" and (row["model"], row["references"]) == (MODEL, 1)]
     groups = {
         "lean calls, last step full": [
@@ -81,16 +83,16 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         points = sorted(
             (100 * row["tokens"], float(np.quantile(row["each"], 0.05))) for row in found if row["tokens"] < 1
         )
-        _line(right, points, "o" if "dropped" in label else "o-", colour, label)
-    right.set_xlabel("computed tokens, % of the full run's")
-    right.set_title("faces-edit, 28 steps: dB of the 5 % quantile", fontsize=10)
-    for panel in (left, right):
+        _line(below, points, "o" if "dropped" in label else "o-", colour, label)
+    below.set_xlabel("computed tokens, % of the full run's")
+    below.set_title("faces-edit, 28 steps: dB of the 5 % quantile", fontsize=10)
+    for panel in (above, below):
         quiet_axes(panel)
         if panel.lines:
-            panel.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+            panel.legend(frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
     explain(
         figure,
-        "Left: the more references, the more a lean call saves. Right: how close to the full run nineteen of twenty "
+        "Above: the more references, the more a lean call saves. Below: how close to the full run nineteen of twenty "
         "pictures are at least; higher and further left is better.",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,18 +100,16 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def draw_edits(examples: Examples, full: Array, lean: Array, path: Path) -> None:
-    """Two edits a row: the reference, the instruction, and the pictures of full and of lean calls."""
-    count = len(full)
-    figure = Figure(figsize=(WIDTH, 0.6 + 1.5 * -(-count // 2)), facecolor="white")
-    panels = figure.subplots(-(-count // 2), 6, squeeze=False)
-    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.01, top=0.82, wspace=0.05, hspace=0.25)
+    """An edit a row: the reference, the instruction, and the pictures of full and of lean calls."""
+    figure = Figure(figsize=(NARROW, 0.7 + 1.9 * len(full)), facecolor="white")
+    panels = figure.subplots(len(full), 3, squeeze=False)
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.005, top=0.89, wspace=0.04, hspace=0.2)
     for panel in panels.ravel():
         panel.set_axis_off()
     for at, edit in enumerate(examples.edits):
-        row = panels[at // 2, 3 * (at % 2) : 3 * (at % 2) + 3]
-        for panel, picture in zip(row, (examples.references[at, 0], full[at], lean[at]), strict=True):
+        for panel, picture in zip(panels[at], (examples.references[at, 0], full[at], lean[at]), strict=True):
             panel.imshow(picture, interpolation="lanczos")
-        row[0].set_title(textwrap.fill(edit.instruction, 44), fontsize=8.5, loc="left")
+        panels[at, 0].set_title(edit.instruction, fontsize=9.5, loc="left")
     explain(
         figure,
         "Edits of people that training never saw: the reference, the picture of full calls, and that of full and lean "

@@ -31,7 +31,7 @@ __all__ = ["STEPS", "measure"]
 
 STEPS = {"faces-edit": 28, "faces-edit-8": 8}
 SEED, TUNED_SEED, PICTURES = 41_000, 43_000, 3
-TWO_SHARE, SHOWN = 0.25, 6
+TWO_SHARE, SHOWN = 0.25, 4
 TOKENS, TEXT = (EDIT_SAMPLING["height"] // 8) ** 2, EDIT_SAMPLING["max_sequence_length"]
 """Of a picture, and of an instruction."""
 ALL = EveryNth(every=1)
