@@ -182,7 +182,8 @@ class _LeanRegion(Region):
 
 
 def _fall_back(call: DenoiserCall, why: str) -> None:
-    call.run.generation.fall_back(FULL, f"{call.model}: keys and values of references are not kept: {why}")
+    kept = f"{call.model}: keys and values of references are not kept: {why}"
+    call.run.generation.fall_back(FULL, f"{kept}; references=False asks for no lean calls")
 
 
 @contextmanager

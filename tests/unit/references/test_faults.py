@@ -46,6 +46,7 @@ def test_an_exception_in_a_lean_call_makes_the_run_full(caplog: pytest.LogCaptur
     assert (summary.references.full, summary.references.lean) == (8, 0)
     (line,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert "step 1, branch 0: a lean call failed with RuntimeError: no such kernel" in line
+    assert line.endswith("references=False asks for no lean calls")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
