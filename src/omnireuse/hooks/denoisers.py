@@ -125,15 +125,10 @@ def adapter_scales(module: torch.nn.Module) -> tuple[Any, ...]:
         found = (weakref.ref(each) for each in module.modules() if isinstance(vars(each).get("scaling"), dict))
         _adapted[module] = configs, (layers := tuple(found))
     present: list[Any] = [layer for reference in layers if (layer := reference()) is not None]
-    return tuple(
-        (layer.disable_adapters, *((name, layer.scaling.get(name)) for name in layer.active_adapters))
-        for layer in present
-    )
+    return tuple((each.disable_adapters, *((n, each.scaling.get(n)) for n in each.active_adapters)) for each in present)
 
 
-_adapted: weakref.WeakKeyDictionary[torch.nn.Module, tuple[tuple[Any, ...], tuple[weakref.ref[Any], ...]]] = (
-    weakref.WeakKeyDictionary()
-)
+_adapted = weakref.WeakKeyDictionary[torch.nn.Module, tuple[tuple[Any, ...], tuple[weakref.ref[Any], ...]]]()
 """The configurations of the adapters of each model, and the layers that have some with them."""
 
 
