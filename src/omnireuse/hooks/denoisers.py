@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -116,13 +117,19 @@ def is_compiled_whole(module: torch.nn.Module) -> bool:
     return any(is_optimized(each) or compiled_call(each) is not None for each in wrapped_modules(module))
 
 
-def adapter_scales(module: torch.nn.Module) -> tuple[Any, ...] | None:
-    """Adapters in use with their scales, in the first layer that has some (PEFT); None if no layer has any."""
-    layers: Iterable[Any] = module.modules()
-    for layer in layers:
-        if isinstance(scaling := vars(layer).get("scaling"), dict):
-            return layer.disable_adapters, *((name, scaling.get(name)) for name in layer.active_adapters)
-    return None
+def adapter_scales(module: torch.nn.Module) -> tuple[Any, ...]:
+    """Adapters in use with their scales, in each layer that has some (PEFT). Cost: 1 µs for each of these layers."""
+    configs = tuple(vars(module)["peft_config"].values())
+    before, layers = _adapted.get(module, ((), ()))
+    if [*map(id, before)] != [*map(id, configs)]:  # held, so that no other gets the identity of one
+        found = (weakref.ref(each) for each in module.modules() if isinstance(vars(each).get("scaling"), dict))
+        _adapted[module] = configs, (layers := tuple(found))
+    present: list[Any] = [layer for reference in layers if (layer := reference()) is not None]
+    return tuple((each.disable_adapters, *((n, each.scaling.get(n)) for n in each.active_adapters)) for each in present)
+
+
+_adapted = weakref.WeakKeyDictionary[torch.nn.Module, tuple[tuple[Any, ...], tuple[weakref.ref[Any], ...]]]()
+"""The configurations of the adapters of each model, and the layers that have some with them."""
 
 
 def device_of(pipeline: Any) -> str:

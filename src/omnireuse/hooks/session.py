@@ -199,7 +199,7 @@ class Session:
 
         def gone(_: object) -> None:
             session = this()
-            if session is not None:
+            if session is not None and session._is_open:
                 logger.info("the %s that reuse was enabled on is gone: reuse has ended", session._name)
                 session.close()
 

@@ -141,6 +141,11 @@ class LeanPass:
         self._split, self._kept = split, list(zip(keys, values, strict=True))
         self._used = 0
 
+    @property
+    def is_under_way(self) -> bool:
+        """True in the context that computes the call."""
+        return _pass.get() is self
+
     def take(self, query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]) -> tuple[Any, Any, Any]:
         """Key, value and mask of one attention, with those of the references."""
         if query.shape[1] == key.shape[1] == self._split.lean:

@@ -17,6 +17,7 @@ from omnireuse.base.validation import kind_of
 from omnireuse.errors import ConfigError, WrongTypeError
 from omnireuse.hooks.denoisers import denoisers_of, forward_group, is_compiled_whole, parameters_of, unwrapped
 from omnireuse.hooks.interception import intercept
+from omnireuse.hooks.regions.cuts import opaque
 from omnireuse.hooks.run import DenoiserCall, Region, RegionFactory, Run
 from omnireuse.references.attention import FullPass, LeanPass, attending
 from omnireuse.references.declared import OWN_CACHES, PIPELINES, Declaration, References, Split, declaration_of
@@ -136,7 +137,7 @@ class _LeanRegion(Region):
         if kept is not None and not is_due and kept.serves(call.module, arguments):
             lean = LeanPass(kept.split, kept.keys, kept.values)
             try:
-                with attending(lean, model), _positions(declared, call.module, kept.split, arguments):
+                with attending(lean, model), _positions(declared, call, lean, kept.split):
                     result = call.proceed(**declared.lean_arguments(kept.split, arguments))
                 lean.end()
             except Exception as error:  # whatever a lean call fails with, the run goes on
@@ -151,7 +152,12 @@ class _LeanRegion(Region):
         split, keeps = declared.split(arguments), not self._is_off and plan.full_every != 1
         if not isinstance(split, Split):
             return call.proceed(*args, **kwargs)
+        if keeps and len(arguments["hidden_states"]) != call.batch:
+            keeps = False  # for other rows may be given all that these are given, but for the target
+            _fall_back(call, "some samples of a batch are computed apart; such calls are full")
         full = FullPass(split, declared.attentions(call.module), on_host=plan.on_host)
+        if (unknown := opaque(call)) is not None:
+            full.why_not = f"what {unknown} holds cannot be compared between calls"
         with ExitStack() as stack:
             if keeps:
                 stack.enter_context(attending(full, model))
@@ -176,21 +182,24 @@ class _LeanRegion(Region):
 
 
 def _fall_back(call: DenoiserCall, why: str) -> None:
-    call.run.generation.fall_back(FULL, f"{call.model}: keys and values of references are not kept: {why}")
+    kept = f"{call.model}: keys and values of references are not kept: {why}"
+    call.run.generation.fall_back(FULL, f"{kept}; references=False asks for no lean calls")
 
 
 @contextmanager
-def _positions(declared: Declaration, module: Any, split: Split, arguments: Mapping[str, Any]) -> Iterator[None]:
+def _positions(declared: Declaration, call: DenoiserCall, lean: LeanPass, split: Split) -> Iterator[None]:
     """Positions within a lean call. Those of its text follow the largest picture, be it a reference."""
 
-    def whole(proceed: Callable[..., Any], _target: Any, *args: Any, **kwargs: Any) -> Any:
-        image, text = proceed(arguments["img_shapes"], *args, **kwargs)
+    def whole(proceed: Callable[..., Any], shapes: Any, *args: Any, **kwargs: Any) -> Any:
+        if not lean.is_under_way:  # a call of another thread
+            return proceed(shapes, *args, **kwargs)
+        image, text = proceed(call.arguments["img_shapes"], *args, **kwargs)
         return image[: split.target], text
 
     if declared.positions is None:
         yield
         return
-    interception = intercept(getattr(module, declared.positions), module, {"__call__": whole})
+    interception = intercept(getattr(call.module, declared.positions), call.module, {"__call__": whole})
     try:
         yield
     finally:

@@ -47,9 +47,10 @@ class References:
     on_host: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "full_steps", frozenset(self.full_steps))
+        if isinstance(self.full_steps, Iterable):
+            object.__setattr__(self, "full_steps", tuple(self.full_steps))
         check_fields(self)
-        if not all(is_whole(step, 0) for step in self.full_steps):
+        if not isinstance(self.full_steps, tuple) or not all(is_whole(step, 0) for step in self.full_steps):
             raise field_error(self, "full_steps", "be numbers of steps, from 0")
 
     def is_full(self, step: int, total: int | None, lean_calls: int) -> bool:
@@ -57,7 +58,7 @@ class References:
         one."""
         is_due = self.full_every is not None and lean_calls + 1 >= self.full_every
         is_last = self.full_last and total is not None and step == total - 1
-        return is_due or is_last or step in set(self.full_steps)
+        return is_due or is_last or step in self.full_steps
 
 
 @dataclass(frozen=True)

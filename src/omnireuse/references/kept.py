@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +14,6 @@ from omnireuse.references.declared import Split
 
 __all__ = ["Kept"]
 
-_PLAIN = (numbers.Number, str, bytes, type(None), torch.dtype, torch.device)
-
 
 class Kept:
     """Keys and values of one full call.
@@ -24,8 +21,8 @@ class Kept:
     Args:
         split: its tokens.
         module: the denoiser.
-        arguments: of the call, by name. All but the timestep and the target's rows must have the same content at the
-            calls that use what is kept.
+        arguments: of the call, by name, with tensors and plain values alone. All but the timestep and the target's rows
+            must have the same content at the calls that use what is kept.
         keys, values: of each attention.
 
     Attributes:
@@ -80,4 +77,4 @@ def _are_comparable(before: Any, now: Any) -> bool:
     """True if they are equal, or tensors of the same shape, dtype and device."""
     if isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor):
         return (before.shape, before.dtype, before.device) == (now.shape, now.dtype, now.device)
-    return isinstance(now, _PLAIN) and type(before) is type(now) and bool(before == now)
+    return type(before) is type(now) and bool(before == now)

@@ -327,8 +327,9 @@ class Entry:
             text += "; references computed in every call, as no lean calls were seen to add little error"
         elif plan.full_every is not None and evidence is not None:
             calls = f"one of {plan.full_every} calls" if plan.full_every else "the first call"
+            calls += " and at the last step" if total - 1 in plan.steps else ""
             error = sum(evidence.errors) / len(evidence.errors)
-            text += f"; references computed in {calls} and at the last step, {error:.2%} error with that"
+            text += f"; references computed in {calls}, {error:.2%} error with that"
         pictures = profile.num_prompts[0]
         self.tuning = replace(
             self.tuning,

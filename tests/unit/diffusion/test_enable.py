@@ -233,3 +233,17 @@ def test_a_target_is_reached_in_either_region(flux: Tiny, target: dict[str, Any]
     assert handle.summary().reused_calls > 0
     with pytest.raises(ConfigError, match="region must be 'step' or 'call' beside a target, got 'blocks'"):
         omnireuse.enable(flux.pipe, **target, region="blocks")
+
+
+def test_a_pipeline_that_goes_ends_reuse_and_that_is_said_unless_it_had_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "omnireuse")
+    for disables in (True, False):
+        tiny = TINY["flux"]()
+        handle = omnireuse.enable(tiny.pipe, policy="never")
+        if disables:
+            handle.disable()
+        del tiny
+        gc.collect()
+        assert caplog.text.count("FluxPipeline that reuse was enabled on is gone: reuse has ended") == (not disables)

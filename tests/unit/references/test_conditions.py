@@ -141,6 +141,26 @@ def test_another_scale_of_an_adapter_makes_the_next_call_full() -> None:
             assert loop.counts == counts
 
 
+@pytest.mark.filterwarnings("ignore:Already found")
+def test_another_scale_in_a_later_layer_makes_the_next_call_full() -> None:
+    tiny = EDITING["kontext"]()
+    model = tiny.pipe.transformer
+    for name, layer in (("first", "to_k"), ("second", "to_v")):
+        model.add_adapter(LoraConfig(r=2, target_modules=[layer], init_lora_weights=False), name)
+    loop = Loop(tiny)
+    with loop.handle:
+        for second, counts in ((1.0, (1, 0)), (1.0, (1, 1)), (0.5, (2, 1)), ({"transformer_blocks.1": 0.5}, (3, 1))):
+            model.set_adapters(["first", "second"], weights=[1.0, second])
+            loop.call()
+            assert loop.counts == counts
+        model.delete_adapters("second")
+        model.add_adapter(LoraConfig(r=2, target_modules=["to_q"], init_lora_weights=False), "second")
+        for second, counts in ((1.0, (4, 1)), (1.0, (4, 2)), (0.5, (5, 2))):
+            model.set_adapters(["first", "second"], weights=[1.0, second])
+            loop.call()
+            assert loop.counts == counts
+
+
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
 def test_autocast_makes_the_next_call_full(kontext: Loop) -> None:
     kontext.call()

@@ -46,6 +46,7 @@ def test_an_exception_in_a_lean_call_makes_the_run_full(caplog: pytest.LogCaptur
     assert (summary.references.full, summary.references.lean) == (8, 0)
     (line,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert "step 1, branch 0: a lean call failed with RuntimeError: no such kernel" in line
+    assert line.endswith("references=False asks for no lean calls")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -173,6 +174,15 @@ def test_a_call_of_another_form_is_full_and_said_once(caplog: pytest.LogCaptureF
     assert caplog.text.count("tokens of the target follow those of a reference") == 1
 
 
+def test_what_cannot_be_compared_makes_calls_full(caplog: pytest.LogCaptureFixture) -> None:
+    tiny = EDITING["kontext"]()
+    expected = tiny.run(steps=4)
+    latents, summary = run(tiny, joint_attention_kwargs={"more": object()})
+    assert torch.equal(latents, expected)
+    assert summary.fallbacks == {FULL: 1}
+    assert "what joint_attention_kwargs (object) holds cannot be compared between calls" in caplog.text
+
+
 def test_a_call_without_a_picture_has_no_full_and_no_lean_calls() -> None:
     tiny = EDITING["kontext"]()
     expected = tiny.run(steps=3, image=None)
@@ -229,7 +239,7 @@ def test_another_kind_of_value_is_an_error(references: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"full_every": 0}, {"full_every": 1.5}, {"full_steps": (-1,)}, {"full_steps": (1.5,)}]
+    "given", [{"full_every": 0}, {"full_every": 1.5}, {"full_steps": (-1,)}, {"full_steps": (1.5,)}, {"full_steps": 5}]
 )
 def test_a_plan_out_of_range_is_an_error(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(given))):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pytest
@@ -14,7 +15,8 @@ from accelerate import cpu_offload_with_hook
 from diffusers.models.attention_dispatch import attention_backend
 
 import omnireuse
-from omnireuse import EveryNth, Steps
+from omnireuse import EveryNth, Policy, Steps
+from omnireuse.policies.base import StepView
 from omnireuse.references import DECLARED, References, kept_bytes
 from omnireuse.references.attention import FullPass
 from omnireuse.summary.summary import ReferenceCalls
@@ -54,13 +56,27 @@ def test_a_batch_has_lean_calls(name: str) -> None:
     assert latents.shape == expected.shape
 
 
-def test_rows_of_a_batch_that_are_decided_on_apart_stay_right() -> None:
+@dataclass(frozen=True, kw_only=True)
+class Apart(Policy):
+    """Decides on the samples of a batch by digits that differ between them."""
+
+    needs_drift: ClassVar[bool] = True
+
+    def wants_reuse(self, state: Any, view: StepView) -> bool:
+        return view.drift is not None and int(view.drift * 1e6) % 2 == 0
+
+
+def test_samples_that_are_computed_apart_use_no_keys_of_each_other(caplog: pytest.LogCaptureFixture) -> None:
     tiny = EDITING["kontext"]()
-    policy = omnireuse.ErrorControl(tolerance=0.3)
-    with omnireuse.enable(tiny.pipe, policy=policy, region="call", references=True) as handle:
-        latents = tiny.run(steps=8, batch=2)
-        assert handle.summary().references is not None
-    assert latents.isfinite().all()
+    seen: list[tuple[int, ...]] = []
+    tiny.pipe.transformer.x_embedder.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape[:2])))
+    with omnireuse.enable(tiny.pipe, policy=Apart(), region="call", references=True) as handle:
+        # They have the text and the reference in common.
+        tiny.run(steps=14, num_images_per_prompt=2, true_cfg_scale=1.0)
+        assert handle.summary().fallbacks == {"full calls": 1}
+    target, whole = 16, 16 + 64
+    assert {(2, target), (2, whole), (1, whole)} == set(seen), "calls of one sample are full"
+    assert caplog.text.count("some samples of a batch are computed apart; such calls are full") == 1
 
 
 @pytest.mark.parametrize("name", ["kontext", "qwen_edit", "flux_2", "longcat"])
@@ -151,6 +167,31 @@ def test_threads_have_calls_of_their_own() -> None:
         thread.join()
     for number in range(3):
         assert torch.equal(results[number], expected[number])
+
+
+def test_another_thread_may_call_the_same_denoiser_within_a_lean_call() -> None:
+    tiny = EDITING["qwen_edit_plus"]()
+    model, calls, results = tiny.pipe.transformer, list[dict[str, Any]](), list[torch.Tensor]()
+    hook = model.register_forward_pre_hook(lambda _module, _args, given: calls.append(given), with_kwargs=True)
+    tiny.run(steps=2)
+    hook.remove()
+    tokens = calls[0]["hidden_states"].shape[1]
+
+    @torch.no_grad()
+    def compute() -> None:
+        results.append(model.forward(**calls[0])[0])
+
+    def meanwhile(_module: Any, given: Any) -> None:
+        if given[0].shape[1] < tokens:
+            thread = threading.Thread(target=compute)
+            thread.start()
+            thread.join()
+
+    compute()
+    model.img_in.register_forward_pre_hook(meanwhile)
+    _, summary = run(tiny, True)
+    assert len(results) == 1 + summary.lean > 1
+    assert all(torch.equal(each, results[0]) for each in results)
 
 
 def test_an_interrupted_run_leaves_nothing_behind() -> None:

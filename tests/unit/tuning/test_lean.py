@@ -59,6 +59,20 @@ def test_a_short_run_takes_the_fewest_full_calls_that_leave_little_error() -> No
         assert full_every(on_host) == every
 
 
+def test_a_plan_that_reuses_the_last_step_is_not_said_to_compute_references_there() -> None:
+    tiny = EDITING["flux_2"]()
+    handle = tuned(tiny, 8)
+    profile = handle.tuned_profile
+    assert profile is not None
+    assert 7 not in next(iter(profile.plans.values())).steps
+    assert "references computed in the first call, " in handle.tuning.reason
+    tiny.run(steps=8, seed=7)
+    calls = handle.summary().references
+    assert calls is not None
+    assert (calls.full, calls.lean) == (1, 3)
+    handle.disable()
+
+
 def test_a_plan_whose_error_would_grow_stays_without_lean_calls() -> None:
     tiny = EDITING["kontext"]()
     handle = tuned(tiny, 20, references=True)

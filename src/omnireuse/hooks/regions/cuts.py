@@ -14,7 +14,7 @@ from omnireuse.hooks.regions.rows import Dimension, differing_parts, flattened, 
 from omnireuse.hooks.run import DenoiserCall
 from omnireuse.loop.strategy import Strategy
 
-__all__ = ["AS_ONE", "Cuts", "decide_as_one", "has_rows"]
+__all__ = ["AS_ONE", "Cuts", "decide_as_one", "has_rows", "opaque"]
 
 AS_ONE = "one decision for a whole batch"
 """The name of the fallback in a summary."""
@@ -80,8 +80,8 @@ class Cuts:
         waits for the device, of each argument whose rows were never seen to differ.
         """
         key = call.configuration
-        if key not in self._whole and (opaque := _opaque(call)) is not None:
-            self.refuse(call, f"the rows of {opaque} are not known")
+        if key not in self._whole and (unknown := opaque(call)) is not None:
+            self.refuse(call, f"the rows of {unknown} are not known")
         if key in self._whole:
             return call.compute(), True
         verified = self._verified.get(key)
@@ -176,7 +176,7 @@ def _tensors(result: Any, batch: int) -> tuple[list[torch.Tensor], Any]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], form
 
 
-def _opaque(call: DenoiserCall) -> str | None:
+def opaque(call: DenoiserCall) -> str | None:
     """The first argument with something else in it than plain values and tensors; None if there is none."""
     for name, value in call.arguments.items():
         for leaf in pytree.tree_leaves(value):
